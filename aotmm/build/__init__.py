@@ -1,0 +1,217 @@
+"""Builds packs: configs -> variants -> compile -> render -> link -> pack, one step per module, no GPU needed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from aotmm import __version__, manifest
+from aotmm.build import compile as compiling
+from aotmm.build import link, render
+from aotmm.build.cache import Cache
+from aotmm.build.compile import Compiled
+from aotmm.build.pack import new_pack
+from aotmm.build.variants import ConfigSet, config_set, variants
+from aotmm.errors import ArtifactError, PackError, SpecError
+from aotmm.kernels import Variant
+from aotmm.manifest import FORMAT, Kernel, Manifest, Provenance
+from aotmm.target import Target, target
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What building one pack came to. `dropped` has (kernel, reason); `compiled` counts what no cache held."""
+
+    arch: str
+    folder: Path
+    kernels: int
+    bytes: int
+    seconds: float
+    compiled: int
+    linked: bool
+    dropped: tuple[tuple[str, str], ...]
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with the arch, the kernels done and the kernels in all."""
+
+
+def build(
+    archs: tuple[str, ...],
+    out: Path,
+    *,
+    configs: str = "default",
+    dtypes: tuple[str, ...] = (),
+    jobs: int | None = None,
+    progress: Progress = lambda _arch, _done, _total: None,
+) -> list[Report]:
+    """Builds one pack per arch under `out`; a pack that is already what would be built is left alone.
+
+    Args:
+        configs: name of a config set, or the path of a TOML file.
+        dtypes: input types, instead of the config set's own.
+        jobs: compiler processes; all processors by default.
+
+    Raises:
+        SpecError: an unknown arch, dtype or config set, or a wrong entry in one; nothing was done.
+        CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
+            In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
+            next build.
+    """
+    targets = [target(name) for name in dict.fromkeys(archs)]
+    chosen = config_set(configs)
+    work = {row.name: variants(chosen, row, dtypes) for row in targets}
+    for name, wanted in work.items():
+        if not wanted:
+            raise SpecError(f"config set {configs!r} has no kernel for {name}")
+    with _locked(out):
+        link.link_torch_library()
+        return [_build_pack(row, work[row.name], chosen, out, jobs, progress) for row in targets]
+
+
+def _build_pack(
+    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, jobs: int | None, progress: Progress
+) -> Report:
+    start = time.monotonic()
+    folder = out / row.name
+    sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
+    results, compiled = _compile(row, wanted, sources, assembler, Cache(out / ".cache"), jobs, progress)
+    kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
+    dropped = tuple(
+        (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
+        for item in results
+        if item.kernel.shared_bytes > row.shared_bytes
+    )
+    kernels = tuple(item.kernel for item in kept)
+    command, compiler_name = link.compiler()
+    source, header = render.source(row, kernels), render.header((row.name,))
+    library_key = link.library_key(row, source, header, compiler_name)
+    provenance = Provenance(
+        aotmm=__version__,
+        triton=compiling.toolchain()[0],
+        assembler=assembler,
+        c_compiler=compiler_name,
+        config_set=chosen.name,
+        kernel_sources=sources,
+        line_info=False,
+        fp_fusion=compiling.FP_FUSION,
+    )
+    previous = _previous(folder)
+    linked = previous is None or (previous.library_key, previous.provenance, previous.kernels) != (
+        library_key,
+        provenance,
+        kernels,
+    )
+    if linked:
+        with new_pack(folder) as fresh:
+            _write_images(fresh, kept)
+            (fresh / "launcher.c").write_text(source)
+            (fresh / "launcher.h").write_text(header)
+            library = link.link_launcher(row, fresh, command)
+            entry = Manifest(
+                format=FORMAT,
+                arch=row.name,
+                host=link.host(),
+                provenance=provenance,
+                library=compiling.file(library.name, library.read_bytes()),
+                library_key=library_key,
+                sources=(
+                    compiling.file("launcher.c", source.encode()),
+                    compiling.file("launcher.h", header.encode()),
+                ),
+                kernels=kernels,
+            )
+            (fresh / manifest.FILE_NAME).write_bytes(manifest.write(entry))
+    size = sum(item.bytes for kernel in kernels for item in (kernel.image, kernel.ptx) if item is not None)
+    return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
+
+
+def _compile(
+    row: Target,
+    wanted: list[Variant],
+    sources: str,
+    assembler: str,
+    cache: Cache,
+    jobs: int | None,
+    progress: Progress,
+) -> tuple[list[Compiled], int]:
+    """Every variant's kernel, in order, and how many of them had to be compiled."""
+    keys = [compiling.key(variant, sources, assembler) for variant in wanted]
+    found = {key: cache.get(key) for key in keys}
+    missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
+    done = len(wanted) - len(missing)
+    progress(row.name, done, len(wanted))
+    if missing:
+        with _pool(min(jobs or os.cpu_count() or 1, len(missing))) as pool:
+            futures = {pool.submit(compiling.compile_variant, variant, key): key for variant, key in missing}
+            for future in as_completed(futures):
+                result = future.result()
+                cache.put(futures[future], result)
+                found[futures[future]] = result
+                done += 1
+                progress(row.name, done, len(wanted))
+    return [item for key in keys if (item := found[key]) is not None], len(missing)
+
+
+@contextmanager
+def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Compiler processes; when the block fails, what has not started is cancelled."""
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent stops the workers
+
+
+def _write_images(folder: Path, kept: list[Compiled]) -> None:
+    (folder / "images").mkdir()
+    for item in kept:
+        (folder / item.kernel.image.path).write_bytes(item.image)
+        if item.kernel.ptx is not None and item.ptx is not None:
+            (folder / item.kernel.ptx.path).write_bytes(item.ptx)
+
+
+def _previous(folder: Path) -> Manifest | None:
+    """The manifest of the pack in `folder` if that pack is whole, else None."""
+    try:
+        entry = manifest.read((folder / manifest.FILE_NAME).read_bytes(), str(folder))
+        for file in manifest.files(entry):
+            if compiling.file(file.path, (folder / file.path).read_bytes()) != file:
+                return None
+    except (OSError, ArtifactError):
+        return None
+    return entry
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """One build at a time under `out`.
+
+    Raises:
+        PackError: another build runs there, or the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise PackError(f"packs cannot be written to {out}: {error}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PackError(f"another aotmm build is writing to {out}; wait for it or use another --out") from error
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,259 @@
+"""Step 2, variant -> image: compiles one kernel with Triton for a GPU that need not be there."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aotmm.kernels
+from aotmm.errors import CompileError
+from aotmm.kernels import Specialisation, Variant
+from aotmm.manifest import File, Kernel, Parameter, Promise
+from aotmm.problem import VALUES
+from aotmm.target import Target
+
+FP_FUSION = True  # Triton's default up to 3.9; it changes in 3.10, so it is set.
+SCRATCH = ("global_scratch", "profile_scratch")
+# 32-bit sizes leave room for the last tile to pass the edge without wrapping.
+I32_LIMIT = 2**31 - 2**16
+_PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled variant: its manifest entry and the bytes of its files."""
+
+    kernel: Kernel
+    image: bytes
+    ptx: bytes | None
+
+
+def toolchain() -> tuple[str, Path]:
+    """Version of the installed Triton and the folder of its package; Triton itself is not imported.
+
+    Raises:
+        CompileError: Triton is not installed.
+    """
+    spec = importlib.util.find_spec("triton")
+    if spec is None or not spec.submodule_search_locations:
+        raise CompileError('aotmm build needs Triton: pip install "aotmm[build]"')
+    return importlib.metadata.version("triton"), Path(spec.submodule_search_locations[0])
+
+
+def assembler(target: Target) -> str:
+    """What turns the compiler's text into an image, with its version."""
+    version, folder = toolchain()
+    if target.backend == "hip":
+        return f"llvm of triton {version}"
+    done = subprocess.run([_ptxas(folder), "--version"], capture_output=True, text=True, check=True)
+    return f"ptxas {re.findall(r'V([0-9.]+)', done.stdout)[0]}"
+
+
+def kernel_sources() -> str:
+    """Digest of every kernel source file."""
+    folder = Path(aotmm.kernels.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def options(variant: Variant) -> dict[str, Any]:
+    """Every compiler option that is not the target's default."""
+    config, target = variant.config, variant.target
+    chosen: dict[str, Any] = {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "enable_fp_fusion": FP_FUSION,
+    }
+    if target.backend == "hip":
+        chosen |= {
+            "waves_per_eu": config.waves_per_eu,
+            "matrix_instr_nonkdim": config.matrix_instr_nonkdim,
+            "kpack": config.kpack,
+        }
+    if target.ptx_version is not None:
+        chosen["ptx_version"] = target.ptx_version
+    return chosen
+
+
+def key(variant: Variant, sources: str, assembled_by: str) -> str:
+    """Digest of everything that the binary of `variant` depends on."""
+    facts = {
+        "variant": asdict(variant) | {"target": variant.target.name},
+        "options": options(variant),
+        "sources": sources,
+        "compile": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "triton": toolchain()[0],
+        "assembler": assembled_by,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def compile_variant(variant: Variant, digest: str) -> Compiled:
+    """The image of `variant` and its manifest entry; `digest` is its `key`.
+
+    Raises:
+        CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
+    """
+    prepare()
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    target = variant.target
+    family = importlib.import_module(f"aotmm.kernels.{variant.family}")
+    plan: Specialisation = family.specialise(variant)
+    arguments = plan.function.arg_names
+    gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
+    source = ASTSource(
+        fn=plan.function,
+        signature={name: plan.types.get(name, "constexpr") for name in arguments},
+        constexprs=plan.constants,
+        attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
+    )
+    try:
+        with tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
+            triton.knobs.cache.dir = folder
+            parsed = make_backend(gpu).parse_options(options(variant))
+            built = triton.compile(source, target=gpu, options=parsed.__dict__)
+            image = built.asm[target.image]
+            text = built.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+            symbol, metadata = built.metadata.name, built.metadata
+    except Exception as error:  # the compiler raises many kinds
+        raise CompileError(
+            f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
+            f"from {variant.source}):\n{type(error).__name__}: {error}"
+        ) from error
+    registers, spill_bytes = _resources(target, image, text, symbol)
+    ptx = text.encode() if target.ptx_version is not None else None
+    kernel = Kernel(
+        name=variant.name,
+        family=variant.family,
+        source=variant.source,
+        symbol=symbol,
+        dtype_a=variant.dtype_a,
+        dtype_b=variant.dtype_b,
+        dtype_c=variant.dtype_c,
+        layout=variant.layout,
+        activation=variant.activation,
+        config=variant.config,
+        threads=metadata.num_warps * target.warp_size,
+        num_ctas=metadata.num_ctas,
+        shared_bytes=metadata.shared,
+        registers=registers,
+        spill_bytes=spill_bytes,
+        global_scratch_bytes=metadata.global_scratch_size,
+        profile_scratch_bytes=metadata.profile_scratch_size,
+        vector_bytes=plan.vector_bytes,
+        parameters=_parameters(target, text, symbol, [n for n in arguments if n in plan.types], plan),
+        promises=_promises(variant, plan),
+        attributes=(),
+        image=file(f"images/{variant.name}.{target.image}", image),
+        ptx=None if ptx is None else file(f"images/{variant.name}.ptx", ptx),
+        key=digest,
+    )
+    return Compiled(kernel, image, ptx)
+
+
+def file(path: str, data: bytes) -> File:
+    """The manifest entry of a file with content `data`."""
+    return File(path, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def prepare() -> None:
+    """Settings that Triton reads from the environment: no paths in images, and its own 12.x assembler everywhere.
+
+    ptxas 12.x rather than the 13.x that Triton prefers for sm90: its cubins load on drivers from 525 on.
+    """
+    ptxas = str(_ptxas(toolchain()[1]))
+    os.environ |= {
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_PTXAS_PATH": ptxas,
+        "TRITON_PTXAS_BLACKWELL_PATH": ptxas,
+    }
+
+
+def _ptxas(folder: Path) -> Path:
+    return folder / "backends" / "nvidia" / "bin" / "ptxas"
+
+
+def _promises(variant: Variant, plan: Specialisation) -> tuple[Promise, ...]:
+    """What selection must check before a launch: exactly what the compiler was told."""
+    found = [Promise(name, "equals", value) for name, value in plan.constants.items() if name in VALUES]
+    found += [Promise(name, "multiple_of", number) for name, number in plan.multiples.items()]
+    if variant.dtype_a == "tf32":
+        found.append(Promise("allow_tf32", "equals", 1))
+    found += plan.promises
+    found += [Promise(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32"]
+    return tuple(found)
+
+
+def _parameters(
+    target: Target, text: str, symbol: str, names: list[str], plan: Specialisation
+) -> tuple[Parameter, ...]:
+    """The parameter list in the compiler's text, joined with the names that were passed.
+
+    Raises:
+        CompileError: the two do not fit together: this Triton passes something that aotmm does not know.
+    """
+    slots = _ptx_slots(text, symbol) if target.backend == "cuda" else _amd_slots(text)
+    expected = [(name, plan.types[name], name) for name in names] + [(name, "*i8", "zero") for name in SCRATCH]
+    sizes = [8 if type_[0] == "*" or type_ == "i64" else 4 for _, type_, _ in expected]
+    if [size for _, size in slots] != sizes:
+        raise CompileError(
+            f"{target.name}: the binary of {symbol} takes parameters of {[size for _, size in slots]} bytes, expected "
+            f"{sizes} for {[name for name, _, _ in expected]}; this version of Triton is not supported"
+        )
+    return tuple(
+        Parameter(name, type_, value, offset, size)
+        for (name, type_, value), (offset, size) in zip(expected, slots, strict=True)
+    )
+
+
+def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:
+    """(offset, bytes) of each `.param` of the entry, at natural alignment. Source: PTX ISA, "Kernel parameters"."""
+    entry = text[text.index(f".entry {symbol}(") :]
+    slots, end = [], 0
+    for type_ in re.findall(r"\.param\s+\.(\w+)", entry[: entry.index(")")]):
+        size = _PTX_BYTES[type_]
+        offset = -(-end // size) * size
+        slots.append((offset, size))
+        end = offset + size
+    return slots
+
+
+def _amd_slots(text: str) -> list[tuple[int, int]]:
+    """(offset, bytes) of each explicit argument. Source: LLVM AMDGPU usage, code object v5 metadata."""
+    arguments = text[text.index(".args:") : text.index(".group_segment_fixed_size")]
+    found = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", arguments)
+    return [(int(offset), int(size)) for offset, size, kind in found if not kind.startswith("hidden_")]
+
+
+def _resources(target: Target, image: bytes, text: str, symbol: str) -> tuple[int, int]:
+    """Registers and spilled bytes per thread, from the binary."""
+    if target.backend == "hip":
+        number = {
+            name: int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])
+            for name in ("vgpr_count", "private_segment_fixed_size")
+        }
+        return number["vgpr_count"], number["private_segment_fixed_size"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as handle:
+        handle.write(image)
+        handle.flush()
+        tool = _ptxas(toolchain()[1]).with_name("cuobjdump")
+        done = subprocess.run([tool, "-res-usage", handle.name], capture_output=True, text=True, check=False)
+    line = re.search(rf"Function {symbol}:\s*REG:(\d+) STACK:(\d+)", done.stdout)
+    if line is None:
+        raise CompileError(f"{target.name}: cuobjdump says nothing of {symbol}:\n{done.stdout}{done.stderr}")
+    return int(line[1]), int(line[2])

@@ -1,0 +1,114 @@
+"""Step 4, C -> shared libraries: links launchers and the torch library with a compiler that pip can install.
+
+`python -m ziglang cc` makes the same bytes on every machine and needs no C toolchain; CC overrides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from aotmm.build import render
+from aotmm.errors import CompileError
+from aotmm.target import Target
+
+NATIVE = Path(__file__).parent.parent / "native"
+TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
+GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-s", "-shared", "-fPIC", "-fvisibility=hidden")
+
+
+def host() -> str:
+    """The machine that libraries are linked for, e.g. "x86_64-linux-gnu"."""
+    return f"{platform.machine()}-linux-gnu"
+
+
+def compiler() -> tuple[tuple[str, ...], str]:
+    """The C compiler's command and how provenance names it.
+
+    Raises:
+        CompileError: there is none.
+    """
+    if os.environ.get("CC"):
+        command = tuple(shlex.split(os.environ["CC"]))
+        try:
+            done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise CompileError(f"CC={os.environ['CC']} does not run: {error}; unset CC to use ziglang") from error
+        return command, done.stdout.splitlines()[0]
+    if importlib.util.find_spec("ziglang") is None:
+        raise CompileError('aotmm build needs a C compiler: pip install "aotmm[build]" brings ziglang, or set CC')
+    command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{host()}.{GLIBC}")
+    return command, f"ziglang {importlib.metadata.version('ziglang')}, glibc {GLIBC}"
+
+
+def library_key(target: Target, source: str, header: str, compiler_name: str) -> str:
+    """Digest of everything that the launcher of `target` is linked from; the images' digests are in its source."""
+    digest = hashlib.sha256(f"{compiler_name}\0{host()}\0{_FLAGS}\0{source}\0{header}\0".encode())
+    for path in _launcher_sources(target):
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def link_launcher(target: Target, folder: Path, command: tuple[str, ...]) -> Path:
+    """Links launcher.c of the pack in `folder`, images embedded, to libaotmm_<arch>.so beside it.
+
+    Raises:
+        CompileError: the C compiler failed, or the library does not hold the images' bytes.
+    """
+    output = folder / f"libaotmm_{target.name}.so"
+    sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
+    _run([*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"], output, folder)
+    linked = output.read_bytes()
+    for path in sorted((folder / "images").iterdir()):
+        if path.read_bytes() not in linked:
+            raise CompileError(f"{output.name} does not hold {path.name}; the C compiler ignored .incbin")
+    return output
+
+
+def link_torch_library() -> bool:
+    """Links aotmm/native/libaotmm_torch.so if it is missing or older than its sources; True if it was linked.
+
+    Raises:
+        CompileError: the C compiler failed.
+    """
+    command, name = compiler()
+    header = render.header()
+    source = NATIVE / "torch_ops.c"
+    key = hashlib.sha256(f"{name}\0{host()}\0{_FLAGS}\0{header}\0".encode() + source.read_bytes()).hexdigest()
+    if TORCH_LIBRARY.exists() and key.encode() in TORCH_LIBRARY.read_bytes():
+        return False
+    with tempfile.TemporaryDirectory(prefix=".torch-", dir=NATIVE) as folder:
+        work = Path(folder)
+        (work / "launcher.h").write_text(header)
+        output = work / TORCH_LIBRARY.name
+        # c10 exceptions pass through these functions, so they need unwind tables
+        flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
+        _run([*command, *flags, "-I.", str(source), "-ldl"], output, work)
+        output.replace(TORCH_LIBRARY)
+    return True
+
+
+def _launcher_sources(target: Target) -> list[Path]:
+    return [NATIVE / name for name in ("core.h", "core.c", f"driver_{target.backend}.c")]
+
+
+def _run(command: list[str], output: Path, folder: Path) -> None:
+    done = subprocess.run(
+        [*command, f"-Wl,-soname,{output.name}", "-o", output.name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"LC_ALL": "C"},
+    )
+    if done.returncode:
+        raise CompileError(f"linking {output.name} failed: {shlex.join(command)}\n{done.stderr}")

@@ -1,0 +1,52 @@
+"""Step 3, kernels -> C: renders the launcher's source and header from the compiled kernels."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from aotmm import __version__
+from aotmm.folders import data_folder
+from aotmm.manifest import Kernel
+from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPES, RELATIONS, STATED_VALUES, VALUES
+from aotmm.target import TARGETS, Target
+
+ABI = 1
+
+
+def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
+    """launcher.h: the C interface, and the entry point of each of `archs`."""
+    return _environment().get_template("launcher.h.jinja").render(
+        version=__version__,
+        abi=ABI,
+        archs=archs,
+        dtypes=tuple(DTYPES),
+        activations=ACTIVATIONS,
+        values=VALUES,
+        stated=VALUES[:STATED_VALUES],
+        relations=RELATIONS,
+    )
+
+
+def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
+    """launcher.c: the tables of `kernels`, in order, and their images by reference to the files of the pack."""
+    return _environment().get_template("launcher.c.jinja").render(
+        version=__version__,
+        arch=target.name,
+        backend=target.backend,
+        capability=target.triton_arch,
+        min_driver=target.min_driver,
+        multiprocessors=target.multiprocessors,
+        shared_bytes=target.shared_bytes,
+        kernels=kernels,
+        attribute_ids=ATTRIBUTES,
+        mac_cost={row.name: row.mac_cost for row in DTYPES.values()},
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(data_folder("templates")),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - the output is C
+    )

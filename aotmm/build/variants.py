@@ -1,0 +1,198 @@
+"""Step 1, configs -> variants: reads a config set and lists the kernels to build for one arch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotmm.errors import SpecError
+from aotmm.kernels import Variant
+from aotmm.manifest import Config
+from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, dtype
+from aotmm.target import Target
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).parent.parent / "configs"
+FAMILIES = ("tile",)
+BACKENDS = ("cuda", "hip")
+DEFAULT_STAGES = {"cuda": 3, "hip": 2}  # Source: default options of Triton 3.9's two backends.
+_POWERS = tuple(2**i for i in range(4, 10))
+_LISTS = {
+    "dtypes": tuple(DTYPES),
+    "layouts": LAYOUTS,
+    "activations": ACTIVATIONS,
+    "outputs": OUTPUTS,
+}
+_NUMBERS: dict[str, tuple[int, ...]] = {
+    "block_m": _POWERS,
+    "block_n": _POWERS,
+    "block_k": _POWERS,
+    "group_m": tuple(range(1, 65)),
+    "num_stages": tuple(range(9)),
+    "num_warps": (1, 2, 4, 8, 16),
+    "waves_per_eu": tuple(range(11)),
+    "matrix_instr_nonkdim": (0, 16, 32),
+    "kpack": (1, 2),
+}
+_REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
+_HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a config set; `outputs` empty means each input type's default."""
+
+    family: str
+    backends: tuple[str, ...]
+    numbers: dict[str, int]
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    activations: tuple[str, ...]
+    outputs: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSet:
+    """A config set: its entries, and the types and activations that each get a generic kernel."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    activations: tuple[str, ...]
+    outputs: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+def set_names() -> list[str]:
+    """Names of the config sets that aotmm brings along."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "generic")
+
+
+def config_set(name: str) -> ConfigSet:
+    """The config set called `name`, or in the TOML file of that path.
+
+    Raises:
+        SpecError: neither exists, or an entry is wrong; the message names the file, the entry and the field.
+    """
+    path = FOLDER / f"{name}.toml"
+    if name not in set_names():
+        path = Path(name)
+        if path.suffix != ".toml" or not path.is_file():
+            raise SpecError(f"unknown config set {name!r}; known: {', '.join(set_names())}, or the path of a .toml file")
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not a TOML file: {error}") from error
+    where = f"{path.name}"
+    _known(table, {*_LISTS, "source", "config"}, where)
+    lists = {key: _choices(table, key, where, default=values) for key, values in _LISTS.items()}
+    lists["outputs"] = _choices(table, "outputs", where, default=())
+    rows = table.get("config", [])
+    if not isinstance(rows, list) or not rows:
+        raise SpecError(f"{where}: has no [[config]] entry")
+    entries = tuple(
+        _entry(row, f"{where}: config {number}", lists, table.get("source", "")) for number, row in enumerate(rows, 1)
+    )
+    return ConfigSet(path.stem, lists["dtypes"], lists["activations"], lists["outputs"], entries)
+
+
+def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) -> list[Variant]:
+    """What to build for `target`: every entry for each of its types, and the generic kernels, ordered by name.
+
+    Args:
+        dtypes: input types to build instead of the set's own. The set's own are silently those that the arch has.
+
+    Raises:
+        SpecError: one of `dtypes` is unknown, or the arch does not have it.
+    """
+    for name in dtypes:
+        dtype(name)
+        if name not in target.dtypes:
+            raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
+    wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
+    found: dict[str, Variant] = {}
+
+    def add(entry: Entry, layouts: tuple[str, ...], activations: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        if target.backend not in entry.backends:
+            return
+        numbers = {"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers
+        config = Config(**numbers)
+        for name in wanted:
+            if name not in entry.dtypes:
+                continue
+            for output in outputs or (DTYPES[name].output,):
+                for layout in layouts:
+                    for activation in activations:
+                        variant = Variant(
+                            target, entry.family, name, name, output, layout, activation, config, entry.source
+                        )
+                        found[variant.name] = variant
+
+    for entry in chosen.entries:
+        add(entry, entry.layouts, entry.activations, entry.outputs)
+    for entry in config_set_generic():
+        add(entry, ("any",), chosen.activations, chosen.outputs)
+    return [found[name] for name in sorted(found)]
+
+
+def config_set_generic() -> tuple[Entry, ...]:
+    """The entries of the kernels that promise nothing."""
+    table = tomllib.loads((FOLDER / "generic.toml").read_text())
+    lists = dict(_LISTS)
+    return tuple(_entry(row, "generic.toml", lists, table["source"]) for row in table["config"])
+
+
+def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
+    if not isinstance(row, dict):
+        raise SpecError(f"{where}: expected a table, found {row!r}")
+    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family"}, where)
+    for key in _REQUIRED:
+        if key not in row:
+            raise SpecError(f"{where}: {key} is missing")
+    numbers = {}
+    for key, allowed in _NUMBERS.items():
+        if key in row:
+            if type(row[key]) is not int or row[key] not in allowed:
+                raise SpecError(f"{where}: {key} = {row[key]!r}; allowed: {', '.join(map(str, allowed))}")
+            numbers[key] = row[key]
+    backends = BACKENDS if "backend" not in row else (_choice(row["backend"], "backend", BACKENDS, where),)
+    for key in _HIP_ONLY:
+        if key in row and backends != ("hip",):
+            raise SpecError(f'{where}: {key} is for AMD; the entry needs backend = "hip"')
+    text = row.get("source", source)
+    if not isinstance(text, str) or not text:
+        raise SpecError(f"{where}: source is missing; say where the entry comes from")
+    own = {key: _choices(row, key, where, default=lists[key], allowed=_LISTS[key]) for key in _LISTS if key != "outputs"}
+    outputs = _choices(row, "outputs", where, default=(), allowed=OUTPUTS)
+    family = _choice(row.get("family", "tile"), "family", FAMILIES, where)
+    return Entry(
+        family, backends, numbers, own["dtypes"], own["layouts"], own["activations"], outputs, text
+    )
+
+
+def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise SpecError(f"{where}: unknown field {key!r}; known: {', '.join(sorted(keys))}")
+
+
+def _choice(value: Any, key: str, allowed: tuple[str, ...], where: str) -> str:
+    if value not in allowed:
+        raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(allowed)}")
+    return str(value)
+
+
+def _choices(
+    table: dict[str, Any], key: str, where: str, *, default: tuple[str, ...], allowed: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    if key not in table:
+        return default
+    if not isinstance(table[key], list) or not table[key]:
+        raise SpecError(f"{where}: {key} = {table[key]!r}; expected a list of: {', '.join(allowed or _LISTS[key])}")
+    return tuple(_choice(item, key, allowed or _LISTS[key], where) for item in table[key])

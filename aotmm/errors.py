@@ -1,0 +1,65 @@
+"""Errors of every step, one class per way out, each with its own exit code for the command line."""
+
+from __future__ import annotations
+
+
+class AotmmError(Exception):
+    """Root of the library's errors. Messages say what failed with its values, what was found and what to do."""
+
+    exit_code = 1
+
+
+class SpecError(AotmmError):
+    """A request that cannot be meant: unknown arch, dtype or config set, or a config file with a wrong entry."""
+
+    exit_code = 3
+
+
+class CompileError(AotmmError):
+    """A kernel that the compiler refused, or a launcher that the C compiler refused."""
+
+    exit_code = 4
+
+
+class PackError(AotmmError):
+    """A pack that could not be written."""
+
+    exit_code = 5
+
+
+class ArtifactError(AotmmError):
+    """A pack that is missing, half written, altered, or of a format that this version does not read."""
+
+    exit_code = 6
+
+
+class NoKernelError(AotmmError):
+    """No kernel of the loaded packs fits a product on a device.
+
+    Attributes:
+        trace: one line per rejected kernel with the promise that the product breaks.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, trace: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.trace = trace
+
+
+class DriverError(AotmmError):
+    """A call of the CUDA or HIP driver that failed.
+
+    Attributes:
+        call: name of the driver function.
+        code: the driver's error number.
+        device: ordinal of the device, -1 if the call names none.
+    """
+
+    exit_code = 8
+
+    def __init__(self, message: str, *, call: str = "", code: int = 0, device: int = -1) -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+        self.device = device

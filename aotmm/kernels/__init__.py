@@ -1,0 +1,54 @@
+"""Kernel sources, one module per family.
+
+A family module `aotmm.kernels.NAME` has the jit function and `specialise(variant)`, which says how the compiler
+is to specialise it. What a specialisation assumes becomes the kernel's promises (`aotmm.build.compile`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotmm.manifest import Config, Promise
+from aotmm.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The unit of building: one kernel of one family for one arch. `layout` "any" makes no promise at all."""
+
+    target: Target
+    family: str
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    layout: str
+    activation: str
+    config: Config
+    source: str
+
+    @property
+    def name(self) -> str:
+        inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
+        return f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.activation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Specialisation:
+    """How a family's function is compiled for a variant; every key is an argument of the function.
+
+    Attributes:
+        function: the Triton or Gluon jit function.
+        types: run-time arguments and their Triton types.
+        constants: compile-time arguments. A constant whose name is in `problem.VALUES` is a promise.
+        multiples: what the value of a run-time argument is a multiple of (bytes for pointers).
+        promises: conditions beside those, e.g. that offsets fit 32 bits.
+        vector_bytes: widest global access that all this allows.
+    """
+
+    function: Any
+    types: dict[str, str]
+    constants: dict[str, Any]
+    multiples: dict[str, int] = field(default_factory=dict)
+    promises: tuple[Promise, ...] = ()
+    vector_bytes: int = 0

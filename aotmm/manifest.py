@@ -1,0 +1,268 @@
+"""The pack's manifest: what is in a pack and everything a launch needs to know. Only this module reads or writes it.
+
+`docs/format.md` is the same contract in words. Reading is strict: a manifest either is exactly this or is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from dataclasses import dataclass
+
+from aotmm.errors import ArtifactError
+
+FORMAT = 1
+FILE_NAME = "manifest.json"
+MAX_MANIFEST_BYTES = 8 << 20
+MAX_FILE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of the pack: path relative to it ("/" between folders), sha256 in hex, size in bytes."""
+
+    path: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One kernel parameter, in order: which quantity (`problem.VALUES`) goes where in the parameter block.
+
+    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiled binary.
+    """
+
+    name: str
+    type: str
+    value: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A condition that the kernel was compiled with: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
+
+    value: str
+    relation: str
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A launch attribute (`problem.ATTRIBUTES`) and its three numbers; unused ones are 0."""
+
+    name: str
+    value: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The tile that one program computes and the compiler's schedule for it; zeros mean "not given"."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    num_stages: int
+    num_warps: int
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 0
+    kpack: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.block_m}x{self.block_n}x{self.block_k}_g{self.group_m}_s{self.num_stages}_w{self.num_warps}"
+        if self.waves_per_eu:
+            text += f"_e{self.waves_per_eu}"
+        if self.matrix_instr_nonkdim:
+            text += f"_i{self.matrix_instr_nonkdim}"
+        return text + (f"_p{self.kpack}" if self.kpack != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled kernel.
+
+    Attributes:
+        name: label, unique in the pack; nothing is parsed from it.
+        family: module of `aotmm/kernels` that it comes from.
+        source: where its configuration was published.
+        symbol: entry point in the image.
+        dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
+        layout: memory order of A and B that it was specialised for; "any" promises none.
+        activation: what is applied to the accumulator.
+        threads: threads per block.
+        num_ctas: blocks per cluster.
+        shared_bytes: dynamic shared memory per block, in bytes.
+        registers: per thread (VGPRs on AMD).
+        spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
+        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null.
+        vector_bytes: widest global access that the promises allow, in bytes.
+        image: the binary. ptx: the same kernel as text, where the arch ships one.
+        key: digest of everything the binary depends on.
+    """
+
+    name: str
+    family: str
+    source: str
+    symbol: str
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    layout: str
+    activation: str
+    config: Config
+    threads: int
+    num_ctas: int
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    global_scratch_bytes: int
+    profile_scratch_bytes: int
+    vector_bytes: int
+    parameters: tuple[Parameter, ...]
+    promises: tuple[Promise, ...]
+    attributes: tuple[Attribute, ...]
+    image: File
+    ptx: File | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What made the pack. No times, paths or host names: equal inputs give equal bytes."""
+
+    aotmm: str
+    triton: str
+    assembler: str
+    c_compiler: str
+    config_set: str
+    kernel_sources: str
+    line_info: bool
+    fp_fusion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A whole pack. `library_key` is the digest of everything that the launcher library was linked from."""
+
+    format: int
+    arch: str
+    host: str
+    provenance: Provenance
+    library: File
+    library_key: str
+    sources: tuple[File, ...]
+    kernels: tuple[Kernel, ...]
+
+
+def write(manifest: Manifest) -> bytes:
+    """The canonical bytes of a manifest, its own digest included."""
+    body = _jsonable(manifest)
+    return _canonical({**body, "digest": _digest(body)})
+
+
+def read(data: bytes, where: str) -> Manifest:
+    """The manifest in `data`; `where` names it in errors.
+
+    Raises:
+        ArtifactError: too large, not strict JSON, another format version, unknown or missing keys, values of other
+            types, or a digest that does not match.
+    """
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+    try:
+        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: not a manifest: {error}; build the pack again") from error
+    if not isinstance(body, dict):
+        raise ArtifactError(f"{where}: not a manifest: expected an object; build the pack again")
+    if body.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{where}: pack format {body.get('format')!r}, this version of aotmm reads {FORMAT}; "
+            "install the aotmm that wrote the pack, or build the pack again"
+        )
+    stated = body.pop("digest", None)
+    found = _digest(body)
+    if stated != found:
+        raise ArtifactError(f"{where}: digest {stated!r}, its content has {found}; the file was altered")
+    manifest: Manifest = _decode(Manifest, body, where)
+    paths = [file.path for file in files(manifest)]
+    for path in paths:
+        if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+            raise ArtifactError(f"{where}: file {path!r} is not a plain path inside the pack")
+    if len(set(paths)) != len(paths) or len({k.name for k in manifest.kernels}) != len(manifest.kernels):
+        raise ArtifactError(f"{where}: two entries have the same name")
+    return manifest
+
+
+def files(manifest: Manifest) -> list[File]:
+    """Every file of the pack but the manifest itself."""
+    images = [kernel.image for kernel in manifest.kernels]
+    texts = [kernel.ptx for kernel in manifest.kernels if kernel.ptx is not None]
+    return [manifest.library, *manifest.sources, *images, *texts]
+
+
+def kernel_to(kernel: Kernel) -> object:
+    """One kernel as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(kernel)))
+
+
+def kernel_from(body: object, where: str) -> Kernel:
+    """The kernel in plain JSON values; raises ArtifactError as `read` does."""
+    kernel: Kernel = _decode(Kernel, body, where)
+    return kernel
+
+
+def _canonical(body: object) -> bytes:
+    return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(_canonical(body)).hexdigest()
+
+
+def _jsonable(manifest: Manifest) -> dict[str, object]:
+    body: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(manifest)))
+    return body
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    body: dict[str, object] = {}
+    for key, value in pairs:
+        if key in body:
+            raise ValueError(f"key {key!r} twice")
+        body[key] = value
+    return body
+
+
+def _no_constant(text: str) -> object:
+    raise ValueError(f"number {text} is not an integer")
+
+
+def _decode(wanted: typing.Any, value: object, where: str) -> typing.Any:
+    """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool), or ArtifactError naming the spot."""
+    if dataclasses.is_dataclass(wanted):
+        if not isinstance(value, dict):
+            raise ArtifactError(f"{where}: expected an object, found {type(value).__name__}")
+        hints = typing.get_type_hints(wanted)
+        if value.keys() != hints.keys():
+            unknown, missing = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
+            raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")
+        return typing.cast("typing.Any", wanted)(
+            **{key: _decode(hint, value[key], f"{where}: {key}") for key, hint in hints.items()}
+        )
+    if typing.get_origin(wanted) is tuple:
+        inner = typing.get_args(wanted)
+        if not isinstance(value, list) or (inner[-1] is not ... and len(value) != len(inner)):
+            raise ArtifactError(f"{where}: expected a list, found {value!r}")
+        return tuple(_decode(inner[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if isinstance(wanted, types.UnionType):
+        return None if value is None else _decode(typing.get_args(wanted)[0], value, where)
+    if type(value) is not wanted or (wanted is int and not 0 <= typing.cast("int", value) < 2**53):
+        raise ArtifactError(f"{where}: expected {wanted.__name__}, found {value!r}")
+    return value

@@ -1,0 +1,252 @@
+/* Selection and launch: everything that does not depend on the driver. */
+#include "core.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_GRID = 0x7fffffff };
+
+static __thread aotmm_error last_error;
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...) {
+  va_list list;
+  last_error.status = status;
+  last_error.code = code;
+  last_error.device = device;
+  snprintf(last_error.call, sizeof last_error.call, "%s", call);
+  va_start(list, format);
+  vsnprintf(last_error.text, sizeof last_error.text, format, list);
+  va_end(list);
+  return status;
+}
+
+const aotmm_error *aotmm_last_error(void) { return &last_error; }
+
+/* ------------------------------------------------------------------------------------------------- selection */
+
+/* Distance in elements from the first to the last element of a (rows, cols) operand; the largest int64 when more. */
+static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t col_stride) {
+  int64_t down, across, sum;
+  if (rows == 0 || cols == 0) return 0;
+  if (__builtin_mul_overflow(rows - 1, row_stride, &down) || __builtin_mul_overflow(cols - 1, col_stride, &across) ||
+      __builtin_add_overflow(down, across, &sum))
+    return INT64_MAX;
+  return sum;
+}
+
+/* The stride of a dimension of size 1 multiplies only 0, so any value is right: take one that keeps most promises. */
+static void free_stride(int64_t size, int64_t *stride, int64_t other_size, int64_t other_stride) {
+  if (size == 1) *stride = other_stride == 1 || other_size == 1 ? 0 : 1;
+}
+
+static void free_strides(int64_t rows, int64_t *row_stride, int64_t cols, int64_t *col_stride) {
+  if (rows == 1 && cols == 1) *col_stride = 1;
+  else free_stride(cols, col_stride, rows, *row_stride);
+  free_stride(rows, row_stride, cols, *col_stride);
+}
+
+static int valid(const aotmm_problem *p) {
+  if (p->M < 0 || p->N < 0 || p->K < 0)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "M=%lld N=%lld K=%lld: sizes are not negative", (long long)p->M,
+                      (long long)p->N, (long long)p->K);
+  const int64_t *strides = &p->stride_am;
+  for (int i = 0; i < 6; i++)
+    if (strides[i] < 0)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride %lld: strides are not negative", (long long)strides[i]);
+  return AOTMM_OK;
+}
+
+/* Every quantity of the problem, indexed by AOTMM_VALUE_*. */
+static void quantities(const aotmm_problem *problem, int64_t value[AOTMM_VALUE_COUNT]) {
+  aotmm_problem p = *problem;
+  free_strides(p.M, &p.stride_am, p.K, &p.stride_ak);
+  free_strides(p.K, &p.stride_bk, p.N, &p.stride_bn);
+  free_strides(p.M, &p.stride_cm, p.N, &p.stride_cn);
+  memcpy(value, &p, AOTMM_VALUE_A_EXTENT * sizeof *value);
+  value[AOTMM_VALUE_A_EXTENT] = extent(p.M, p.stride_am, p.K, p.stride_ak);
+  value[AOTMM_VALUE_B_EXTENT] = extent(p.K, p.stride_bk, p.N, p.stride_bn);
+  value[AOTMM_VALUE_C_EXTENT] = extent(p.M, p.stride_cm, p.N, p.stride_cn);
+  value[AOTMM_VALUE_ZERO] = 0;
+}
+
+static int kept(const aotmm_promise *promise, const int64_t *value) {
+  int64_t found = value[promise->value];
+  switch (promise->relation) {
+    case AOTMM_EQUALS: return found == promise->operand;
+    case AOTMM_MULTIPLE_OF: return found % promise->operand == 0;
+    default: return found < promise->operand;
+  }
+}
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+/* Time of the whole product in arbitrary units: the multiprocessor with most tiles does them one after the other, and
+   a step of a tile costs its multiply-adds plus its loads, which are slower when they are narrow. 64 is where loading
+   a 128 x 128 tile costs as much as multiplying it, a first guess until tables are measured. */
+static int64_t cost(const aotmm_kernel *k, int64_t waves, int64_t K) {
+  int64_t macs = (int64_t)k->block_m * k->block_n * k->mac_cost;
+  int64_t loads = (int64_t)(k->block_m + k->block_n) * 64 * (16 / k->vector_bytes);
+  double total = (double)waves * (double)(macs + loads) * (double)(ceil_div(K, k->block_k) + 1) * k->block_k;
+  return total < 9e18 ? (int64_t)total : INT64_MAX;
+}
+
+static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
+  int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
+  return a == p->dtype_a && b == p->dtype_b && k->dtype_c == p->dtype_c && k->activation == p->activation;
+}
+
+static void judge(const aotmm_kernel *k, const aotmm_problem *p, const int64_t *value, const aotmm_device *device,
+                  aotmm_verdict *verdict) {
+  memset(verdict, 0, sizeof *verdict);
+  if (!same_types(k, p)) {
+    verdict->reason = AOTMM_OTHER_TYPES;
+    return;
+  }
+  for (uint32_t i = 0; i < k->promise_count; i++)
+    if (!kept(k->promises + i, value)) {
+      verdict->reason = AOTMM_BROKEN_PROMISE;
+      verdict->promise = i;
+      verdict->found = value[k->promises[i].value];
+      return;
+    }
+  if (k->shared_bytes > (uint32_t)device->shared_bytes) {
+    verdict->reason = AOTMM_TOO_MUCH_SHARED;
+    verdict->found = device->shared_bytes;
+    return;
+  }
+  int64_t tiles;
+  if (__builtin_mul_overflow(ceil_div(p->M, k->block_m), ceil_div(p->N, k->block_n), &tiles)) tiles = INT64_MAX;
+  if (tiles > MAX_GRID / k->num_ctas) {
+    verdict->reason = AOTMM_TOO_MANY_BLOCKS;
+    verdict->found = tiles;
+    return;
+  }
+  int64_t waves = ceil_div(tiles, device->multiprocessors);
+  verdict->grid = (uint32_t)tiles * k->num_ctas;
+  verdict->waves = (uint32_t)waves;
+  verdict->cost = cost(k, waves, p->K);
+}
+
+int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
+  int64_t value[AOTMM_VALUE_COUNT];
+  int status = valid(problem);
+  if (status) return status;
+  if (kernel >= aotmm_kernel_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
+  quantities(problem, value);
+  judge(aotmm_kernels + kernel, problem, value, device, verdict);
+  return AOTMM_OK;
+}
+
+static int choose(const aotmm_problem *problem, const int64_t *value, const aotmm_device *device, uint32_t *kernel,
+                  aotmm_verdict *best) {
+  int found = 0;
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) {
+    aotmm_verdict verdict;
+    judge(aotmm_kernels + i, problem, value, device, &verdict);
+    if (verdict.reason == AOTMM_FITS && (!found || verdict.cost < best->cost)) {
+      found = 1;
+      *best = verdict;
+      *kernel = i;
+    }
+  }
+  if (found) return AOTMM_OK;
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "", "no kernel of pack %s fits M=%lld N=%lld K=%lld", aotmm_arch,
+                    (long long)problem->M, (long long)problem->N, (long long)problem->K);
+}
+
+int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint32_t *kernel) {
+  int64_t value[AOTMM_VALUE_COUNT];
+  aotmm_verdict verdict;
+  int status = valid(problem);
+  if (status) return status;
+  quantities(problem, value);
+  return choose(problem, value, device, kernel, &verdict);
+}
+
+/* ---------------------------------------------------------------------------------------------------- launch */
+
+int aotmm_device_facts(int ordinal, aotmm_device *device) {
+  const aotmm_device *facts;
+  int status = driver_device(ordinal, &facts);
+  if (status == AOTMM_OK) *device = *facts;
+  return status;
+}
+
+/* The kernel's function on the current device, loaded at its first use. */
+static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
+  aotmm_function *slot = &aotmm_functions[kernel][ordinal];
+  *function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (*function) return AOTMM_OK;
+  pthread_mutex_lock(&load_lock);
+  int status = AOTMM_OK;
+  *function = *slot;
+  if (!*function) {
+    status = driver_load(aotmm_kernels + kernel, ordinal, function);
+    if (status == AOTMM_OK) __atomic_store_n(slot, *function, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&load_lock);
+  return status;
+}
+
+static int run(uint32_t number, const int64_t *value, uint32_t grid, int ordinal, void *stream) {
+  const aotmm_kernel *kernel = aotmm_kernels + number;
+  _Alignas(64) unsigned char block[AOTMM_MAX_PARAMETER_BYTES];
+  void *parameters[AOTMM_MAX_PARAMETERS];
+  for (uint32_t i = 0; i < kernel->parameter_count; i++) {
+    const aotmm_parameter *parameter = kernel->parameters + i;
+    parameters[i] = block + parameter->offset;
+    memcpy(parameters[i], value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
+  }
+  void *saved;
+  aotmm_function function;
+  int status = driver_enter(ordinal, &saved);
+  if (status) return status;
+  status = function_of(number, ordinal, &function);
+  if (status == AOTMM_OK) status = driver_launch(function, kernel, grid, stream, parameters, ordinal);
+  driver_leave(saved);
+  return status;
+}
+
+int aotmm_matmul(const aotmm_problem *problem, int ordinal, void *stream) {
+  int64_t value[AOTMM_VALUE_COUNT];
+  const aotmm_device *device;
+  aotmm_verdict verdict;
+  uint32_t kernel;
+  int status = valid(problem);
+  if (status || problem->M == 0 || problem->N == 0) return status;
+  if ((status = driver_device(ordinal, &device))) return status;
+  quantities(problem, value);
+  if ((status = choose(problem, value, device, &kernel, &verdict))) return status;
+  return run(kernel, value, verdict.grid, ordinal, stream);
+}
+
+int aotmm_launch(uint32_t kernel, const aotmm_problem *problem, int ordinal, void *stream) {
+  int64_t value[AOTMM_VALUE_COUNT];
+  const aotmm_device *device;
+  aotmm_verdict verdict;
+  int status = driver_device(ordinal, &device);
+  if (status || (status = aotmm_check(problem, device, kernel, &verdict))) return status;
+  if (verdict.reason != AOTMM_FITS)
+    return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s does not fit M=%lld N=%lld K=%lld",
+                      aotmm_kernels[kernel].name, (long long)problem->M, (long long)problem->N, (long long)problem->K);
+  if (problem->M == 0 || problem->N == 0) return AOTMM_OK;
+  quantities(problem, value);
+  return run(kernel, value, verdict.grid, ordinal, stream);
+}
+
+int aotmm_preload(int ordinal) {
+  const aotmm_device *device;
+  void *saved;
+  int status = driver_device(ordinal, &device);
+  if (status || (status = driver_enter(ordinal, &saved))) return status;
+  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++) {
+    aotmm_function function;
+    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = function_of(i, ordinal, &function);
+  }
+  driver_leave(saved);
+  return status;
+}

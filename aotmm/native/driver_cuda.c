@@ -1,0 +1,224 @@
+/* The CUDA driver, opened at run time. Sources: CUDA driver API reference, sections "Library Management",
+   "Execution Control" and "Stream Management"; the declarations below are the few that are used here. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "core.h"
+
+extern const int aotmm_capability, aotmm_min_driver; /* what the images were built for, and need */
+
+typedef int result; /* CUresult */
+enum {
+  ATTRIBUTE_MULTIPROCESSORS = 16, /* CUdevice_attribute */
+  ATTRIBUTE_MAJOR = 75,
+  ATTRIBUTE_MINOR = 76,
+  ATTRIBUTE_SHARED_OPTIN = 97,
+  FUNCTION_MAX_DYNAMIC_SHARED = 8, /* CUfunction_attribute */
+  CAPTURE_RELAXED = 2,             /* CUstreamCaptureMode */
+};
+
+typedef struct launch_attribute { /* CUlaunchAttribute */
+  int id;
+  int pad;
+  union {
+    uint32_t number[3];
+    char bytes[64];
+  } value;
+} launch_attribute;
+
+typedef struct launch_config { /* CUlaunchConfig */
+  unsigned grid[3], block[3], shared_bytes;
+  void *stream;
+  launch_attribute *attributes;
+  unsigned attribute_count;
+} launch_config;
+
+static struct {
+  result (*cuInit)(unsigned);
+  result (*cuDriverGetVersion)(int *);
+  result (*cuDeviceGet)(int *, int);
+  result (*cuDeviceGetAttribute)(int *, int, int);
+  result (*cuDevicePrimaryCtxRetain)(void **, int);
+  result (*cuCtxGetCurrent)(void **);
+  result (*cuCtxPushCurrent)(void *);
+  result (*cuCtxPopCurrent)(void **);
+  result (*cuThreadExchangeStreamCaptureMode)(int *);
+  result (*cuLibraryLoadData)(void **, const void *, int *, void **, unsigned, int *, void **, unsigned);
+  result (*cuLibraryUnload)(void *);
+  result (*cuLibraryGetKernel)(void **, void *, const char *);
+  result (*cuKernelGetFunction)(void **, void *);
+  result (*cuKernelSetAttribute)(int, int, void *, int);
+  result (*cuLaunchKernelEx)(const launch_config *, void *, void **, void **);
+  result (*cuGetErrorName)(result, const char **);
+  result (*cuGetErrorString)(result, const char **);
+} cu;
+
+static const struct {
+  const char *name;
+  void *slot;
+} symbols[] = {
+    {"cuInit", &cu.cuInit},
+    {"cuDriverGetVersion", &cu.cuDriverGetVersion},
+    {"cuDeviceGet", &cu.cuDeviceGet},
+    {"cuDeviceGetAttribute", &cu.cuDeviceGetAttribute},
+    {"cuDevicePrimaryCtxRetain", &cu.cuDevicePrimaryCtxRetain},
+    {"cuCtxGetCurrent", &cu.cuCtxGetCurrent},
+    {"cuCtxPushCurrent_v2", &cu.cuCtxPushCurrent},
+    {"cuCtxPopCurrent_v2", &cu.cuCtxPopCurrent},
+    {"cuThreadExchangeStreamCaptureMode", &cu.cuThreadExchangeStreamCaptureMode},
+    {"cuLibraryLoadData", &cu.cuLibraryLoadData},
+    {"cuLibraryUnload", &cu.cuLibraryUnload},
+    {"cuLibraryGetKernel", &cu.cuLibraryGetKernel},
+    {"cuKernelGetFunction", &cu.cuKernelGetFunction},
+    {"cuKernelSetAttribute", &cu.cuKernelSetAttribute},
+    {"cuLaunchKernelEx", &cu.cuLaunchKernelEx},
+    {"cuGetErrorName", &cu.cuGetErrorName},
+    {"cuGetErrorString", &cu.cuGetErrorString},
+};
+
+static struct {
+  int ready; /* the rest is valid */
+  int number, capability;
+  void *context; /* primary context, retained for the life of the process: kernels stay loaded in it */
+  aotmm_device facts;
+} devices[AOTMM_MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int failed(result code, int device, const char *call, const char *what) {
+  const char *name = "", *text = "";
+  cu.cuGetErrorName(code, &name);
+  cu.cuGetErrorString(code, &text);
+  return aotmm_fail(AOTMM_DRIVER, code, device, call, "%s failed on CUDA device %d%s%s: %s (%d): %s", call, device,
+                    *what ? " for kernel " : "", what, name ? name : "unknown error", code, text ? text : "");
+}
+
+static int open_driver(void) {
+  static int done;
+  if (done) return AOTMM_OK;
+  void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!handle)
+    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "dlopen", "the CUDA driver cannot be opened: %s; install the NVIDIA driver",
+                      dlerror());
+  for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+    void *found = dlsym(handle, symbols[i].name);
+    if (!found)
+      return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, symbols[i].name,
+                        "the CUDA driver has no %s; pack %s needs driver %d.%d or newer", symbols[i].name, aotmm_arch,
+                        aotmm_min_driver / 1000, aotmm_min_driver % 1000 / 10);
+    memcpy(symbols[i].slot, &found, sizeof found);
+  }
+  int version = 0;
+  result code = cu.cuInit(0);
+  if (code) return failed(code, -1, "cuInit", "");
+  if ((code = cu.cuDriverGetVersion(&version))) return failed(code, -1, "cuDriverGetVersion", "");
+  if (version < aotmm_min_driver)
+    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "cuDriverGetVersion",
+                      "the CUDA driver is %d.%d; pack %s needs %d.%d or newer; update the NVIDIA driver",
+                      version / 1000, version % 1000 / 10, aotmm_arch, aotmm_min_driver / 1000,
+                      aotmm_min_driver % 1000 / 10);
+  done = 1;
+  return AOTMM_OK;
+}
+
+static int read_device(int ordinal) {
+  int status = open_driver(), major = 0, minor = 0;
+  if (status) return status;
+  result code = cu.cuDeviceGet(&devices[ordinal].number, ordinal);
+  if (code) return failed(code, ordinal, "cuDeviceGet", "");
+  int number = devices[ordinal].number;
+  if ((code = cu.cuDeviceGetAttribute(&devices[ordinal].facts.multiprocessors, ATTRIBUTE_MULTIPROCESSORS, number)) ||
+      (code = cu.cuDeviceGetAttribute(&devices[ordinal].facts.shared_bytes, ATTRIBUTE_SHARED_OPTIN, number)) ||
+      (code = cu.cuDeviceGetAttribute(&major, ATTRIBUTE_MAJOR, number)) ||
+      (code = cu.cuDeviceGetAttribute(&minor, ATTRIBUTE_MINOR, number)))
+    return failed(code, ordinal, "cuDeviceGetAttribute", "");
+  devices[ordinal].capability = 10 * major + minor;
+  __atomic_store_n(&devices[ordinal].ready, 1, __ATOMIC_RELEASE);
+  return AOTMM_OK;
+}
+
+int driver_device(int ordinal, const aotmm_device **facts) {
+  if (ordinal < 0 || ordinal >= AOTMM_MAX_DEVICES)
+    return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: ordinals are 0 to %d", ordinal, AOTMM_MAX_DEVICES - 1);
+  *facts = &devices[ordinal].facts;
+  if (__atomic_load_n(&devices[ordinal].ready, __ATOMIC_ACQUIRE)) return AOTMM_OK;
+  pthread_mutex_lock(&lock);
+  int status = devices[ordinal].ready ? AOTMM_OK : read_device(ordinal);
+  pthread_mutex_unlock(&lock);
+  return status;
+}
+
+static int retain(int ordinal) {
+  void *context;
+  pthread_mutex_lock(&lock);
+  result code = 0;
+  if (!devices[ordinal].context && !(code = cu.cuDevicePrimaryCtxRetain(&context, devices[ordinal].number)))
+    __atomic_store_n(&devices[ordinal].context, context, __ATOMIC_RELEASE);
+  pthread_mutex_unlock(&lock);
+  return code ? failed(code, ordinal, "cuDevicePrimaryCtxRetain", "") : AOTMM_OK;
+}
+
+int driver_enter(int ordinal, void **saved) {
+  *saved = NULL;
+  void *current = NULL;
+  if (!__atomic_load_n(&devices[ordinal].context, __ATOMIC_ACQUIRE)) {
+    int status = retain(ordinal);
+    if (status) return status;
+  }
+  void *context = devices[ordinal].context;
+  result code = cu.cuCtxGetCurrent(&current);
+  if (code) return failed(code, ordinal, "cuCtxGetCurrent", "");
+  if (current == context) return AOTMM_OK;
+  if ((code = cu.cuCtxPushCurrent(context))) return failed(code, ordinal, "cuCtxPushCurrent", "");
+  *saved = context;
+  return AOTMM_OK;
+}
+
+void driver_leave(void *saved) {
+  void *popped;
+  if (saved) cu.cuCtxPopCurrent(&popped);
+}
+
+int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
+  /* cubins run on their own major version only; newer devices take the text */
+  int native = devices[ordinal].capability / 10 == aotmm_capability / 10;
+  const unsigned char *image = native ? kernel->image : kernel->ptx;
+  if (!image)
+    return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "pack %s has no code for CUDA device %d (sm_%d); build one: "
+                      "aotmm build --arch sm%d", aotmm_arch, ordinal, devices[ordinal].capability,
+                      devices[ordinal].capability);
+  void *library = NULL, *handle = NULL;
+  int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */
+  const char *call = "cuThreadExchangeStreamCaptureMode";
+  result code = cu.cuThreadExchangeStreamCaptureMode(&mode);
+  if (code) return failed(code, ordinal, call, kernel->name);
+  code = cu.cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0);
+  call = "cuLibraryLoadData";
+  if (!code) call = "cuLibraryGetKernel", code = cu.cuLibraryGetKernel(&handle, library, kernel->symbol);
+  if (!code && kernel->shared_bytes)
+    call = "cuKernelSetAttribute", code = cu.cuKernelSetAttribute(FUNCTION_MAX_DYNAMIC_SHARED, (int)kernel->shared_bytes,
+                                                                  handle, devices[ordinal].number);
+  if (!code) call = "cuKernelGetFunction", code = cu.cuKernelGetFunction(function, handle);
+  if (code && library) cu.cuLibraryUnload(library);
+  cu.cuThreadExchangeStreamCaptureMode(&mode);
+  if (code) *function = NULL;
+  return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
+}
+
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, void *stream, void **parameters,
+                  int ordinal) {
+  launch_attribute attributes[AOTMM_MAX_ATTRIBUTES];
+  for (uint32_t i = 0; i < kernel->attribute_count; i++) {
+    attributes[i].id = kernel->attributes[i].id;
+    memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
+  }
+  launch_config config = {.grid = {grid, 1, 1},
+                          .block = {kernel->threads, 1, 1},
+                          .shared_bytes = kernel->shared_bytes,
+                          .stream = stream,
+                          .attributes = attributes,
+                          .attribute_count = kernel->attribute_count};
+  result code = cu.cuLaunchKernelEx(&config, function, parameters, NULL);
+  return code ? failed(code, ordinal, "cuLaunchKernelEx", kernel->name) : AOTMM_OK;
+}

@@ -1,0 +1,141 @@
+/* The HIP runtime, opened at run time. Source: HIP runtime API reference, "Module Management". Never run on an AMD
+   GPU: tested against a stand-in with the same interface. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "core.h"
+
+/* The runtime's property struct changes between versions, so facts are those of the arch. */
+extern const int aotmm_multiprocessors, aotmm_shared_bytes;
+
+typedef int result; /* hipError_t */
+enum { CAPTURE_RELAXED = 2 /* hipStreamCaptureMode */ };
+
+static struct {
+  result (*hipInit)(unsigned);
+  result (*hipGetDeviceCount)(int *);
+  result (*hipGetDevice)(int *);
+  result (*hipSetDevice)(int);
+  result (*hipThreadExchangeStreamCaptureMode)(int *);
+  result (*hipModuleLoadData)(void **, const void *);
+  result (*hipModuleUnload)(void *);
+  result (*hipModuleGetFunction)(void **, void *, const char *);
+  result (*hipModuleLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                                  void **, void **);
+  const char *(*hipGetErrorName)(result);
+  const char *(*hipGetErrorString)(result);
+} hip;
+
+static const struct {
+  const char *name;
+  void *slot;
+} symbols[] = {
+    {"hipInit", &hip.hipInit},
+    {"hipGetDeviceCount", &hip.hipGetDeviceCount},
+    {"hipGetDevice", &hip.hipGetDevice},
+    {"hipSetDevice", &hip.hipSetDevice},
+    {"hipThreadExchangeStreamCaptureMode", &hip.hipThreadExchangeStreamCaptureMode},
+    {"hipModuleLoadData", &hip.hipModuleLoadData},
+    {"hipModuleUnload", &hip.hipModuleUnload},
+    {"hipModuleGetFunction", &hip.hipModuleGetFunction},
+    {"hipModuleLaunchKernel", &hip.hipModuleLaunchKernel},
+    {"hipGetErrorName", &hip.hipGetErrorName},
+    {"hipGetErrorString", &hip.hipGetErrorString},
+};
+
+static aotmm_device facts;
+static int device_count;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int failed(result code, int device, const char *call, const char *what) {
+  return aotmm_fail(AOTMM_DRIVER, code, device, call, "%s failed on HIP device %d%s%s: %s (%d): %s", call, device,
+                    *what ? " for kernel " : "", what, hip.hipGetErrorName(code), code, hip.hipGetErrorString(code));
+}
+
+/* The runtime that torch loaded if there is one (its soname changes with ROCm), else the system's. */
+static void *open_library(void) {
+  static const char *const names[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"};
+  void *handle = dlopen("libtorch_hip.so", RTLD_NOW | RTLD_NOLOAD);
+  for (int load = 0; load < 2; load++)
+    for (unsigned i = 0; !handle && i < sizeof names / sizeof *names; i++)
+      handle = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | (load ? 0 : RTLD_NOLOAD));
+  return handle;
+}
+
+static int open_driver(void) {
+  static int done;
+  if (done) return AOTMM_OK;
+  void *handle = open_library();
+  if (!handle)
+    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "dlopen", "the HIP runtime cannot be opened: %s; install ROCm", dlerror());
+  for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+    void *found = dlsym(handle, symbols[i].name);
+    if (!found)
+      return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, symbols[i].name, "the HIP runtime has no %s; update ROCm",
+                        symbols[i].name);
+    memcpy(symbols[i].slot, &found, sizeof found);
+  }
+  result code = hip.hipInit(0);
+  if (code) return failed(code, -1, "hipInit", "");
+  if ((code = hip.hipGetDeviceCount(&device_count))) return failed(code, -1, "hipGetDeviceCount", "");
+  facts.multiprocessors = aotmm_multiprocessors;
+  facts.shared_bytes = aotmm_shared_bytes;
+  __atomic_store_n(&done, 1, __ATOMIC_RELEASE);
+  return AOTMM_OK;
+}
+
+int driver_device(int ordinal, const aotmm_device **device) {
+  static int ready;
+  if (ordinal < 0 || ordinal >= AOTMM_MAX_DEVICES)
+    return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: ordinals are 0 to %d", ordinal, AOTMM_MAX_DEVICES - 1);
+  *device = &facts;
+  if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
+    pthread_mutex_lock(&lock);
+    int status = open_driver();
+    if (status == AOTMM_OK) __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+    if (status) return status;
+  }
+  if (ordinal >= device_count)
+    return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: HIP has %d devices", ordinal, device_count);
+  return AOTMM_OK;
+}
+
+/* saved is the device to go back to plus 1, NULL if it is the same */
+int driver_enter(int ordinal, void **saved) {
+  int current = -1;
+  *saved = NULL;
+  result code = hip.hipGetDevice(&current);
+  if (code) return failed(code, ordinal, "hipGetDevice", "");
+  if (current == ordinal) return AOTMM_OK;
+  if ((code = hip.hipSetDevice(ordinal))) return failed(code, ordinal, "hipSetDevice", "");
+  *saved = (void *)(intptr_t)(current + 1);
+  return AOTMM_OK;
+}
+
+void driver_leave(void *saved) {
+  if (saved) hip.hipSetDevice((int)(intptr_t)saved - 1);
+}
+
+int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
+  void *module = NULL;
+  int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */
+  const char *call = "hipThreadExchangeStreamCaptureMode";
+  result code = hip.hipThreadExchangeStreamCaptureMode(&mode);
+  if (code) return failed(code, ordinal, call, kernel->name);
+  call = "hipModuleLoadData";
+  code = hip.hipModuleLoadData(&module, kernel->image);
+  if (!code) call = "hipModuleGetFunction", code = hip.hipModuleGetFunction(function, module, kernel->symbol);
+  if (code && module) hip.hipModuleUnload(module);
+  hip.hipThreadExchangeStreamCaptureMode(&mode);
+  if (code) *function = NULL;
+  return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
+}
+
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, void *stream, void **parameters,
+                  int ordinal) {
+  result code = hip.hipModuleLaunchKernel(function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
+                                          parameters, NULL);
+  return code ? failed(code, ordinal, "hipModuleLaunchKernel", kernel->name) : AOTMM_OK;
+}

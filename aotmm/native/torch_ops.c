@@ -1,0 +1,1 @@
+int aotmm_x;

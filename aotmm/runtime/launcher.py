@@ -1,0 +1,216 @@
+"""A pack's launcher library, seen from Python: the C interface of `launcher.h` and its answers as values."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from dataclasses import dataclass
+
+from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
+from aotmm.manifest import Kernel, Manifest
+from aotmm.problem import ACTIVATIONS, DTYPE_CODES, STATED_VALUES, VALUES
+
+ABI = 1
+OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
+FITS, OTHER_TYPES, BROKEN_PROMISE, TOO_MUCH_SHARED, TOO_MANY_BLOCKS = range(5)
+
+
+class CProblem(Structure):
+    """aotmm_problem."""
+
+    _fields_ = [(name, c_int64) for name in VALUES[:STATED_VALUES]] + [
+        (name, c_int32) for name in ("dtype_a", "dtype_b", "dtype_c", "activation")
+    ]
+
+
+class CDevice(Structure):
+    """aotmm_device."""
+
+    _fields_ = [("multiprocessors", c_int32), ("shared_bytes", c_int32)]
+
+
+class _CVerdict(Structure):
+    _fields_ = [
+        ("reason", c_int32),
+        ("promise", c_uint32),
+        ("found", c_int64),
+        ("cost", c_int64),
+        ("grid", c_uint32),
+        ("waves", c_uint32),
+    ]
+
+
+class CError(Structure):
+    """aotmm_error."""
+
+    _fields_ = [
+        ("status", c_int32),
+        ("code", c_int32),
+        ("device", c_int32),
+        ("call", c_char * 40),
+        ("text", c_char * 512),
+    ]
+
+
+class _CLauncher(Structure):
+    _fields_ = [
+        ("abi", c_uint32),
+        ("problem_bytes", c_uint32),
+        ("kernel_count", c_uint32),
+        ("arch", c_char_p),
+        ("kernels", c_void_p),
+        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint32, POINTER(_CVerdict))),
+        ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), POINTER(c_uint32))),
+        ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),
+        ("matmul", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_void_p)),
+        ("launch", CFUNCTYPE(c_int, c_uint32, POINTER(CProblem), c_int, c_void_p)),
+        ("preload", CFUNCTYPE(c_int, c_int)),
+        ("last_error", CFUNCTYPE(POINTER(CError))),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One product C (M, N) = activation(A (M, K) @ B (K, N)): device addresses, sizes, strides in elements."""
+
+    M: int
+    N: int
+    K: int
+    strides_a: tuple[int, int]
+    strides_b: tuple[int, int]
+    strides_c: tuple[int, int]
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    activation: str = "none"
+    a_ptr: int = 0
+    b_ptr: int = 0
+    c_ptr: int = 0
+    allow_tf32: bool = False
+
+    def to_c(self) -> CProblem:
+        """The same as the C interface takes it."""
+        return CProblem(
+            self.a_ptr,
+            self.b_ptr,
+            self.c_ptr,
+            self.M,
+            self.N,
+            self.K,
+            *self.strides_a,
+            *self.strides_b,
+            *self.strides_c,
+            int(self.allow_tf32),
+            *(DTYPE_CODES.index(name) for name in (self.dtype_a, self.dtype_b, self.dtype_c)),
+            ACTIVATIONS.index(self.activation),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What selection says of one kernel: why it does not fit (None if it does), its cost, grid and waves."""
+
+    kernel: Kernel
+    rejected: str | None
+    cost: int
+    grid: int
+    waves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The kernel for a problem, and the verdict on every kernel of the pack, in the pack's order."""
+
+    chosen: Verdict | None
+    verdicts: tuple[Verdict, ...]
+
+
+class Launcher:
+    """The functions of one launcher library. Safe from any thread."""
+
+    def __init__(self, library: ctypes.CDLL, pack: Manifest) -> None:
+        entry = getattr(library, f"aotmm_launcher_{pack.arch}", None)
+        if entry is None:
+            raise ArtifactError(f"{pack.library.path} has no aotmm_launcher_{pack.arch}; build the pack again")
+        entry.restype = POINTER(_CLauncher)
+        self._library = library  # stays loaded as long as its functions are held
+        self._table = entry()
+        self._c = self._table.contents
+        self.kernels = pack.kernels
+        found = (self._c.abi, self._c.problem_bytes, self._c.kernel_count)
+        if found != (ABI, ctypes.sizeof(CProblem), len(self.kernels)):
+            raise ArtifactError(
+                f"{pack.library.path}: (abi, problem bytes, kernels) is {found}, expected "
+                f"{(ABI, ctypes.sizeof(CProblem), len(self.kernels))}; build the pack again with this version of aotmm"
+            )
+
+    @property
+    def address(self) -> int:
+        """Address of the C function table, for the torch library."""
+        return ctypes.cast(self._table, c_void_p).value or 0
+
+    def device(self, ordinal: int) -> CDevice:
+        """Facts of a device that is there. Raises DriverError."""
+        facts = CDevice()
+        self._raise(self._c.device(ordinal, byref(facts)))
+        return facts
+
+    def explain(self, problem: Problem, device: CDevice) -> Selection:
+        """What selection makes of `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
+        c_problem, chosen = problem.to_c(), c_uint32()
+        verdicts = []
+        for number, kernel in enumerate(self.kernels):
+            verdict = _CVerdict()
+            self._raise(self._c.check(byref(c_problem), byref(device), number, byref(verdict)))
+            verdicts.append(
+                Verdict(kernel, _reason(kernel, verdict), verdict.cost, verdict.grid, verdict.waves)
+            )
+        status = self._c.select(byref(c_problem), byref(device), byref(chosen))
+        if status == NO_KERNEL:
+            return Selection(None, tuple(verdicts))
+        self._raise(status)
+        return Selection(verdicts[chosen.value], tuple(verdicts))
+
+    def matmul(self, problem: Problem, ordinal: int, stream: int) -> None:
+        """Selects and launches. Raises NoKernelError, DriverError, ValueError."""
+        self._raise(self._c.matmul(byref(problem.to_c()), ordinal, stream))
+
+    def launch(self, kernel: int, problem: Problem, ordinal: int, stream: int) -> None:
+        """Launches kernel number `kernel` after checking its promises. Raises as `matmul`."""
+        self._raise(self._c.launch(kernel, byref(problem.to_c()), ordinal, stream))
+
+    def preload(self, ordinal: int) -> None:
+        """Loads every kernel that fits device `ordinal`. Raises DriverError."""
+        self._raise(self._c.preload(ordinal))
+
+    def _raise(self, status: int) -> None:
+        if status != OK:
+            raise error_of(self._c.last_error().contents)
+
+
+def error_of(error: CError) -> AotmmError | ValueError:
+    """The exception for a failure that the C side recorded."""
+    text = error.text.decode(errors="replace")
+    if error.status == INVALID:
+        return ValueError(text)
+    if error.status == NO_KERNEL:
+        return NoKernelError(text)
+    return DriverError(text, call=error.call.decode(), code=error.code, device=error.device)
+
+
+def _reason(kernel: Kernel, verdict: _CVerdict) -> str | None:
+    if verdict.reason == OTHER_TYPES:
+        return f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, activation {kernel.activation}"
+    if verdict.reason == BROKEN_PROMISE:
+        promise = kernel.promises[verdict.promise]
+        words = {
+            "equals": f"not {promise.operand}",
+            "multiple_of": f"not divisible by {promise.operand}",
+            "below": f"not below {promise.operand}",
+        }
+        return f"{promise.value}={verdict.found} is {words[promise.relation]}"
+    if verdict.reason == TOO_MUCH_SHARED:
+        return f"needs {kernel.shared_bytes} B of shared memory per block, the device has {verdict.found} B"
+    if verdict.reason == TOO_MANY_BLOCKS:
+        return f"would need {verdict.found} blocks, a grid has at most 2147483647"
+    return None

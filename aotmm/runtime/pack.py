@@ -1,0 +1,119 @@
+"""Packs on disk: finds them, checks them, and opens their launchers from the bytes that were checked."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import os
+import platform
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aotmm import manifest
+from aotmm.errors import ArtifactError
+from aotmm.manifest import MAX_FILE_BYTES, File, Manifest
+from aotmm.runtime.launcher import Launcher
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+@dataclass(slots=True)
+class Pack:
+    """A pack whose manifest was read and checked. Its library is opened at the first use of `launcher`."""
+
+    folder: Path
+    manifest: Manifest
+    _launcher: Launcher | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def arch(self) -> str:
+        return self.manifest.arch
+
+    @property
+    def launcher(self) -> Launcher:
+        """The pack's launcher.
+
+        Raises:
+            ArtifactError: the library is missing, altered, or for another machine.
+        """
+        with self._lock:
+            if self._launcher is None:
+                self._launcher = Launcher(load_verified(self.folder, self.manifest.library), self.manifest)
+            return self._launcher
+
+
+def open_pack(folder: Path) -> Pack:
+    """The pack in `folder`.
+
+    Raises:
+        ArtifactError: there is none, it is half written, or its manifest is refused (`aotmm.manifest.read`).
+    """
+    path = folder / manifest.FILE_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{folder} is not a pack: it has no {manifest.FILE_NAME}; build one: aotmm build --out {folder.parent}"
+        ) from error
+    except OSError as error:
+        raise ArtifactError(f"pack {folder} cannot be read: {error}") from error
+    found = Pack(folder, manifest.read(data, str(path)))
+    host = f"{platform.machine()}-linux-gnu"
+    if found.manifest.host != host:
+        raise ArtifactError(f"pack {folder} is for {found.manifest.host}, this machine is {host}; build it here")
+    return found
+
+
+def open_packs(path: Path) -> list[Pack]:
+    """The pack in `path`, or the packs in its subfolders, ordered by arch.
+
+    Raises:
+        ArtifactError: there is none, or one is refused.
+    """
+    if (path / manifest.FILE_NAME).exists():
+        return [open_pack(path)]
+    if not path.is_dir():
+        raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
+    found = [open_pack(entry.parent) for entry in sorted(path.glob(f"[!.]*/{manifest.FILE_NAME}"))]
+    if not found:
+        raise ArtifactError(f"no packs in {path}; build some: aotmm build --arch ... --out {path}")
+    return found
+
+
+def read_verified(folder: Path, file: File) -> bytes:
+    """The content of one file of a pack, read once and compared with the manifest.
+
+    Raises:
+        ArtifactError: missing, too large, or other bytes than the manifest says.
+    """
+    path = folder / file.path
+    try:
+        with path.open("rb") as handle:
+            data = handle.read(min(file.bytes, MAX_FILE_BYTES) + 1)
+    except OSError as error:
+        raise ArtifactError(f"pack {folder}: {file.path} cannot be read: {error}; build the pack again") from error
+    found = hashlib.sha256(data).hexdigest()
+    if len(data) != file.bytes or found != file.sha256:
+        raise ArtifactError(
+            f"pack {folder}: {file.path} was altered: sha256 {found[:12]}..., the manifest says "
+            f"{file.sha256[:12]}... ({file.bytes} bytes); build the pack again"
+        )
+    return data
+
+
+def load_verified(folder: Path, file: File) -> ctypes.CDLL:
+    """A library of a pack, loaded from the very bytes that were checked: a sealed memory file, not the path again."""
+    data = read_verified(folder, file)
+    handle = os.memfd_create(Path(file.path).name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(handle, "wb", closefd=False) as stream:
+            stream.write(data)
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
+        return ctypes.CDLL(f"/proc/self/fd/{handle}")
+    except OSError as error:
+        raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error
+    finally:
+        os.close(handle)

@@ -1,0 +1,97 @@
+"""The GPU architectures that kernels are built for. Adding one is a row here, a config set and a rebuild."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotmm.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One architecture.
+
+    Attributes:
+        name: how users, folders and manifests spell it.
+        backend: "cuda" or "hip".
+        triton_arch: how Triton spells it: an int for CUDA, a string for HIP.
+        warp_size: threads per warp (wavefront).
+        image: suffix of a compiled kernel, "cubin" or "hsaco".
+        shared_bytes: most shared memory (LDS) that one block can have, in bytes.
+        multiprocessors: nominal count, used by selection where no device is asked (SMs of the full product; CUs of
+            one die for gfx90a).
+        min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
+        ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
+        dtypes: input types that can be built.
+        executed_on: what the kernels of this architecture have run on, for people.
+    """
+
+    name: str
+    backend: str
+    triton_arch: int | str
+    warp_size: int
+    image: str
+    shared_bytes: int
+    multiprocessors: int
+    min_driver: int
+    ptx_version: int | None
+    dtypes: tuple[str, ...]
+    executed_on: str
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """CUDA compute capability (major, minor), None for HIP."""
+        return divmod(self.triton_arch, 10) if isinstance(self.triton_arch, int) else None
+
+
+# Shared memory: CUDA programming guide, table of compute capabilities (163 KB and 227 KB per block); CDNA2 ISA, 64 KB.
+# Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0.
+_ROWS = (
+    Target(
+        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80,
+        ("fp16", "bf16", "fp32", "tf32", "fp8e5"),
+        "an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
+    ),
+    Target(
+        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None,
+        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4"),
+        "an H200",
+    ),
+    Target(
+        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None,
+        ("fp16", "bf16", "fp32", "fp8e5"),
+        "a CPU interpreter; never an AMD GPU",
+    ),
+)  # fmt: skip
+
+TARGETS = {row.name: row for row in _ROWS}
+
+
+def target(name: str) -> Target:
+    """The architecture called `name`.
+
+    Raises:
+        SpecError: there is none; the message lists them.
+    """
+    if name not in TARGETS:
+        raise SpecError(f"unknown arch {name!r}; known: {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def ways_to_run(pack_arch: str, device_arch: str) -> str | None:
+    """How kernels built for `pack_arch` run on a device: "exact", "compatible" (same major), "ptx", or not (None).
+
+    `device_arch` is spelled like a target name ("sm89", "gfx942") but need not be one.
+    Source: CUDA programming guide, binary and PTX compatibility.
+    """
+    if pack_arch == device_arch:
+        return "exact"
+    built = TARGETS[pack_arch].capability
+    if built is None or not device_arch.startswith("sm") or not device_arch[2:].isdigit():
+        return None
+    device = divmod(int(device_arch[2:]), 10)
+    if device[0] == built[0] and device[1] >= built[1]:
+        return "compatible"
+    if TARGETS[pack_arch].ptx_version is not None and device > built:
+        return "ptx"
+    return None
