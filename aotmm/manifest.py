@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -147,8 +148,11 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
-    """A whole pack. `library_key` is the digest of everything that the launcher library was linked from."""
+class Head:
+    """A pack without its kernels: what opening it needs.
+
+    `library_key` is the digest of everything that the launcher library was linked from, `digest` the manifest's own.
+    """
 
     format: int
     arch: str
@@ -157,40 +161,46 @@ class Manifest:
     library: File
     library_key: str
     sources: tuple[File, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Head):
+    """A whole pack."""
+
     kernels: tuple[Kernel, ...]
 
 
+_NO_DIGEST = "0" * 64
+
+
 def write(manifest: Manifest) -> bytes:
-    """The canonical bytes of a manifest, its own digest included."""
-    body = _jsonable(manifest)
-    return _canonical({**body, "digest": _digest(body)})
+    """The canonical bytes of a manifest. Its `digest` is computed here: the sha256 of these bytes with zeros for it."""
+    body = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(manifest, digest=_NO_DIGEST))))
+    blank = (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+    return blank.replace(_NO_DIGEST.encode(), hashlib.sha256(blank).hexdigest().encode())
+
+
+def read_head(data: bytes, where: str) -> Head:
+    """The head of the manifest in `data`; `where` names it in errors. Quick: the kernels are parsed, not checked.
+
+    Raises:
+        ArtifactError: too large, not strict JSON, another format version, a digest that does not match, or unknown or
+            missing keys or values of other types in the head.
+    """
+    body = _parse(data, where)
+    body.pop("kernels", None)
+    head: Head = _decode(Head, body, where)
+    return head
 
 
 def read(data: bytes, where: str) -> Manifest:
     """The manifest in `data`; `where` names it in errors.
 
     Raises:
-        ArtifactError: too large, not strict JSON, another format version, unknown or missing keys, values of other
-            types, or a digest that does not match.
+        ArtifactError: as `read_head`, for the kernels too; two entries of one name, or a file outside the pack.
     """
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
-    try:
-        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: not a manifest: {error}; build the pack again") from error
-    if not isinstance(body, dict):
-        raise ArtifactError(f"{where}: not a manifest: expected an object; build the pack again")
-    if body.get("format") != FORMAT:
-        raise ArtifactError(
-            f"{where}: pack format {body.get('format')!r}, this version of aotmm reads {FORMAT}; "
-            "install the aotmm that wrote the pack, or build the pack again"
-        )
-    stated = body.pop("digest", None)
-    found = _digest(body)
-    if stated != found:
-        raise ArtifactError(f"{where}: digest {stated!r}, its content has {found}; the file was altered")
-    manifest: Manifest = _decode(Manifest, body, where)
+    manifest: Manifest = _decode(Manifest, _parse(data, where), where)
     paths = [file.path for file in files(manifest)]
     for path in paths:
         if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
@@ -218,25 +228,33 @@ def kernel_from(body: object, where: str) -> Kernel:
     return kernel
 
 
-def _canonical(body: object) -> bytes:
-    return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
-
-
-def _digest(body: object) -> str:
-    return hashlib.sha256(_canonical(body)).hexdigest()
-
-
-def _jsonable(manifest: Manifest) -> dict[str, object]:
-    body: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(manifest)))
+def _parse(data: bytes, where: str) -> dict[str, object]:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+    try:
+        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: not a manifest: {error}; build the pack again") from error
+    if not isinstance(body, dict):
+        raise ArtifactError(f"{where}: not a manifest: expected an object; build the pack again")
+    if body.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{where}: pack format {body.get('format')!r}, this version of aotmm reads {FORMAT}; "
+            "install the aotmm that wrote the pack, or build the pack again"
+        )
+    stated = body.get("digest")
+    if not isinstance(stated, str) or len(stated) != len(_NO_DIGEST):
+        raise ArtifactError(f"{where}: digest {stated!r} is not a sha256; build the pack again")
+    found = hashlib.sha256(data.replace(stated.encode(), _NO_DIGEST.encode())).hexdigest()
+    if stated != found:
+        raise ArtifactError(f"{where}: digest {stated}, its content has {found}; the file was altered")
     return body
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    body: dict[str, object] = {}
-    for key, value in pairs:
-        if key in body:
-            raise ValueError(f"key {key!r} twice")
-        body[key] = value
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise ValueError(f"a key twice in {[key for key, _ in pairs]}")
     return body
 
 
@@ -244,12 +262,17 @@ def _no_constant(text: str) -> object:
     raise ValueError(f"number {text} is not an integer")
 
 
+@functools.cache
+def _hints(wanted: type) -> dict[str, typing.Any]:
+    return typing.get_type_hints(wanted)
+
+
 def _decode(wanted: typing.Any, value: object, where: str) -> typing.Any:
     """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool), or ArtifactError naming the spot."""
     if dataclasses.is_dataclass(wanted):
         if not isinstance(value, dict):
             raise ArtifactError(f"{where}: expected an object, found {type(value).__name__}")
-        hints = typing.get_type_hints(wanted)
+        hints = _hints(wanted)
         if value.keys() != hints.keys():
             unknown, missing = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
             raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")

@@ -127,6 +127,7 @@ def _build_pack(
                     compiling.file("launcher.c", source.encode()),
                     compiling.file("launcher.h", header.encode()),
                 ),
+                digest="",
                 kernels=kernels,
             )
             (fresh / manifest.FILE_NAME).write_bytes(manifest.write(entry))

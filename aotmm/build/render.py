@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aotmm import __version__
 from aotmm.folders import data_folder
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPES, RELATIONS, STATED_VALUES, VALUES
+from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, RELATIONS, STATED_VALUES, VALUES
 from aotmm.target import TARGETS, Target
 
 ABI = 1
@@ -19,7 +19,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
         version=__version__,
         abi=ABI,
         archs=archs,
-        dtypes=tuple(DTYPES),
+        dtypes=tuple(DTYPES.values()),
+        default_outputs=[DTYPE_CODES.index(row.output) for row in DTYPES.values()],
         activations=ACTIVATIONS,
         values=VALUES,
         stated=VALUES[:STATED_VALUES],

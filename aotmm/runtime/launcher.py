@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
-from aotmm.manifest import Kernel, Manifest
+from aotmm.manifest import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPE_CODES, STATED_VALUES, VALUES
 
 ABI = 1
@@ -128,21 +130,33 @@ class Selection:
 class Launcher:
     """The functions of one launcher library. Safe from any thread."""
 
-    def __init__(self, library: ctypes.CDLL, pack: Manifest) -> None:
-        entry = getattr(library, f"aotmm_launcher_{pack.arch}", None)
+    def __init__(self, library: ctypes.CDLL, arch: str, kernels: Callable[[], tuple[Kernel, ...]]) -> None:
+        """The launcher of pack `arch` in `library`; `kernels` reads the pack's list when it is asked for."""
+        entry = getattr(library, f"aotmm_launcher_{arch}", None)
         if entry is None:
-            raise ArtifactError(f"{pack.library.path} has no aotmm_launcher_{pack.arch}; build the pack again")
+            raise ArtifactError(f"the library of pack {arch} has no aotmm_launcher_{arch}; build the pack again")
         entry.restype = POINTER(_CLauncher)
         self._library = library  # stays loaded as long as its functions are held
         self._table = entry()
         self._c = self._table.contents
-        self.kernels = pack.kernels
-        found = (self._c.abi, self._c.problem_bytes, self._c.kernel_count)
-        if found != (ABI, ctypes.sizeof(CProblem), len(self.kernels)):
+        self._read_kernels = kernels
+        found = (self._c.abi, self._c.problem_bytes)
+        if found != (ABI, ctypes.sizeof(CProblem)):
             raise ArtifactError(
-                f"{pack.library.path}: (abi, problem bytes, kernels) is {found}, expected "
-                f"{(ABI, ctypes.sizeof(CProblem), len(self.kernels))}; build the pack again with this version of aotmm"
+                f"the library of pack {arch} has (ABI, problem bytes) {found}, this version of aotmm "
+                f"{(ABI, ctypes.sizeof(CProblem))}; build the pack again"
             )
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels by number. Raises ArtifactError if the list is not that of the library."""
+        kernels = self._read_kernels()
+        if len(kernels) != self._c.kernel_count:
+            raise ArtifactError(
+                f"the manifest of pack {self._c.arch.decode()} has {len(kernels)} kernels, its library "
+                f"{self._c.kernel_count}; build the pack again"
+            )
+        return kernels
 
     @property
     def address(self) -> int:

@@ -8,7 +8,7 @@ import hashlib
 import os
 import platform
 import threading
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from aotmm import manifest
@@ -19,37 +19,51 @@ from aotmm.runtime.launcher import Launcher
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-@dataclass(slots=True)
 class Pack:
-    """A pack whose manifest was read and checked. Its library is opened at the first use of `launcher`."""
+    """A pack whose manifest's head was read and checked. Its library and its list of kernels are read when needed.
 
-    folder: Path
-    manifest: Manifest
-    _launcher: Launcher | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    Attributes:
+        folder: where it is.
+        head: arch, library and provenance.
+    """
+
+    def __init__(self, folder: Path, data: bytes) -> None:
+        """The pack in `folder`, whose manifest file holds `data`. Raises ArtifactError."""
+        self.folder = folder
+        self._data = data
+        self._where = str(folder / manifest.FILE_NAME)
+        self.head = manifest.read_head(data, self._where)
+        self._lock = threading.Lock()
 
     @property
     def arch(self) -> str:
-        return self.manifest.arch
+        return self.head.arch
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The whole manifest. Raises ArtifactError if a kernel's entry is refused."""
+        return manifest.read(self._data, self._where)
 
     @property
     def launcher(self) -> Launcher:
-        """The pack's launcher.
+        """The pack's launcher, opened once.
 
         Raises:
-            ArtifactError: the library is missing, altered, or for another machine.
+            ArtifactError: the library is missing, altered, or of another version.
         """
         with self._lock:
-            if self._launcher is None:
-                self._launcher = Launcher(load_verified(self.folder, self.manifest.library), self.manifest)
             return self._launcher
+
+    @cached_property
+    def _launcher(self) -> Launcher:
+        return Launcher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.kernels)
 
 
 def open_pack(folder: Path) -> Pack:
     """The pack in `folder`.
 
     Raises:
-        ArtifactError: there is none, it is half written, or its manifest is refused (`aotmm.manifest.read`).
+        ArtifactError: there is none, it is half written, for another machine, or its manifest is refused.
     """
     path = folder / manifest.FILE_NAME
     try:
@@ -60,10 +74,10 @@ def open_pack(folder: Path) -> Pack:
         ) from error
     except OSError as error:
         raise ArtifactError(f"pack {folder} cannot be read: {error}") from error
-    found = Pack(folder, manifest.read(data, str(path)))
+    found = Pack(folder, data)
     host = f"{platform.machine()}-linux-gnu"
-    if found.manifest.host != host:
-        raise ArtifactError(f"pack {folder} is for {found.manifest.host}, this machine is {host}; build it here")
+    if found.head.host != host:
+        raise ArtifactError(f"pack {folder} is for {found.head.host}, this machine is {host}; build it here")
     return found
 
 
@@ -112,8 +126,9 @@ def load_verified(folder: Path, file: File) -> ctypes.CDLL:
         with open(handle, "wb", closefd=False) as stream:
             stream.write(data)
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
+        # The descriptor stays open: the loader knows libraries by name, and would take the next one that got the same
+        # number for this one.
         return ctypes.CDLL(f"/proc/self/fd/{handle}")
     except OSError as error:
-        raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error
-    finally:
         os.close(handle)
+        raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error

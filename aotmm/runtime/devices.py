@@ -1,0 +1,55 @@
+"""The GPUs that torch sees, and which pack serves which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aotmm.target import ways_to_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aotmm.runtime.pack import Pack
+
+_WAYS = ("exact", "compatible", "ptx")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: torch's ordinal, the product's name, and its arch spelled like a target ("sm90", "gfx90a")."""
+
+    ordinal: int
+    name: str
+    arch: str
+
+
+def device(ordinal: int) -> Device:
+    """Device number `ordinal`; initialises torch's CUDA state if that has not happened."""
+    import torch
+
+    facts = torch.cuda.get_device_properties(ordinal)
+    if torch.version.hip:
+        return Device(ordinal, facts.name, facts.gcnArchName.partition(":")[0])
+    return Device(ordinal, facts.name, f"sm{facts.major}{facts.minor}")
+
+
+def devices() -> list[Device]:
+    """Every GPU that torch sees; empty for a torch without GPU support."""
+    import torch
+
+    return [device(ordinal) for ordinal in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:
+    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ways_to_run`): the exact arch, else
+    the newest of the same major version, else the newest whose text the driver compiles. None if none runs."""
+    ranked = [
+        (_WAYS.index(way), -(pack.arch.startswith("sm") and int(pack.arch[2:])), number, pack, way)
+        for number, pack in enumerate(packs)
+        if (way := ways_to_run(pack.arch, arch)) is not None
+    ]
+    if not ranked:
+        return None
+    best = min(ranked, key=lambda row: row[:3])
+    return best[3], best[4]
