@@ -1,6 +1,8 @@
 """The pack's manifest: what is in a pack and everything a launch needs to know. Only this module reads or writes it.
 
-`docs/format.md` is the same contract in words. Reading is strict: a manifest either is exactly this or is refused.
+It is two files: manifest.json, small and read when a pack is opened, and kernels.json, the list of kernels, read when
+somebody asks for it. `docs/format.md` is the same contract in words. Reading is strict: files either are exactly this
+or are refused.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import typing
 from dataclasses import dataclass
 
 from aotmm.errors import ArtifactError
+from aotmm.target import TARGETS
 
 FORMAT = 1
 FILE_NAME = "manifest.json"
+KERNELS_NAME = "kernels.json"
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
 
@@ -149,9 +153,10 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A pack without its kernels: what opening it needs.
+    """manifest.json: a pack without its kernels, what opening it needs.
 
-    `library_key` is the digest of everything that the launcher library was linked from, `digest` the manifest's own.
+    `library_key` is the digest of everything that the launcher library was linked from, `digest` the manifest's own,
+    `kernels_file` the other half. `write` computes the last two.
     """
 
     format: int
@@ -161,80 +166,42 @@ class Head:
     library: File
     library_key: str
     sources: tuple[File, ...]
-    digest: str
+    kernels_file: File = File(KERNELS_NAME, "", 0)
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Head):
     """A whole pack."""
 
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[Kernel, ...] = ()
 
 
 _NO_DIGEST = "0" * 64
 
 
-def write(manifest: Manifest) -> bytes:
-    """The canonical bytes of a manifest. Its `digest` is computed here: the sha256 of these bytes with zeros for it."""
-    body = json.loads(json.dumps(dataclasses.asdict(dataclasses.replace(manifest, digest=_NO_DIGEST))))
-    blank = (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
-    return blank.replace(_NO_DIGEST.encode(), hashlib.sha256(blank).hexdigest().encode())
+def write(manifest: Manifest) -> dict[str, bytes]:
+    """The canonical bytes of manifest.json and kernels.json, by file name.
+
+    `digest` is the sha256 of manifest.json with zeros in its place.
+    """
+    kernels = _canonical([kernel_to(kernel) for kernel in manifest.kernels])
+    entry = File(KERNELS_NAME, hashlib.sha256(kernels).hexdigest(), len(kernels))
+    body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=()))
+    del body["kernels"]
+    blank = _canonical(body)
+    head = blank.replace(_NO_DIGEST.encode(), hashlib.sha256(blank).hexdigest().encode())
+    return {KERNELS_NAME: kernels, FILE_NAME: head}
 
 
 def read_head(data: bytes, where: str) -> Head:
-    """The head of the manifest in `data`; `where` names it in errors. Quick: the kernels are parsed, not checked.
+    """The manifest.json in `data`; `where` names it in errors.
 
     Raises:
-        ArtifactError: too large, not strict JSON, another format version, a digest that does not match, or unknown or
-            missing keys or values of other types in the head.
+        ArtifactError: too large, not strict JSON, another format version, a digest that does not match, unknown or
+            missing keys, values of other types, or a file outside the pack.
     """
     body = _parse(data, where)
-    body.pop("kernels", None)
-    head: Head = _decode(Head, body, where)
-    return head
-
-
-def read(data: bytes, where: str) -> Manifest:
-    """The manifest in `data`; `where` names it in errors.
-
-    Raises:
-        ArtifactError: as `read_head`, for the kernels too; two entries of one name, or a file outside the pack.
-    """
-    manifest: Manifest = _decode(Manifest, _parse(data, where), where)
-    paths = [file.path for file in files(manifest)]
-    for path in paths:
-        if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
-            raise ArtifactError(f"{where}: file {path!r} is not a plain path inside the pack")
-    if len(set(paths)) != len(paths) or len({k.name for k in manifest.kernels}) != len(manifest.kernels):
-        raise ArtifactError(f"{where}: two entries have the same name")
-    return manifest
-
-
-def files(manifest: Manifest) -> list[File]:
-    """Every file of the pack but the manifest itself."""
-    images = [kernel.image for kernel in manifest.kernels]
-    texts = [kernel.ptx for kernel in manifest.kernels if kernel.ptx is not None]
-    return [manifest.library, *manifest.sources, *images, *texts]
-
-
-def kernel_to(kernel: Kernel) -> object:
-    """One kernel as plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(kernel)))
-
-
-def kernel_from(body: object, where: str) -> Kernel:
-    """The kernel in plain JSON values; raises ArtifactError as `read` does."""
-    kernel: Kernel = _decode(Kernel, body, where)
-    return kernel
-
-
-def _parse(data: bytes, where: str) -> dict[str, object]:
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
-    try:
-        body = json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: not a manifest: {error}; build the pack again") from error
     if not isinstance(body, dict):
         raise ArtifactError(f"{where}: not a manifest: expected an object; build the pack again")
     if body.get("format") != FORMAT:
@@ -248,7 +215,69 @@ def _parse(data: bytes, where: str) -> dict[str, object]:
     found = hashlib.sha256(data.replace(stated.encode(), _NO_DIGEST.encode())).hexdigest()
     if stated != found:
         raise ArtifactError(f"{where}: digest {stated}, its content has {found}; the file was altered")
+    head: Head = _decode(Head, body, where)
+    if head.arch not in TARGETS:
+        raise ArtifactError(f"{where}: unknown arch {head.arch!r}; known: {', '.join(TARGETS)}")
+    _check_paths([head.library, head.kernels_file, *head.sources], where)
+    return head
+
+
+def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
+    """The whole manifest: `head` and the kernels.json in `data`, whose digest the caller compared with the head's.
+
+    Raises:
+        ArtifactError: as `read_head`, or two entries of one name.
+    """
+    kernels: tuple[Kernel, ...] = _decode(tuple[Kernel, ...], _parse(data, where), where)
+    fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
+    manifest = Manifest(**fields, kernels=kernels)
+    _check_paths(files(manifest), where)
+    if len({kernel.name for kernel in kernels}) != len(kernels):
+        raise ArtifactError(f"{where}: two kernels have the same name")
+    return manifest
+
+
+def files(manifest: Manifest) -> list[File]:
+    """Every file of the pack but manifest.json itself."""
+    images = [kernel.image for kernel in manifest.kernels]
+    texts = [kernel.ptx for kernel in manifest.kernels if kernel.ptx is not None]
+    return [manifest.library, manifest.kernels_file, *manifest.sources, *images, *texts]
+
+
+def kernel_to(kernel: Kernel) -> object:
+    """One kernel as plain JSON values."""
+    return json.loads(json.dumps(dataclasses.asdict(kernel)))
+
+
+def kernel_from(body: object, where: str) -> Kernel:
+    """The kernel in plain JSON values; raises ArtifactError as `read` does."""
+    kernel: Kernel = _decode(Kernel, body, where)
+    return kernel
+
+
+def _canonical(body: object) -> bytes:
+    return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+
+
+def _parse(data: bytes, where: str) -> object:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
+    try:
+        body: object = json.loads(
+            data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: not a manifest: {error}; build the pack again") from error
     return body
+
+
+def _check_paths(entries: list[File], where: str) -> None:
+    paths = [entry.path for entry in entries]
+    for path in paths:
+        if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+            raise ArtifactError(f"{where}: file {path!r} is not a plain path inside the pack")
+    if len(set(paths)) != len(paths):
+        raise ArtifactError(f"{where}: two files have the same path")
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:

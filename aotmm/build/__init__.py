@@ -127,10 +127,10 @@ def _build_pack(
                     compiling.file("launcher.c", source.encode()),
                     compiling.file("launcher.h", header.encode()),
                 ),
-                digest="",
                 kernels=kernels,
             )
-            (fresh / manifest.FILE_NAME).write_bytes(manifest.write(entry))
+            for name, data in manifest.write(entry).items():
+                (fresh / name).write_bytes(data)
     size = sum(item.bytes for kernel in kernels for item in (kernel.image, kernel.ptx) if item is not None)
     return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
 
@@ -187,7 +187,9 @@ def _write_images(folder: Path, kept: list[Compiled]) -> None:
 def _previous(folder: Path) -> Manifest | None:
     """The manifest of the pack in `folder` if that pack is whole, else None."""
     try:
-        entry = manifest.read((folder / manifest.FILE_NAME).read_bytes(), str(folder))
+        where = str(folder)
+        head = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), where)
+        entry = manifest.read_kernels(head, (folder / head.kernels_file.path).read_bytes(), where)
         for file in manifest.files(entry):
             if compiling.file(file.path, (folder / file.path).read_bytes()) != file:
                 return None

@@ -13,26 +13,23 @@ from pathlib import Path
 
 from aotmm import manifest
 from aotmm.errors import ArtifactError
-from aotmm.manifest import MAX_FILE_BYTES, File, Manifest
+from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.runtime.launcher import Launcher
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class Pack:
-    """A pack whose manifest's head was read and checked. Its library and its list of kernels are read when needed.
+    """A pack whose manifest.json was read and checked. Its library and its list of kernels are read when needed.
 
     Attributes:
         folder: where it is.
         head: arch, library and provenance.
     """
 
-    def __init__(self, folder: Path, data: bytes) -> None:
-        """The pack in `folder`, whose manifest file holds `data`. Raises ArtifactError."""
+    def __init__(self, folder: Path, head: Head) -> None:
         self.folder = folder
-        self._data = data
-        self._where = str(folder / manifest.FILE_NAME)
-        self.head = manifest.read_head(data, self._where)
+        self.head = head
         self._lock = threading.Lock()
 
     @property
@@ -41,8 +38,9 @@ class Pack:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The whole manifest. Raises ArtifactError if a kernel's entry is refused."""
-        return manifest.read(self._data, self._where)
+        """The whole manifest. Raises ArtifactError if the list of kernels is missing, altered or refused."""
+        data = read_verified(self.folder, self.head.kernels_file)
+        return manifest.read_kernels(self.head, data, str(self.folder / self.head.kernels_file.path))
 
     @property
     def launcher(self) -> Launcher:
@@ -74,11 +72,11 @@ def open_pack(folder: Path) -> Pack:
         ) from error
     except OSError as error:
         raise ArtifactError(f"pack {folder} cannot be read: {error}") from error
-    found = Pack(folder, data)
+    head = manifest.read_head(data, str(path))
     host = f"{platform.machine()}-linux-gnu"
-    if found.head.host != host:
-        raise ArtifactError(f"pack {folder} is for {found.head.host}, this machine is {host}; build it here")
-    return found
+    if head.host != host:
+        raise ArtifactError(f"pack {folder} is for {head.host}, this machine is {host}; build it here")
+    return Pack(folder, head)
 
 
 def open_packs(path: Path) -> list[Pack]:
