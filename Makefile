@@ -1,0 +1,68 @@
+# Needs python3 (3.11 or newer, with venv), make and git; no C compiler and no GPU.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+# Exact, because a range makes pip fetch several; another one: make setup TORCH="torch==2.12.0"
+TORCH ?= torch==2.13.0
+ARCHS := sm80 sm90 gfx90a
+
+# Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
+WITH_TRITON := tests/build tests/kernels tests/native tests/packaging
+
+# The requirement lists of pyproject.toml named as arguments, without torch.
+REQUIREMENTS := $(PYTHON) -c 'import sys, tomllib; facts = tomllib.load(open("pyproject.toml", "rb")); \
+	project = facts["project"]; extras = project["optional-dependencies"]; \
+	print(*facts["build-system"]["requires"], *(x for x in project["dependencies"] if not x.startswith("torch")), \
+	*(x for name in sys.argv[1:] for x in extras[name]), sep="\n")'
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help artifacts setup test lint wheel bench clean FORCE
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+artifacts: .venv-build/.stamp ## packs for every architecture in artifacts/, compiled in .venv-build (Triton, no torch)
+	.venv-build/bin/aotmm build $(ARCHS:%=--arch %)
+
+setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
+
+test: artifacts setup ## every test that can run on this machine
+	@echo "== tests that need Triton, without torch =="
+	.venv-build/bin/python -m pytest $(WITH_TRITON)
+	@echo "== all other tests, with torch, without Triton =="
+	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%)
+
+lint: setup ## ruff and mypy
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+wheel: artifacts ## the wheel for this platform in dist/, with the packs
+	.venv-build/bin/python -m hatchling build -t wheel
+
+bench: setup ## measures this machine's GPU
+	.venv/bin/python -m aotmm.bench
+
+clean: ## removes everything that was made, environments included
+	rm -rf .venv .venv-build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(ARCHS:%=artifacts/%) artifacts/.cache artifacts/.lock aotmm/native/libaotmm_torch.so
+
+.venv-build/.stamp: pyproject.toml
+	@echo "installing Triton and what builds and tests packs into .venv-build"
+	@$(PYTHON) -m venv .venv-build
+	@$(REQUIREMENTS) build test | .venv-build/bin/python -m pip install -qq -r /dev/stdin
+	@.venv-build/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+# An overridden TORCH is always looked at again.
+.venv/.stamp: pyproject.toml $(if $(filter-out file,$(origin TORCH)),FORCE)
+	@echo "installing $(TORCH) and what tests and lint need into .venv"
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install -qq "$(TORCH)"
+	@$(REQUIREMENTS) test lint | .venv/bin/python -m pip install -qq -r /dev/stdin
+	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
