@@ -1,0 +1,392 @@
+"""The command line, and the only module that prints or exits. A command imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aotmm import __version__, report
+from aotmm.assembly import FORMS, assembly
+from aotmm.errors import AotmmError, ArtifactError, CompileError, NoKernelError, SpecError
+from aotmm.folders import data_folder
+from aotmm.manifest import kernel_to
+from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, dtype
+from aotmm.target import TARGETS, target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from aotmm.build import Progress, Report
+    from aotmm.manifest import Kernel
+    from aotmm.runtime.launcher import Problem, Verdict
+    from aotmm.runtime.pack import Pack
+
+INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
+_MAX_SIZE = 2**63 - 1
+
+
+class _Commands(click.Group):
+    """Turns the library's errors into text and exit codes, in this one place."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AotmmError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt as stop:
+            click.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+_pack_option = click.option(
+    "--pack",
+    "folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=lambda: data_folder("artifacts"),
+    show_default="the packs of this installation",
+    help="Folder of one pack or of packs.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="aotmm")
+def main() -> None:
+    """Triton's matmul, compiled ahead of time."""
+
+
+@main.command()
+@click.option("--arch", "archs", multiple=True, metavar="ARCH", help=f"Build for it; repeatable: {', '.join(TARGETS)}.")
+@click.option(
+    "--configs",
+    default="default",
+    show_default=True,
+    metavar="SET|FILE",
+    help="Config set: tutorial, classic, default, or a TOML file.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="DTYPE",
+    help=f"Input type instead of the set's own; repeatable: {', '.join(DTYPES)}.",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=lambda: data_folder("artifacts"),
+    show_default="where this installation looks for packs",
+    help="Folder to write DIR/<arch>/ to.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
+@_json_option
+def build(
+    *, archs: tuple[str, ...], configs: str, dtypes: tuple[str, ...], out: Path, jobs: int | None, as_json: bool
+) -> None:
+    """Compile kernels and write one pack per arch. Needs no GPU.
+
+    Kernels that an earlier build compiled are reused, and a pack that is already what would be built is left alone.
+    """
+    if not archs:
+        raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}")
+    with _needs_build_extra():
+        from aotmm import build as builder
+    try:
+        with _bars() as progress:
+            reports = builder.build(archs, out, configs=configs, dtypes=dtypes, jobs=jobs, progress=progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"packs in {out} that were not finished are as they were; kernels that did compile are kept"
+        ) from None
+    if as_json:
+        _print_json([_report_to(row) for row in reports])
+    else:
+        click.echo(report.build_text(reports))
+
+
+@main.command("list")
+@click.argument("folder", metavar="[PACK]", type=click.Path(path_type=Path), default=lambda: data_folder("artifacts"))
+@_json_option
+def list_(*, folder: Path, as_json: bool) -> None:
+    """Show packs and their kernels.
+
+    PACK is the folder of one pack or of packs; without it, those of this installation.
+    """
+    from aotmm.runtime.pack import open_packs
+
+    packs = open_packs(folder)
+    if not as_json:
+        click.echo(report.list_text(packs))
+        return
+    _print_json(
+        [
+            {
+                "arch": pack.arch,
+                "folder": str(pack.folder),
+                "host": pack.head.host,
+                "provenance": asdict(pack.head.provenance),
+                "kernels": [
+                    {
+                        "name": kernel.name,
+                        "dtype_a": kernel.dtype_a,
+                        "dtype_b": kernel.dtype_b,
+                        "dtype_c": kernel.dtype_c,
+                        "layout": kernel.layout,
+                        "activation": kernel.activation,
+                        "config": asdict(kernel.config),
+                        "registers": kernel.registers,
+                        "spill_bytes": kernel.spill_bytes,
+                        "shared_bytes": kernel.shared_bytes,
+                    }
+                    for kernel in pack.manifest.kernels
+                ],
+            }
+            for pack in packs
+        ]
+    )
+
+
+@main.command()
+@click.argument("name", metavar="KERNEL")
+@click.option("--arch", metavar="ARCH", help="Arch of the kernel, where several packs have one of that name.")
+@_pack_option
+@click.option("--asm", type=click.Choice(FORMS), help="Print the kernel's code instead.")
+@_json_option
+def inspect(*, name: str, arch: str | None, folder: Path, asm: str | None, as_json: bool) -> None:
+    """Show one kernel, or its code.
+
+    What it was compiled from, what it needs, and what a product must keep to for it. KERNEL is its exact name, as in
+    aotmm list. Of the codes, sass needs nvdisasm or cuobjdump, and amdgcn needs llvm-objdump.
+    """
+    from aotmm.runtime.pack import open_packs
+
+    if asm is not None and as_json:
+        raise click.UsageError("--asm prints code, which is not JSON; leave out one of them")
+    packs = open_packs(folder)
+    pack, kernel = _kernel(packs if arch is None else [_pack_of(packs, arch, folder)], name)
+    if asm is not None:
+        click.echo(assembly(pack, kernel, asm), nl=False)
+    elif as_json:
+        provenance = asdict(pack.head.provenance)
+        _print_json(
+            {"arch": pack.arch, "folder": str(pack.folder), "kernel": kernel_to(kernel), "provenance": provenance}
+        )
+    else:
+        click.echo(report.kernel_text(pack, kernel))
+
+
+@main.command()
+@click.option("--arch", required=True, metavar="ARCH", help=f"Arch of the GPU: {', '.join(TARGETS)}.")
+@click.argument("m", metavar="M", type=click.IntRange(1, _MAX_SIZE))
+@click.argument("n", metavar="N", type=click.IntRange(1, _MAX_SIZE))
+@click.argument("k", metavar="K", type=click.IntRange(0, _MAX_SIZE))
+@click.option("--dtype", "dtype_in", default="fp16", show_default=True, metavar="DTYPE", help="Type of A and B.")
+@click.option("--out-dtype", type=click.Choice(OUTPUTS), help="Type of C.  [default: what goes with --dtype]")
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="nn",
+    show_default=True,
+    help="A, then B: n row-major, t column-major.",
+)
+@click.option(
+    "--activation", type=click.Choice(ACTIVATIONS), default="none", show_default=True, help="Applied to the product."
+)
+@click.option(
+    "--align",
+    type=click.IntRange(1, 4096),
+    default=16,
+    show_default=True,
+    metavar="BYTES",
+    help="What the addresses of A, B and C are multiples of.",
+)
+@_pack_option
+@_json_option
+def explain(
+    *,
+    arch: str,
+    m: int,
+    n: int,
+    k: int,
+    dtype_in: str,
+    out_dtype: str | None,
+    layout: str,
+    activation: str,
+    align: int,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Show which kernel a product gets, and why. Needs no GPU.
+
+    The product is C (M, N) = A (M, K) @ B (K, N). A and B are contiguous in their layout, C is row-major, and the GPU
+    is the full model of its arch. DTYPE tf32 stands for fp32 operands with TF32 allowed.
+    """
+    from aotmm.runtime.launcher import CDevice, Problem
+    from aotmm.runtime.pack import open_packs
+
+    element, gpu = dtype(dtype_in), target(arch)
+    problem = Problem(
+        M=m,
+        N=n,
+        K=k,
+        strides_a=(k, 1) if layout[0] == "n" else (1, m),
+        strides_b=(n, 1) if layout[1] == "n" else (1, k),
+        strides_c=(n, 1),
+        dtype_a=element.storage,
+        dtype_b=element.storage,
+        dtype_c=out_dtype or element.output,
+        activation=activation,
+        a_ptr=align,
+        b_ptr=align,
+        c_ptr=align,
+        allow_tf32=element.name == "tf32",
+    )
+    pack = _pack_of(open_packs(folder), arch, folder)
+    device = CDevice(gpu.multiprocessors, gpu.shared_bytes)
+    selection = pack.launcher.explain(problem, device)
+    refused = [row for row in selection.verdicts if row.rejected is not None]
+    rejected = [row for row in refused if _same_types(row.kernel, problem)]
+    types = f"{dtype_in} x {dtype_in} -> {problem.dtype_c}"
+    what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
+    if as_json:
+        _print_json(
+            {
+                "arch": arch,
+                "folder": str(pack.folder),
+                "problem": asdict(problem),
+                "device": {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes},
+                "chosen": None if selection.chosen is None else _verdict_to(selection.chosen),
+                "fits": [_verdict_to(row) for row in selection.verdicts if row.rejected is None],
+                "rejected": [{"kernel": row.kernel.name, "reason": row.rejected} for row in rejected],
+                "other_types": len(refused) - len(rejected),
+            }
+        )
+    else:
+        click.echo(f"{what}, addresses multiples of {align} B")
+        click.echo(
+            f"on {arch} with {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n"
+        )
+        click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
+    if selection.chosen is None:
+        has = ", ".join(sorted({report.types(kernel) for kernel in pack.manifest.kernels}))
+        raise NoKernelError(
+            f"no kernel in pack {arch} fits {what}; it has: {has}",
+            tuple(f"{row.kernel.name}: {row.rejected}" for row in refused),
+        )
+
+
+@main.command()
+@_pack_option
+@_json_option
+@click.pass_context
+def doctor(ctx: click.Context, *, folder: Path, as_json: bool) -> None:
+    """Check torch, driver, packs and GPUs.
+
+    For each GPU it says which pack it would use and how, or the command that builds what is missing. The exit code is
+    0 unless a pack is missing or broken, or a driver fails; a machine without a GPU is fine.
+    """
+    from aotmm.doctor import diagnose
+
+    found = diagnose(folder)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        click.echo(report.doctor_text(found))
+    ctx.exit(found.exit_code)
+
+
+@contextmanager
+def _needs_build_extra() -> Iterator[None]:
+    """Turns a failed import in the block into what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CompileError(
+            f'aotmm build needs the build extra: pip install "aotmm[build]" ({error.name} is not installed)'
+        ) from error
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """What a build calls as kernels get done: a bar per arch on the terminal, nothing where stderr is not one."""
+    if not sys.stderr.isatty():
+        yield lambda _arch, _done, _total: None
+        return
+    with _needs_build_extra():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(arch: str, done: int, total: int) -> None:
+        if arch not in tasks:
+            tasks[arch] = bars.add_task(arch, total=total, completed=done, rate="")
+            return
+        speed = bars.tasks[tasks[arch]].speed
+        bars.update(tasks[arch], completed=done, rate="" if speed is None else f"{speed:.1f} kernels/s")
+
+    with bars:
+        yield show
+
+
+def _print_json(body: object) -> None:
+    click.echo(json.dumps(body, indent=2))
+
+
+def _pack_of(packs: Sequence[Pack], arch: str, folder: Path) -> Pack:
+    """The pack of `arch`. Raises SpecError for an unknown arch, ArtifactError where there is no pack of it."""
+    target(arch)
+    for pack in packs:
+        if pack.arch == arch:
+            return pack
+    raise ArtifactError(
+        f"no pack for {arch} in {folder}, which has {', '.join(pack.arch for pack in packs)}; "
+        f"build it: aotmm build --arch {arch} --out {folder}"
+    )
+
+
+def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
+    """The kernel called `name` and its pack. Raises SpecError if there is none, or one in several packs."""
+    found = [(pack, kernel) for pack in packs for kernel in pack.manifest.kernels if kernel.name == name]
+    if not found:
+        names = sorted({kernel.name for pack in packs for kernel in pack.manifest.kernels})
+        near = difflib.get_close_matches(name, names, cutoff=0.3)
+        hint = f"did you mean {', '.join(near)}?" if near else "aotmm list shows them all"
+        raise SpecError(f"no kernel {name!r} among {len(names)} of {', '.join(pack.arch for pack in packs)}; {hint}")
+    if len(found) > 1:
+        raise SpecError(f"kernel {name} is in several packs; say --arch {' or '.join(pack.arch for pack, _ in found)}")
+    return found[0]
+
+
+def _same_types(kernel: Kernel, problem: Problem) -> bool:
+    """Whether `kernel` is for the operands and activation of `problem`, so that its promises are what refused it."""
+    mine = (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c, kernel.activation)
+    return mine == (problem.dtype_a, problem.dtype_b, problem.dtype_c, problem.activation)
+
+
+def _report_to(row: Report) -> dict[str, object]:
+    dropped = [{"kernel": name, "reason": reason} for name, reason in row.dropped]
+    return asdict(row) | {"folder": str(row.folder), "dropped": dropped}
+
+
+def _verdict_to(row: Verdict) -> dict[str, object]:
+    config = asdict(row.kernel.config)
+    return {"kernel": row.kernel.name, "config": config, "cost": row.cost, "grid": row.grid, "waves": row.waves}

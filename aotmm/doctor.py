@@ -1,0 +1,192 @@
+"""What this machine has and what aotmm would do with it: torch, driver, packs, and the pack that each GPU would use."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aotmm import __version__, manifest
+from aotmm.errors import AotmmError, ArtifactError
+from aotmm.target import TARGETS, ways_to_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aotmm.runtime.devices import Device
+    from aotmm.runtime.pack import Pack
+
+_GET_TORCH = "https://pytorch.org/get-started/locally"
+
+
+@dataclass(frozen=True, slots=True)
+class PackState:
+    """One pack folder: what is in it, or `error`, why it cannot be used."""
+
+    folder: str
+    arch: str | None = None
+    kernels: int = 0
+    bytes: int = 0
+    executed_on: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """One GPU: the pack that it would use and how (`aotmm.target.ways_to_run`), or `error`, why it has none.
+
+    `multiprocessors` and `shared_bytes` are what the driver says, which is what selection goes by.
+    """
+
+    ordinal: int
+    name: str
+    arch: str
+    pack: str | None = None
+    way: str | None = None
+    multiprocessors: int | None = None
+    shared_bytes: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The whole answer. `exit_code` is that of the worst error of a pack or a driver, 0 without one.
+
+    Attributes:
+        torch: its version; None if it cannot be imported.
+        torch_build: "CUDA 12.9", "ROCm 7.1" or "CPU".
+        cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
+        advice: what to do so that GPUs can be used.
+    """
+
+    aotmm: str
+    python: str
+    torch: str | None
+    torch_build: str | None
+    cuda_driver: str | None
+    packs: tuple[PackState, ...]
+    devices: tuple[DeviceState, ...]
+    advice: tuple[str, ...]
+    exit_code: int
+
+
+def diagnose(root: Path) -> Diagnosis:
+    """Everything about this machine and the packs in `root`; never raises for what it finds broken."""
+    packs = _packs(root)
+    usable = [pack for pack, _ in packs if pack is not None]
+    exit_code = 0 if len(usable) == len(packs) else ArtifactError.exit_code
+    version, build, advice = _torch()
+    driver = _cuda_driver()
+    found: list[Device] = []
+    if build not in (None, "CPU"):
+        found, reason = _devices()
+        if not found:
+            advice.append(f"torch sees no GPU{reason}" + ("" if driver else "; there is no NVIDIA driver"))
+    devices = []
+    for gpu in found:
+        state, code = _device(gpu, usable, root)
+        devices.append(state)
+        exit_code = exit_code or code
+    return Diagnosis(
+        __version__,
+        platform.python_version(),
+        version,
+        build,
+        driver,
+        tuple(state for _, state in packs),
+        tuple(devices),
+        tuple(advice),
+        exit_code,
+    )
+
+
+def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
+    """The pack in `root`, or those in its subfolders: what is there, and the pack if it can be used."""
+    if (root / manifest.FILE_NAME).exists():
+        return [_pack(root)]
+    folders = sorted(path for path in root.glob("[!.]*") if path.is_dir())
+    if not folders:
+        return [
+            (None, PackState(str(root), error=f"no packs in {root}; build some: aotmm build --arch ... --out {root}"))
+        ]
+    return [_pack(folder) for folder in folders]
+
+
+def _pack(folder: Path) -> tuple[Pack | None, PackState]:
+    """The pack in `folder`, every file of it compared with the manifest."""
+    from aotmm.runtime.pack import open_pack, read_verified
+
+    try:
+        pack = open_pack(folder)
+        files = manifest.files(pack.manifest)
+        for file in files:
+            read_verified(folder, file)
+        kernels = len(pack.launcher.kernels)
+    except ArtifactError as error:
+        return None, PackState(str(folder), error=str(error))
+    size = sum(file.bytes for file in files)
+    return pack, PackState(str(folder), pack.arch, kernels, size, TARGETS[pack.arch].executed_on)
+
+
+def _torch() -> tuple[str | None, str | None, list[str]]:
+    """The version and build of torch, and what to do about them."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}"
+        return None, None, [f"torch {why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
+    if torch.version.hip:
+        return torch.__version__, f"ROCm {torch.version.hip}", []
+    if torch.version.cuda:
+        return torch.__version__, f"CUDA {torch.version.cuda}", []
+    why = f"torch {torch.__version__} is a CPU build, no GPU can be used"
+    return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
+
+
+def _cuda_driver() -> str | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    version = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"  # Source: CUDA driver API, "Version Management"
+
+
+def _devices() -> tuple[list[Device], str]:
+    """The GPUs that torch sees, or why it cannot list them."""
+    from aotmm.runtime.devices import devices
+
+    try:
+        return devices(), ""
+    except RuntimeError as error:
+        return [], f": {error}"
+
+
+def _device(gpu: Device, packs: list[Pack], root: Path) -> tuple[DeviceState, int]:
+    """What `gpu` would use, and the exit code if its driver fails."""
+    from aotmm.runtime.devices import best_pack
+
+    found = best_pack(packs, gpu.arch)
+    if found is None:
+        return DeviceState(gpu.ordinal, gpu.name, gpu.arch, error=_missing(gpu.arch, root)), 0
+    pack, way = found
+    try:
+        facts = pack.launcher.device(gpu.ordinal)
+    except AotmmError as error:
+        return DeviceState(gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, error=str(error)), error.exit_code
+    state = DeviceState(
+        gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, int(facts.multiprocessors), int(facts.shared_bytes)
+    )
+    return state, 0
+
+
+def _missing(arch: str, root: Path) -> str:
+    """Why nothing runs on `arch`, and the command that changes that."""
+    for way in ("exact", "compatible", "ptx"):
+        for name in TARGETS:
+            if ways_to_run(name, arch) == way:
+                return f"no pack runs on {arch}; build one: aotmm build --arch {name} --out {root}"
+    return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"

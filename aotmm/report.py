@@ -1,0 +1,198 @@
+"""What the commands say, as text: aligned tables and paragraphs from the values that the library returns."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from aotmm.build import Report
+    from aotmm.doctor import Diagnosis
+    from aotmm.manifest import Config, Kernel
+    from aotmm.runtime.launcher import Selection, Verdict
+    from aotmm.runtime.pack import Pack
+
+_WAYS = {
+    "exact": "built for this very arch",
+    "compatible": "binary compatible within the major version",
+    "ptx": "as PTX, which the driver compiles at the first use",
+}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
+    """Columns as wide as they need to be; numbers to the right, each under its title."""
+    lines = [header, *rows]
+    widths = [max(len(str(line[column])) for line in lines) for column in range(len(header))]
+    numeric = [all(isinstance(line[column], int) for line in lines[1:]) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            str(cell).rjust(width) if right else str(cell).ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they are, in two columns."""
+    lines = list(rows)
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in lines)
+
+
+def types(kernel: Kernel) -> str:
+    """Element types of A, B and C."""
+    return f"{kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}"
+
+
+def build_text(reports: Sequence[Report]) -> str:
+    """One row per arch, and one per kernel that was dropped."""
+    text = table(
+        ("arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"),
+        [
+            (
+                row.arch,
+                row.kernels,
+                row.bytes,
+                f"{row.seconds:.1f}",
+                row.compiled,
+                row.kernels + len(row.dropped) - row.compiled,
+                len(row.dropped),
+                f"{row.folder} ({'written' if row.linked else 'as it was'})",
+            )
+            for row in reports
+        ],
+    )
+    dropped = [(row.arch, name, reason) for row in reports for name, reason in row.dropped]
+    return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "")
+
+
+def list_text(packs: Sequence[Pack]) -> str:
+    """A line per pack, and a row per kernel."""
+    found = table(
+        ("arch", "kernels", "config set", "triton", "folder"),
+        [
+            (pack.arch, len(pack.manifest.kernels), made.config_set, made.triton, str(pack.folder))
+            for pack in packs
+            for made in [pack.head.provenance]
+        ],
+    )
+    rows = [
+        (
+            pack.arch,
+            kernel.name,
+            types(kernel),
+            kernel.layout,
+            f"{kernel.config.block_m}x{kernel.config.block_n}x{kernel.config.block_k}",
+            kernel.activation,
+            kernel.registers,
+            kernel.spill_bytes,
+            kernel.shared_bytes,
+        )
+        for pack in packs
+        for kernel in pack.manifest.kernels
+    ]
+    header = ("arch", "kernel", "types", "layout", "tile", "activation", "registers", "spill bytes", "shared bytes")
+    return f"{found}\n\n{table(header, rows)}"
+
+
+def kernel_text(pack: Pack, kernel: Kernel) -> str:
+    """Everything that the manifest says of one kernel."""
+    rows = [
+        ("kernel", kernel.name),
+        ("arch", pack.arch),
+        ("types", f"{types(kernel)}, layout {kernel.layout}, activation {kernel.activation}"),
+        ("config", _config(kernel.config)),
+        ("source", kernel.source),
+        ("threads", f"{kernel.threads} per block, clusters of {kernel.num_ctas}"),
+        ("registers", f"{kernel.registers} per thread, {kernel.spill_bytes} B spilled"),
+        ("shared memory", f"{kernel.shared_bytes} B per block"),
+        ("scratch", f"{kernel.global_scratch_bytes} B, for profiling {kernel.profile_scratch_bytes} B per block"),
+        ("widest access", f"{kernel.vector_bytes} B"),
+        ("family, symbol", f"{kernel.family}, {kernel.symbol}"),
+        *(
+            (name, f"{file.path}, {file.bytes} B, sha256 {file.sha256}")
+            for name, file in (("image", kernel.image), ("ptx", kernel.ptx))
+            if file is not None
+        ),
+        ("key", kernel.key),
+        ("pack", f"{pack.folder}, for {pack.head.host}"),
+        *((f"made with {name}", str(value)) for name, value in asdict(pack.head.provenance).items()),
+    ]
+    parameters = [(item.name, item.type, item.value, item.offset, item.bytes) for item in kernel.parameters]
+    promises = [(item.value, item.relation, item.operand) for item in kernel.promises]
+    attributes = [(item.name, *item.value) for item in kernel.attributes]
+    return "\n\n".join(
+        [
+            facts(rows),
+            table(("parameter", "type", "filled with", "offset", "bytes"), parameters),
+            table(("promise", "relation", "operand"), promises) if promises else "promises nothing",
+            *([table(("attribute", "x", "y", "z"), attributes)] if attributes else []),
+        ]
+    )
+
+
+def selection_text(selection: Selection, rejected: Sequence[Verdict], other_types: int) -> str:
+    """The chosen kernel, those that fit at a higher cost, and why each of `rejected` does not fit."""
+    parts = []
+    chosen = selection.chosen
+    if chosen is not None:
+        parts.append(
+            facts(
+                [
+                    ("chosen", chosen.kernel.name),
+                    ("config", _config(chosen.kernel.config)),
+                    ("grid", f"{chosen.grid} blocks, {chosen.waves} waves"),
+                    ("cost", str(chosen.cost)),
+                ]
+            )
+        )
+        others = sorted((row for row in selection.verdicts if row.rejected is None), key=lambda row: row.cost)
+        rows = [
+            (row.kernel.name, row.cost, f"{row.cost / max(chosen.cost, 1):.2f}", row.grid, row.waves)
+            for row in others
+            if row is not chosen
+        ]
+        if rows:
+            parts.append(table(("fits as well", "cost", "x chosen", "grid", "waves"), rows))
+    if rejected:
+        parts.append(table(("does not fit", "why"), [(row.kernel.name, row.rejected or "") for row in rejected]))
+    if other_types:
+        parts.append(f"{other_types} kernels of the pack are for other types or another activation")
+    return "\n\n".join(parts)
+
+
+def doctor_text(found: Diagnosis) -> str:
+    """The whole diagnosis."""
+    torch = "none" if found.torch is None else f"{found.torch}, {found.torch_build} build"
+    rows = [
+        ("aotmm", found.aotmm),
+        ("python", found.python),
+        ("torch", torch),
+        ("NVIDIA driver", f"up to CUDA {found.cuda_driver}" if found.cuda_driver else "none"),
+    ]
+    for pack in found.packs:
+        if pack.error is not None:
+            rows.append(("pack", pack.error))
+        else:
+            rows.append(
+                ("pack", f"{pack.arch}: {pack.kernels} kernels, {pack.bytes / 1e6:.1f} MB, intact, {pack.folder}")
+            )
+            rows.append(("", f"has run on {pack.executed_on}"))
+    for gpu in found.devices:
+        rows.append((f"device {gpu.ordinal}", f"{gpu.name}, {gpu.arch}"))
+        if gpu.error is not None:
+            rows.append(("", gpu.error))
+        else:
+            rows.append(("", f"uses pack {gpu.pack}: {_WAYS[gpu.way or '']}"))
+            rows.append(("", f"{gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block"))
+    rows += [("to do", advice) for advice in found.advice]
+    return facts(rows)
+
+
+def _config(config: Config) -> str:
+    shown = {name: value for name, value in asdict(config).items() if value and (name, value) != ("kpack", 1)}
+    field_terms = {name: name.upper() for name in ("block_m", "block_n", "block_k", "group_m")}
+    return ", ".join(f"{field_terms.get(name, name)} {value}" for name, value in shown.items())

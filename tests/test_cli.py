@@ -1,0 +1,497 @@
+"""The command line without Triton and without a GPU: help, errors, and what it says of packs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+import aotmm
+from aotmm import manifest, report
+from aotmm.cli import INTERRUPTED, main
+from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError
+from aotmm.manifest import Config, File, Kernel, Manifest, Parameter, Promise, Provenance
+
+ROOT = Path(__file__).parent.parent
+COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
+HEAVY = ("torch", "triton", "jinja2", "rich", "numpy")
+NAME = "tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none"
+
+
+def run(*words: str | Path) -> Result:
+    """The command line in this process."""
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="aotmm")
+
+
+def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: bool = True) -> Path:
+    """A pack with a valid manifest whose binaries are not real."""
+    folder = root / arch
+    (folder / "images").mkdir(parents=True)
+
+    def file(path: str, data: bytes) -> File:
+        (folder / path).write_bytes(data)
+        return File(path, hashlib.sha256(data).hexdigest(), len(data))
+
+    kernels = tuple(
+        Kernel(
+            name=name,
+            family="tile",
+            source="a paper",
+            symbol="tile",
+            dtype_a="fp16",
+            dtype_b="fp16",
+            dtype_c="fp16",
+            layout="nn",
+            activation="none",
+            config=Config(128, 256, 64, 8, 3, 8),
+            threads=256,
+            num_ctas=1,
+            shared_bytes=98_304,
+            registers=242,
+            spill_bytes=12,
+            global_scratch_bytes=0,
+            profile_scratch_bytes=0,
+            vector_bytes=16,
+            parameters=(Parameter("M", "i32", "M", 24, 4),),
+            promises=(Promise("stride_am", "multiple_of", 8),),
+            attributes=(),
+            image=file(f"images/{name}.cubin", b"image of " + name.encode()),
+            ptx=file(f"images/{name}.ptx", b".version 8.0 // " + name.encode()) if ptx else None,
+            key="0" * 64,
+        )
+        for name in names
+    )
+    pack = Manifest(
+        format=manifest.FORMAT,
+        arch=arch,
+        host=f"{platform.machine()}-linux-gnu",
+        provenance=Provenance(
+            "0.1.0", "3.9.0", "ptxas 12.9", "cc", "classic", "1" * 64, line_info=False, fp_fusion=True
+        ),
+        library=file(f"libaotmm_{arch}.so", b"no library"),
+        library_key="2" * 64,
+        sources=(file("launcher.c", b""),),
+        kernels=kernels,
+    )
+    for name, data in manifest.write(pack).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+@pytest.fixture
+def packs(tmp_path: Path) -> Path:
+    """Packs for sm80 (two kernels) and sm90 (one of the same name, without PTX)."""
+    write_pack(tmp_path / "packs", "sm80", (NAME, "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none"))
+    write_pack(tmp_path / "packs", "sm90", ptx=False)
+    return tmp_path / "packs"
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An otherwise empty PATH, without Triton and ROCm beside it."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("aotmm.assembly._ROCM", tmp_path)
+    return folder
+
+
+def add_tool(folder: Path, name: str, script: str) -> None:
+    """Puts a shell script called `name` into `folder`."""
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command by how it is called."""
+    yield "aotmm", main
+    for name, command in main.commands.items():
+        yield f"aotmm {name}", command
+
+
+# ------------------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()))
+def test_everything_has_help(name: str, command: click.Command) -> None:
+    """Every command says what it does, every option what it is for, and both -h and --help say so."""
+    assert command.help, name
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{name} {parameter.opts}"
+    words = name.split()[1:]
+    texts = [run(*words, flag) for flag in ("-h", "--help")]
+    assert [result.exit_code for result in texts] == [0, 0]
+    assert texts[0].stdout == texts[1].stdout
+    assert texts[0].stdout.startswith(f"Usage: {name} ")
+
+
+def test_short_help_is_not_cut() -> None:
+    """The list of commands shows whole sentences."""
+    assert "..." not in run("--help").stdout.partition("Commands:")[2]
+
+
+def test_version() -> None:
+    """--version says the package's version."""
+    assert run("--version").stdout == f"aotmm, version {aotmm.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["build", "--help"], ["list", "PACKS"], ["inspect", NAME, "--pack", "PACKS"]]
+)
+def test_light(words: list[str], tmp_path: Path) -> None:
+    """Help, list and inspect run where torch, Triton, jinja2, rich and numpy cannot be imported."""
+    pack = write_pack(tmp_path, "sm80")
+    program = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {HEAVY}:
+            raise ModuleNotFoundError("No module named " + repr(name), name=name)
+sys.meta_path.insert(0, Block())
+from aotmm.cli import main
+main({[str(pack) if word == "PACKS" else word for word in words]})
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------------------ errors
+
+
+def error_classes() -> list[type[AotmmError]]:
+    """The library's errors, the root included."""
+    return [AotmmError, *AotmmError.__subclasses__()]
+
+
+def test_exit_codes_are_unique() -> None:
+    """No two errors share an exit code, nor with success, click's usage errors or Ctrl-C."""
+    codes = [error.exit_code for error in error_classes()] + [0, click.UsageError.exit_code, INTERRUPTED]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("error", error_classes())
+def test_errors_become_text_and_exit_codes(error: type[AotmmError], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the library is one line on stderr, nothing on stdout, and its own exit code."""
+
+    def fail(_path: Path) -> None:
+        raise error("what failed; what to do")
+
+    monkeypatch.setattr("aotmm.runtime.pack.open_packs", fail)
+    result = run("list")
+    assert (result.exit_code, result.stdout, result.stderr) == (error.exit_code, "", "error: what failed; what to do\n")
+
+
+def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug stays a traceback."""
+    monkeypatch.setattr("aotmm.runtime.pack.open_packs", lambda _path: 1 / 0)
+    assert isinstance(run("list").exception, ZeroDivisionError)
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends any command with 130 and a word on stderr."""
+
+    def stop(_path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aotmm.runtime.pack.open_packs", stop)
+    result = run("list")
+    assert (result.exit_code, result.stdout, result.stderr) == (INTERRUPTED, "", "interrupted\n")
+
+
+def test_real_process(packs: Path) -> None:
+    """As a process: the exit code of the error, a clean stdout, the text on stderr, no traceback."""
+    (packs / "sm90" / "kernels.json").write_bytes(b"[]")
+    done = subprocess.run([*COMMAND, "list", packs, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (ArtifactError.exit_code, "")
+    assert done.stderr.startswith(f"error: pack {packs / 'sm90'}: kernels.json was altered")
+
+
+# ------------------------------------------------------------------------------------------------------- build
+
+
+def test_build_needs_an_arch() -> None:
+    """Without --arch nothing is built, and the message lists the architectures."""
+    result = run("build")
+    assert result.exit_code == click.UsageError.exit_code
+    assert "sm80, sm90, gfx90a" in result.stderr
+
+
+def test_build_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing package of the build extra is answered with the command that installs it."""
+    for name in [name for name in sys.modules if name.startswith(("aotmm.build", "jinja2"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(aotmm, "build", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = run("build", "--arch", "sm80")
+    assert result.exit_code == CompileError.exit_code
+    assert 'error: aotmm build needs the build extra: pip install "aotmm[build]"' in result.stderr
+
+
+# -------------------------------------------------------------------------------------------------------- list
+
+
+def test_list(packs: Path) -> None:
+    """list shows every pack and one row per kernel with what it costs to run."""
+    lines = run("list", packs).stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [["arch", "kernels"], ["sm80", "2"], ["sm90", "1"]]
+    row = next(line for line in lines if line.startswith("sm90") and NAME in line)
+    assert " ".join(row.split()) == f"sm90 {NAME} fp16 x fp16 -> fp16 nn 128x256x64 none 242 12 98304"
+    assert len(lines) == 3 + 1 + 1 + 3
+
+
+def test_list_json(packs: Path) -> None:
+    """list --json has the packs with exactly the documented keys, from one pack's folder too."""
+    body = json.loads(run("list", packs, "--json").stdout)
+    assert [(pack["arch"], len(pack["kernels"])) for pack in body] == [("sm80", 2), ("sm90", 1)]
+    assert json.loads(run("list", packs / "sm90", "--json").stdout) == body[1:]
+    assert list(body[0]) == ["arch", "folder", "host", "provenance", "kernels"]
+    assert body[1]["kernels"][0] == {
+        "name": NAME,
+        "dtype_a": "fp16",
+        "dtype_b": "fp16",
+        "dtype_c": "fp16",
+        "layout": "nn",
+        "activation": "none",
+        "config": dataclasses.asdict(Config(128, 256, 64, 8, 3, 8)),
+        "registers": 242,
+        "spill_bytes": 12,
+        "shared_bytes": 98_304,
+    }
+
+
+def test_list_without_packs(tmp_path: Path) -> None:
+    """An empty folder is an ArtifactError that says how to build packs there."""
+    result = run("list", tmp_path)
+    assert result.exit_code == ArtifactError.exit_code
+    assert f"aotmm build --arch ... --out {tmp_path}" in result.stderr
+
+
+def test_table_aligns() -> None:
+    """Text is aligned left and numbers right, each under its title, without trailing blanks."""
+    assert report.table(("name", "bytes", "why"), [("a", 5, "x"), ("long name", 12345678, "")]) == (
+        "name          bytes  why\na                 5  x\nlong name  12345678"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- inspect
+
+
+def test_inspect(packs: Path) -> None:
+    """inspect says everything that the manifest holds of a kernel."""
+    text = run("inspect", NAME, "--arch", "sm80", "--pack", packs).stdout
+    image = hashlib.sha256(b"image of " + NAME.encode()).hexdigest()
+    for line in (
+        "BLOCK_M 128, BLOCK_N 256, BLOCK_K 64, GROUP_M 8, num_stages 3, num_warps 8",
+        "a paper",
+        "242 per thread, 12 B spilled",
+        "98304 B per block",
+        f"images/{NAME}.cubin, {len(NAME) + 9} B, sha256 {image}",
+        "ptxas 12.9",
+    ):
+        assert line in text
+    assert "M          i32   M                24      4\n" in text
+    assert "stride_am  multiple_of        8\n" in text
+
+
+def test_inspect_json(packs: Path) -> None:
+    """inspect --json is the manifest's own entry, with where it comes from."""
+    body = json.loads(run("inspect", NAME, "--pack", packs / "sm90", "--json").stdout)
+    assert list(body) == ["arch", "folder", "kernel", "provenance"]
+    assert body["kernel"] == json.loads((packs / "sm90" / "kernels.json").read_text())[0]
+    assert (body["arch"], body["provenance"]["triton"]) == ("sm90", "3.9.0")
+
+
+def test_inspect_unknown_kernel(packs: Path) -> None:
+    """A name that is not there is answered with the nearest ones."""
+    result = run("inspect", NAME.replace("256", "255"), "--pack", packs)
+    assert result.exit_code == SpecError.exit_code
+    assert f"did you mean {NAME}" in result.stderr
+
+
+def test_inspect_of_several_packs(packs: Path) -> None:
+    """A name in two packs needs --arch, and the message says which there are."""
+    result = run("inspect", NAME, "--pack", packs)
+    assert result.exit_code == SpecError.exit_code
+    assert "--arch sm80 or sm90" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arch", "error", "text"), [("sm81", SpecError, "sm80, sm90"), ("gfx90a", ArtifactError, "build")]
+)
+def test_inspect_of_an_absent_arch(packs: Path, arch: str, error: type[AotmmError], text: str) -> None:
+    """An unknown arch lists the known ones; one without a pack gets the command that builds it."""
+    result = run("inspect", NAME, "--arch", arch, "--pack", packs)
+    assert result.exit_code == error.exit_code
+    assert text in result.stderr
+
+
+def test_ptx(packs: Path) -> None:
+    """--asm ptx prints the shipped text and nothing else."""
+    result = run("inspect", NAME, "--arch", "sm80", "--pack", packs, "--asm", "ptx")
+    assert (result.exit_code, result.stdout) == (0, f".version 8.0 // {NAME}")
+
+
+@pytest.mark.parametrize(("asm", "text"), [("ptx", "ships no PTX"), ("amdgcn", "it has: ptx, sass")])
+def test_code_that_a_pack_does_not_have(packs: Path, asm: str, text: str) -> None:
+    """PTX that is not shipped and AMD code of an NVIDIA kernel are SpecErrors that say what there is."""
+    result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", asm)
+    assert result.exit_code == SpecError.exit_code
+    assert text in result.stderr
+
+
+def test_sass_without_a_disassembler(packs: Path, tools: Path) -> None:
+    """Without nvdisasm the error says what to install."""
+    assert not list(tools.iterdir())
+    result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", "sass")
+    assert result.exit_code == CompileError.exit_code
+    assert "nvdisasm or cuobjdump" in result.stderr
+    assert "pip install triton" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "words"), [("nvdisasm", "-c"), ("cuobjdump", "-sass")])
+def test_sass(packs: Path, tools: Path, name: str, words: str) -> None:
+    """A disassembler on PATH gets the image's bytes, and its output is printed as it is."""
+    add_tool(tools, name, 'while read -r line || [ -n "$line" ]; do echo "$1 $2 $line"; done < "$2"')
+    result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", "sass")
+    assert (result.exit_code, result.stdout) == (0, f"{words} {NAME}.cubin image of {NAME}\n")
+
+
+def test_a_disassembler_that_refuses(packs: Path, tools: Path) -> None:
+    """What a disassembler says against an image is passed on."""
+    add_tool(tools, "nvdisasm", "echo this is no cubin >&2; exit 1")
+    result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", "sass")
+    assert result.exit_code == CompileError.exit_code
+    assert "this is no cubin" in result.stderr
+
+
+def test_an_altered_image_is_not_disassembled(packs: Path, tools: Path) -> None:
+    """The image is compared with the manifest before a tool sees it."""
+    add_tool(tools, "nvdisasm", "echo seen")
+    (packs / "sm90" / "images" / f"{NAME}.cubin").write_bytes(b"other")
+    result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", "sass")
+    assert (result.exit_code, result.stdout) == (ArtifactError.exit_code, "")
+    assert "was altered" in result.stderr
+
+
+def test_code_is_not_json(packs: Path) -> None:
+    """--asm with --json is refused rather than half obeyed."""
+    assert run("inspect", NAME, "--pack", packs, "--asm", "ptx", "--json").exit_code == click.UsageError.exit_code
+
+
+# ----------------------------------------------------------------------------------------------------- explain
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--arch", "sm90", "--dtype", "fp17"), "fp16, bf16, fp32, tf32"),
+        (("--arch", "sm91"), "sm80, sm90, gfx90a"),
+    ],
+)
+def test_explain_of_what_does_not_exist(packs: Path, words: tuple[str, ...], text: str) -> None:
+    """Unknown types and architectures are SpecErrors that list the known ones."""
+    result = run("explain", *words, "64", "64", "64", "--pack", packs)
+    assert result.exit_code == SpecError.exit_code
+    assert text in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("0", "1", "1"), ("1", "1", "-1"), ("1", "1", str(2**63)), ("--align", "0", "1", "1", "1"), ("1", "1")]
+)
+def test_explain_refuses_sizes(packs: Path, words: tuple[str, ...]) -> None:
+    """Sizes without a launch, negative ones and those beyond 64 bits are usage errors that name the argument."""
+    result = run("explain", "--arch", "sm90", "--pack", packs, *words)
+    assert result.exit_code == click.UsageError.exit_code
+    assert "Error: " in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ doctor
+
+
+def test_doctor_of_broken_packs(packs: Path) -> None:
+    """doctor goes on after a pack that cannot be used, says why for each, and ends with the error's code."""
+    (packs / "sm80" / "launcher.c").write_bytes(b"altered")
+    (packs / "half").mkdir()
+    result = run("doctor", "--pack", packs, "--json")
+    body = json.loads(result.stdout)
+    assert result.exit_code == body["exit_code"] == ArtifactError.exit_code
+    errors = {Path(pack["folder"]).name: pack["error"] for pack in body["packs"]}
+    assert "it has no manifest.json" in errors["half"]
+    assert "launcher.c was altered" in errors["sm80"]
+    assert "libaotmm_sm90.so cannot be loaded" in errors["sm90"]
+    text = run("doctor", "--pack", packs)
+    assert text.exit_code == ArtifactError.exit_code
+    assert all(error in text.stdout for error in errors.values())
+
+
+def test_doctor_without_packs(tmp_path: Path) -> None:
+    """No packs is an error with the command that builds some."""
+    result = run("doctor", "--pack", tmp_path)
+    assert result.exit_code == ArtifactError.exit_code
+    assert f"no packs in {tmp_path}; build some: aotmm build" in result.stdout
+
+
+def test_doctor_json_keys(tmp_path: Path) -> None:
+    """The keys that programs read."""
+    body = json.loads(run("doctor", "--pack", tmp_path, "--json").stdout)
+    keys = ["aotmm", "python", "torch", "torch_build", "cuda_driver", "packs", "devices", "advice", "exit_code"]
+    assert list(body) == keys
+    assert list(body["packs"][0]) == ["folder", "arch", "kernels", "bytes", "executed_on", "error"]
+
+
+@pytest.mark.parametrize(
+    ("torch", "version", "build", "advice"),
+    [
+        (None, None, None, "torch is not installed"),
+        (
+            SimpleNamespace(cuda=None, hip=None),
+            "9.9",
+            "CPU",
+            "is a CPU build, no GPU can be used; install a CUDA or ROCm",
+        ),
+        (SimpleNamespace(cuda="12.9", hip=None), "9.9", "CUDA 12.9", "torch sees no GPU"),
+        (SimpleNamespace(cuda=None, hip="7.1"), "9.9", "ROCm 7.1", "torch sees no GPU"),
+    ],
+)
+def test_doctor_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    torch: SimpleNamespace | None,
+    version: str | None,
+    build: str | None,
+    advice: str,
+) -> None:
+    """doctor tells the builds of torch apart and says what to do where no GPU can be used."""
+    module = torch and SimpleNamespace(
+        __version__="9.9", version=torch, cuda=SimpleNamespace(is_available=lambda: False)
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    body = json.loads(run("doctor", "--pack", tmp_path, "--json").stdout)
+    assert (body["torch"], body["torch_build"]) == (version, build)
+    assert advice in body["advice"][0]
+
+
+def test_doctor_of_a_torch_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An error of torch while it looks for GPUs is passed on, not raised."""
+
+    def fail() -> bool:
+        raise RuntimeError("CUDA unknown error")
+
+    module = SimpleNamespace(
+        __version__="9.9", version=SimpleNamespace(cuda="12.9", hip=None), cuda=SimpleNamespace(is_available=fail)
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    result = run("doctor", "--pack", tmp_path)
+    assert "torch sees no GPU: CUDA unknown error" in result.stdout
