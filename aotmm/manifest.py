@@ -298,7 +298,7 @@ def _hints(wanted: type) -> dict[str, typing.Any]:
 
 def _decode(wanted: typing.Any, value: object, where: str) -> typing.Any:
     """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool), or ArtifactError naming the spot."""
-    if dataclasses.is_dataclass(wanted):
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         if not isinstance(value, dict):
             raise ArtifactError(f"{where}: expected an object, found {type(value).__name__}")
         hints = _hints(wanted)

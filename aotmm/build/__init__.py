@@ -22,7 +22,7 @@ from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
 from aotmm.errors import ArtifactError, PackError, SpecError
 from aotmm.kernels import Variant
-from aotmm.manifest import FORMAT, Kernel, Manifest, Provenance
+from aotmm.manifest import FORMAT, Manifest, Provenance
 from aotmm.target import Target, target
 
 
@@ -173,7 +173,11 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent stops the workers
+    # Ctrl-C reaches the whole group; the parent stops the workers. Blocked, not ignored: LLVM replaces handlers, and
+    # the assembler would not inherit that it is ignored.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Triton prints what the assembler refuses, which is in its exception too; stdout belongs to the caller.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _write_images(folder: Path, kept: list[Compiled]) -> None:

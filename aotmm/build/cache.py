@@ -14,8 +14,11 @@ from aotmm.errors import ArtifactError
 
 
 class Cache:
-    """A folder of compiled kernels. Entries are published by rename, so that readers and other writers never see half
-    of one; an entry that does not match its digest counts as absent."""
+    """A folder of compiled kernels.
+
+    Entries are published by rename, so that readers and other writers never see half of one; an entry that does not
+    match its digest counts as absent.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -66,7 +66,9 @@ def link_launcher(target: Target, folder: Path, command: tuple[str, ...]) -> Pat
     """
     output = folder / f"libaotmm_{target.name}.so"
     sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
-    _run([*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"], output, folder)
+    _run(
+        [*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"], output, folder
+    )
     linked = output.read_bytes()
     for path in sorted((folder / "images").iterdir()):
         if path.read_bytes() not in linked:

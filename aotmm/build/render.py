@@ -15,32 +15,40 @@ ABI = 1
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
     """launcher.h: the C interface, and the entry point of each of `archs`."""
-    return _environment().get_template("launcher.h.jinja").render(
-        version=__version__,
-        abi=ABI,
-        archs=archs,
-        dtypes=tuple(DTYPES.values()),
-        default_outputs=[DTYPE_CODES.index(row.output) for row in DTYPES.values()],
-        activations=ACTIVATIONS,
-        values=VALUES,
-        stated=VALUES[:STATED_VALUES],
-        relations=RELATIONS,
+    return (
+        _environment()
+        .get_template("launcher.h.jinja")
+        .render(
+            version=__version__,
+            abi=ABI,
+            archs=archs,
+            dtypes=tuple(DTYPES.values()),
+            default_outputs=[DTYPE_CODES.index(row.output) for row in DTYPES.values()],
+            activations=ACTIVATIONS,
+            values=VALUES,
+            stated=VALUES[:STATED_VALUES],
+            relations=RELATIONS,
+        )
     )
 
 
 def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
     """launcher.c: the tables of `kernels`, in order, and their images by reference to the files of the pack."""
-    return _environment().get_template("launcher.c.jinja").render(
-        version=__version__,
-        arch=target.name,
-        backend=target.backend,
-        capability=target.triton_arch,
-        min_driver=target.min_driver,
-        multiprocessors=target.multiprocessors,
-        shared_bytes=target.shared_bytes,
-        kernels=kernels,
-        attribute_ids=ATTRIBUTES,
-        mac_cost={row.name: row.mac_cost for row in DTYPES.values()},
+    return (
+        _environment()
+        .get_template("launcher.c.jinja")
+        .render(
+            version=__version__,
+            arch=target.name,
+            backend=target.backend,
+            capability=target.triton_arch,
+            min_driver=target.min_driver,
+            multiprocessors=target.multiprocessors,
+            shared_bytes=target.shared_bytes,
+            kernels=kernels,
+            attribute_ids=ATTRIBUTES,
+            mac_cost={row.name: row.mac_cost for row in DTYPES.values()},
+        )
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,7 +87,7 @@ def config_set(name: str) -> ConfigSet:
     if name not in set_names():
         path = Path(name)
         if path.suffix != ".toml" or not path.is_file():
-            raise SpecError(f"unknown config set {name!r}; known: {', '.join(set_names())}, or the path of a .toml file")
+            raise SpecError(f"unknown config set {name!r}; known: {', '.join(set_names())}, or a path to a .toml file")
     try:
         table = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -116,36 +119,33 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
         if name not in target.dtypes:
             raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
     wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
-    found: dict[str, Variant] = {}
-
-    def add(entry: Entry, layouts: tuple[str, ...], activations: tuple[str, ...], outputs: tuple[str, ...]) -> None:
-        if target.backend not in entry.backends:
-            return
-        numbers = {"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers
-        config = Config(**numbers)
-        for name in wanted:
-            if name not in entry.dtypes:
-                continue
-            for output in outputs or (DTYPES[name].output,):
-                for layout in layouts:
-                    for activation in activations:
-                        variant = Variant(
-                            target, entry.family, name, name, output, layout, activation, config, entry.source
-                        )
-                        found[variant.name] = variant
-
-    for entry in chosen.entries:
-        add(entry, entry.layouts, entry.activations, entry.outputs)
-    for entry in config_set_generic():
-        add(entry, ("any",), chosen.activations, chosen.outputs)
+    rows = (*chosen.entries, *_generic_entries(chosen))
+    found = {variant.name: variant for entry in rows for variant in _expand(entry, target, wanted)}
     return [found[name] for name in sorted(found)]
 
 
-def config_set_generic() -> tuple[Entry, ...]:
-    """The entries of the kernels that promise nothing."""
+def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[Variant]:
+    if target.backend not in entry.backends:
+        return
+    config = Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers)
+    for name in wanted:
+        if name not in entry.dtypes:
+            continue
+        outputs = entry.outputs or (DTYPES[name].output,)
+        for output, layout, activation in itertools.product(outputs, entry.layouts, entry.activations):
+            yield Variant(target, entry.family, name, name, output, layout, activation, config, entry.source)
+
+
+def _generic_entries(chosen: ConfigSet) -> list[Entry]:
+    """The entries of the kernels that promise nothing, for the types and activations of `chosen`."""
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
-    lists = dict(_LISTS)
-    return tuple(_entry(row, "generic.toml", lists, table["source"]) for row in table["config"])
+    lists = dict(_LISTS) | {"activations": chosen.activations}
+    return [
+        dataclasses.replace(
+            _entry(row, "generic.toml", lists, table["source"]), layouts=("any",), outputs=chosen.outputs
+        )
+        for row in table["config"]
+    ]
 
 
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
@@ -168,12 +168,12 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     text = row.get("source", source)
     if not isinstance(text, str) or not text:
         raise SpecError(f"{where}: source is missing; say where the entry comes from")
-    own = {key: _choices(row, key, where, default=lists[key], allowed=_LISTS[key]) for key in _LISTS if key != "outputs"}
+    own = {
+        key: _choices(row, key, where, default=lists[key], allowed=_LISTS[key]) for key in _LISTS if key != "outputs"
+    }
     outputs = _choices(row, "outputs", where, default=(), allowed=OUTPUTS)
     family = _choice(row.get("family", "tile"), "family", FAMILIES, where)
-    return Entry(
-        family, backends, numbers, own["dtypes"], own["layouts"], own["activations"], outputs, text
-    )
+    return Entry(family, backends, numbers, own["dtypes"], own["layouts"], own["activations"], outputs, text)
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:

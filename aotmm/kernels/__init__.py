@@ -29,6 +29,7 @@ class Variant:
 
     @property
     def name(self) -> str:
+        """A label, unique among the variants of one arch."""
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
         return f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.activation}"
 

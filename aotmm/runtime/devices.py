@@ -42,8 +42,10 @@ def devices() -> list[Device]:
 
 
 def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:
-    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ways_to_run`): the exact arch, else
-    the newest of the same major version, else the newest whose text the driver compiles. None if none runs."""
+    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ways_to_run`); None if none runs.
+
+    The exact arch, else the newest of the same major version, else the newest whose text the driver compiles.
+    """
     ranked = [
         (_WAYS.index(way), -(pack.arch.startswith("sm") and int(pack.arch[2:])), number, pack, way)
         for number, pack in enumerate(packs)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
 from collections.abc import Callable
+from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,6 +52,12 @@ class CError(Structure):
         ("call", c_char * 40),
         ("text", c_char * 512),
     ]
+
+
+class CTorchError(Structure):
+    """torch_error of native/torch_ops.c: what kind of failure, and which."""
+
+    _fields_ = [("kind", c_int32), ("error", CError)]
 
 
 class _CLauncher(Structure):
@@ -176,9 +182,7 @@ class Launcher:
         for number, kernel in enumerate(self.kernels):
             verdict = _CVerdict()
             self._raise(self._c.check(byref(c_problem), byref(device), number, byref(verdict)))
-            verdicts.append(
-                Verdict(kernel, _reason(kernel, verdict), verdict.cost, verdict.grid, verdict.waves)
-            )
+            verdicts.append(Verdict(kernel, _reason(kernel, verdict), verdict.cost, verdict.grid, verdict.waves))
         status = self._c.select(byref(c_problem), byref(device), byref(chosen))
         if status == NO_KERNEL:
             return Selection(None, tuple(verdicts))

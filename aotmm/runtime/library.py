@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -13,8 +14,10 @@ from aotmm.manifest import Kernel
 from aotmm.problem import ACTIVATIONS
 from aotmm.runtime import ops
 from aotmm.runtime.devices import best_pack, device
-from aotmm.runtime.launcher import Launcher
 from aotmm.runtime.pack import Pack, open_packs
+
+if TYPE_CHECKING:
+    from aotmm.runtime.launcher import Launcher
 
 _ACTIVATION_CODES = {None: 0} | {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
 
@@ -72,26 +75,21 @@ class Library:
             DriverError: the driver refused the launch.
             NotImplementedError: an operand requires a gradient; use `torch.no_grad()` or `detach()`.
         """
-        try:
-            code = _ACTIVATION_CODES[activation]
-        except (KeyError, TypeError):
+        if activation is not None and activation not in _ACTIVATION_CODES:
             names = ", ".join(repr(name) for name in _ACTIVATION_CODES)
-            raise ValueError(f"unknown activation {activation!r}; known: {names}") from None
+            raise ValueError(f"unknown activation {activation!r}; known: {names}")
+        if out is not None and out_dtype is not None:
+            raise TypeError("out_dtype is for a new result; out has its own dtype")
+        code = _ACTIVATION_CODES[activation]
         try:
             if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-                raise NotImplementedError(
-                    "matmul has no gradient, and an operand requires one; use torch.no_grad() or detach()"
-                )
+                _refuse_gradient()
             tf32 = a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
             if out is None:
                 output = -1 if out_dtype is None else ops.OUTPUT_CODES[out_dtype]
                 result: torch.Tensor = self._mm(a, b, code, output, tf32, self._number)
                 return result
-            if out_dtype is not None:
-                raise TypeError("out_dtype is for a new result; out has its own dtype")
             self._mm_out(a, b, code, tf32, self._number, out=out)
-        except NotImplementedError:
-            raise
         except RuntimeError as error:
             self._ops.reraise(error, a, b, out)
         except AttributeError:
@@ -101,13 +99,13 @@ class Library:
             raise TypeError(f"unknown out_dtype {out_dtype}; known: {known}") from None
         return out
 
-    def preload(self, device: int | torch.device | None = None) -> None:
-        """Loads every kernel that fits a GPU now instead of at its first use; by default torch's current GPU.
+    def preload(self, device: int | None = None) -> None:
+        """Loads every kernel that fits GPU number `device`, by default the current one, now and not at its first use.
 
         Raises:
             NoKernelError: no pack has kernels for this GPU. DriverError: the driver refused one.
         """
-        ordinal = torch.cuda.current_device() if device is None else torch.device("cuda", device).index  # type: ignore[arg-type]
+        ordinal = torch.cuda.current_device() if device is None else device
         self.launcher(ordinal).preload(ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
@@ -126,6 +124,10 @@ class Library:
                 f"build them where Triton is: aotmm build --arch {gpu.arch}"
             )
         return found[0].launcher
+
+
+def _refuse_gradient() -> NoReturn:
+    raise NotImplementedError("matmul has no gradient, and an operand requires one; use torch.no_grad() or detach()")
 
 
 _lock = threading.Lock()

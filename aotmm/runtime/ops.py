@@ -14,7 +14,6 @@ import torch
 import aotmm
 from aotmm.errors import ArtifactError
 from aotmm.problem import DTYPE_CODES, DTYPES
-from aotmm.runtime.launcher import CError, error_of
 
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
@@ -26,17 +25,12 @@ TORCH_DTYPES = {getattr(torch, row.torch): row.storage for row in DTYPES.values(
 OUTPUT_CODES = {dtype: DTYPE_CODES.index(name) for dtype, name in TORCH_DTYPES.items()}
 
 
-class _CTorchError(ctypes.Structure):
-    _fields_ = [("kind", ctypes.c_int32), ("error", CError)]
-
-
 class Ops:
     """The registered ops. There is one per process; `register` makes it."""
 
     def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], int]) -> None:
         """`resolve(library, device)` is called once per library and device and answers with a launcher's address."""
         self._native = native
-        self._native.aotmm_torch_last_error.restype = ctypes.POINTER(_CTorchError)
         self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self._native.aotmm_torch_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p, _Resolver]
         self._native.aotmm_torch_init.restype = ctypes.c_char_p
@@ -46,7 +40,8 @@ class Ops:
         lacking = self._native.aotmm_torch_init(_torch_library("cpu"), _gpu_library(), self._callback)
         if lacking is not None:
             raise ArtifactError(
-                f"torch {torch.__version__} does not take aotmm's ops: {lacking.decode()}; aotmm needs torch 2.10 or newer"
+                f"torch {torch.__version__} does not take aotmm's ops, for want of {lacking.decode()}; "
+                "aotmm needs torch 2.10 or newer"
             )
 
     def _on_first_use(self, library: int, device: int) -> int:
@@ -59,11 +54,16 @@ class Ops:
 
     def reraise(self, cause: RuntimeError, a: object, b: object, out: object) -> NoReturn:
         """Raises what the calling thread's last op meant by the RuntimeError that torch made of it."""
+        from aotmm.runtime.launcher import CTorchError, error_of  # only here: `load` should be quick
+
+        self._native.aotmm_torch_last_error.restype = ctypes.POINTER(CTorchError)
         failure = self._native.aotmm_torch_last_error().contents
         text = failure.error.text.decode(errors="replace")
         if not text or text not in str(cause):
             raise cause  # not ours
-        operands = f"{text}: a is {_describe(a)}, b is {_describe(b)}" + ("" if out is None else f", out is {_describe(out)}")
+        operands = f"{text}: a is {_describe(a)}, b is {_describe(b)}"
+        if out is not None:
+            operands += f", out is {_describe(out)}"
         if failure.kind == _TYPE:
             raise TypeError(operands) from None
         if failure.kind == _VALUE:
@@ -131,7 +131,7 @@ def _torch_library(part: str) -> int:
     name = f"libtorch_{part}.so"
     for place in (name, str(Path(torch.__file__).parent / "lib" / name)):
         try:
-            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle
+            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle  # noqa: SLF001 - what dlsym takes
         except OSError:
             continue
     return 0

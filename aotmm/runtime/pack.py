@@ -10,11 +10,14 @@ import platform
 import threading
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aotmm import manifest
 from aotmm.errors import ArtifactError
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
-from aotmm.runtime.launcher import Launcher
+
+if TYPE_CHECKING:
+    from aotmm.runtime.launcher import Launcher
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -34,6 +37,7 @@ class Pack:
 
     @property
     def arch(self) -> str:
+        """The architecture that the kernels are built for."""
         return self.head.arch
 
     @cached_property
@@ -54,6 +58,8 @@ class Pack:
 
     @cached_property
     def _launcher(self) -> Launcher:
+        from aotmm.runtime.launcher import Launcher  # not before a launch: `load` should be quick
+
         return Launcher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.kernels)
 
 

@@ -1,0 +1,1 @@
+"""Measurements on the GPU that is there: `python -m aotmm.bench`. Results are checked before they are timed."""

@@ -1,0 +1,116 @@
+"""Every kernel of the packs that run on this GPU, launched one by one and judged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotmm.folders import data_folder
+from aotmm.manifest import Kernel
+from aotmm.runtime.devices import device
+from aotmm.runtime.launcher import Launcher, Problem
+from aotmm.runtime.pack import Pack, open_packs
+from aotmm.target import ways_to_run
+from tests.gpu.judge import Judgement, integers, judge, lay_out, random, torch_dtype
+
+# Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
+FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]
+
+
+def shapes(kernel: Kernel) -> list[tuple[int, int, int]]:
+    """Sizes (M, N, K) that the kernel's promises allow.
+
+    Less than a tile, several tiles with ragged edges, a K that passes the pipeline's depth, one that ends inside a
+    step, and none at all.
+    """
+    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    tile = kernel.config
+
+    def fit(value: str, size: int) -> int:
+        multiple = step.get(value, 1)
+        return max(multiple, size // multiple * multiple)
+
+    sizes = [
+        (1, 1, 1),
+        (tile.block_m - 3, tile.block_n - 5, tile.block_k - 1),
+        (2 * tile.block_m + 17, 3 * tile.block_n - 9, (tile.num_stages + 2) * tile.block_k + 7),
+        (8 * tile.block_m + 1, 9 * tile.block_n - 1, 1000),
+    ]
+    return [(fit("M", m), fit("N", n), fit("K", k)) for m, n, k in sizes] + [(fit("M", 33), fit("N", 65), 0)]
+
+
+def strides(matrix: torch.Tensor) -> tuple[int, int]:
+    """The two strides of a matrix, in elements."""
+    return matrix.stride(0), matrix.stride(1)
+
+
+def run(launcher: Launcher, number: int, kernel: Kernel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
+    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    layout = "nn" if kernel.layout == "any" else kernel.layout
+    pad = 16 if step else 3
+    offset = 0 if step else 1
+    a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad, offset=offset)
+    b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad, offset=offset)
+    (m, k), n = a.shape, b.shape[1]
+    c_memory = torch.full((m + 2, n + pad), -7.0, device=a.device, dtype=torch_dtype(kernel.dtype_c))
+    c = c_memory[1 : m + 1, :n]
+    problem = Problem(
+        m, n, k, strides(a_view), strides(b_view), strides(c),
+        "fp32" if kernel.dtype_a == "tf32" else kernel.dtype_a, "fp32" if kernel.dtype_b == "tf32" else kernel.dtype_b,
+        kernel.dtype_c, kernel.activation, a_view.data_ptr(), b_view.data_ptr(), c.data_ptr(),
+        allow_tf32=kernel.dtype_a == "tf32",
+    )  # fmt: skip
+    launcher.launch(number, problem, a.device.index, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    frame = c_memory.clone()
+    frame[1 : m + 1, :n] = -7.0
+    assert (frame == -7.0).all(), "stored outside C"
+    return c
+
+
+def packs() -> list[Pack]:
+    """The packs that run on this GPU, by whatever way."""
+    if not torch.cuda.is_available():
+        return []
+    arch = device(0).arch
+    return [pack for folder in FOLDERS for pack in open_packs(folder) if ways_to_run(pack.arch, arch)]
+
+
+@pytest.mark.parametrize("pack", packs(), ids=lambda pack: f"{pack.folder.parent.name}/{pack.arch}")
+def test_every_kernel_is_right(pack: Pack, generator: torch.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each kernel of the pack gives bit-exact integer products and errors within both bounds, and stores only C."""
+    worst: dict[str, Judgement] = {}
+    runs = 0
+    with torch.cuda.device(0):
+        for number, kernel in enumerate(pack.launcher.kernels):
+            output = torch_dtype(kernel.dtype_c)
+            for m, n, k in shapes(kernel):
+                a, b = integers(m, n, k, kernel.dtype_a, output, generator=generator)
+                c = run(pack.launcher, number, kernel, a, b)
+                exact = judge(c, a, b, kernel.dtype_a, kernel.activation, exact=True)
+                assert exact.mismatches == 0, f"{kernel.name} {m}x{n}x{k}: {exact}"
+                a, b = (random(*shape, kernel.dtype_a, generator=generator) for shape in ((m, k), (k, n)))
+                c = run(pack.launcher, number, kernel, a, b)
+                noisy = judge(c, a, b, kernel.dtype_a, kernel.activation, exact=False)
+                assert noisy.det <= 1, f"{kernel.name} {m}x{n}x{k}: {noisy}"
+                assert noisy.prob < 1, f"{kernel.name} {m}x{n}x{k}: {noisy}"
+                key = f"{kernel.dtype_a} -> {kernel.dtype_c}"
+                before = worst.get(key, Judgement(0, 0.0, 0.0))
+                worst[key] = Judgement(0, max(before.det, noisy.det), max(before.prob, noisy.prob))
+                runs += 2
+    report = {
+        "pack": f"{pack.folder.parent.name}/{pack.arch}",
+        "way": ways_to_run(pack.arch, device(0).arch),
+        "kernels": len(pack.launcher.kernels),
+        "products": runs,
+        "mismatches": 0,
+        "largest error / bound (det, prob)": {key: (round(j.det, 3), round(j.prob, 3)) for key, j in worst.items()},
+    }
+    with capsys.disabled():
+        print(json.dumps(report))  # noqa: T201 - the figures that docs/performance.md quotes
+    assert runs == 10 * len(pack.launcher.kernels)
