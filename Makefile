@@ -31,10 +31,12 @@ artifacts: .venv-build/.stamp ## packs for every architecture in artifacts/, com
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
 test: artifacts setup ## every test that can run on this machine
-	@echo "== tests that need Triton, without torch =="
-	.venv-build/bin/python -m pytest $(WITH_TRITON)
-	@echo "== all other tests, with torch, without Triton =="
-	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%)
+	@failed=0; \
+	echo "== tests that need Triton, without torch =="; \
+	.venv-build/bin/python -m pytest $(WITH_TRITON) || failed=1; \
+	echo "== all other tests, with torch, without Triton =="; \
+	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%) || failed=1; \
+	exit $$failed
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check
@@ -49,7 +51,8 @@ bench: setup ## measures this machine's GPU
 
 clean: ## removes everything that was made, environments included
 	rm -rf .venv .venv-build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -rf $(ARCHS:%=artifacts/%) artifacts/.cache artifacts/.lock aotmm/native/libaotmm_torch.so
+	rm -f aotmm/native/libaotmm_torch.so
+	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
 .venv-build/.stamp: pyproject.toml
 	@echo "installing Triton and what builds and tests packs into .venv-build"
