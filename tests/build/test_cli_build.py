@@ -1,0 +1,429 @@
+"""The command line with real packs: building them, stopping half way, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aotmm.cli import INTERRUPTED, main
+from aotmm.errors import ArtifactError, CompileError, DriverError, NoKernelError, SpecError
+from aotmm.runtime.launcher import CDevice, Launcher
+from aotmm.target import TARGETS
+
+ROOT = Path(__file__).parents[2]
+COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
+
+HEADER = """
+dtypes = ["fp16"]
+layouts = ["nn"]
+activations = ["none"]
+source = "tests"
+"""
+TILE = """
+[[config]]
+block_m = {}
+block_n = 64
+block_k = 64
+num_warps = 4
+num_stages = {}
+"""
+NN = "tile_fp16_fp16_nn_32x64x64_g8_s2_w4_none"
+ANY = "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none"
+
+
+def write_set(folder: Path, *entries: str, header: str = HEADER) -> Path:
+    """A config set in `folder`."""
+    path = folder / "tests.toml"
+    path.write_text(header + "".join(entries))
+    return path
+
+
+def run(*words: str | Path) -> Result:
+    """The command line in this process."""
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="aotmm")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder`."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config set of one tile; with the generic kernel, every arch gets two."""
+    return write_set(tmp_path_factory.mktemp("configs"), TILE.format(32, 2))
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory: pytest.TempPathFactory, configs: Path) -> Path:
+    """Packs of `configs` for every arch, and the cache of their build."""
+    out = tmp_path_factory.mktemp("packs")
+    result = run("build", *(f"--arch={arch}" for arch in TARGETS), "--configs", configs, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------- build
+
+
+def test_build_again(packs: Path, configs: Path) -> None:
+    """A second build compiles nothing and leaves the packs alone; stdout is the table, stderr is empty."""
+    before = content(packs / "sm80")
+    command: list[str | Path] = [
+        *COMMAND,
+        "build",
+        "--arch",
+        "sm80",
+        "--arch",
+        "sm90",
+        "--configs",
+        configs,
+        "--out",
+        packs,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    header, *rows = [line.split() for line in done.stdout.splitlines()]
+    assert header == ["arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"]
+    for arch, row in zip(("sm80", "sm90"), rows, strict=True):
+        assert (row[:2], row[4:8]) == ([arch, "2"], ["0", "2", "0", str(packs / arch)])
+        assert row[8:] == ["(as", "it", "was)"]
+    assert content(packs / "sm80") == before
+
+
+def test_build_says_what_it_drops(packs: Path, tmp_path: Path) -> None:
+    """A kernel that needs more shared memory than the arch has is named with its reason, in text and in JSON."""
+    shutil.copytree(packs / ".cache", tmp_path / "out" / ".cache")
+    path = write_set(tmp_path, TILE.format(256, 8))
+    words = ("build", "--arch", "sm80", "--configs", path, "--out", tmp_path / "out")
+    text = run(*words)
+    assert text.exit_code == 0, text.stderr
+    last = text.stdout.splitlines()[-1]
+    name = "tile_fp16_fp16_nn_256x64x64_g8_s8_w4_none"
+    assert last.split()[:3] == ["sm80", name, "needs"]
+    assert "sm80 has 166912 B" in last
+    (row,) = json.loads(run(*words, "--json").stdout)
+    assert (row["kernels"], row["compiled"], row["linked"]) == (1, 0, False)
+    assert row["dropped"][0]["kernel"] == name
+    assert row["folder"] == str(tmp_path / "out" / "sm80")
+
+
+def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
+    """Where stderr is a terminal it gets a bar per arch; stdout still has the table alone."""
+    master, slave = pty.openpty()
+    command: list[str | Path] = [*COMMAND, "build", "--arch", "sm80", "--configs", configs, "--out", packs, "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=slave, check=False)
+    os.close(slave)
+    shown = os.read(master, 65536).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert "sm80" in shown
+    assert "2/2" in shown
+    assert [row["arch"] for row in json.loads(done.stdout)] == ["sm80"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--arch", "sm81"), "unknown arch 'sm81'; known: sm80, sm90, gfx90a"),
+        (("--arch", "sm80", "--dtype", "fp8e4"), "'fp8e4' does not exist on sm80"),
+        (("--arch", "sm80", "--configs", "best"), "unknown config set 'best'; known: classic, default, tutorial"),
+    ],
+)
+def test_build_of_what_does_not_exist(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    """Unknown names are SpecErrors that list the known ones, and nothing is written."""
+    result = run("build", *words, "--out", tmp_path / "out")
+    assert result.exit_code == SpecError.exit_code
+    assert text in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> None:
+    """What the compiler refuses is named with arch, config and the compiler's words; the previous pack stays."""
+    shutil.copytree(packs / "sm80", tmp_path / "sm80")
+    before = content(tmp_path / "sm80")
+    path = write_set(
+        tmp_path, TILE.format(64, 2).replace("block_k = 64", "block_k = 16"), header=HEADER.replace("fp16", "fp8e5")
+    )
+    result = run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path)
+    assert result.exit_code == CompileError.exit_code
+    for text in ("error: sm80: tile_fp8e5_fp16_nn_64x64x16_g8_s2_w4_none does not compile", "from tests", "K >= 32"):
+        assert text in result.stderr
+    assert content(tmp_path / "sm80") == before
+    assert not list(tmp_path.glob(".*.new"))
+
+
+def processes_in(session: int) -> list[str]:
+    """Command lines of the processes of a session that run; one that has ended has none."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(path.name)) == session:
+                found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (ProcessLookupError, FileNotFoundError):
+            continue  # it has just ended
+    return [line for line in found if line]
+
+
+def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of a build: 130 and the previous pack; what did compile is kept, no process is left."""
+    shutil.copytree(packs / "sm80", tmp_path / "sm80")
+    before = content(tmp_path / "sm80")
+    path = write_set(tmp_path, *(TILE.format(64, stages) for stages in range(2, 9)))
+    command: list[str | Path] = [
+        *COMMAND,
+        "build",
+        "--arch",
+        "sm80",
+        "--configs",
+        path,
+        "--out",
+        tmp_path,
+        "--jobs=2",
+    ]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / ".cache").glob("[!.]*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=120)
+    assert (process.returncode, stdout) == (INTERRUPTED, "")
+    assert stderr.startswith("interrupted: packs in ")
+    assert "Traceback" not in stderr
+    assert processes_in(process.pid) == []
+    assert content(tmp_path / "sm80") == before
+    assert not list(tmp_path.glob(".*.new"))
+    assert 1 <= len(list((tmp_path / ".cache").glob("[!.]*"))) < 8
+
+
+# --------------------------------------------------------------------------------------------- list and inspect
+
+
+def test_list_of_a_build(packs: Path) -> None:
+    """Every kernel that was built is listed, by arch."""
+    body = json.loads(run("list", packs, "--json").stdout)
+    assert [pack["arch"] for pack in body] == sorted(TARGETS)
+    assert all([kernel["name"] for kernel in pack["kernels"]] == [ANY, NN] for pack in body)
+
+
+def test_inspect_of_a_build(packs: Path) -> None:
+    """What inspect shows is what the kernel was built with."""
+    kernel = json.loads(run("inspect", NN, "--arch", "sm90", "--pack", packs, "--json").stdout)["kernel"]
+    assert (kernel["source"], kernel["config"]["block_m"], kernel["layout"]) == ("tests", 32, "nn")
+    assert kernel["registers"] > 0
+    assert [row["name"] for row in kernel["parameters"]][:4] == ["a_ptr", "b_ptr", "c_ptr", "M"]
+    assert {"value": "stride_am", "relation": "multiple_of", "operand": 8} in kernel["promises"]
+
+
+def test_sass_of_a_build(packs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Triton's own nvdisasm is found without Triton being imported and shows tensor core instructions."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = run("inspect", NN, "--arch", "sm90", "--pack", packs, "--asm", "sass")
+    assert result.exit_code == 0, result.stderr
+    assert "MMA" in result.stdout
+    assert "tmp" not in result.stdout
+
+
+def test_ptx_of_a_build(packs: Path) -> None:
+    """The PTX of sm80 is the text of this kernel."""
+    text = run("inspect", NN, "--arch", "sm80", "--pack", packs, "--asm", "ptx").stdout
+    assert ".target sm_80" in text
+    assert ".entry tile(" in text
+
+
+@pytest.mark.skipif(shutil.which("llvm-objdump") is None, reason="llvm-objdump is not installed")
+def test_amdgcn_of_a_build(packs: Path) -> None:
+    """llvm-objdump shows matrix instructions of gfx90a."""
+    result = run("inspect", NN, "--arch", "gfx90a", "--pack", packs, "--asm", "amdgcn")
+    assert result.exit_code == 0, result.stderr
+    assert "v_mfma_f32_" in result.stdout
+
+
+# ----------------------------------------------------------------------------------------------------- explain
+
+
+def explain(packs: Path, *words: str | int, arch: str = "sm90") -> dict[str, Any]:
+    """The answer of explain --json."""
+    result = run("explain", "--arch", arch, *map(str, words), "--pack", packs, "--json")
+    assert result.exit_code == 0, result.stderr
+    body: dict[str, Any] = json.loads(result.stdout)
+    return body
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_explain(packs: Path, arch: str) -> None:
+    """A product that keeps every promise gets the tile, on the arch's nominal device; the others have their cost."""
+    body = explain(packs, 512, 256, 128, arch=arch)
+    device = TARGETS[arch]
+    assert body["device"] == {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
+    assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["waves"]) == (NN, 16 * 4, 1)
+    assert [row["kernel"] for row in body["fits"]] == [ANY, NN]
+    assert body["fits"][0]["cost"] > body["fits"][1]["cost"]
+    assert body["rejected"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((512, 256, 100), "stride_am=100 is not divisible by 8"),
+        ((512, 257, 128), "stride_bk=257 is not divisible by 8"),
+        ((512, 256, 128, "--layout", "nt"), "stride_bn=128 is not 1"),
+        ((512, 256, 128, "--layout", "tn"), "stride_ak=512 is not 1"),
+        ((512, 256, 128, "--align", 8), "a_ptr=8 is not divisible by 16"),
+        ((2**20, 2**20, 128), "c_extent=1099511627775 is not below 2147483648"),
+    ],
+)
+def test_explain_names_the_broken_promise(packs: Path, words: tuple[str | int, ...], reason: str) -> None:
+    """What breaks a promise of the tile is named with its value, and the generic kernel is chosen."""
+    body = explain(packs, *words)
+    assert body["chosen"]["kernel"] == ANY
+    assert body["rejected"] == [{"kernel": NN, "reason": reason}]
+
+
+def test_explain_text(packs: Path) -> None:
+    """The text has the chosen kernel with grid and waves, the broken promises, and costs of what else fits."""
+    text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
+    assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
+    assert f"chosen  {NN}\nconfig  BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
+    assert "grid    64 blocks, 1 waves" in text
+    assert any(line.startswith(ANY) for line in text.splitlines())
+    text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
+    assert f"{NN}  stride_am=100 is not divisible by 8" in text
+
+
+@pytest.mark.parametrize("words", [("--dtype", "bf16"), ("--activation", "leaky_relu"), ("--out-dtype", "fp32")])
+def test_explain_without_a_kernel(packs: Path, words: tuple[str, ...]) -> None:
+    """Where nothing fits, the answer is on stdout all the same and the exit code is NoKernelError's."""
+    result = run("explain", "--arch", "sm90", "64", "64", "64", *words, "--pack", packs, "--json")
+    body = json.loads(result.stdout)
+    assert (body["chosen"], body["rejected"], body["other_types"]) == (None, [], 2)
+    assert result.exit_code == NoKernelError.exit_code
+    assert "it has: fp16 x fp16 -> fp16" in result.stderr
+
+
+def test_explain_tf32(tmp_path: Path) -> None:
+    """tf32 asks for fp32 operands with TF32 allowed, fp32 for the same without."""
+    header = HEADER.replace('"fp16"', '"fp32", "tf32"')
+    path = write_set(tmp_path, TILE.format(32, 2).replace("block_k = 64", "block_k = 32"), header=header)
+    assert run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path).exit_code == 0
+    chosen = explain(tmp_path, 64, 64, 64, "--dtype", "tf32", arch="sm80")["chosen"]["kernel"]
+    assert chosen == "tile_tf32_fp32_nn_32x64x32_g8_s2_w4_none"
+    body = explain(tmp_path, 64, 64, 64, "--dtype", "fp32", arch="sm80")
+    assert body["chosen"]["kernel"] == "tile_fp32_fp32_nn_32x64x32_g8_s2_w4_none"
+    assert {"kernel": chosen, "reason": "allow_tf32=0 is not 1"} in body["rejected"]
+
+
+# ------------------------------------------------------------------------------------------------------ doctor
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A torch that sees one GPU, whose properties a test may change, and a driver that answers."""
+    facts = SimpleNamespace(name="a GPU", major=9, minor=0)
+    module = SimpleNamespace(
+        __version__="9.9",
+        version=SimpleNamespace(cuda="12.9", hip=None),
+        cuda=SimpleNamespace(
+            is_available=lambda: True, device_count=lambda: 1, get_device_properties=lambda _ordinal: facts
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999))
+    return facts
+
+
+def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
+    """Intact packs are so described, with what their kernels have run on; one altered byte changes the answer."""
+    shutil.copytree(packs, tmp_path / "packs")
+    result = run("doctor", "--pack", tmp_path / "packs", "--json")
+    body = json.loads(result.stdout)
+    assert [(pack["arch"], pack["kernels"], pack["error"]) for pack in body["packs"]] == [
+        (arch, 2, None) for arch in sorted(TARGETS)
+    ]
+    assert result.exit_code == body["exit_code"] == 0
+    text = run("doctor", "--pack", tmp_path / "packs").stdout
+    for row in TARGETS.values():
+        assert f"{row.name}: 2 kernels" in text
+        assert f"has run on {row.executed_on}" in text
+    library = tmp_path / "packs" / "sm80" / "libaotmm_sm80.so"
+    library.write_bytes(library.read_bytes()[:-1] + b"x")
+    result = run("doctor", "--pack", tmp_path / "packs")
+    assert result.exit_code == ArtifactError.exit_code
+    assert "libaotmm_sm80.so was altered" in result.stdout
+    assert "sm90: 2 kernels" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("capability", "pack", "way", "words"),
+    [
+        ((9, 0), "sm90", "exact", "uses pack sm90: built for this very arch"),
+        ((8, 9), "sm80", "compatible", "uses pack sm80: binary compatible"),
+        ((12, 0), "sm80", "ptx", "uses pack sm80: as PTX"),
+    ],
+)
+def test_doctor_of_a_gpu(
+    packs: Path, gpu: SimpleNamespace, capability: tuple[int, int], pack: str, way: str, words: str
+) -> None:
+    """For each GPU: its arch, the pack it would use, how, and the facts that selection goes by."""
+    gpu.major, gpu.minor = capability
+    result = run("doctor", "--pack", packs, "--json")
+    assert result.exit_code == 0
+    (row,) = json.loads(result.stdout)["devices"]
+    assert row == {
+        "ordinal": 0,
+        "name": "a GPU",
+        "arch": f"sm{capability[0]}{capability[1]}",
+        "pack": pack,
+        "way": way,
+        "multiprocessors": 100,
+        "shared_bytes": 99_999,
+        "error": None,
+    }
+    assert words in run("doctor", "--pack", packs).stdout
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"),
+    [
+        ((8, 0), "no pack runs on sm80; build one: aotmm build --arch sm80"),
+        ((8, 9), "no pack runs on sm89; build one: aotmm build --arch sm80"),
+        ((7, 5), "no kernel can be built for sm75; aotmm builds for: sm80, sm90, gfx90a"),
+    ],
+)
+def test_doctor_of_a_gpu_without_a_pack(
+    packs: Path, gpu: SimpleNamespace, capability: tuple[int, int], words: str
+) -> None:
+    """A GPU that no pack serves is answered with the command that builds one which does."""
+    gpu.major, gpu.minor = capability
+    result = run("doctor", "--pack", packs / "sm90")
+    assert result.exit_code == 0
+    assert words in result.stdout
+
+
+def test_doctor_of_a_driver_that_fails(packs: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the driver is said of its GPU, and its exit code is the command's."""
+
+    def fail(_self: Launcher, _ordinal: int) -> CDevice:
+        raise DriverError(f"driver 11.4 is too old for {gpu.name}")
+
+    monkeypatch.setattr(Launcher, "device", fail)
+    result = run("doctor", "--pack", packs)
+    assert result.exit_code == DriverError.exit_code
+    assert "driver 11.4 is too old for a GPU" in result.stdout
