@@ -42,7 +42,8 @@ def _build(target: str, root: Path, out: Path) -> subprocess.CompletedProcess[st
 
 def _tracked() -> list[Path]:
     """Every file of the checkout that git tracks, or would."""
-    done = _run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    git = ("git", "-c", "safe.directory=*")  # the checkout may belong to another user
+    done = _run(*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return [Path(name) for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
 
