@@ -1,0 +1,67 @@
+"""What README.md says works as it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aotmm.build.variants import config_set, variants
+from aotmm.cli import main
+from aotmm.target import TARGETS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands(tool: str) -> list[str]:
+    """The lines of README's shell blocks that call `tool`, without comments."""
+    lines = "\n".join(blocks("sh")).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.startswith(tool)]
+
+
+def test_first_snippet_is_the_example() -> None:
+    """The snippet on the first screen is examples/matmul.py, which the gpu ring runs."""
+    assert blocks("python")[0] == (ROOT / "examples" / "matmul.py").read_text()
+
+
+def test_make_targets_exist() -> None:
+    """Every make target that README names is one."""
+    makefile = (ROOT / "Makefile").read_text()
+    for command in [*commands("make"), "make wheel"]:
+        assert re.search(rf"^{command.split()[1]}:", makefile, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", commands("aotmm"))
+def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every aotmm command in README runs and succeeds, with the packs of this checkout."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert result.output
+
+
+def test_config_set_snippet_builds(tmp_path: Path) -> None:
+    """The config set that README shows is a valid one, with both of its layouts and a generic kernel."""
+    path = tmp_path / "ours.toml"
+    path.write_text(blocks("toml")[0])
+    layouts = sorted(variant.layout for variant in variants(config_set(str(path)), TARGETS["sm90"]))
+    assert layouts == ["any", "nn", "nt"]
+
+
+def test_paths_exist() -> None:
+    """Every file that the documents link to or name in `code` is there."""
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        text = document.read_text()
+        for target in re.findall(r"\]\(([^):]+)\)", text):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+        for name in re.findall(r"`(?:aotmm|docs|tests|examples|templates)/[\w./]*`", text):
+            assert list(ROOT.glob(name.strip("`").rstrip("/"))), f"{document.name} names {name}"

@@ -1,0 +1,112 @@
+"""`aotmm.load` and what `matmul` refuses, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotmm
+from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.runtime import library
+from aotmm.runtime.devices import Device, best_pack
+from aotmm.runtime.library import Library
+
+
+@pytest.fixture(scope="module")
+def lib() -> Library:
+    """The packs that `make artifacts` built."""
+    return aotmm.load()
+
+
+def test_load_is_the_same_library_each_time(lib: Library) -> None:
+    """Loading the same packs again gives the same object, by default path or by name."""
+    assert aotmm.load() is lib
+    assert aotmm.load(lib.packs[0].folder.parent) is lib
+    one = aotmm.load(lib.packs[0].folder)
+    assert one is not lib
+    assert one.kernels == lib.packs[0].manifest.kernels
+
+
+def test_load_of_nothing_says_what_to_do(tmp_path: Path) -> None:
+    """A folder without packs is an ArtifactError with the command that builds some."""
+    with pytest.raises(ArtifactError, match=r"no packs in .*aotmm build"):
+        aotmm.load(tmp_path)
+    with pytest.raises(ArtifactError, match="is not a folder"):
+        aotmm.load(tmp_path / "absent")
+
+
+def test_load_touches_no_gpu(lib: Library) -> None:
+    """Loading initialises nothing of torch's CUDA state and opens no pack's library."""
+    assert lib.packs
+    assert not torch.cuda.is_initialized()
+
+
+X = torch.zeros(4, 8, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "arguments", "options"),
+    [
+        (TypeError, r"CUDA and ROCm tensors: a is \(4, 8\) float16 on cpu, b is \(8, 4\)", (X, X.T), {}),
+        (TypeError, r"out is \(4, 4\) float16 on cpu", (X, X.T), {"out": torch.zeros(4, 4, dtype=torch.float16)}),
+        (TypeError, "takes tensors, found Tensor and list", (X, [1.0]), {}),
+        (TypeError, "takes tensors, found NoneType and Tensor", (None, X), {}),
+        (TypeError, r"unknown out_dtype torch\.int8; known: .*torch\.float32", (X, X.T), {"out_dtype": torch.int8}),
+        (TypeError, "out has its own dtype", (X, X.T), {"out": X, "out_dtype": torch.float16}),
+        (ValueError, "unknown activation 'swish'; known: None, 'leaky_relu'", (X, X.T), {"activation": "swish"}),
+        (NotImplementedError, "no gradient", (X.float().requires_grad_(), X.T.float()), {}),
+    ],
+)
+def test_wrong_arguments(
+    lib: Library, error: type[Exception], text: str, arguments: tuple[Any, Any], options: dict[str, Any]
+) -> None:
+    """What cannot be multiplied is refused with the type of error, shapes, dtypes and devices that a user needs."""
+    with pytest.raises(error, match=text):
+        lib.matmul(*arguments, **options)
+
+
+def test_op_refuses_too(lib: Library) -> None:
+    """The torch op itself raises torch's error for the same reason."""
+    assert lib.packs
+    with pytest.raises(RuntimeError, match="CUDA and ROCm tensors"):
+        torch.ops.aotmm.mm(X, X.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_fake_kernel_tells_shape_and_dtype(lib: Library, dtype: torch.dtype) -> None:
+    """On meta tensors the op answers with the shape, dtype and strides that the real one has."""
+    assert lib.packs
+    a, b = torch.empty(3, 5, dtype=dtype, device="meta"), torch.empty(7, 5, dtype=dtype, device="meta").T
+    c = torch.ops.aotmm.mm(a, b)
+    assert (c.shape, c.dtype, c.stride()) == ((3, 7), dtype, (7, 1))
+    assert torch.ops.aotmm.mm(a, b, out_dtype=2).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arch", "pack", "way"),
+    [
+        ("sm80", "sm80", "exact"),
+        ("sm86", "sm80", "compatible"),
+        ("sm89", "sm80", "compatible"),
+        ("sm90", "sm90", "exact"),
+        ("sm100", "sm80", "ptx"),
+        ("sm120", "sm80", "ptx"),
+        ("gfx90a", "gfx90a", "exact"),
+    ],
+)
+def test_pack_for_each_gpu(lib: Library, arch: str, pack: str, way: str) -> None:
+    """Each GPU gets the pack of its own arch, else compatible binaries, else text for the driver to compile."""
+    found = best_pack(lib.packs, arch)
+    assert found is not None
+    assert (found[0].arch, found[1]) == (pack, way)
+
+
+@pytest.mark.parametrize("arch", ["sm75", "gfx942", "gfx1100"])
+def test_gpu_without_a_pack(lib: Library, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that no pack serves is an error that names it, the packs and the command to run."""
+    monkeypatch.setattr(library, "device", lambda ordinal: Device(ordinal, "Some GPU", arch))
+    with pytest.raises(NoKernelError, match=rf"cuda:3, Some GPU \({arch}\); found: gfx90a .*aotmm build --arch {arch}"):
+        lib.launcher(3)
