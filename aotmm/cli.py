@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from aotmm.build import Progress, Report
     from aotmm.manifest import Kernel
-    from aotmm.runtime.launcher import Problem, Verdict
+    from aotmm.runtime.launcher import Problem, Selection, Verdict
     from aotmm.runtime.pack import Pack
 
 INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
@@ -125,35 +125,10 @@ def list_(*, folder: Path, as_json: bool) -> None:
     from aotmm.runtime.pack import open_packs
 
     packs = open_packs(folder)
-    if not as_json:
+    if as_json:
+        _print_json([_pack_to(pack) for pack in packs])
+    else:
         click.echo(report.list_text(packs))
-        return
-    _print_json(
-        [
-            {
-                "arch": pack.arch,
-                "folder": str(pack.folder),
-                "host": pack.head.host,
-                "provenance": asdict(pack.head.provenance),
-                "kernels": [
-                    {
-                        "name": kernel.name,
-                        "dtype_a": kernel.dtype_a,
-                        "dtype_b": kernel.dtype_b,
-                        "dtype_c": kernel.dtype_c,
-                        "layout": kernel.layout,
-                        "activation": kernel.activation,
-                        "config": asdict(kernel.config),
-                        "registers": kernel.registers,
-                        "spill_bytes": kernel.spill_bytes,
-                        "shared_bytes": kernel.shared_bytes,
-                    }
-                    for kernel in pack.manifest.kernels
-                ],
-            }
-            for pack in packs
-        ]
-    )
 
 
 @main.command()
@@ -252,30 +227,18 @@ def explain(
         allow_tf32=element.name == "tf32",
     )
     pack = _pack_of(open_packs(folder), arch, folder)
-    device = CDevice(gpu.multiprocessors, gpu.shared_bytes)
-    selection = pack.launcher.explain(problem, device)
+    selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
     refused = [row for row in selection.verdicts if row.rejected is not None]
     rejected = [row for row in refused if _same_types(row.kernel, problem)]
     types = f"{dtype_in} x {dtype_in} -> {problem.dtype_c}"
     what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
     if as_json:
-        _print_json(
-            {
-                "arch": arch,
-                "folder": str(pack.folder),
-                "problem": asdict(problem),
-                "device": {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes},
-                "chosen": None if selection.chosen is None else _verdict_to(selection.chosen),
-                "fits": [_verdict_to(row) for row in selection.verdicts if row.rejected is None],
-                "rejected": [{"kernel": row.kernel.name, "reason": row.rejected} for row in rejected],
-                "other_types": len(refused) - len(rejected),
-            }
-        )
+        body = _selection_to(selection, rejected)
+        device = {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes}
+        _print_json({"arch": arch, "folder": str(pack.folder), "problem": asdict(problem), "device": device, **body})
     else:
         click.echo(f"{what}, addresses multiples of {align} B")
-        click.echo(
-            f"on {arch} with {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n"
-        )
+        click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
     if selection.chosen is None:
         has = ", ".join(sorted({report.types(kernel) for kernel in pack.manifest.kernels}))
@@ -385,6 +348,37 @@ def _same_types(kernel: Kernel, problem: Problem) -> bool:
 def _report_to(row: Report) -> dict[str, object]:
     dropped = [{"kernel": name, "reason": reason} for name, reason in row.dropped]
     return asdict(row) | {"folder": str(row.folder), "dropped": dropped}
+
+
+def _pack_to(pack: Pack) -> dict[str, object]:
+    kernels = [
+        {
+            "name": kernel.name,
+            "dtype_a": kernel.dtype_a,
+            "dtype_b": kernel.dtype_b,
+            "dtype_c": kernel.dtype_c,
+            "layout": kernel.layout,
+            "activation": kernel.activation,
+            "config": asdict(kernel.config),
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_bytes,
+            "shared_bytes": kernel.shared_bytes,
+        }
+        for kernel in pack.manifest.kernels
+    ]
+    head = pack.head
+    where = {"arch": pack.arch, "folder": str(pack.folder), "host": head.host}
+    return {**where, "provenance": asdict(head.provenance), "kernels": kernels}
+
+
+def _selection_to(selection: Selection, rejected: Sequence[Verdict]) -> dict[str, object]:
+    fits = [row for row in selection.verdicts if row.rejected is None]
+    return {
+        "chosen": None if selection.chosen is None else _verdict_to(selection.chosen),
+        "fits": [_verdict_to(row) for row in fits],
+        "rejected": [{"kernel": row.kernel.name, "reason": row.rejected} for row in rejected],
+        "other_types": len(selection.verdicts) - len(fits) - len(rejected),
+    }
 
 
 def _verdict_to(row: Verdict) -> dict[str, object]:

@@ -7,7 +7,8 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aotmm import __version__, manifest
+import aotmm
+from aotmm import manifest
 from aotmm.errors import AotmmError, ArtifactError
 from aotmm.target import TARGETS, ways_to_run
 
@@ -56,6 +57,7 @@ class Diagnosis:
     Attributes:
         torch: its version; None if it cannot be imported.
         torch_build: "CUDA 12.9", "ROCm 7.1" or "CPU".
+        load_error: why `aotmm.load` fails although torch and the packs are there.
         cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
         advice: what to do so that GPUs can be used.
     """
@@ -64,6 +66,7 @@ class Diagnosis:
     python: str
     torch: str | None
     torch_build: str | None
+    load_error: str | None
     cuda_driver: str | None
     packs: tuple[PackState, ...]
     devices: tuple[DeviceState, ...]
@@ -77,6 +80,9 @@ def diagnose(root: Path) -> Diagnosis:
     usable = [pack for pack, _ in packs if pack is not None]
     exit_code = 0 if len(usable) == len(packs) else ArtifactError.exit_code
     version, build, advice = _torch()
+    load_error = None
+    if version is not None and exit_code == 0:
+        load_error, exit_code = _load(root)
     driver = _cuda_driver()
     found: list[Device] = []
     if build not in (None, "CPU"):
@@ -89,10 +95,11 @@ def diagnose(root: Path) -> Diagnosis:
         devices.append(state)
         exit_code = exit_code or code
     return Diagnosis(
-        __version__,
+        aotmm.__version__,
         platform.python_version(),
         version,
         build,
+        load_error,
         driver,
         tuple(state for _, state in packs),
         tuple(devices),
@@ -142,6 +149,15 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
         return torch.__version__, f"CUDA {torch.version.cuda}", []
     why = f"torch {torch.__version__} is a CPU build, no GPU can be used"
     return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
+
+
+def _load(root: Path) -> tuple[str | None, int]:
+    """Why `aotmm.load` fails, and its exit code: torch may be too old, or the native library not built."""
+    try:
+        aotmm.load(root)
+    except AotmmError as error:
+        return str(error), error.exit_code
+    return None, 0
 
 
 def _cuda_driver() -> str | None:

@@ -188,6 +188,8 @@ def doctor_text(found: Diagnosis) -> str:
         else:
             rows.append(("", f"uses pack {gpu.pack}: {_WAYS[gpu.way or '']}"))
             rows.append(("", f"{gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block"))
+    if found.load_error is not None:
+        rows.append(("aotmm.load", found.load_error))
     rows += [("to do", advice) for advice in found.advice]
     return facts(rows)
 

@@ -446,7 +446,18 @@ def test_doctor_without_packs(tmp_path: Path) -> None:
 def test_doctor_json_keys(tmp_path: Path) -> None:
     """The keys that programs read."""
     body = json.loads(run("doctor", "--pack", tmp_path, "--json").stdout)
-    keys = ["aotmm", "python", "torch", "torch_build", "cuda_driver", "packs", "devices", "advice", "exit_code"]
+    keys = [
+        "aotmm",
+        "python",
+        "torch",
+        "torch_build",
+        "load_error",
+        "cuda_driver",
+        "packs",
+        "devices",
+        "advice",
+        "exit_code",
+    ]
     assert list(body) == keys
     assert list(body["packs"][0]) == ["folder", "arch", "kernels", "bytes", "executed_on", "error"]
 

@@ -345,6 +345,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ),
     )
     monkeypatch.setitem(sys.modules, "torch", module)
+    monkeypatch.setattr("aotmm.load", lambda _path: None)
     monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999))
     return facts
 
@@ -415,6 +416,19 @@ def test_doctor_of_a_gpu_without_a_pack(
     result = run("doctor", "--pack", packs / "sm90")
     assert result.exit_code == 0
     assert words in result.stdout
+
+
+@pytest.mark.usefixtures("gpu")
+def test_doctor_of_a_torch_without_ops(packs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch and the packs are fine but `aotmm.load` fails, doctor says why and has its exit code."""
+
+    def fail(_path: Path) -> None:
+        raise ArtifactError("torch 2.9 does not take aotmm's ops")
+
+    monkeypatch.setattr("aotmm.load", fail)
+    result = run("doctor", "--pack", packs)
+    assert result.exit_code == ArtifactError.exit_code
+    assert "aotmm.load     torch 2.9 does not take aotmm's ops" in result.stdout
 
 
 def test_doctor_of_a_driver_that_fails(packs: Path, gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
