@@ -13,7 +13,9 @@ ARCHS := sm80 sm90 gfx90a
 WITH_TRITON := tests/build tests/kernels tests/native tests/packaging
 
 # The requirement lists of pyproject.toml named as arguments, without torch.
-REQUIREMENTS := $(PYTHON) -c 'import sys, tomllib; facts = tomllib.load(open("pyproject.toml", "rb")); \
+REQUIREMENTS := $(PYTHON) -c 'import sys; \
+	sys.version_info < (3, 11) and sys.exit("error: make needs Python 3.11 or newer; name one: make PYTHON=..."); \
+	import tomllib; facts = tomllib.load(open("pyproject.toml", "rb")); \
 	project = facts["project"]; extras = project["optional-dependencies"]; \
 	print(*facts["build-system"]["requires"], *(x for x in project["dependencies"] if not x.startswith("torch")), \
 	*(x for name in sys.argv[1:] for x in extras[name]), sep="\n")'
@@ -56,15 +58,15 @@ clean: ## removes everything that was made, environments included
 
 .venv-build/.stamp: pyproject.toml
 	@echo "installing Triton and what builds and tests packs into .venv-build"
-	@$(PYTHON) -m venv .venv-build
+	@$(PYTHON) -m venv --clear .venv-build
 	@$(REQUIREMENTS) build test | .venv-build/bin/python -m pip install -qq -r /dev/stdin
 	@.venv-build/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 
-# An overridden TORCH is always looked at again.
+# An overridden TORCH makes the environment anew.
 .venv/.stamp: pyproject.toml $(if $(filter-out file,$(origin TORCH)),FORCE)
 	@echo "installing $(TORCH) and what tests and lint need into .venv"
-	@$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv --clear .venv
 	@.venv/bin/python -m pip install -qq "$(TORCH)"
 	@$(REQUIREMENTS) test lint | .venv/bin/python -m pip install -qq -r /dev/stdin
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
