@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aotmm
 from aotmm import manifest
 from aotmm.errors import AotmmError, ArtifactError
-from aotmm.target import TARGETS, ways_to_run
+from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -183,11 +183,11 @@ def _devices() -> tuple[list[Device], str]:
 
 def _device(gpu: Device, packs: list[Pack], root: Path) -> tuple[DeviceState, int]:
     """What `gpu` would use, and the exit code if its driver fails."""
-    from aotmm.runtime.devices import best_pack
+    from aotmm.runtime.devices import best_pack, what_to_build
 
     found = best_pack(packs, gpu.arch)
     if found is None:
-        return DeviceState(gpu.ordinal, gpu.name, gpu.arch, error=_missing(gpu.arch, root)), 0
+        return DeviceState(gpu.ordinal, gpu.name, gpu.arch, error=what_to_build(gpu.arch, root)), 0
     pack, way = found
     try:
         facts = pack.launcher.device(gpu.ordinal)
@@ -197,12 +197,3 @@ def _device(gpu: Device, packs: list[Pack], root: Path) -> tuple[DeviceState, in
         gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, int(facts.multiprocessors), int(facts.shared_bytes)
     )
     return state, 0
-
-
-def _missing(arch: str, root: Path) -> str:
-    """Why nothing runs on `arch`, and the command that changes that."""
-    for way in ("exact", "compatible", "ptx"):
-        for name in TARGETS:
-            if ways_to_run(name, arch) == way:
-                return f"no pack runs on {arch}; build one: aotmm build --arch {name} --out {root}"
-    return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"

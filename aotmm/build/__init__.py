@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -20,7 +21,7 @@ from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
-from aotmm.errors import ArtifactError, PackError, SpecError
+from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.kernels import Variant
 from aotmm.manifest import FORMAT, Manifest, Provenance
 from aotmm.target import Target, target
@@ -152,9 +153,18 @@ def _compile(
     progress(row.name, done, len(wanted))
     if missing:
         with _pool(min(jobs or os.cpu_count() or 1, len(missing))) as pool:
+            # Ctrl-C reaches the whole process group, but only this process acts on it: workers inherit the mask. It is
+            # blocked rather than ignored, because LLVM replaces handlers.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             futures = {pool.submit(compiling.compile_variant, variant, key): key for variant, key in missing}
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for future in as_completed(futures):
-                result = future.result()
+                try:
+                    result = future.result()
+                except BrokenProcessPool as error:
+                    raise CompileError(
+                        f"{row.name}: a compiler process was killed, perhaps for want of memory; try fewer --jobs"
+                    ) from error
                 cache.put(futures[future], result)
                 found[futures[future]] = result
                 done += 1
@@ -173,9 +183,6 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start_worker() -> None:
-    # Ctrl-C reaches the whole group; the parent stops the workers. Blocked, not ignored: LLVM replaces handlers, and
-    # the assembler would not inherit that it is ignored.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     # Triton prints what the assembler refuses, which is in its exception too; stdout belongs to the caller.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

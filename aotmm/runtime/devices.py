@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aotmm.target import ways_to_run
+from aotmm.target import TARGETS, ways_to_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from aotmm.runtime.pack import Pack
 
@@ -39,6 +40,15 @@ def devices() -> list[Device]:
     import torch
 
     return [device(ordinal) for ordinal in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+
+
+def what_to_build(arch: str, folder: Path) -> str:
+    """What serves a GPU of `arch`: the command that builds it into `folder`, or that nothing does."""
+    for way in _WAYS:
+        for name in TARGETS:
+            if ways_to_run(name, arch) == way:
+                return f"no pack runs on {arch}; build one where Triton is: aotmm build --arch {name} --out {folder}"
+    return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"
 
 
 def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:

@@ -13,7 +13,7 @@ from aotmm.folders import data_folder
 from aotmm.manifest import Kernel
 from aotmm.problem import ACTIVATIONS
 from aotmm.runtime import ops
-from aotmm.runtime.devices import best_pack, device
+from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.pack import Pack, open_packs
 
 if TYPE_CHECKING:
@@ -119,10 +119,8 @@ class Library:
         found = best_pack(self.packs, gpu.arch)
         if found is None:
             packs = ", ".join(f"{pack.arch} ({pack.folder})" for pack in self.packs)
-            raise NoKernelError(
-                f"no pack has kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {packs}; "
-                f"build them where Triton is: aotmm build --arch {gpu.arch}"
-            )
+            advice = what_to_build(gpu.arch, self.packs[0].folder.parent)
+            raise NoKernelError(f"no kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {packs}; {advice}")
         return found[0].launcher
 
 
