@@ -29,6 +29,7 @@ WHEEL = f"aotmm-{aotmm.__version__}-py3-none-{PLATFORM}.whl"
 SDIST = f"aotmm-{aotmm.__version__}"
 MAX_WHEEL_BYTES = 20_000_000
 GLIBC_LIBRARIES = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+FOLDERS = ("aotmm", "docs", "examples", "templates", "tests")
 TORCH_LIBRARY = Path("aotmm/native/libaotmm_torch.so")
 
 
@@ -41,16 +42,24 @@ def _build(target: str, root: Path, out: Path) -> subprocess.CompletedProcess[st
 
 
 def _tracked() -> list[Path]:
-    """Every file of the checkout that git tracks, or would."""
-    git = ("git", "-c", "safe.directory=*")  # the checkout may belong to another user
-    done = _run(*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return [Path(name) for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+    """Every file of the checkout that git tracks, or would if all in the project's folders were added."""
+    git = ("git", "-c", "safe.directory=*", "ls-files", "-z")  # the checkout may belong to another user
+    names: list[str] = []
+    for options in (("--cached",), ("--others", "--exclude-standard", *FOLDERS)):
+        done = _run(*git, *options, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        names += done.stdout.split("\0")
+    return [Path(name) for name in names if name and (ROOT / name).is_file()]
 
 
 def _pack_files(arch: str) -> list[str]:
     folder = ROOT / "artifacts" / arch
     return [manifest.FILE_NAME, *(file.path for file in manifest.files(open_pack(folder).manifest))]
+
+
+def _names(sdist: Path) -> set[str]:
+    with tarfile.open(sdist) as archive:
+        return {name.removeprefix(f"{SDIST}/") for name in archive.getnames()}
 
 
 @pytest.fixture(scope="session")
@@ -103,11 +112,16 @@ def test_wheel_holds_exactly_its_files(wheel: Path) -> None:
 
 
 def test_sdist_holds_exactly_the_sources(sdist: Path) -> None:
-    """The source distribution has what git tracks, and neither a pack nor a binary."""
-    with tarfile.open(sdist) as archive:
-        names = {name.removeprefix(f"{SDIST}/") for name in archive.getnames()}
-    assert names == {str(path) for path in _tracked()} | {"PKG-INFO"}
-    assert not [name for name in names if Path(name).suffix in {".so", ".cubin", ".hsaco", ".ptx"}]
+    """The source distribution has what git tracks, and nothing else."""
+    assert _names(sdist) == {str(path) for path in _tracked()} | {"PKG-INFO"}
+
+
+def test_sdist_leaves_out_what_lies_around(sdist: Path, built: Path, tmp_path: Path) -> None:
+    """Neither packs in their place or elsewhere nor a library get into the source distribution."""
+    for folder in (built, built / "tests", built / "aotmm"):
+        shutil.copytree(built / "artifacts" / "gfx90a" / "images", folder / "images")
+    assert _build("sdist", built, tmp_path).returncode == 0
+    assert _names(tmp_path / sdist.name) == _names(sdist)
 
 
 def test_wheel_metadata(wheel: Path) -> None:
