@@ -47,7 +47,7 @@ def what_to_build(arch: str, folder: Path) -> str:
     for way in _WAYS:
         for name in TARGETS:
             if ways_to_run(name, arch) == way:
-                return f"no pack runs on {arch}; build one where Triton is: aotmm build --arch {name} --out {folder}"
+                return f"no pack runs on {arch}; build one: aotmm build --arch {name} --out {folder}"
     return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"
 
 
