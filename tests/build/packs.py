@@ -1,0 +1,102 @@
+"""The packs that tests look at: those of the checkout, and small ones that tests build themselves."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from aotmm.build import build, link, render
+from aotmm.build.compile import kernel_sources
+from aotmm.errors import ArtifactError
+from aotmm.folders import data_folder
+from aotmm.runtime.pack import open_pack
+from aotmm.target import target
+
+ROOT = Path(__file__).parents[2]
+
+# Per backend one tile whose shared memory CUDA gives only when asked, and the generic kernel: compiled in seconds.
+TINY = """
+dtypes = ["fp16"]
+layouts = ["nn"]
+activations = ["none"]
+source = "tests"
+
+[[config]]
+backend = "cuda"
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 4
+num_warps = 4
+
+[[config]]
+backend = "hip"
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 2
+num_warps = 4
+"""
+
+
+@functools.cache
+def default_pack(arch: str) -> Path:
+    """The default pack of `arch`: the checkout's if a build would leave it alone, else built once per session."""
+    folder = data_folder("artifacts") / arch
+    if _up_to_date(folder):
+        return folder
+    return build((arch,), _folder())[0].folder
+
+
+@functools.cache
+def tiny_pack(arch: str) -> Path:
+    """A pack of one tile and the generic kernel, fp16 and row-major, built once per session."""
+    configs = _folder() / "tiny.toml"
+    configs.write_text(TINY)
+    return build((arch,), _folder() / "tiny", configs=str(configs))[0].folder
+
+
+def checkout(folder: Path) -> Path:
+    """A copy of the sources in `folder` that a test may change and build from."""
+    ignored = shutil.ignore_patterns("__pycache__", ".torch-*")
+    for name in ("aotmm", "templates"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    return folder
+
+
+def run_python(program: str, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process that runs the text `program` from the checkout, with `environment` beside this process's own."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | environment)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` by its path relative to it."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _up_to_date(folder: Path) -> bool:
+    try:
+        pack = open_pack(folder)
+        whole = pack.manifest
+        pack.launcher  # noqa: B018 - reads and checks the library
+    except ArtifactError:
+        return False
+    row = target(pack.arch)
+    key = link.library_key(row, render.source(row, whole.kernels), render.header((row.name,)), link.compiler()[1])
+    return (whole.provenance.kernel_sources, whole.library_key) == (kernel_sources(), key)
+
+
+@functools.cache
+def _folder() -> Path:
+    holder = tempfile.TemporaryDirectory(prefix="aotmm-packs-")  # removed when the session ends
+    _HOLDERS.append(holder)
+    return Path(holder.name)
+
+
+_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []

@@ -1,0 +1,46 @@
+"""Packs whose images can be executed here, and the figures of what was executed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.build.packs import default_pack
+from tests.native.emulation import Outcome, missing
+
+_FIGURES: dict[str, list[Outcome]] = {}
+
+
+@pytest.fixture
+def interpreted_pack() -> Callable[[str], Path]:
+    """The default pack of an arch, where its images can be executed."""
+
+    def pack(arch: str) -> Path:
+        if reason := missing(arch):
+            pytest.skip(reason)
+        return default_pack(arch)
+
+    return pack
+
+
+@pytest.fixture
+def figures() -> Callable[[str, list[Outcome]], None]:
+    """Remembers outcomes for the summary at the end of the session."""
+
+    def remember(title: str, outcomes: list[Outcome]) -> None:
+        _FIGURES.setdefault(title, []).extend(outcomes)
+
+    return remember
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the largest errors that were seen."""
+    for title, outcomes in sorted(_FIGURES.items()):
+        terminalreporter.write_line(
+            f"executed {title}: {len(outcomes)} products of {len({o.kernel for o in outcomes})} images, "
+            f"{sum(o.mismatches for o in outcomes if o.product.exact)} mismatches, "
+            f"largest error/bound {max(o.det for o in outcomes):.3f}, "
+            f"probabilistic {max(o.prob for o in outcomes):.3f}"
+        )

@@ -1,0 +1,282 @@
+"""Selection, core.c: what it admits is compared with the manifest's promises, read here a second time."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aotmm.errors import ArtifactError
+from aotmm.manifest import Kernel
+from aotmm.problem import ACTIVATIONS, DTYPES, OUTPUTS
+from aotmm.runtime.launcher import INVALID, CDevice, Launcher, Problem
+from aotmm.runtime.pack import open_pack
+from aotmm.target import TARGETS, target
+from tests.build.packs import default_pack
+
+PROBLEMS = 10_000
+SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
+USUAL_SIZES = (1, 8, 24, 64, 100, 128, 256, 1000, 4096)
+PADDINGS = {True: (0, 16, 112), False: (0, 1, 8, 100)}
+STEPS = {True: (1,), False: (1, 1, 2)}
+OFFSETS = {True: (0, 16), False: (0, 0, 1, 2, 8)}
+SHARED = (16_384, 49_152, 65_536, 101_376, 166_912, 232_448)
+MAX_GRID = 2**31 - 1
+
+
+@functools.cache
+def launcher(arch: str) -> Launcher:
+    """The launcher of the default pack; selection needs no GPU."""
+    return open_pack(default_pack(arch)).launcher
+
+
+def dense(m: int, n: int, k: int, dtype: str = "fp16") -> Problem:
+    """A row-major product of aligned, dense operands."""
+    row = DTYPES[dtype]
+    strides, types = ((k, 1), (n, 1), (n, 1)), (row.storage, row.storage, row.output)
+    return Problem(m, n, k, *strides, *types, a_ptr=256, b_ptr=256, c_ptr=256, allow_tf32=dtype == "tf32")
+
+
+def quantities(problem: Problem) -> dict[str, int | None]:
+    """What promises are about; None stands for a stride that multiplies only 0, which may be any number."""
+    p = problem
+    found: dict[str, int | None] = {name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")}
+    found["allow_tf32"] = int(p.allow_tf32)
+    for matrix, names, sizes, strides in (
+        ("a", ("stride_am", "stride_ak"), (p.M, p.K), p.strides_a),
+        ("b", ("stride_bk", "stride_bn"), (p.K, p.N), p.strides_b),
+        ("c", ("stride_cm", "stride_cn"), (p.M, p.N), p.strides_c),
+    ):
+        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        found[f"{matrix}_extent"] = last if all(sizes) else 0
+        for name, size, stride in zip(names, sizes, strides, strict=True):
+            found[name] = None if size == 1 else stride
+    return found
+
+
+KEEPS: dict[str, Callable[[int, int], bool]] = {
+    "equals": lambda value, operand: value == operand,
+    "multiple_of": lambda value, operand: value % operand == 0,
+    "below": lambda value, operand: value < operand,
+}
+
+
+def keeps_promises(kernel: Kernel, values: dict[str, int | None]) -> bool:
+    """Whether every promise of `kernel` holds."""
+    return all(
+        (value := values[promise.value]) is None or KEEPS[promise.relation](value, promise.operand)
+        for promise in kernel.promises
+    )
+
+
+def same_types(kernel: Kernel, problem: Problem) -> bool:
+    """Whether `kernel` multiplies these types and applies this activation."""
+    storage = DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage
+    return (*storage, kernel.dtype_c, kernel.activation) == (
+        problem.dtype_a,
+        problem.dtype_b,
+        problem.dtype_c,
+        problem.activation,
+    )
+
+
+def tiles(kernel: Kernel, problem: Problem) -> int:
+    """Tiles of C."""
+    return -(-problem.M // kernel.config.block_m) * -(-problem.N // kernel.config.block_n)
+
+
+def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
+    """A random product, from tidy to absurd, and a device."""
+    tidy = bool(rng.random() < 0.5)
+    sizes = USUAL_SIZES if tidy or rng.random() < 0.5 else SIZES
+    m, n, k = (int(rng.choice(sizes)) for _ in range(3))
+    dtype = str(rng.choice([name for name in TARGETS[arch].dtypes if name != "tf32"]))
+    size = DTYPES[dtype].bytes
+
+    def strides(rows: int, cols: int, *, transposed: bool) -> tuple[int, int]:
+        lines, length = (cols, rows) if transposed else (rows, cols)
+        along = int(rng.choice(STEPS[tidy]))
+        leading = max(length, 1) * along + int(rng.choice(PADDINGS[tidy]))
+        if rng.random() < 0.1 and lines > 1:  # an extent around 2^31 elements
+            leading = max(0, 2**31 + int(rng.integers(-20, 20)) - length) // (lines - 1)
+        if rng.random() < 0.1:
+            leading = 0  # an expanded operand
+        if lines == 1 and rng.random() < 0.5:
+            leading = int(rng.choice([0, 1, 3, 2**40]))
+        if length == 1 and rng.random() < 0.5:
+            along = int(rng.choice([0, 5, 2**40]))
+        return (along, leading) if transposed else (leading, along)
+
+    pointers = [256 * int(rng.integers(1, 2**40)) + size * int(rng.choice(OFFSETS[tidy])) for _ in range(3)]
+    problem = Problem(
+        m,
+        n,
+        k,
+        strides(m, k, transposed=bool(rng.random() < 0.5)),
+        strides(k, n, transposed=bool(rng.random() < 0.5)),
+        strides(m, n, transposed=bool(rng.random() < 0.1)),
+        dtype,
+        dtype if rng.random() < 0.95 else "fp16",
+        DTYPES[dtype].output if rng.random() < 0.7 else str(rng.choice(OUTPUTS)),
+        str(rng.choice(ACTIVATIONS)),
+        a_ptr=pointers[0],
+        b_ptr=pointers[1],
+        c_ptr=pointers[2],
+        allow_tf32=bool(rng.random() < 0.5),
+    )
+    return problem, CDevice(int(rng.integers(1, 200)), int(rng.choice(SHARED)))
+
+
+def reason(kernel: Kernel, problem: Problem, values: dict[str, int | None], device: CDevice) -> str:
+    """Why `kernel` does not fit by its manifest entry, "" if it fits."""
+    if not same_types(kernel, problem):
+        return "types"
+    if not keeps_promises(kernel, values):
+        return "promise"
+    if kernel.shared_bytes > device.shared_bytes:
+        return "shared"
+    return "blocks" if tiles(kernel, problem) * kernel.num_ctas > MAX_GRID else ""
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_nothing_is_admitted_that_breaks_a_promise(arch: str) -> None:
+    """Over thousands of random products a kernel fits exactly when its manifest says so, and the cheapest is chosen."""
+    rng = np.random.default_rng(20261120)
+    mm, chosen_layouts, reasons = launcher(arch), collections.Counter[str](), collections.Counter[str]()
+    for _ in range(PROBLEMS):
+        problem, device = draw(rng, arch)
+        selection, values, fitting = mm.explain(problem, device), quantities(problem), []
+        for verdict in selection.verdicts:
+            why = reason(verdict.kernel, problem, values, device)
+            reasons[why] += 1
+            assert (verdict.rejected is None) == (why == ""), (problem, verdict, why)
+            if verdict.rejected is None:
+                fitting.append(verdict)
+                assert verdict.grid == tiles(verdict.kernel, problem) * verdict.kernel.num_ctas
+                assert verdict.waves == -(-tiles(verdict.kernel, problem) // device.multiprocessors)
+        if selection.chosen is None:
+            assert fitting == []
+            chosen_layouts["none"] += 1
+            continue
+        assert selection.chosen == min(fitting, key=lambda verdict: verdict.cost)  # the first of those that are equal
+        chosen_layouts[selection.chosen.kernel.layout] += 1
+    assert min(reasons[why] for why in ("types", "promise", "shared", "blocks", "")) > 0
+    assert min(chosen_layouts[layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > 100, chosen_layouts
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_there_is_always_a_kernel(arch: str) -> None:
+    """Every type, output and activation of the pack has a kernel for any strides, alignment and size, on any device."""
+    rng = np.random.default_rng(1)
+    kinds = {
+        (DTYPES[kernel.dtype_a].storage, kernel.dtype_c, kernel.activation)
+        for kernel in open_pack(default_pack(arch)).manifest.kernels
+    }
+    assert kinds == {
+        (DTYPES[name].storage, output, activation)
+        for name in TARGETS[arch].dtypes
+        for output in {DTYPES[name].output, *OUTPUTS}
+        for activation in ACTIVATIONS
+    }
+    for number in range(PROBLEMS):
+        problem, device = draw(rng, arch)
+        dtype, output, activation = sorted(kinds)[number % len(kinds)]
+        problem = replace(problem, dtype_a=dtype, dtype_b=dtype, dtype_c=output, activation=activation)
+        smallest = CDevice(device.multiprocessors, 49_152)
+        selection = launcher(arch).explain(problem, smallest)
+        blocks = -(-problem.M // 64) * -(-problem.N // 64)
+        assert (selection.chosen is not None) == (blocks <= MAX_GRID), problem
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("arch", TARGETS)
+def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
+    """A product that fits a specialised kernel no longer fits it after any one promise is broken."""
+    device, fitting = CDevice(108, target(arch).shared_bytes), dense(256, 256, 256, dtype)
+    for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts):
+        if verdict.rejected is not None or verdict.kernel.layout != "nn":
+            continue
+        breaking = [
+            replace(fitting, a_ptr=258),
+            replace(fitting, b_ptr=264),
+            replace(fitting, c_ptr=257),
+            replace(fitting, strides_a=(257, 1)),
+            replace(fitting, strides_a=(256, 2)),
+            replace(fitting, strides_b=(260, 1)),
+            replace(fitting, strides_b=(512, 2)),
+            replace(fitting, strides_b=(1, 256)),
+            replace(fitting, strides_c=(257, 1)),
+            replace(fitting, strides_c=(512, 2)),
+            replace(fitting, K=255),
+            replace(fitting, N=255),
+            replace(fitting, strides_a=(2**31 // 255 // 8 * 8 + 8, 1)),
+            replace(fitting, strides_b=(2**31 // 255 // 8 * 8 + 8, 1)),
+            replace(fitting, strides_c=(2**31 // 255 // 8 * 8 + 8, 1)),
+        ]
+        for problem in breaking:
+            found = launcher(arch).explain(problem, device)
+            assert found.verdicts[number].rejected is not None, (verdict, problem)
+            assert found.chosen is not None
+
+
+def test_tf32_only_where_it_is_allowed() -> None:
+    """fp32 operands go to a tf32 kernel if that is allowed and to an fp32 kernel if not."""
+    device = CDevice(108, target("sm80").shared_bytes)
+    chosen = [launcher("sm80").explain(dense(256, 256, 256, dtype), device).chosen for dtype in ("tf32", "fp32")]
+    assert [verdict.kernel.dtype_a for verdict in chosen if verdict] == ["tf32", "fp32"]
+
+
+def test_shared_memory_of_the_device_counts() -> None:
+    """A device with less shared memory gets a kernel that fits it, and the verdict on the others says why."""
+    problem = dense(4096, 4096, 4096)
+    first = launcher("sm80").explain(problem, CDevice(108, 166_912)).chosen
+    assert first is not None
+    too_little = first.kernel.shared_bytes - 1
+    selection = launcher("sm80").explain(problem, CDevice(108, too_little))
+    assert selection.chosen is not None
+    assert selection.chosen.kernel.shared_bytes <= too_little
+    assert selection.verdicts[launcher("sm80").kernels.index(first.kernel)].rejected == (
+        f"needs {first.kernel.shared_bytes} B of shared memory per block, the device has {too_little} B"
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (dense(-1, 8, 8), "M=-1 N=8 K=8: sizes are not negative"),
+        (dense(8, -2, 8), "M=8 N=-2 K=8: sizes are not negative"),
+        (dense(8, 8, -(2**63)), f"M=8 N=8 K=-{2**63}: sizes are not negative"),
+        (replace(dense(8, 8, 8), strides_a=(-8, 1)), "stride -8: strides are not negative"),
+        (replace(dense(8, 8, 8), strides_b=(8, -1)), "stride -1: strides are not negative"),
+        (replace(dense(8, 8, 8), strides_c=(8, -7)), "stride -7: strides are not negative"),
+    ],
+)
+def test_impossible_products(problem: Problem, words: str) -> None:
+    """Negative sizes and strides are refused with the number."""
+    with pytest.raises(ValueError, match=words):
+        launcher("sm80").explain(problem, CDevice(108, 166_912))
+
+
+@pytest.mark.parametrize("field", ["dtype_a", "dtype_b", "dtype_c", "activation"])
+@pytest.mark.parametrize("number", [-1, 99])
+def test_numbers_that_name_nothing(field: str, number: int) -> None:
+    """Through the C interface an unknown dtype or activation number is an invalid call, told with the number."""
+    mm, problem = launcher("sm80"), dense(8, 8, 8).to_c()
+    setattr(problem, field, number)
+    chosen = ctypes.c_uint32()
+    status = mm._c.select(ctypes.byref(problem), ctypes.byref(CDevice(108, 166_912)), ctypes.byref(chosen))
+    assert status == INVALID
+    assert f"{field}={number}" in mm._c.last_error().contents.text.decode()
+
+
+def test_library_of_another_pack_is_refused() -> None:
+    """A list of kernels that is not the library's is noticed by its length."""
+    pack = open_pack(default_pack("sm80"))
+    wrong = Launcher(pack.launcher._library, "sm80", lambda: pack.manifest.kernels[1:])
+    with pytest.raises(ArtifactError, match="has 127 kernels, its library 128"):
+        _ = wrong.kernels

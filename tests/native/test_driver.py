@@ -1,0 +1,496 @@
+"""The launch path, driver_cuda.c and driver_hip.c: which calls a fake driver sees, and what becomes of failures.
+
+The fake drivers refuse what real ones refuse (`driver.misuse`); what they do not model stands in their README.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotmm.build import link, render
+from aotmm.build.compile import file
+from aotmm.errors import DriverError, NoKernelError
+from aotmm.manifest import Attribute, Kernel
+from aotmm.manifest import write as write_manifest
+from aotmm.runtime.launcher import CProblem, Problem
+from aotmm.runtime.pack import open_pack
+from aotmm.target import target
+from tests.build.packs import run_python
+from tests.native.emulation import Case, Emulator, Product, own_process
+
+ON_CUDA = pytest.mark.parametrize("pack", ["sm80"], indirect=True)
+ON_HIP = pytest.mark.parametrize("pack", ["gfx90a"], indirect=True)
+STREAM = 0x5EA0
+OUT_OF_MEMORY = 2
+# In the order in which the first launch on the second device makes them: the fake's name, ours, the device it names.
+CALLS = {
+    "sm80": [
+        ("cuInit", "cuInit", -1),
+        ("cuDriverGetVersion", "cuDriverGetVersion", -1),
+        ("cuDeviceGet", "cuDeviceGet", 1),
+        ("cuDeviceGetAttribute", "cuDeviceGetAttribute", 1),
+        ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 1),
+        ("cuCtxGetCurrent", "cuCtxGetCurrent", 1),
+        ("cuCtxPushCurrent_v2", "cuCtxPushCurrent", 1),
+        ("cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode", 1),
+        ("cuLibraryLoadData", "cuLibraryLoadData", 1),
+        ("cuLibraryGetKernel", "cuLibraryGetKernel", 1),
+        ("cuKernelSetAttribute", "cuKernelSetAttribute", 1),
+        ("cuKernelGetFunction", "cuKernelGetFunction", 1),
+        ("cuLaunchKernelEx", "cuLaunchKernelEx", 1),
+    ],
+    "gfx90a": [
+        ("hipInit", "hipInit", -1),
+        ("hipGetDeviceCount", "hipGetDeviceCount", -1),
+        ("hipGetDevice", "hipGetDevice", 1),
+        ("hipSetDevice", "hipSetDevice", 1),
+        ("hipThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", 1),
+        ("hipModuleLoadData", "hipModuleLoadData", 1),
+        ("hipModuleGetFunction", "hipModuleGetFunction", 1),
+        ("hipModuleLaunchKernel", "hipModuleLaunchKernel", 1),
+    ],
+}
+LOAD = {"sm80": "cuLibraryLoadData", "gfx90a": "hipModuleLoadData"}
+WARM = {
+    "sm80": ["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuLaunchKernelEx", "cuCtxPopCurrent_v2"],
+    "gfx90a": ["hipGetDevice", "hipModuleLaunchKernel"],
+}
+
+
+def problem_of(m: int, n: int, k: int) -> Problem:
+    """A row-major fp16 product at addresses that nothing is read from."""
+    return Problem(m, n, k, (k, 1), (n, 1), (n, 1), "fp16", "fp16", "fp16", "none", 1 << 40, 2 << 40, 3 << 40)
+
+
+SPECIALISED, GENERIC = problem_of(128, 64, 64), problem_of(130, 65, 33)
+
+
+def current(emulator: Emulator) -> int | None:
+    """The calling thread's CUDA context (None without one) or HIP device."""
+    if emulator.driver.kind == "cuda":
+        context = ctypes.c_void_p()
+        assert emulator.driver.lib.cuCtxGetCurrent(ctypes.byref(context)) == 0
+        return context.value
+    device = ctypes.c_int()
+    assert emulator.driver.lib.hipGetDevice(ctypes.byref(device)) == 0
+    return device.value
+
+
+def make_current(emulator: Emulator, device: int) -> None:
+    """Makes `device` current in the calling thread."""
+    if emulator.driver.kind == "cuda":
+        context, lib = ctypes.c_void_p(), emulator.driver.lib
+        assert lib.cuInit(0) == 0
+        assert lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert lib.cuCtxPushCurrent_v2(context) == 0
+    else:
+        assert emulator.driver.lib.hipSetDevice(device) == 0
+
+
+def names(emulator: Emulator) -> list[str]:
+    """The driver calls so far."""
+    return [call.name for call in emulator.driver.calls]
+
+
+def arguments(kernel: Kernel, block: bytes) -> dict[str, int]:
+    """The values in a parameter block, by quantity."""
+    return {
+        item.value: int.from_bytes(block[item.offset : item.offset + item.bytes], "little", signed=True)
+        for item in kernel.parameters
+    }
+
+
+# --------------------------------------------------------------------------------------------------- what a launch is
+@pytest.mark.parametrize(("problem", "layout"), [(SPECIALISED, "nn"), (GENERIC, "any")], ids=["specialised", "generic"])
+@own_process
+def test_launch(pack: Path, problem: Problem, layout: str) -> None:
+    """A launch has the manifest's block, shared memory and parameters, one block per tile, and the caller's stream."""
+    emulator = Emulator(pack, execute=False)
+    emulator.launcher.matmul(problem, 0, STREAM)
+    (launch,) = emulator.driver.launches
+    kernel = emulator.selected(problem)
+    tiles = -(-problem.M // kernel.config.block_m) * -(-problem.N // kernel.config.block_n)
+    assert kernel.layout == layout
+    assert launch.symbol == kernel.symbol
+    assert launch.grid == (tiles, 1, 1)
+    assert launch.block == (kernel.threads, 1, 1)
+    assert launch.shared == kernel.shared_bytes
+    assert launch.stream == STREAM
+    given = {name: int(getattr(problem.to_c(), name)) for name, *_ in CProblem._fields_}
+    assert arguments(kernel, launch.params) == {p.value: given.get(p.value, 0) for p in kernel.parameters}
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_parameters_keep_what_the_kernel_was_promised(pack: Path) -> None:
+    """The numbers that reach a kernel keep its promises, also where a stride that multiplies only 0 did not."""
+    emulator = Emulator(pack, execute=False)
+    rng = np.random.default_rng(5)
+    seen = set()
+    for _ in range(300):
+        m, n, k = (int(rng.choice([1, 8, 64, 72])) for _ in range(3))
+        strides = [(int(rng.choice([3, 2**40])) if rows == 1 else cols, int(rng.choice([0, 5])) if cols == 1 else 1)
+                   for rows, cols in ((m, k), (k, n), (m, n))]  # fmt: skip
+        problem = dataclasses.replace(
+            problem_of(m, n, k), strides_a=strides[0], strides_b=strides[1], strides_c=strides[2]
+        )
+        emulator.launcher.matmul(problem, 0, 0)
+        kernel = emulator.selected(problem)
+        found = arguments(kernel, emulator.driver.launches[-1].params)
+        seen.add((kernel.layout, 1 in (m, n, k)))
+        for promise in kernel.promises:
+            if promise.value in found:
+                value = found[promise.value]
+                kept = value < promise.operand if promise.relation == "below" else value % promise.operand == 0
+                assert kept, (problem, promise, value)
+    assert seen == {("nn", False), ("nn", True), ("any", True)}
+
+
+@own_process
+def test_warm_launch_asks_nothing_again(pack: Path) -> None:
+    """From the second launch on, the driver is asked for nothing but the current device and the launch."""
+    emulator = Emulator(pack, execute=False)
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    before = len(names(emulator))
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert names(emulator)[before:] == WARM[emulator.arch]
+
+
+@own_process
+def test_empty_products_launch_nothing(pack: Path) -> None:
+    """M or N of 0 succeeds without a launch, and without a driver call."""
+    emulator = Emulator(pack, execute=False)
+    for problem in (problem_of(0, 64, 64), problem_of(64, 0, 64), problem_of(0, 0, 0)):
+        emulator.launcher.matmul(problem, 0, 0)
+    assert emulator.driver.launches == []
+    assert names(emulator) == []
+    generic = next(number for number, kernel in enumerate(emulator.kernels) if kernel.layout == "any")
+    emulator.launcher.launch(generic, problem_of(0, 64, 64), 0, 0)
+    assert emulator.driver.launches == []
+
+
+@own_process
+def test_one_kernel_launched_by_number(pack: Path) -> None:
+    """`launch` takes any kernel whose promises hold, and refuses others and numbers that do not exist."""
+    emulator = Emulator(pack, execute=False)
+    for number, kernel in enumerate(emulator.kernels):
+        emulator.launcher.launch(number, SPECIALISED, 0, 0)
+        assert emulator.driver.launches[-1].image == (pack / kernel.image.path).read_bytes()
+    specialised = next(number for number, kernel in enumerate(emulator.kernels) if kernel.layout != "any")
+    with pytest.raises(NoKernelError, match="does not fit M=130 N=65 K=33"):
+        emulator.launcher.launch(specialised, GENERIC, 0, 0)
+    with pytest.raises(ValueError, match="kernel 2: the pack has 2"):
+        emulator.launcher.launch(2, GENERIC, 0, 0)
+    assert len(emulator.driver.launches) == len(emulator.kernels)
+
+
+@ON_CUDA
+@own_process
+def test_launch_attributes_reach_the_driver(pack: Path, tmp_path: Path) -> None:
+    """The launch attributes of a kernel's manifest entry are those of cuLaunchKernelEx, id and value."""
+    whole, row = open_pack(pack).manifest, target("sm80")
+    attributes = (Attribute("programmatic_stream_serialization", (1, 0, 0)), Attribute("cluster_dimension", (1, 1, 1)))
+    kernels = tuple(dataclasses.replace(kernel, attributes=attributes) for kernel in whole.kernels)
+    (tmp_path / "images").symlink_to(pack / "images")
+    (tmp_path / "launcher.c").write_text(render.source(row, kernels))
+    (tmp_path / "launcher.h").write_text(render.header(("sm80",)))
+    library = link.link_launcher(row, tmp_path, link.compiler()[0])
+    entry = dataclasses.replace(whole, kernels=kernels, library=file(library.name, library.read_bytes()))
+    for name, data in write_manifest(entry).items():
+        (tmp_path / name).write_bytes(data)
+
+    emulator = Emulator(tmp_path, execute=False)
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    found = [call.arguments for call in emulator.driver.calls if call.name == "attribute"]
+    assert found == [{"id": "6", "value": "1,0,0"}, {"id": "4", "value": "1,1,1"}]
+    assert emulator.driver.misuse == []
+
+
+# ---------------------------------------------------------------------------------------------------------- devices
+@pytest.mark.parametrize("device", [0, 1])
+@own_process
+def test_launches_on_the_device_that_is_asked_for(pack: Path, device: int) -> None:
+    """A launch goes to its own device, whichever is current, and leaves that current."""
+    emulator = Emulator(pack, devices=2, execute=False)
+    emulator.driver.bind_stream(STREAM, device)
+    make_current(emulator, 1)
+    before = current(emulator)
+    emulator.launcher.matmul(SPECIALISED, device, STREAM)
+    emulator.launcher.matmul(SPECIALISED, device, STREAM)
+    assert [launch.device for launch in emulator.driver.launches] == [device, device]
+    assert current(emulator) == before
+    assert emulator.driver.misuse == []
+
+
+@ON_CUDA
+@own_process
+def test_thread_without_a_context_keeps_none(pack: Path) -> None:
+    """A thread that had no current context has none after a launch."""
+    emulator = Emulator(pack, execute=False)
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert current(emulator) is None
+
+
+@own_process
+def test_every_device_gets_the_kernel(pack: Path) -> None:
+    """Both devices launch the same image, each after loading it for itself once."""
+    emulator = Emulator(pack, devices=2, execute=False)
+    for device in (0, 1, 0, 1):
+        emulator.launcher.matmul(SPECIALISED, device, 0)
+    assert [launch.device for launch in emulator.driver.launches] == [0, 1, 0, 1]
+    assert len({launch.image for launch in emulator.driver.launches}) == 1
+    assert names(emulator).count(LOAD[emulator.arch]) == 2
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_device_numbers_that_do_not_exist(pack: Path) -> None:
+    """Device numbers below 0, past the table and past the last device are refused before anything is launched."""
+    emulator = Emulator(pack, devices=2, execute=False)
+    for ordinal in (-1, 32, 1 << 20):
+        with pytest.raises(ValueError, match=f"device {ordinal}: ordinals are 0 to 31"):
+            emulator.launcher.matmul(SPECIALISED, ordinal, 0)
+    with pytest.raises((ValueError, DriverError), match="device 2"):
+        emulator.launcher.matmul(SPECIALISED, 2, 0)
+    assert emulator.driver.launches == []
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_device_facts(pack: Path) -> None:
+    """Selection sees the device's multiprocessors and shared memory; asking creates no context."""
+    emulator = Emulator(pack, execute=False)
+    row, facts = target(emulator.arch), emulator.launcher.device(0)
+    assert (facts.multiprocessors, facts.shared_bytes) == (row.multiprocessors, row.shared_bytes)
+    assert "cuDevicePrimaryCtxRetain" not in names(emulator)
+
+
+# ---------------------------------------------------------------------------------------------------------- loading
+@own_process
+def test_preload(pack: Path) -> None:
+    """After `preload` no launch loads anything."""
+    emulator = Emulator(pack, execute=False)
+    emulator.launcher.preload(0)
+    load = LOAD[emulator.arch]
+    assert names(emulator).count(load) == len(emulator.kernels) == emulator.driver.live_modules
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    emulator.launcher.matmul(GENERIC, 0, 0)
+    assert names(emulator).count(load) == len(emulator.kernels)
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_first_launch_during_capture(pack: Path) -> None:
+    """The first launch of a kernel may be captured: loading does not break the capture, and the replay is right."""
+    emulator = Emulator(pack)
+    case = Case(Product(70, 90, 100))
+    emulator.driver.buffers = case.buffers()
+    emulator.driver.capture()
+    emulator.launcher.matmul(case.problem, 0, 0)
+    assert not emulator.driver.capture_broken
+    emulator.driver.capture(on=False)
+    (launch,) = emulator.driver.launches
+    assert launch.captured
+    emulator.driver.replay()
+    assert case.judge(emulator.arch).ok
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_preload_during_capture(pack: Path) -> None:
+    """`preload` does not break a capture."""
+    emulator = Emulator(pack, execute=False)
+    emulator.driver.capture()
+    emulator.launcher.preload(0)
+    assert not emulator.driver.capture_broken
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_threads_load_once(pack: Path) -> None:
+    """32 threads whose first launches race load the image once, and all launch it."""
+    emulator = Emulator(pack, execute=False)
+    barrier, failures = threading.Barrier(32), []
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            emulator.launcher.matmul(SPECIALISED, 0, 0)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the test fails with it
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(emulator.driver.launches) == 32
+    assert names(emulator).count(LOAD[emulator.arch]) == 1
+    assert emulator.driver.misuse == []
+
+
+@ON_CUDA
+@own_process
+def test_newer_gpu_gets_the_text(pack: Path) -> None:
+    """A GPU of a newer major version gets the PTX of the sm80 pack, byte for byte; the driver compiles it."""
+    emulator = Emulator(pack, arch="sm90")
+    emulator.launcher.preload(0)
+    assert emulator.driver.misuse == []
+    with pytest.raises(DriverError, match="cuLaunchKernelEx"):  # the interpreter does not run text
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    ptx = emulator.selected(SPECIALISED).ptx
+    assert ptx is not None
+    assert emulator.driver.launches[-1].image == (pack / ptx.path).read_bytes()
+
+
+@ON_CUDA
+@own_process
+def test_same_major_gpu_gets_the_cubin(pack: Path) -> None:
+    """A GPU of the same major version runs the sm80 image itself."""
+    emulator = Emulator(pack, arch="sm86", execute=False)
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert emulator.driver.launches[-1].image == (pack / emulator.selected(SPECIALISED).image.path).read_bytes()
+    assert emulator.driver.misuse == []
+
+
+# --------------------------------------------------------------------------------------------------------- failures
+@pytest.mark.parametrize(
+    ("pack", "function", "call", "device"),
+    [(arch, *row) for arch, rows in CALLS.items() for row in rows],
+    indirect=["pack"],
+)
+@own_process
+def test_failing_call(pack: Path, function: str, call: str, device: int) -> None:
+    """A failing driver call is told with name, number, text and device; nothing stays behind; the next call works."""
+    emulator = Emulator(pack, devices=2, execute=False)
+    emulator.driver.fail_next(function, OUT_OF_MEMORY)
+    with pytest.raises(DriverError, match=f"{call} failed on .* device {device}.*{OUT_OF_MEMORY}") as caught:
+        emulator.launcher.matmul(SPECIALISED, 1, 0)
+    assert (caught.value.call, caught.value.code, caught.value.device) == (call, OUT_OF_MEMORY, device)
+    assert emulator.driver.launches == []
+    loaded = function in ("cuLaunchKernelEx", "hipModuleLaunchKernel")
+    assert emulator.driver.live_modules == int(loaded)
+    emulator.launcher.matmul(SPECIALISED, 1, 0)
+    assert [launch.device for launch in emulator.driver.launches] == [1]
+    assert emulator.driver.live_modules == 1
+    assert current(emulator) == {"cuda": None, "hip": 0}[emulator.driver.kind]
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_failure_leaves_capture_mode_alone(pack: Path) -> None:
+    """After a failed load the thread may again break a capture, as before: its capture mode is restored."""
+    emulator = Emulator(pack, execute=False)
+    emulator.driver.fail_next(LOAD[emulator.arch], OUT_OF_MEMORY)
+    with pytest.raises(DriverError):
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    modes = [call.arguments["mode"] for call in emulator.driver.calls if "ExchangeStreamCaptureMode" in call.name]
+    assert modes == ["2", "0"]
+
+
+@own_process
+def test_error_number_that_the_driver_does_not_know(pack: Path) -> None:
+    """An error number without a name is told by its number."""
+    emulator = Emulator(pack, execute=False)
+    emulator.driver.fail_next(LOAD[emulator.arch], 12345)
+    with pytest.raises(DriverError, match=r"\(12345\)") as caught:
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert caught.value.code == 12345
+
+
+@ON_CUDA
+@own_process
+def test_old_driver(pack: Path) -> None:
+    """A driver that is too old is told with what it is and what the pack needs."""
+    emulator = Emulator(pack, version=11080, execute=False)
+    with pytest.raises(DriverError, match=r"driver is 11\.8; pack sm80 needs 12\.0 or newer") as caught:
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert caught.value.call == "cuDriverGetVersion"
+
+
+@ON_HIP
+@own_process
+def test_gpu_that_the_hip_images_are_not_for(pack: Path) -> None:
+    """An AMD GPU of another arch is a driver error with the driver's number for it."""
+    emulator = Emulator(pack, arch="gfx942", execute=False)
+    with pytest.raises(DriverError, match="hipModuleLoadData") as caught:
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert caught.value.code == 209
+
+
+@pytest.mark.parametrize("pack", ["sm90"], indirect=True)
+@own_process
+def test_gpu_that_the_cuda_images_are_not_for(pack: Path) -> None:
+    """A pack without text says which pack to build for a GPU of another major version."""
+    emulator = Emulator(pack, arch="sm80", execute=False)
+    with pytest.raises(NoKernelError, match=r"no code for CUDA device 0 .*build one: aotmm build --arch sm80"):
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_child_of_fork(pack: Path) -> None:
+    """In a child that was forked after the driver was opened, a launch is an error and not a crash."""
+    emulator = Emulator(pack, execute=False)
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    child = os.fork()
+    if child == 0:
+        try:
+            emulator.launcher.matmul(SPECIALISED, 0, 0)
+            os._exit(1)
+        except DriverError as error:
+            os._exit(40 + error.code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 43  # 3 is "not initialized"
+
+
+TELL = """
+import sys
+from pathlib import Path
+from aotmm.errors import DriverError
+from aotmm.runtime.pack import open_pack
+launcher = open_pack(Path(sys.argv[1])).launcher
+for attempt in range(2):
+    try:
+        launcher.device(0)
+    except DriverError as error:
+        print(error.code, error.device, error.call, error)
+"""
+LIBRARIES = {"sm80": ["libcuda.so.1"], "gfx90a": [f"libamdhip64.so{version}" for version in (".7", ".6", ".5", "")]}
+
+
+def test_no_driver(pack: Path, tmp_path: Path) -> None:
+    """Without a driver library the error says so, each time, and what to install."""
+    for name in LIBRARIES[pack.name]:
+        (tmp_path / name).write_text("not a library")
+    done = run_python(TELL, pack, LD_LIBRARY_PATH=str(tmp_path))
+    lines = done.stdout.splitlines()
+    what = {"sm80": "the CUDA driver cannot be opened: ", "gfx90a": "the HIP runtime cannot be opened: "}[pack.name]
+    todo = {"sm80": "; install the NVIDIA driver", "gfx90a": "; install ROCm"}[pack.name]
+    assert len(lines) == 2, done.stderr
+    for line in lines:
+        assert line.startswith(f"0 -1 dlopen {what}")
+        assert line.endswith(todo)
+
+
+def test_driver_without_a_function(pack: Path, tmp_path: Path) -> None:
+    """A driver library that lacks a function is told with the function and what is needed."""
+    (tmp_path / "empty.c").write_text("int nothing;\n")
+    for name in LIBRARIES[pack.name]:
+        command = [*link.compiler()[0], "-O2", "-s", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", name, "empty.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    done = run_python(TELL, pack, LD_LIBRARY_PATH=str(tmp_path))
+    words = {
+        "sm80": "0 -1 cuInit the CUDA driver has no cuInit; pack sm80 needs driver 12.0 or newer",
+        "gfx90a": "0 -1 hipInit the HIP runtime has no hipInit; update ROCm",
+    }[pack.name]
+    assert done.stdout.splitlines() == [words, words], shlex.join(command) + done.stderr
