@@ -56,6 +56,17 @@ static int valid(const aotmm_problem *p) {
   for (int i = 0; i < 6; i++)
     if (strides[i] < 0)
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride %lld: strides are not negative", (long long)strides[i]);
+  const struct {
+    const char *name;
+    int32_t number, count;
+  } codes[] = {{"dtype_a", p->dtype_a, AOTMM_DTYPE_COUNT},
+               {"dtype_b", p->dtype_b, AOTMM_DTYPE_COUNT},
+               {"dtype_c", p->dtype_c, AOTMM_DTYPE_COUNT},
+               {"activation", p->activation, AOTMM_ACTIVATION_COUNT}};
+  for (int i = 0; i < 4; i++)
+    if (codes[i].number < 0 || codes[i].number >= codes[i].count)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "%s=%d: there are 0 to %d", codes[i].name, codes[i].number,
+                        codes[i].count - 1);
   return AOTMM_OK;
 }
 
