@@ -99,7 +99,8 @@ class Kernel:
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
         layout: memory order of A and B that it was specialised for; "any" promises none.
-        activation: what is applied to the accumulator.
+        epilogue: what it can do to its sums (`problem.EPILOGUES`).
+        fast_accum: fp8 sums stay in the tensor cores' own precision.
         threads: threads per block.
         num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.
@@ -119,7 +120,8 @@ class Kernel:
     dtype_b: str
     dtype_c: str
     layout: str
-    activation: str
+    epilogue: str
+    fast_accum: bool
     config: Config
     threads: int
     num_ctas: int

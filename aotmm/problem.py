@@ -1,4 +1,4 @@
-"""The vocabulary of one product C = activation(A @ B): types, layouts, activations and named quantities.
+"""The vocabulary of one product C = activation(scale_a * scale_b * (A @ B) + bias): types and named quantities.
 
 Everything that the generated C and Python must agree on by number is listed here once; positions in the tuples are
 those numbers, so they only grow at the end.
@@ -22,8 +22,8 @@ class DType:
         triton: Triton's spelling.
         torch: torch's spelling.
         output: the output type by default.
-        mac_cost: time of one multiply-add relative to fp16 on the same device, for choosing between kernels that
-            both fit (tf32 or fp32). Source: A100 and H100 data sheets, dense rates.
+        mac_cost: time of one multiply-add, fp16 being 8, for choosing between kernels that both fit (tf32 or fp32).
+            Source: A100 and H100 data sheets, dense rates.
     """
 
     name: str
@@ -38,28 +38,52 @@ class DType:
 DTYPES = {
     row.name: row
     for row in (
-        DType("fp16", 2, "fp16", "fp16", "float16", "fp16", 1),
-        DType("bf16", 2, "bf16", "bf16", "bfloat16", "bf16", 1),
-        DType("fp32", 4, "fp32", "fp32", "float32", "fp32", 16),
-        DType("tf32", 4, "fp32", "fp32", "float32", "fp32", 2),
-        DType("fp8e5", 1, "fp8e5", "fp8e5", "float8_e5m2", "fp16", 1),
-        DType("fp8e4", 1, "fp8e4", "fp8e4nv", "float8_e4m3fn", "fp16", 1),
+        DType("fp16", 2, "fp16", "fp16", "float16", "fp16", 8),
+        DType("bf16", 2, "bf16", "bf16", "bfloat16", "bf16", 8),
+        DType("fp32", 4, "fp32", "fp32", "float32", "fp32", 128),
+        DType("tf32", 4, "fp32", "fp32", "float32", "fp32", 16),
+        DType("fp8e5", 1, "fp8e5", "fp8e5", "float8_e5m2", "fp16", 8),
+        DType("fp8e4", 1, "fp8e4", "fp8e4nv", "float8_e4m3fn", "fp16", 8),
+        DType("int8", 1, "int8", "i8", "int8", "int32", 4),
+        DType("int32", 4, "int32", "i32", "int32", "int32", 128),
     )
 }
 DTYPE_CODES = tuple(DTYPES)
 
+# What can be multiplied: two types joined by "-", or one for both operands.
+INPUTS = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 OUTPUTS = ("fp16", "bf16", "fp32")
-ACTIVATIONS = ("none", "leaky_relu")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
+# What a kernel can do to its sums before it stores them: scales only; bias and the piecewise linear activations too;
+# all of it. Each can stand in for those before it.
+EPILOGUES = ("none", "linear", "smooth")
+# The activations, by the least epilogue that has them. `aotmm.kernels.epilogue.activate` has their formulas.
+ACTIVATIONS = {
+    "none": "none",
+    "relu": "linear",
+    "leaky_relu": "linear",
+    "gelu": "smooth",
+    "gelu_tanh": "smooth",
+    "silu": "smooth",
+    "sigmoid": "smooth",
+    "tanh": "smooth",
+}
+LEAKY_SLOPE = 0.01  # torch's default
+
 # Quantities of a product, which parameters are filled from and promises are made about. Pointers are byte addresses,
-# strides count elements, extents are the distance in elements from the first to the last element of an operand.
+# strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
+# element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
 VALUES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
-    "allow_tf32", "a_extent", "b_extent", "c_extent", "zero",
+    "batch", "stride_az", "stride_bz", "stride_cz",
+    "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n",
+    "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
+    "activation", "allow_tf32", "fast_accum",
+    "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
 )  # fmt: skip
-STATED_VALUES = VALUES.index("a_extent")  # what comes before is the caller's, what follows is computed from it
+STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
 
 RELATIONS = ("equals", "multiple_of", "below")
 
@@ -67,15 +91,16 @@ RELATIONS = ("equals", "multiple_of", "below")
 ATTRIBUTES = {"cooperative": 2, "cluster_dimension": 4, "programmatic_stream_serialization": 6}
 
 
-def dtype(name: str) -> DType:
-    """The element type called `name`.
+def input_types(name: str) -> tuple[str, str]:
+    """The element types of A and B in the input type called `name`.
 
     Raises:
         SpecError: there is none; the message lists them.
     """
-    if name not in DTYPES:
-        raise SpecError(f"unknown dtype {name!r}; known: {', '.join(DTYPES)}")
-    return DTYPES[name]
+    if name not in INPUTS:
+        raise SpecError(f"unknown dtype {name!r}; known: {', '.join(INPUTS)}")
+    first, _, second = name.partition("-")
+    return first, second or first
 
 
 def unit_strides(layout: str) -> tuple[str, str]:

@@ -22,7 +22,8 @@ class Target:
             one die for gfx90a).
         min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
-        dtypes: input types that can be built.
+        fast_accum: the tensor cores keep fp8 sums in a precision of their own, below fp32.
+        dtypes: input types (`problem.INPUTS`) that can be built.
         executed_on: what the kernels of this architecture have run on, for people.
     """
 
@@ -35,6 +36,7 @@ class Target:
     multiprocessors: int
     min_driver: int
     ptx_version: int | None
+    fast_accum: bool
     dtypes: tuple[str, ...]
     executed_on: str
 
@@ -48,18 +50,18 @@ class Target:
 # Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0.
 _ROWS = (
     Target(
-        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80,
-        ("fp16", "bf16", "fp32", "tf32", "fp8e5"),
+        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80, False,
+        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"),
         "an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
     ),
     Target(
-        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None,
-        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4"),
+        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None, True,
+        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8"),
         "an H200",
     ),
     Target(
-        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None,
-        ("fp16", "bf16", "fp32", "fp8e5"),
+        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None, False,
+        ("fp16", "bf16", "fp32", "fp8e5", "int8"),
         "a CPU interpreter; never an AMD GPU",
     ),
 )  # fmt: skip

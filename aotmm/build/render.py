@@ -7,7 +7,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aotmm import __version__
 from aotmm.folders import data_folder
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, RELATIONS, STATED_VALUES, VALUES
+from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, STATED_VALUES, VALUES
 from aotmm.target import TARGETS, Target
 
 ABI = 1
@@ -24,7 +24,9 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             archs=archs,
             dtypes=tuple(DTYPES.values()),
             default_outputs=[DTYPE_CODES.index(row.output) for row in DTYPES.values()],
-            activations=ACTIVATIONS,
+            activations=tuple(ACTIVATIONS),
+            epilogues=EPILOGUES,
+            least_epilogues=[EPILOGUES.index(name) for name in ACTIVATIONS.values()],
             values=VALUES,
             stated=VALUES[:STATED_VALUES],
             relations=RELATIONS,
@@ -47,9 +49,15 @@ def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
             shared_bytes=target.shared_bytes,
             kernels=kernels,
             attribute_ids=ATTRIBUTES,
-            mac_cost={row.name: row.mac_cost for row in DTYPES.values()},
+            mac_costs=[_mac_cost(kernel) for kernel in kernels],
         )
     )
+
+
+def _mac_cost(kernel: Kernel) -> int:
+    """Time of a multiply-add: fp8 sums that leave the tensor core to stay precise take an addition more."""
+    precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum
+    return DTYPES[kernel.dtype_a].mac_cost + precise
 
 
 def _environment() -> Environment:

@@ -13,7 +13,7 @@ from typing import Any
 from aotmm.errors import SpecError
 from aotmm.kernels import Variant
 from aotmm.manifest import Config
-from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, dtype
+from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import Target
 
 if sys.version_info >= (3, 11):
@@ -27,9 +27,9 @@ BACKENDS = ("cuda", "hip")
 DEFAULT_STAGES = {"cuda": 3, "hip": 2}  # Source: default options of Triton 3.9's two backends.
 _POWERS = tuple(2**i for i in range(4, 10))
 _LISTS = {
-    "dtypes": tuple(DTYPES),
+    "dtypes": INPUTS,
     "layouts": LAYOUTS,
-    "activations": ACTIVATIONS,
+    "epilogues": EPILOGUES,
     "outputs": OUTPUTS,
 }
 _NUMBERS: dict[str, tuple[int, ...]] = {
@@ -56,18 +56,20 @@ class Entry:
     numbers: dict[str, int]
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
-    activations: tuple[str, ...]
+    epilogues: tuple[str, ...]
     outputs: tuple[str, ...]
+    aligned: bool
+    fast_accum: bool
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigSet:
-    """A config set: its entries, and the types and activations that each get a generic kernel."""
+    """A config set: its entries, and the types that each get a generic kernel with the set's richest epilogue."""
 
     name: str
     dtypes: tuple[str, ...]
-    activations: tuple[str, ...]
+    epilogues: tuple[str, ...]
     outputs: tuple[str, ...]
     entries: tuple[Entry, ...]
 
@@ -102,7 +104,7 @@ def config_set(name: str) -> ConfigSet:
     entries = tuple(
         _entry(row, f"{where}: config {number}", lists, table.get("source", "")) for number, row in enumerate(rows, 1)
     )
-    return ConfigSet(path.stem, lists["dtypes"], lists["activations"], lists["outputs"], entries)
+    return ConfigSet(path.stem, lists["dtypes"], lists["epilogues"], lists["outputs"], entries)
 
 
 def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) -> list[Variant]:
@@ -115,7 +117,7 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
         SpecError: one of `dtypes` is unknown, or the arch does not have it.
     """
     for name in dtypes:
-        dtype(name)
+        input_types(name)
         if name not in target.dtypes:
             raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
     wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
@@ -125,21 +127,37 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
 
 
 def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[Variant]:
-    if target.backend not in entry.backends:
+    if target.backend not in entry.backends or entry.fast_accum > target.fast_accum:
         return
     config = Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers)
     for name in wanted:
         if name not in entry.dtypes:
             continue
-        outputs = entry.outputs or (DTYPES[name].output,)
-        for output, layout, activation in itertools.product(outputs, entry.layouts, entry.activations):
-            yield Variant(target, entry.family, name, name, output, layout, activation, config, entry.source)
+        a, b = input_types(name)
+        integer = DTYPES[a].output not in OUTPUTS  # has one output type, and no epilogue
+        outputs = (DTYPES[a].output,) if integer or not entry.outputs else entry.outputs
+        epilogues = ("none",) if integer else entry.epilogues
+        for output, layout, epilogue in itertools.product(outputs, entry.layouts, epilogues):
+            yield Variant(
+                target=target,
+                family=entry.family,
+                dtype_a=a,
+                dtype_b=b,
+                dtype_c=output,
+                layout=layout,
+                aligned=entry.aligned,
+                epilogue=epilogue,
+                fast_accum=entry.fast_accum,
+                config=config,
+                source=entry.source,
+            )
 
 
 def _generic_entries(chosen: ConfigSet) -> list[Entry]:
-    """The entries of the kernels that promise nothing, for the types and activations of `chosen`."""
+    """The entries of the kernels that promise nothing, for the types of `chosen`; one has all its epilogues."""
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
-    lists = dict(_LISTS) | {"activations": chosen.activations}
+    richest = max(chosen.epilogues, key=EPILOGUES.index)
+    lists = dict(_LISTS) | {"epilogues": (richest,)}
     return [
         dataclasses.replace(
             _entry(row, "generic.toml", lists, table["source"]), layouts=("any",), outputs=chosen.outputs
@@ -151,7 +169,7 @@ def _generic_entries(chosen: ConfigSet) -> list[Entry]:
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
     if not isinstance(row, dict):
         raise SpecError(f"{where}: expected a table, found {row!r}")
-    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family"}, where)
+    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family", "aligned", "fast_accum"}, where)
     for key in _REQUIRED:
         if key not in row:
             raise SpecError(f"{where}: {key} is missing")
@@ -173,7 +191,28 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     }
     outputs = _choices(row, "outputs", where, default=(), allowed=OUTPUTS)
     family = _choice(row.get("family", "tile"), "family", FAMILIES, where)
-    return Entry(family, backends, numbers, own["dtypes"], own["layouts"], own["activations"], outputs, text)
+    fast_accum = _flag(row, "fast_accum", where, default=False)
+    if fast_accum and not all(name.startswith("fp8") for name in own["dtypes"]):
+        raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes of fp8 alone")
+    return Entry(
+        family=family,
+        backends=backends,
+        numbers=numbers,
+        dtypes=own["dtypes"],
+        layouts=own["layouts"],
+        epilogues=own["epilogues"],
+        outputs=outputs,
+        aligned=_flag(row, "aligned", where, default=True),
+        fast_accum=fast_accum,
+        source=text,
+    )
+
+
+def _flag(row: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
+    value = row.get(key, default)
+    if not isinstance(value, bool):
+        raise SpecError(f"{where}: {key} = {value!r}; allowed: true, false")
+    return value
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:

@@ -15,7 +15,10 @@ from aotmm.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The unit of building: one kernel of one family for one arch. `layout` "any" makes no promise at all."""
+    """The unit of building: one kernel of one family for one arch.
+
+    `layout` "any" makes no promise at all; the others promise unit strides and, if `aligned`, 16-byte rows.
+    """
 
     target: Target
     family: str
@@ -23,7 +26,9 @@ class Variant:
     dtype_b: str
     dtype_c: str
     layout: str
-    activation: str
+    aligned: bool
+    epilogue: str
+    fast_accum: bool
     config: Config
     source: str
 
@@ -31,7 +36,9 @@ class Variant:
     def name(self) -> str:
         """A label, unique among the variants of one arch."""
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
-        return f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.activation}"
+        name = f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.epilogue}"
+        narrow = "" if self.aligned or self.layout == "any" else "_narrow"
+        return name + narrow + ("_fast" if self.fast_accum else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,56 +37,72 @@ static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t co
   return sum;
 }
 
-/* The stride of a dimension of size 1 multiplies only 0, so any value is right: take one that keeps most promises. */
-static void free_stride(int64_t size, int64_t *stride, int64_t other_size, int64_t other_stride) {
-  if (size == 1) *stride = other_stride == 1 || other_size == 1 ? 0 : 1;
-}
-
-static void free_strides(int64_t rows, int64_t *row_stride, int64_t cols, int64_t *col_stride) {
-  if (rows == 1 && cols == 1) *col_stride = 1;
-  else free_stride(cols, col_stride, rows, *row_stride);
-  free_stride(rows, row_stride, cols, *col_stride);
-}
-
 static int valid(const aotmm_problem *p) {
   if (p->M < 0 || p->N < 0 || p->K < 0)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "M=%lld N=%lld K=%lld: sizes are not negative", (long long)p->M,
                       (long long)p->N, (long long)p->K);
-  const int64_t *strides = &p->stride_am;
-  for (int i = 0; i < 6; i++)
+  if (p->batch < 1)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "batch=%lld: at least 1", (long long)p->batch);
+  const int64_t strides[] = {p->stride_am,      p->stride_ak,      p->stride_bk,      p->stride_bn,     p->stride_cm,
+                             p->stride_cn,      p->stride_az,      p->stride_bz,      p->stride_cz,     p->stride_bias_z,
+                             p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b};
+  for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++)
     if (strides[i] < 0)
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride %lld: strides are not negative", (long long)strides[i]);
   const struct {
     const char *name;
-    int32_t number, count;
+    int64_t number;
+    int count;
   } codes[] = {{"dtype_a", p->dtype_a, AOTMM_DTYPE_COUNT},
                {"dtype_b", p->dtype_b, AOTMM_DTYPE_COUNT},
                {"dtype_c", p->dtype_c, AOTMM_DTYPE_COUNT},
                {"activation", p->activation, AOTMM_ACTIVATION_COUNT}};
   for (int i = 0; i < 4; i++)
     if (codes[i].number < 0 || codes[i].number >= codes[i].count)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "%s=%d: there are 0 to %d", codes[i].name, codes[i].number,
-                        codes[i].count - 1);
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "%s=%lld: there are 0 to %d", codes[i].name,
+                        (long long)codes[i].number, codes[i].count - 1);
+  if (p->dtype_c == AOTMM_INT32 && (p->scale_a_ptr || p->scale_b_ptr || p->bias_ptr || p->activation))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "int32 results have no scales, bias or activation");
   return AOTMM_OK;
 }
 
-/* Every quantity of the problem, indexed by AOTMM_VALUE_*. */
-static void quantities(const aotmm_problem *problem, int64_t value[AOTMM_VALUE_COUNT]) {
-  aotmm_problem p = *problem;
-  free_strides(p.M, &p.stride_am, p.K, &p.stride_ak);
-  free_strides(p.K, &p.stride_bk, p.N, &p.stride_bn);
-  free_strides(p.M, &p.stride_cm, p.N, &p.stride_cn);
-  memcpy(value, &p, AOTMM_VALUE_A_EXTENT * sizeof *value);
-  value[AOTMM_VALUE_A_EXTENT] = extent(p.M, p.stride_am, p.K, p.stride_ak);
-  value[AOTMM_VALUE_B_EXTENT] = extent(p.K, p.stride_bk, p.N, p.stride_bn);
-  value[AOTMM_VALUE_C_EXTENT] = extent(p.M, p.stride_cm, p.N, p.stride_cn);
-  value[AOTMM_VALUE_ZERO] = 0;
-}
+/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
+   taken as 0, and any promise about it holds. */
+typedef struct quantities {
+  int64_t value[AOTMM_VALUE_COUNT];
+  uint64_t free; /* bit set: a stride of that kind */
+} quantities;
 
-static int kept(const aotmm_promise *promise, const int64_t *value) {
-  int64_t found = value[promise->value];
+static quantities quantities_of(const aotmm_problem *p) {
+  static const struct {
+    uint16_t size, strides[3];
+  } dimensions[] = {
+      {AOTMM_VALUE_M, {AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_BIAS_M}},
+      {AOTMM_VALUE_N, {AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_STRIDE_BIAS_N}},
+      {AOTMM_VALUE_K, {AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BK}},
+      {AOTMM_VALUE_BATCH, {AOTMM_VALUE_STRIDE_AZ, AOTMM_VALUE_STRIDE_BZ, AOTMM_VALUE_STRIDE_CZ}},
+  };
+  quantities q = {.free = 0};
+  int64_t *value = q.value;
+  memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 3 && value[dimensions[i].size] == 1; k++) {
+      value[dimensions[i].strides[k]] = 0;
+      q.free |= 1ull << dimensions[i].strides[k];
+    }
+  memcpy(value + AOTMM_VALUE_SLOPE, &p->slope, sizeof p->slope);
+  value[AOTMM_VALUE_A_EXTENT] = extent(p->M, value[AOTMM_VALUE_STRIDE_AM], p->K, value[AOTMM_VALUE_STRIDE_AK]);
+  value[AOTMM_VALUE_B_EXTENT] = extent(p->K, value[AOTMM_VALUE_STRIDE_BK], p->N, value[AOTMM_VALUE_STRIDE_BN]);
+  value[AOTMM_VALUE_C_EXTENT] = extent(p->M, value[AOTMM_VALUE_STRIDE_CM], p->N, value[AOTMM_VALUE_STRIDE_CN]);
+  value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
+  return q;
+}
+_Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
+
+static int kept(const aotmm_promise *promise, const quantities *q) {
+  int64_t found = q->value[promise->value];
   switch (promise->relation) {
-    case AOTMM_EQUALS: return found == promise->operand;
+    case AOTMM_EQUALS: return found == promise->operand || q->free >> promise->value & 1;
     case AOTMM_MULTIPLE_OF: return found % promise->operand == 0;
     default: return found < promise->operand;
   }
@@ -100,16 +116,23 @@ static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 static int64_t cost(const aotmm_kernel *k, int64_t waves, int64_t K) {
   int64_t macs = (int64_t)k->block_m * k->block_n * k->mac_cost;
   int64_t loads = (int64_t)(k->block_m + k->block_n) * 64 * (16 / k->vector_bytes);
-  double total = (double)waves * (double)(macs + loads) * (double)(ceil_div(K, k->block_k) + 1) * k->block_k;
+  double total = (double)waves * (double)(macs / 8 + loads) * (double)(ceil_div(K, k->block_k) + 1) * k->block_k;
+  total *= 1 + 0.02 * k->epilogue; /* measured with nothing to do in it: docs/performance.md, "Epilogue" */
   return total < 9e18 ? (int64_t)total : INT64_MAX;
+}
+
+/* The least epilogue that the problem needs. */
+static int32_t epilogue(const aotmm_problem *p) {
+  static const int32_t least[] = AOTMM_ACTIVATION_EPILOGUES;
+  return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_LINEAR ? AOTMM_EPILOGUE_LINEAR : least[p->activation];
 }
 
 static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
   int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
-  return a == p->dtype_a && b == p->dtype_b && k->dtype_c == p->dtype_c && k->activation == p->activation;
+  return a == p->dtype_a && b == p->dtype_b && k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
 }
 
-static void judge(const aotmm_kernel *k, const aotmm_problem *p, const int64_t *value, const aotmm_device *device,
+static void judge(const aotmm_kernel *k, const aotmm_problem *p, const quantities *q, const aotmm_device *device,
                   aotmm_verdict *verdict) {
   memset(verdict, 0, sizeof *verdict);
   if (!same_types(k, p)) {
@@ -117,10 +140,10 @@ static void judge(const aotmm_kernel *k, const aotmm_problem *p, const int64_t *
     return;
   }
   for (uint32_t i = 0; i < k->promise_count; i++)
-    if (!kept(k->promises + i, value)) {
+    if (!kept(k->promises + i, q)) {
       verdict->reason = AOTMM_BROKEN_PROMISE;
       verdict->promise = i;
-      verdict->found = value[k->promises[i].value];
+      verdict->found = q->value[k->promises[i].value];
       return;
     }
   if (k->shared_bytes > (uint32_t)device->shared_bytes) {
@@ -129,7 +152,9 @@ static void judge(const aotmm_kernel *k, const aotmm_problem *p, const int64_t *
     return;
   }
   int64_t tiles;
-  if (__builtin_mul_overflow(ceil_div(p->M, k->block_m), ceil_div(p->N, k->block_n), &tiles)) tiles = INT64_MAX;
+  if (__builtin_mul_overflow(ceil_div(p->M, k->block_m), ceil_div(p->N, k->block_n), &tiles) ||
+      __builtin_mul_overflow(tiles, p->batch, &tiles))
+    tiles = INT64_MAX;
   if (tiles > MAX_GRID / k->num_ctas) {
     verdict->reason = AOTMM_TOO_MANY_BLOCKS;
     verdict->found = tiles;
@@ -142,22 +167,21 @@ static void judge(const aotmm_kernel *k, const aotmm_problem *p, const int64_t *
 }
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
-  int64_t value[AOTMM_VALUE_COUNT];
   int status = valid(problem);
   if (status) return status;
   if (kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
-  quantities(problem, value);
-  judge(aotmm_kernels + kernel, problem, value, device, verdict);
+  quantities q = quantities_of(problem);
+  judge(aotmm_kernels + kernel, problem, &q, device, verdict);
   return AOTMM_OK;
 }
 
-static int choose(const aotmm_problem *problem, const int64_t *value, const aotmm_device *device, uint32_t *kernel,
+static int choose(const aotmm_problem *problem, const quantities *q, const aotmm_device *device, uint32_t *kernel,
                   aotmm_verdict *best) {
   int found = 0;
   for (uint32_t i = 0; i < aotmm_kernel_count; i++) {
     aotmm_verdict verdict;
-    judge(aotmm_kernels + i, problem, value, device, &verdict);
+    judge(aotmm_kernels + i, problem, q, device, &verdict);
     if (verdict.reason == AOTMM_FITS && (!found || verdict.cost < best->cost)) {
       found = 1;
       *best = verdict;
@@ -170,12 +194,11 @@ static int choose(const aotmm_problem *problem, const int64_t *value, const aotm
 }
 
 int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint32_t *kernel) {
-  int64_t value[AOTMM_VALUE_COUNT];
   aotmm_verdict verdict;
   int status = valid(problem);
   if (status) return status;
-  quantities(problem, value);
-  return choose(problem, value, device, kernel, &verdict);
+  quantities q = quantities_of(problem);
+  return choose(problem, &q, device, kernel, &verdict);
 }
 
 /* ---------------------------------------------------------------------------------------------------- launch */
@@ -203,14 +226,14 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   return status;
 }
 
-static int run(uint32_t number, const int64_t *value, uint32_t grid, int ordinal, void *stream) {
+static int run(uint32_t number, const quantities *q, uint32_t grid, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
   _Alignas(64) unsigned char block[AOTMM_MAX_PARAMETER_BYTES];
   void *parameters[AOTMM_MAX_PARAMETERS];
   for (uint32_t i = 0; i < kernel->parameter_count; i++) {
     const aotmm_parameter *parameter = kernel->parameters + i;
     parameters[i] = block + parameter->offset;
-    memcpy(parameters[i], value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
+    memcpy(parameters[i], q->value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
   }
   void *saved;
   aotmm_function function;
@@ -223,20 +246,18 @@ static int run(uint32_t number, const int64_t *value, uint32_t grid, int ordinal
 }
 
 int aotmm_matmul(const aotmm_problem *problem, int ordinal, void *stream) {
-  int64_t value[AOTMM_VALUE_COUNT];
   const aotmm_device *device;
   aotmm_verdict verdict;
   uint32_t kernel;
   int status = valid(problem);
   if (status || problem->M == 0 || problem->N == 0) return status;
   if ((status = driver_device(ordinal, &device))) return status;
-  quantities(problem, value);
-  if ((status = choose(problem, value, device, &kernel, &verdict))) return status;
-  return run(kernel, value, verdict.grid, ordinal, stream);
+  quantities q = quantities_of(problem);
+  if ((status = choose(problem, &q, device, &kernel, &verdict))) return status;
+  return run(kernel, &q, verdict.grid, ordinal, stream);
 }
 
 int aotmm_launch(uint32_t kernel, const aotmm_problem *problem, int ordinal, void *stream) {
-  int64_t value[AOTMM_VALUE_COUNT];
   const aotmm_device *device;
   aotmm_verdict verdict;
   int status = driver_device(ordinal, &device);
@@ -245,8 +266,8 @@ int aotmm_launch(uint32_t kernel, const aotmm_problem *problem, int ordinal, voi
     return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s does not fit M=%lld N=%lld K=%lld",
                       aotmm_kernels[kernel].name, (long long)problem->M, (long long)problem->N, (long long)problem->K);
   if (problem->M == 0 || problem->N == 0) return AOTMM_OK;
-  quantities(problem, value);
-  return run(kernel, value, verdict.grid, ordinal, stream);
+  quantities q = quantities_of(problem);
+  return run(kernel, &q, verdict.grid, ordinal, stream);
 }
 
 int aotmm_preload(int ordinal) {

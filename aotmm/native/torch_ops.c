@@ -42,7 +42,10 @@ static struct {
   int32_t (*aoti_torch_dtype_float32)(void);
   int32_t (*aoti_torch_dtype_float8_e5m2)(void);
   int32_t (*aoti_torch_dtype_float8_e4m3fn)(void);
+  int32_t (*aoti_torch_dtype_int8)(void);
+  int32_t (*aoti_torch_dtype_int32)(void);
 } torch;
+static void (*delete_value)(void *);
 static int (*current_stream)(int32_t device, void **); /* NULL in a torch without GPU support: the default stream */
 
 #define SYMBOL(name) {#name, &torch.name}
@@ -71,6 +74,8 @@ static const struct {
     SYMBOL(aoti_torch_dtype_float32),
     SYMBOL(aoti_torch_dtype_float8_e5m2),
     SYMBOL(aoti_torch_dtype_float8_e4m3fn),
+    SYMBOL(aoti_torch_dtype_int8),
+    SYMBOL(aoti_torch_dtype_int32),
 };
 
 /* What went wrong in the calling thread's last op. */
@@ -106,10 +111,10 @@ static int fail(int kind, const char *text) {
 
 /* ------------------------------------------------------------------------------------------- operands */
 
-typedef struct matrix {
-  int64_t rows, cols, row_stride, col_stride;
+typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
+  int64_t batch, rows, cols, z_stride, row_stride, col_stride;
   uint64_t address;
-  int32_t dtype, device, bytes; /* AOTMM_*, ordinal, of one element */
+  int32_t dim, dtype, device, bytes; /* as torch has it, AOTMM_*, ordinal, of one element */
 } matrix;
 
 static const int32_t element_bytes[DTYPES] = AOTMM_ELEMENT_BYTES;
@@ -120,7 +125,7 @@ static int read_matrix(tensor_t handle, int writable, matrix *m) {
   if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_device_type(handle, &type))
     return fail(KIND_TORCH, "torch cannot describe an operand");
   if (type != cuda_type) return fail(KIND_TYPE, "aotmm multiplies CUDA and ROCm tensors");
-  if (dim != 2) return fail(KIND_VALUE, "aotmm multiplies matrices: every tensor must have 2 dimensions");
+  if (dim != 2 && dim != 3) return fail(KIND_VALUE, "aotmm::mm multiplies tensors of 2 or 3 dimensions");
   const void *input = NULL;
   void *output = NULL;
   if (torch.aoti_torch_get_sizes(handle, &sizes) || torch.aoti_torch_get_strides(handle, &strides) ||
@@ -130,133 +135,282 @@ static int read_matrix(tensor_t handle, int writable, matrix *m) {
   for (m->dtype = 0; m->dtype < DTYPES && torch_dtypes[m->dtype] != dtype; m->dtype++) {}
   if (m->dtype == DTYPES) return fail(KIND_TYPE, "aotmm has no kernels for this dtype");
   m->bytes = element_bytes[m->dtype];
-  m->rows = sizes[0], m->cols = sizes[1], m->row_stride = strides[0], m->col_stride = strides[1];
+  m->dim = (int32_t)dim;
+  m->batch = dim == 3 ? sizes[0] : 1, m->z_stride = dim == 3 ? strides[0] : 0;
+  m->rows = sizes[dim - 2], m->cols = sizes[dim - 1];
+  m->row_stride = strides[dim - 2], m->col_stride = strides[dim - 1];
   m->address = (uint64_t)(writable ? output : input);
   return 0;
 }
 
+/* One dimension of more than one element: its size, and its stride in bytes. */
+typedef struct axis {
+  int64_t size, stride;
+} axis;
+
+/* The axes of a matrix by rising stride; returns how many. */
+static int axes_of(const matrix *m, axis axes[3]) {
+  const axis all[] = {{m->cols, m->col_stride * m->bytes}, {m->rows, m->row_stride * m->bytes},
+                      {m->batch, m->z_stride * m->bytes}};
+  int count = 0;
+  for (int i = 0; i < 3; i++) {
+    if (all[i].size < 2) continue;
+    int at = count++;
+    for (; at > 0 && axes[at - 1].stride > all[i].stride; at--) axes[at] = axes[at - 1];
+    axes[at] = all[i];
+  }
+  return count;
+}
+
 /* Do two elements of the matrix share memory? True also for some exotic strides where none do. */
 static int overlaps_itself(const matrix *m) {
-  int rows_inner = m->rows > 1 && (m->cols <= 1 || m->row_stride < m->col_stride);
-  int64_t inner = rows_inner ? m->row_stride : m->col_stride, inner_size = rows_inner ? m->rows : m->cols;
-  int64_t outer = rows_inner ? m->col_stride : m->row_stride, outer_size = rows_inner ? m->cols : m->rows;
-  return (inner_size > 1 && inner < 1) || (outer_size > 1 && outer < (inner_size - 1) * inner + 1);
+  axis axes[3];
+  int count = axes_of(m, axes);
+  int64_t covered = m->bytes;
+  for (int i = 0; i < count; i++) {
+    if (axes[i].stride < covered) return 1;
+    covered += (axes[i].size - 1) * axes[i].stride;
+  }
+  return 0;
 }
 
-/* Do two matrices share memory? Side by side in the same rows (or columns) they do not, although their address ranges
-   do; other interleaved views count as sharing. */
+static int64_t gcd(int64_t a, int64_t b) {
+  while (b) {
+    int64_t rest = a % b;
+    a = b, b = rest;
+  }
+  return a;
+}
+
+/* Do two matrices share memory? They do not if their address ranges are apart, or if both repeat at a common pitch and
+   their innermost rows are apart within it, as with columns side by side; other interleaved views count as sharing. */
 static int share_memory(const matrix *x, const matrix *y) {
-  if (!x->rows || !x->cols || !y->rows || !y->cols) return 0;
-  uint64_t x_bytes = (uint64_t)((x->rows - 1) * x->row_stride + (x->cols - 1) * x->col_stride + 1) * x->bytes;
-  uint64_t y_bytes = (uint64_t)((y->rows - 1) * y->row_stride + (y->cols - 1) * y->col_stride + 1) * y->bytes;
-  if (x->address + x_bytes <= y->address || y->address + y_bytes <= x->address) return 0;
-  int across = x->row_stride >= x->col_stride;
-  uint64_t pitch = (uint64_t)(across ? x->row_stride : x->col_stride) * x->bytes;
-  if (pitch == 0 || pitch != (uint64_t)(across ? y->row_stride : y->col_stride) * y->bytes) return 1;
-  uint64_t x_width = (uint64_t)(across ? (x->cols - 1) * x->col_stride : (x->rows - 1) * x->row_stride) * x->bytes +
-                     (uint64_t)x->bytes;
-  uint64_t y_width = (uint64_t)(across ? (y->cols - 1) * y->col_stride : (y->rows - 1) * y->row_stride) * y->bytes +
-                     (uint64_t)y->bytes;
-  uint64_t x_start = x->address % pitch, y_start = y->address % pitch;
-  uint64_t distance = (y_start + pitch - x_start) % pitch; /* from x's window forward to y's */
-  return distance < x_width || pitch - distance < y_width;
+  if (!x->batch || !x->rows || !x->cols || !y->batch || !y->rows || !y->cols) return 0;
+  const matrix *both[] = {x, y};
+  int64_t range[2], width[2], pitch = 0;
+  for (int side = 0; side < 2; side++) {
+    axis axes[3];
+    int count = axes_of(both[side], axes), unit = count && axes[0].stride < 4 * both[side]->bytes;
+    range[side] = width[side] = both[side]->bytes;
+    for (int i = 0; i < count; i++) {
+      range[side] += (axes[i].size - 1) * axes[i].stride;
+      if (i == 0 && unit) width[side] = range[side];
+      else pitch = gcd(axes[i].stride, pitch);
+    }
+  }
+  if (x->address + (uint64_t)range[0] <= y->address || y->address + (uint64_t)range[1] <= x->address) return 0;
+  if (pitch == 0 || width[0] > pitch || width[1] > pitch) return 1;
+  int64_t distance = (int64_t)((y->address - x->address) % (uint64_t)pitch); /* from x's row forward to y's */
+  if (y->address < x->address) distance = (pitch - (int64_t)((x->address - y->address) % (uint64_t)pitch)) % pitch;
+  return distance < width[0] || pitch - distance < width[1];
 }
 
-static int check_operands(const matrix *a, const matrix *b) {
+/* -------------------------------------------------------------------------------------------- the call */
+
+/* Everything that one call of the op says; handles are owned and given back by `release`. */
+typedef struct call {
+  tensor_t a, b, bias, scale_a, scale_b;
+  int64_t activation, library;
+  double slope;
+  int allow_tf32, fast_accum;
+  aotmm_problem problem;
+  int32_t device;
+} call;
+
+static tensor_t optional_tensor(value v) {
+  if (!v) return NULL;
+  tensor_t handle = (tensor_t)*(value *)v;
+  delete_value((void *)v);
+  return handle;
+}
+
+static void release(call *c) {
+  tensor_t handles[] = {c->a, c->b, c->bias, c->scale_a, c->scale_b};
+  for (int i = 0; i < 5; i++)
+    if (handles[i]) torch.aoti_torch_delete_tensor_object(handles[i]);
+}
+
+static int set_operands(call *c, matrix *a, matrix *b) {
+  if (read_matrix(c->a, 0, a) || read_matrix(c->b, 0, b)) return 1;
   if (a->device != b->device) return fail(KIND_VALUE, "the operands are on different devices");
-  if (a->dtype != b->dtype) return fail(KIND_TYPE, "the operands have different dtypes");
   if (a->cols != b->rows) return fail(KIND_VALUE, "the inner sizes differ: a is (M, K), b must be (K, N)");
+  if (a->batch != b->batch && a->batch != 1 && b->batch != 1)
+    return fail(KIND_VALUE, "the batch sizes differ, and neither is 1");
+  aotmm_problem *p = &c->problem;
+  c->device = a->device;
+  p->batch = a->batch == 1 ? b->batch : a->batch;
+  p->a_ptr = (int64_t)a->address, p->b_ptr = (int64_t)b->address;
+  p->M = a->rows, p->N = b->cols, p->K = a->cols;
+  p->stride_am = a->row_stride, p->stride_ak = a->col_stride, p->stride_az = a->batch == 1 ? 0 : a->z_stride;
+  p->stride_bk = b->row_stride, p->stride_bn = b->col_stride, p->stride_bz = b->batch == 1 ? 0 : b->z_stride;
+  p->dtype_a = a->dtype, p->dtype_b = b->dtype;
+  p->activation = c->activation, p->slope = (float)c->slope;
+  p->allow_tf32 = c->allow_tf32, p->fast_accum = c->fast_accum;
   return 0;
 }
 
-static int check_output(const matrix *a, const matrix *b, const matrix *c) {
-  if (c->device != a->device) return fail(KIND_VALUE, "out is on another device than the operands");
-  if (c->rows != a->rows || c->cols != b->cols) return fail(KIND_VALUE, "out has the wrong shape, it must be (M, N)");
-  if (overlaps_itself(c)) return fail(KIND_VALUE, "elements of out share memory");
-  if (share_memory(c, a) || share_memory(c, b)) return fail(KIND_VALUE, "out shares memory with an operand");
+static void set_output(call *c, const matrix *m) {
+  c->problem.c_ptr = (int64_t)m->address;
+  c->problem.stride_cm = m->row_stride, c->problem.stride_cn = m->col_stride;
+  c->problem.stride_cz = m->batch == 1 ? 0 : m->z_stride;
+  c->problem.dtype_c = m->dtype;
+}
+
+/* The last dimensions of a tensor, right-aligned: missing ones have size 1 and stride 0. */
+static int read_factors(tensor_t handle, int32_t device, int32_t *dtype, int64_t size[3], int64_t stride[3],
+                        int64_t *address) {
+  int64_t dim, *sizes, *strides;
+  int32_t type, where, found;
+  const void *data;
+  if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_sizes(handle, &sizes) ||
+      torch.aoti_torch_get_strides(handle, &strides) || torch.aoti_torch_get_dtype(handle, &found) ||
+      torch.aoti_torch_get_device_type(handle, &type) || torch.aoti_torch_get_device_index(handle, &where) ||
+      torch.torch_get_const_data_ptr(handle, &data))
+    return fail(KIND_TORCH, "torch cannot describe a bias or scale");
+  if (type != cuda_type || where != device) return fail(KIND_VALUE, "a bias or scale is on another device");
+  if (dim > 3) return fail(KIND_VALUE, "a bias or scale has more than 3 dimensions");
+  for (*dtype = 0; *dtype < DTYPES && torch_dtypes[*dtype] != found; ++*dtype) {}
+  for (int i = 0; i < 3; i++) {
+    int64_t at = i + dim - 3;
+    size[i] = at < 0 ? 1 : sizes[at], stride[i] = at < 0 || sizes[at] == 1 ? 0 : strides[at];
+  }
+  *address = (int64_t)data;
   return 0;
 }
 
-/* --------------------------------------------------------------------------------------------- launch */
+static int set_epilogue(call *c) {
+  aotmm_problem *p = &c->problem;
+  int64_t size[3], stride[3];
+  int32_t dtype;
+  if (c->bias) {
+    if (read_factors(c->bias, c->device, &dtype, size, stride, &p->bias_ptr)) return 1;
+    if (dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
+    if (size[2] != p->N || (size[1] != 1 && size[1] != p->M) || (size[0] != 1 && size[0] != p->batch))
+      return fail(KIND_VALUE, "bias must be a vector of N or have the shape of the result");
+    p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
+  }
+  if (c->scale_a) {
+    if (read_factors(c->scale_a, c->device, &dtype, size, stride, &p->scale_a_ptr)) return 1;
+    if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scale_a must be float32");
+    if (size[0] != 1 || size[2] != 1 || (size[1] != 1 && size[1] != p->M))
+      return fail(KIND_VALUE, "scale_a must be one number or (M, 1)");
+    p->stride_scale_a = stride[1];
+  }
+  if (c->scale_b) {
+    if (read_factors(c->scale_b, c->device, &dtype, size, stride, &p->scale_b_ptr)) return 1;
+    if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scale_b must be float32");
+    if (size[0] != 1 || size[1] != 1 || (size[2] != 1 && size[2] != p->N))
+      return fail(KIND_VALUE, "scale_b must be one number or (1, N)");
+    p->stride_scale_b = stride[2];
+  }
+  return 0;
+}
 
-static int multiply(const matrix *a, const matrix *b, const matrix *c, int64_t activation, int allow_tf32,
-                    int64_t library) {
-  if (library < 0 || library >= MAX_LIBRARIES || a->device < 0 || a->device >= MAX_DEVICES)
+static int launch(const call *c) {
+  const aotmm_problem *p = &c->problem;
+  if (c->library < 0 || c->library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES)
     return fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
-  const aotmm_launcher **slot = &launchers[library][a->device];
+  if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
+  const aotmm_launcher **slot = &launchers[c->library][c->device];
   const aotmm_launcher *launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
   if (!launcher) {
-    if (!resolver || resolver((int)library, a->device))
+    if (!resolver || resolver((int)c->library, c->device))
       return fail(KIND_RESOLVER, "no pack of aotmm serves this device");
     launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
   }
   void *stream = NULL;
-  if (current_stream && current_stream(a->device, &stream))
+  if (current_stream && current_stream(c->device, &stream))
     return fail(KIND_TORCH, "torch does not tell its current stream");
-  aotmm_problem problem = {
-      .a_ptr = (int64_t)a->address, .b_ptr = (int64_t)b->address, .c_ptr = (int64_t)c->address,
-      .M = a->rows, .N = b->cols, .K = a->cols,
-      .stride_am = a->row_stride, .stride_ak = a->col_stride,
-      .stride_bk = b->row_stride, .stride_bn = b->col_stride,
-      .stride_cm = c->row_stride, .stride_cn = c->col_stride,
-      .allow_tf32 = allow_tf32,
-      .dtype_a = a->dtype, .dtype_b = b->dtype, .dtype_c = c->dtype,
-      .activation = (int32_t)activation,
-  };
-  if (launcher->matmul(&problem, a->device, stream) == AOTMM_OK) return 0;
+  if (launcher->matmul(p, c->device, stream) == AOTMM_OK) return 0;
   last_error.kind = KIND_LAUNCHER;
   last_error.error = *launcher->last_error();
   return 1;
 }
 
-static void raise(void) { torch.aoti_torch_check(0, "aotmm::mm", "aotmm", 0, last_error.error.text); }
-
-/* mm(Tensor a, Tensor b, int activation, int out_dtype, bool allow_tf32, int library) -> Tensor */
-static void op_mm(value *stack, uint64_t arguments, uint64_t results) {
-  (void)arguments, (void)results;
-  tensor_t a_handle = (tensor_t)stack[0], b_handle = (tensor_t)stack[1], c_handle = NULL;
-  int64_t activation = (int64_t)stack[2], output = (int64_t)stack[3], library = (int64_t)stack[5];
-  int allow_tf32 = (int)(stack[4] & 1);
-  matrix a, b;
-  int failed = read_matrix(a_handle, 0, &a) || read_matrix(b_handle, 0, &b) || check_operands(&a, &b);
-  if (!failed && (output < -1 || output >= DTYPES)) failed = fail(KIND_TYPE, "aotmm cannot write this dtype");
-  if (!failed) {
-    matrix c = {.rows = a.rows, .cols = b.cols, .row_stride = b.cols, .col_stride = 1, .device = a.device};
-    int64_t sizes[2] = {c.rows, c.cols}, strides[2] = {c.cols > 0 ? c.cols : 1, 1};
-    void *address = NULL;
-    c.dtype = output < 0 ? default_outputs[a.dtype] : (int32_t)output;
-    if (torch.aoti_torch_empty_strided(2, sizes, strides, torch_dtypes[c.dtype], cuda_type, a.device, &c_handle) ||
-        torch.torch_get_mutable_data_ptr(c_handle, &address)) {
-      failed = fail(KIND_TORCH, "torch cannot allocate the result");
-    } else {
-      c.address = (uint64_t)address;
-      failed = multiply(&a, &b, &c, activation, allow_tf32, library);
-    }
-  }
-  torch.aoti_torch_delete_tensor_object(a_handle);
-  torch.aoti_torch_delete_tensor_object(b_handle);
-  if (failed && c_handle) torch.aoti_torch_delete_tensor_object(c_handle);
-  if (failed) raise();
-  stack[0] = (value)c_handle;
+static double as_double(value v) {
+  double number;
+  memcpy(&number, &v, sizeof number);
+  return number;
 }
 
-/* mm.out(Tensor a, Tensor b, int activation, bool allow_tf32, int library, *, Tensor(a!) out) -> Tensor(a!) */
+static void raise(void) { torch.aoti_torch_check(0, "aotmm::mm", "aotmm", 0, last_error.error.text); }
+
+#define MM_ARGUMENTS \
+  "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, " \
+  "float slope=0.01, bool allow_tf32=False, bool fast_accum=False, int library=0"
+
+static call arguments_of(const value *stack) {
+  return (call){.a = (tensor_t)stack[0],
+                .b = (tensor_t)stack[1],
+                .bias = optional_tensor(stack[2]),
+                .scale_a = optional_tensor(stack[3]),
+                .scale_b = optional_tensor(stack[4]),
+                .activation = (int64_t)stack[5],
+                .slope = as_double(stack[6]),
+                .allow_tf32 = (int)(stack[7] & 1),
+                .fast_accum = (int)(stack[8] & 1),
+                .library = (int64_t)stack[9]};
+}
+
+/* mm(MM_ARGUMENTS, int out_dtype=-1) -> Tensor */
+static void op_mm(value *stack, uint64_t arguments, uint64_t results) {
+  (void)arguments, (void)results;
+  call c = arguments_of(stack);
+  int64_t output = (int64_t)stack[10];
+  tensor_t result = NULL;
+  matrix a, b;
+  int failed = set_operands(&c, &a, &b);
+  if (!failed && (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0)))
+    failed = fail(KIND_TYPE, "aotmm cannot write this dtype");
+  if (!failed) {
+    matrix m = {.batch = c.problem.batch, .rows = a.rows, .cols = b.cols,
+                .z_stride = a.rows * b.cols, .row_stride = b.cols, .col_stride = 1};
+    m.dtype = output < 0 ? default_outputs[a.dtype] : (int32_t)output;
+    int64_t cols = m.cols > 0 ? m.cols : 1, rows = m.rows > 0 ? m.rows : 1;
+    int64_t sizes[] = {m.batch, m.rows, m.cols}, strides[] = {rows * cols, cols, 1};
+    int skip = a.dim == 2 && b.dim == 2;
+    void *address = NULL;
+    if (torch.aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, torch_dtypes[m.dtype], cuda_type,
+                                       c.device, &result) ||
+        torch.torch_get_mutable_data_ptr(result, &address)) {
+      failed = fail(KIND_TORCH, "torch cannot allocate the result");
+    } else {
+      m.address = (uint64_t)address;
+      set_output(&c, &m);
+      failed = set_epilogue(&c) || launch(&c);
+    }
+  }
+  release(&c);
+  if (failed && result) torch.aoti_torch_delete_tensor_object(result);
+  if (failed) raise();
+  stack[0] = (value)result;
+}
+
+static int check_output(const call *c, const matrix *a, const matrix *b, const matrix *m) {
+  const aotmm_problem *p = &c->problem;
+  if (m->device != c->device) return fail(KIND_VALUE, "out is on another device than the operands");
+  if (m->batch != p->batch || m->rows != p->M || m->cols != p->N || m->dim != (a->dim > b->dim ? a->dim : b->dim))
+    return fail(KIND_VALUE, "out has the wrong shape, it must be (M, N) or (batch, M, N)");
+  if (overlaps_itself(m)) return fail(KIND_VALUE, "elements of out share memory");
+  if (share_memory(m, a) || share_memory(m, b)) return fail(KIND_VALUE, "out shares memory with an operand");
+  return 0;
+}
+
+/* mm.out(MM_ARGUMENTS, *, Tensor(a!) out) -> Tensor(a!) */
 static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
   (void)arguments, (void)results;
-  tensor_t a_handle = (tensor_t)stack[0], b_handle = (tensor_t)stack[1], c_handle = (tensor_t)stack[5];
-  int64_t activation = (int64_t)stack[2], library = (int64_t)stack[4];
-  int allow_tf32 = (int)(stack[3] & 1);
-  matrix a, b, c;
-  int failed = read_matrix(a_handle, 0, &a) || read_matrix(b_handle, 0, &b) || read_matrix(c_handle, 1, &c) ||
-               check_operands(&a, &b) || check_output(&a, &b, &c) ||
-               multiply(&a, &b, &c, activation, allow_tf32, library);
-  torch.aoti_torch_delete_tensor_object(a_handle);
-  torch.aoti_torch_delete_tensor_object(b_handle);
+  call c = arguments_of(stack);
+  tensor_t out = (tensor_t)stack[10];
+  matrix a, b, m;
+  int failed = set_operands(&c, &a, &b) || read_matrix(out, 1, &m) || check_output(&c, &a, &b, &m);
+  if (!failed) set_output(&c, &m);
+  failed = failed || set_epilogue(&c) || launch(&c);
+  release(&c);
   if (failed) {
-    torch.aoti_torch_delete_tensor_object(c_handle);
+    torch.aoti_torch_delete_tensor_object(out);
     raise();
   }
-  stack[0] = (value)c_handle;
+  stack[0] = (value)out;
 }
 
 /* ---------------------------------------------------------------------------------------------- setup */
@@ -280,13 +434,18 @@ EXPORT const char *aotmm_torch_init(void *cpu, void *gpu, int (*resolve)(int, in
   torch_dtypes[AOTMM_FP32] = torch.aoti_torch_dtype_float32();
   torch_dtypes[AOTMM_FP8E5] = torch.aoti_torch_dtype_float8_e5m2();
   torch_dtypes[AOTMM_FP8E4] = torch.aoti_torch_dtype_float8_e4m3fn();
+  torch_dtypes[AOTMM_INT8] = torch.aoti_torch_dtype_int8();
+  torch_dtypes[AOTMM_INT32] = torch.aoti_torch_dtype_int32();
+  /* What holds an optional argument was made by C++'s new; torch exports its counterpart from 2.13 on. */
+  void *free_value = dlsym(cpu, "torch_delete_stable_ivalue");
+  if (!free_value) free_value = dlsym(cpu, "_ZdlPv");
+  if (!free_value) return "operator delete";
+  memcpy(&delete_value, &free_value, sizeof free_value);
   resolver = resolve;
   void *schemas, *kernels;
   if (torch.aoti_torch_library_init_def("aotmm", "aotmm", 0, &schemas) ||
-      torch.aoti_torch_library_def(schemas, "mm(Tensor a, Tensor b, int activation=0, int out_dtype=-1, "
-                                            "bool allow_tf32=False, int library=0) -> Tensor") ||
-      torch.aoti_torch_library_def(schemas, "mm.out(Tensor a, Tensor b, int activation=0, bool allow_tf32=False, "
-                                            "int library=0, *, Tensor(a!) out) -> Tensor(a!)"))
+      torch.aoti_torch_library_def(schemas, "mm(" MM_ARGUMENTS ", int out_dtype=-1) -> Tensor") ||
+      torch.aoti_torch_library_def(schemas, "mm.out(" MM_ARGUMENTS ", *, Tensor(a!) out) -> Tensor(a!)"))
     return "the definition of torch.ops.aotmm (is another copy of aotmm loaded in this process?)";
   if (torch.aoti_torch_library_init_impl("aotmm", "CompositeExplicitAutograd", "aotmm", 0, &kernels) ||
       torch.torch_library_impl(kernels, "mm", op_mm, TORCH_2_10) ||

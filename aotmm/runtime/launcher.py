@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    byref,
+    c_char,
+    c_char_p,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_void_p,
+)
 from dataclasses import dataclass
 from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPE_CODES, STATED_VALUES, VALUES
+from aotmm.problem import ACTIVATIONS, DTYPE_CODES, LEAKY_SLOPE, STATED_VALUES, VALUES
 
 ABI = 1
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
@@ -20,8 +33,10 @@ FITS, OTHER_TYPES, BROKEN_PROMISE, TOO_MUCH_SHARED, TOO_MANY_BLOCKS = range(5)
 class CProblem(Structure):
     """aotmm_problem."""
 
-    _fields_ = [(name, c_int64) for name in VALUES[:STATED_VALUES]] + [
-        (name, c_int32) for name in ("dtype_a", "dtype_b", "dtype_c", "activation")
+    _fields_ = [
+        *((name, c_int64) for name in VALUES[:STATED_VALUES]),
+        ("slope", c_float),
+        *((name, c_int32) for name in ("dtype_a", "dtype_b", "dtype_c")),
     ]
 
 
@@ -79,7 +94,11 @@ class _CLauncher(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One product C (M, N) = activation(A (M, K) @ B (K, N)): device addresses, sizes, strides in elements."""
+    """One product, or a batch of equal ones, as `aotmm_problem` of launcher.h describes it.
+
+    C (batch, M, N) = activation(scale_a * scale_b * (A (batch, M, K) @ B (batch, K, N)) + bias). Pointers are device
+    addresses, strides count elements: (row, column) of one matrix, and from one matrix of A, B, C to the next.
+    """
 
     M: int
     N: int
@@ -95,30 +114,54 @@ class Problem:
     b_ptr: int = 0
     c_ptr: int = 0
     allow_tf32: bool = False
+    fast_accum: bool = False
+    batch: int = 1
+    batch_strides: tuple[int, int, int] = (0, 0, 0)
+    bias_ptr: int = 0
+    bias_strides: tuple[int, int, int] = (0, 0, 1)
+    scale_a_ptr: int = 0
+    scale_b_ptr: int = 0
+    scale_strides: tuple[int, int] = (0, 0)
+    slope: float = LEAKY_SLOPE
 
     def to_c(self) -> CProblem:
         """The same as the C interface takes it."""
         return CProblem(
-            self.a_ptr,
-            self.b_ptr,
-            self.c_ptr,
-            self.M,
-            self.N,
-            self.K,
-            *self.strides_a,
-            *self.strides_b,
-            *self.strides_c,
-            int(self.allow_tf32),
-            *(DTYPE_CODES.index(name) for name in (self.dtype_a, self.dtype_b, self.dtype_c)),
-            ACTIVATIONS.index(self.activation),
+            a_ptr=self.a_ptr,
+            b_ptr=self.b_ptr,
+            c_ptr=self.c_ptr,
+            M=self.M,
+            N=self.N,
+            K=self.K,
+            **dict(zip(("stride_am", "stride_ak"), self.strides_a, strict=True)),
+            **dict(zip(("stride_bk", "stride_bn"), self.strides_b, strict=True)),
+            **dict(zip(("stride_cm", "stride_cn"), self.strides_c, strict=True)),
+            **dict(zip(("stride_az", "stride_bz", "stride_cz"), self.batch_strides, strict=True)),
+            **dict(zip(("stride_bias_z", "stride_bias_m", "stride_bias_n"), self.bias_strides, strict=True)),
+            **dict(zip(("stride_scale_a", "stride_scale_b"), self.scale_strides, strict=True)),
+            batch=self.batch,
+            bias_ptr=self.bias_ptr,
+            scale_a_ptr=self.scale_a_ptr,
+            scale_b_ptr=self.scale_b_ptr,
+            activation=tuple(ACTIVATIONS).index(self.activation),
+            allow_tf32=self.allow_tf32,
+            fast_accum=self.fast_accum,
+            slope=self.slope,
+            dtype_a=DTYPE_CODES.index(self.dtype_a),
+            dtype_b=DTYPE_CODES.index(self.dtype_b),
+            dtype_c=DTYPE_CODES.index(self.dtype_c),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What selection says of one kernel: why it does not fit (None if it does), its cost, grid and waves."""
+    """What selection says of one kernel: why it does not fit (None if it does), its cost, grid and waves.
+
+    `same_types` tells whether it is for the problem's types and epilogue, so that a promise is what it lacks.
+    """
 
     kernel: Kernel
+    same_types: bool
     rejected: str | None
     cost: int
     grid: int
@@ -182,7 +225,16 @@ class Launcher:
         for number, kernel in enumerate(self.kernels):
             verdict = _CVerdict()
             self._raise(self._c.check(byref(c_problem), byref(device), number, byref(verdict)))
-            verdicts.append(Verdict(kernel, _reason(kernel, verdict), verdict.cost, verdict.grid, verdict.waves))
+            verdicts.append(
+                Verdict(
+                    kernel=kernel,
+                    same_types=verdict.reason != OTHER_TYPES,
+                    rejected=_reason(kernel, verdict),
+                    cost=verdict.cost,
+                    grid=verdict.grid,
+                    waves=verdict.waves,
+                )
+            )
         status = self._c.select(byref(c_problem), byref(device), byref(chosen))
         if status == NO_KERNEL:
             return Selection(None, tuple(verdicts))
@@ -218,7 +270,7 @@ def error_of(error: CError) -> AotmmError | ValueError:
 
 def _reason(kernel: Kernel, verdict: _CVerdict) -> str | None:
     if verdict.reason == OTHER_TYPES:
-        return f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, activation {kernel.activation}"
+        return f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}"
     if verdict.reason == BROKEN_PROMISE:
         promise = kernel.promises[verdict.promise]
         words = {

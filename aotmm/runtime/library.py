@@ -11,15 +11,20 @@ import torch
 from aotmm.errors import NoKernelError
 from aotmm.folders import data_folder
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS
+from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.pack import Pack, open_packs
+from aotmm.runtime.shapes import products, result_shape
 
 if TYPE_CHECKING:
-    from aotmm.runtime.launcher import Launcher
+    from aotmm.runtime.launcher import Launcher, Selection
 
-_ACTIVATION_CODES = {None: 0} | {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
+Activation = str | tuple[str, float] | None
+_ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
+_RANKS = (2, 3)  # of the op's operands
+_PLAIN = (0, 0.0, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
+_PAIR = 2
 
 
 class Library:
@@ -49,55 +54,125 @@ class Library:
         a: torch.Tensor,
         b: torch.Tensor,
         *,
-        activation: str | None = None,
         out: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        activation: Activation = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
+        fast_accum: bool = False,
     ) -> torch.Tensor:
-        """activation(a @ b), accumulated in fp32 and rounded once.
+        """activation(scale_a * scale_b * (a @ b) + bias), computed in fp32 and rounded once.
 
-        Runs on the tensors' device, on torch's current stream there, without waiting for it. fp32 operands are
-        multiplied in tf32 where `torch.get_float32_matmul_precision()` is not "highest" and the arch has it.
+        Takes the shapes that `torch.matmul` takes and copies nothing. Runs on the tensors' device, on torch's current
+        stream there, without waiting for it. fp32 operands are multiplied in tf32 where
+        `torch.get_float32_matmul_precision()` is not "highest" and the arch has it.
 
         Args:
-            a: (M, K) fp16, bf16, fp32, float8_e5m2 or (sm90) float8_e4m3fn; any strides, any alignment.
-            b: (K, N) of the same dtype, likewise. A transposed view costs no copy.
-            activation: None or "leaky_relu" (slope 0.01).
-            out: (M, N) tensor to write to: fp16, bf16 or fp32, any strides, sharing memory with neither operand.
-            out_dtype: dtype of the result if there is no `out`; by default that of the operands, fp16 for float8.
+            a: (..., M, K) or (K) of fp16, bf16, fp32, float8 or int8; any strides, any alignment.
+            b: (..., K, N) or (K) of the same dtype (float8_e4m3fn and float8_e5m2 mix), likewise.
+            out: tensor of the result's shape to write to: fp16, bf16 or fp32 (int32 for int8), any strides, sharing
+                memory with neither operand.
+            bias: vector of N, or a tensor of the result's shape, of the result's dtype.
+            activation: None, "relu", "leaky_relu" (slope 0.01) or ("leaky_relu", slope), "gelu" (erf), "gelu_tanh",
+                "silu", "sigmoid" or "tanh".
+            scale_a: fp32, one number or (M, 1). scale_b: fp32, one number or (1, N).
+            out_dtype: dtype of the result if there is no `out`; by default that of the operands, fp16 for float8, int32
+                for int8.
+            fast_accum: float8 sums may stay in the tensor cores' own precision (about 14 bits on Hopper).
 
         Returns:
-            `out`, or a new (M, N) tensor, row-major.
+            `out`, or a new row-major tensor.
 
         Raises:
-            TypeError: not GPU tensors, dtypes that differ or have no kernels, or both `out` and `out_dtype`.
-            ValueError: ranks, sizes, devices or memory that do not fit together, or an unknown activation.
-            NoKernelError: no pack has kernels for this GPU, or no kernel for these types.
+            TypeError: not GPU tensors, dtypes that no kernel multiplies on this GPU, or both `out` and `out_dtype`.
+            ValueError: sizes, devices or memory that do not fit together, or an unknown activation.
+            NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue.
             DriverError: the driver refused the launch.
             NotImplementedError: an operand requires a gradient; use `torch.no_grad()` or `detach()`.
         """
-        if activation is not None and activation not in _ACTIVATION_CODES:
-            names = ", ".join(repr(name) for name in _ACTIVATION_CODES)
-            raise ValueError(f"unknown activation {activation!r}; known: {names}")
+        code, slope = (0, 0.0) if activation is None else _activation(activation)
         if out is not None and out_dtype is not None:
             raise TypeError("out_dtype is for a new result; out has its own dtype")
-        code = _ACTIVATION_CODES[activation]
         try:
             if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
                 _refuse_gradient()
             tf32 = a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+            options = (code, slope, tf32, fast_accum, self._number)
+            rank = a.dim()
+            if rank != b.dim() or rank not in _RANKS:
+                return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
+            if options == _PLAIN and bias is scale_a is scale_b is out_dtype is None:
+                # most calls; the op fills its defaults in faster than Python passes them
+                plain: torch.Tensor = self._mm(a, b) if out is None else self._mm_out(a, b, out=out)
+                return plain
             if out is None:
                 output = -1 if out_dtype is None else ops.OUTPUT_CODES[out_dtype]
-                result: torch.Tensor = self._mm(a, b, code, output, tf32, self._number)
+                result: torch.Tensor = self._mm(a, b, bias, scale_a, scale_b, *options, output)
                 return result
-            self._mm_out(a, b, code, tf32, self._number, out=out)
+            self._mm_out(a, b, bias, scale_a, scale_b, *options, out=out)
         except RuntimeError as error:
-            self._ops.reraise(error, a, b, out)
+            self._ops.reraise(error, a, b, out, self)
         except AttributeError:
             raise TypeError(f"matmul takes tensors, found {type(a).__name__} and {type(b).__name__}") from None
         except KeyError:
             known = ", ".join(str(dtype) for dtype in ops.OUTPUT_CODES)
             raise TypeError(f"unknown out_dtype {out_dtype}; known: {known}") from None
         return out
+
+    def _any_rank(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        options: tuple[int, float, bool, bool, int],
+    ) -> torch.Tensor:
+        shape = result_shape(a, b)
+        if out is None:
+            out = torch.empty(shape, dtype=out_dtype or ops.default_output(a.dtype), device=a.device)
+        elif out.shape != shape:
+            raise ValueError(f"out is {tuple(out.shape)}, it must be {shape}")
+        for product in products(a, b, out, bias):
+            self._mm_out(product.a, product.b, product.bias, scale_a, scale_b, *options, out=product.out)
+        return out
+
+    def explain(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        activation: Activation = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        fast_accum: bool = False,
+    ) -> Selection:
+        """Which kernel `matmul` launches for these arguments, with its grid and waves, and what each other one lacks.
+
+        Launches nothing. Where the strides need several launches it explains the first. Without `out` the result is
+        taken to be aligned, as torch allocates it.
+
+        Raises:
+            TypeError, ValueError, NoKernelError, DriverError: as `matmul`, for tensors that it would refuse.
+        """
+        if not a.is_cuda:
+            raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
+        dtype = out.dtype if out is not None else out_dtype or ops.default_output(a.dtype)
+        like = torch.empty(result_shape(a, b), dtype=dtype, device="meta") if out is None else out
+        found = products(a, b, like, bias)
+        if not found:
+            raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
+        code, slope = (0, 0.0) if activation is None else _activation(activation)
+        tf32 = a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        problem = ops.problem(found[0], scale_a, scale_b, tuple(ACTIVATIONS)[code], slope, tf32=tf32, fast=fast_accum)
+        launcher = self.launcher(a.device.index)
+        return launcher.explain(problem, launcher.device(a.device.index))
 
     def preload(self, device: int | None = None) -> None:
         """Loads every kernel that fits GPU number `device`, by default the current one, now and not at its first use.
@@ -115,13 +190,28 @@ class Library:
             NoKernelError: no pack has kernels for it; the message names the GPU, the packs and the command to run.
             ArtifactError: the pack's library is missing or altered.
         """
+        return self.serving(ordinal).launcher
+
+    def serving(self, ordinal: int) -> Pack:
+        """The pack whose kernels run on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
         gpu = device(ordinal)
         found = best_pack(self.packs, gpu.arch)
         if found is None:
             packs = ", ".join(f"{pack.arch} ({pack.folder})" for pack in self.packs)
             advice = what_to_build(gpu.arch, self.packs[0].folder.parent)
             raise NoKernelError(f"no kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {packs}; {advice}")
-        return found[0].launcher
+        return found[0]
+
+
+def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
+    """Number and slope of an activation."""
+    name, slope = (
+        activation if isinstance(activation, tuple) and len(activation) == _PAIR else (activation, LEAKY_SLOPE)
+    )
+    if not isinstance(name, str) or name not in _ACTIVATION_CODES or (name is not activation and name != "leaky_relu"):
+        known = ", ".join(repr(known) for known in _ACTIVATION_CODES)
+        raise ValueError(f'unknown activation {activation!r}; known: None, {known}, ("leaky_relu", slope)')
+    return _ACTIVATION_CODES[name], float(slope)
 
 
 def _refuse_gradient() -> NoReturn:

@@ -7,17 +7,24 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 import aotmm
-from aotmm.errors import ArtifactError
+from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES
+from aotmm.runtime.shapes import Product, result_shape
+
+if TYPE_CHECKING:
+    from aotmm.runtime.launcher import Problem
+    from aotmm.runtime.library import Library
 
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
+_BATCHED = 3  # dimensions
+_OPTIONS = 9  # what follows a and b in the schema of aotmm::mm
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
 
 # Both spellings of every type: torch's, and the code that the ops take.
@@ -52,29 +59,47 @@ class Ops:
             return _FAILED
         return _OK
 
-    def reraise(self, cause: RuntimeError, a: object, b: object, out: object) -> NoReturn:
-        """Raises what the calling thread's last op meant by the RuntimeError that torch made of it."""
-        from aotmm.runtime.launcher import CTorchError, error_of  # only here: `load` should be quick
+    def reraise(self, cause: RuntimeError, a: object, b: object, out: object, library: Library) -> NoReturn:
+        """Raises what the calling thread's last op, of `library`, meant by the RuntimeError that torch made of it."""
+        from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
         self._native.aotmm_torch_last_error.restype = ctypes.POINTER(CTorchError)
         failure = self._native.aotmm_torch_last_error().contents
         text = failure.error.text.decode(errors="replace")
         if not text or text not in str(cause):
             raise cause  # not ours
-        operands = f"{text}: a is {_describe(a)}, b is {_describe(b)}"
-        if out is not None:
-            operands += f", out is {_describe(out)}"
+        operands = f"a is {_describe(a)}, b is {_describe(b)}" + ("" if out is None else f", out is {_describe(out)}")
         if failure.kind == _TYPE:
-            raise TypeError(operands) from None
+            raise TypeError(f"{text}: {operands}") from None
         if failure.kind == _VALUE:
-            raise ValueError(operands) from None
-        if failure.kind == _LAUNCHER:
-            raise error_of(failure.error) from None
+            raise ValueError(f"{text}: {operands}") from None
         if failure.kind == _RESOLVER:
             error = self._unresolved.error
             del self._unresolved.error
             raise error from None
-        raise cause
+        if failure.kind != _LAUNCHER:
+            raise cause
+        if failure.error.status == NO_KERNEL and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+            _refuse_types(a, b, operands, library)
+        raise error_of(failure.error) from None
+
+
+def _refuse_types(a: torch.Tensor, b: torch.Tensor, operands: str, library: Library) -> NoReturn:
+    """Says which types there are, when no kernel was found: every type has one that promises nothing."""
+    kernels = library.launcher(a.device.index).kernels
+    pairs = sorted({(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels})
+    mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
+    arch = library.serving(a.device.index).arch
+    if mine not in pairs:
+        known = ", ".join(f"{x} x {y}" for x, y in pairs)
+        raise TypeError(
+            f"no kernel of pack {arch} multiplies {mine[0]} x {mine[1]}: {operands}; it has: {known}"
+        ) from None
+    found = {(k.dtype_c, k.epilogue) for k in kernels if (DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) == mine}
+    trace = tuple(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(found))
+    raise NoKernelError(
+        f"no kernel of pack {arch} writes this: {operands}; it has: {'; '.join(trace)}", trace
+    ) from None
 
 
 _lock = threading.Lock()
@@ -102,27 +127,74 @@ def register(resolve: Callable[[int, int], int]) -> Ops:
         return _ops
 
 
+def default_output(dtype: torch.dtype) -> torch.dtype:
+    """The result's dtype for operands of `dtype`. Raises TypeError for one without kernels."""
+    if dtype not in TORCH_DTYPES:
+        known = ", ".join(str(known) for known in TORCH_DTYPES)
+        raise TypeError(f"aotmm has no kernels for {dtype}; known: {known}")
+    output: torch.dtype = getattr(torch, DTYPES[DTYPES[TORCH_DTYPES[dtype]].output].torch)
+    return output
+
+
+def problem(
+    product: Product,
+    scale_a: torch.Tensor | None,
+    scale_b: torch.Tensor | None,
+    activation: str,
+    slope: float,
+    *,
+    tf32: bool,
+    fast: bool,
+) -> Problem:
+    """The product as selection sees it; an `out` on the meta device counts as aligned."""
+    from aotmm.runtime.launcher import Problem
+
+    def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+        """From one matrix, row and column to the next; 0 from one matrix to itself."""
+        z = tensor.stride(0) if tensor.dim() == _BATCHED and tensor.shape[0] != 1 else 0
+        return z, tensor.stride(-2), tensor.stride(-1)
+
+    a, b, c = (strides(tensor) for tensor in (product.a, product.b, product.out))
+    bias = product.bias
+    bias_strides = (0, 0, 1) if bias is None else (0, 0, bias.stride(-1)) if bias.dim() == 1 else strides(bias)
+    return Problem(
+        M=product.out.shape[-2],
+        N=product.out.shape[-1],
+        K=product.a.shape[-1],
+        strides_a=a[1:],
+        strides_b=b[1:],
+        strides_c=c[1:],
+        dtype_a=TORCH_DTYPES[product.a.dtype],
+        dtype_b=TORCH_DTYPES[product.b.dtype],
+        dtype_c=TORCH_DTYPES[product.out.dtype],
+        activation=activation,
+        a_ptr=product.a.data_ptr(),
+        b_ptr=product.b.data_ptr(),
+        c_ptr=0 if product.out.is_meta else product.out.data_ptr(),
+        allow_tf32=tf32,
+        fast_accum=fast,
+        batch=product.out.shape[0] if product.out.dim() == _BATCHED else 1,
+        batch_strides=(a[0], b[0], c[0]),
+        bias_ptr=0 if bias is None else bias.data_ptr(),
+        bias_strides=bias_strides,
+        scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(),
+        scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
+        slope=slope,
+    )
+
+
 def _fake_mm(  # the op's schema: torch calls it by position
     a: torch.Tensor,
     b: torch.Tensor,
-    activation: int = 0,  # noqa: ARG001
+    *options: object,
     out_dtype: int = -1,
-    allow_tf32: bool = False,  # noqa: ARG001, FBT001, FBT002
-    library: int = 0,  # noqa: ARG001
 ) -> torch.Tensor:
-    output = DTYPES[TORCH_DTYPES[a.dtype]].output if out_dtype < 0 else DTYPE_CODES[out_dtype]
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=getattr(torch, DTYPES[output].torch))
+    code = options[-1] if len(options) == _OPTIONS else out_dtype
+    dtype = getattr(torch, DTYPES[DTYPE_CODES[code]].torch) if isinstance(code, int) and code >= 0 else None
+    return a.new_empty(result_shape(a, b), dtype=dtype or default_output(a.dtype))
 
 
-def _fake_mm_out(
-    a: torch.Tensor,  # noqa: ARG001
-    b: torch.Tensor,  # noqa: ARG001
-    activation: int = 0,  # noqa: ARG001
-    allow_tf32: bool = False,  # noqa: ARG001, FBT001, FBT002
-    library: int = 0,  # noqa: ARG001
-    *,
-    out: torch.Tensor,
-) -> torch.Tensor:
+def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> torch.Tensor:  # noqa: ARG001
     return out
 
 

@@ -11,11 +11,12 @@ import torch
 
 from aotmm.folders import data_folder
 from aotmm.manifest import Kernel
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES
 from aotmm.runtime.devices import device
 from aotmm.runtime.launcher import Launcher, Problem
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.target import ways_to_run
-from tests.gpu.judge import Judgement, integers, judge, lay_out, random, torch_dtype
+from tests.gpu.judge import Epilogue, Judgement, integers, judge, lay_out, random, torch_dtype
 
 # Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
 FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]
@@ -48,28 +49,56 @@ def strides(matrix: torch.Tensor) -> tuple[int, int]:
     return matrix.stride(0), matrix.stride(1)
 
 
-def run(launcher: Launcher, number: int, kernel: Kernel, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, generator: torch.Generator) -> Epilogue:
+    """Something that the kernel's epilogue can do; which of it depends on `turn`. Exact: integers and powers of two."""
+    device_, integer = generator.device, kernel.dtype_c == "int32"
+    if integer or turn % 2 == 0:
+        return Epilogue()
+
+    def factors(*shape: int) -> torch.Tensor:
+        exponents = torch.randint(-2, 1, shape, generator=generator, device=device_).float()
+        return exponents.exp2() if exact else torch.rand(shape, generator=generator, device=device_) + 0.5
+
+    scales = {"scale_a": factors(m, 1), "scale_b": factors(1, n)} if turn % 4 == 1 else {}
+    if kernel.epilogue == "none":
+        return Epilogue(**scales)
+    shape = (n,) if turn % 4 == 1 else (m, n)
+    bias = torch.randint(-64, 65, shape, generator=generator, device=device_).to(torch_dtype(kernel.dtype_c))
+    names = [name for name, least in ACTIVATIONS.items() if EPILOGUES.index(least) <= EPILOGUES.index(kernel.epilogue)]
+    if exact:
+        names = [name for name in names if ACTIVATIONS[name] != "smooth"]
+    return Epilogue(names[turn // 2 % len(names)], 0.125, bias, **scales)
+
+
+def run(
+    launcher: Launcher, number: int, kernel: Kernel, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
+) -> torch.Tensor:
     """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
-    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises)
     layout = "nn" if kernel.layout == "any" else kernel.layout
-    pad = 16 if step else 3
-    offset = 0 if step else 1
+    pad, offset = (16, 0) if aligned else (3, 1)
     a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad, offset=offset)
     b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad, offset=offset)
     (m, k), n = a.shape, b.shape[1]
-    c_memory = torch.full((m + 2, n + pad), -7.0, device=a.device, dtype=torch_dtype(kernel.dtype_c))
+    c_memory = torch.full((m + 2, n + pad), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
     c = c_memory[1 : m + 1, :n]
+    bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
     problem = Problem(
         m, n, k, strides(a_view), strides(b_view), strides(c),
-        "fp32" if kernel.dtype_a == "tf32" else kernel.dtype_a, "fp32" if kernel.dtype_b == "tf32" else kernel.dtype_b,
-        kernel.dtype_c, kernel.activation, a_view.data_ptr(), b_view.data_ptr(), c.data_ptr(),
-        allow_tf32=kernel.dtype_a == "tf32",
+        DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c,
+        activation=epilogue.activation, slope=epilogue.slope,
+        a_ptr=a_view.data_ptr(), b_ptr=b_view.data_ptr(), c_ptr=c.data_ptr(),
+        allow_tf32=kernel.dtype_a == "tf32", fast_accum=kernel.fast_accum,
+        bias_ptr=0 if bias is None else bias.data_ptr(),
+        bias_strides=(0, 0, 1) if bias is None or bias.dim() == 1 else (0, *strides(bias)),
+        scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(), scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
+        scale_strides=(1, 1),
     )  # fmt: skip
     launcher.launch(number, problem, a.device.index, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     frame = c_memory.clone()
-    frame[1 : m + 1, :n] = -7.0
-    assert (frame == -7.0).all(), "stored outside C"
+    frame[1 : m + 1, :n] = -7
+    assert (frame == -7).all(), "stored outside C"
     return c
 
 
@@ -89,17 +118,21 @@ def test_every_kernel_is_right(pack: Pack, generator: torch.Generator, capsys: p
     with torch.cuda.device(0):
         for number, kernel in enumerate(pack.launcher.kernels):
             output = torch_dtype(kernel.dtype_c)
-            for m, n, k in shapes(kernel):
-                a, b = integers(m, n, k, kernel.dtype_a, output, generator=generator)
-                c = run(pack.launcher, number, kernel, a, b)
-                exact = judge(c, a, b, kernel.dtype_a, kernel.activation, exact=True)
-                assert exact.mismatches == 0, f"{kernel.name} {m}x{n}x{k}: {exact}"
-                a, b = (random(*shape, kernel.dtype_a, generator=generator) for shape in ((m, k), (k, n)))
-                c = run(pack.launcher, number, kernel, a, b)
-                noisy = judge(c, a, b, kernel.dtype_a, kernel.activation, exact=False)
-                assert noisy.det <= 1, f"{kernel.name} {m}x{n}x{k}: {noisy}"
-                assert noisy.prob < 1, f"{kernel.name} {m}x{n}x{k}: {noisy}"
-                key = f"{kernel.dtype_a} -> {kernel.dtype_c}"
+            name = kernel.dtype_a if kernel.dtype_a == kernel.dtype_b else f"{kernel.dtype_a}-{kernel.dtype_b}"
+            for turn, (m, n, k) in enumerate(shapes(kernel)):
+                a, b = integers(m, n, k, name, output, generator=generator)
+                epilogue = epilogue_of(kernel, turn, m, n, exact=True, generator=generator)
+                c = run(pack.launcher, number, kernel, a, b, epilogue)
+                exact = judge(c, a, b, name, epilogue, exact=True)
+                assert exact.mismatches == 0, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {exact}"
+                a = random(m, k, kernel.dtype_a, generator=generator)
+                b = random(k, n, kernel.dtype_b, generator=generator)
+                epilogue = epilogue_of(kernel, 2 * (turn + number) + 1, m, n, exact=False, generator=generator)
+                c = run(pack.launcher, number, kernel, a, b, epilogue)
+                noisy = judge(c, a, b, name, epilogue, exact=output is torch.int32, fast=kernel.fast_accum)
+                assert noisy.det <= 1, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {noisy}"
+                assert noisy.prob < 1, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {noisy}"
+                key = f"{name} -> {kernel.dtype_c}"
                 before = worst.get(key, Judgement(0, 0.0, 0.0))
                 worst[key] = Judgement(0, max(before.det, noisy.det), max(before.prob, noisy.prob))
                 runs += 2
