@@ -49,7 +49,12 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a config set; `outputs` empty means each input type's default."""
+    """One entry of a config set.
+
+    Attributes:
+        dtypes: the only types that it is for; empty means every type that is built.
+        outputs: output types; empty means each input type's default.
+    """
 
     family: str
     backends: tuple[str, ...]
@@ -129,7 +134,7 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
         return
     config = Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers)
     for name in wanted:
-        if name not in entry.dtypes:
+        if entry.dtypes and name not in entry.dtypes:
             continue
         outputs = entry.outputs or (DTYPES[name].output,)
         for output, layout, activation in itertools.product(outputs, entry.layouts, entry.activations):
@@ -168,12 +173,16 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     text = row.get("source", source)
     if not isinstance(text, str) or not text:
         raise SpecError(f"{where}: source is missing; say where the entry comes from")
-    own = {
-        key: _choices(row, key, where, default=lists[key], allowed=_LISTS[key]) for key in _LISTS if key != "outputs"
-    }
-    outputs = _choices(row, "outputs", where, default=(), allowed=OUTPUTS)
-    family = _choice(row.get("family", "tile"), "family", FAMILIES, where)
-    return Entry(family, backends, numbers, own["dtypes"], own["layouts"], own["activations"], outputs, text)
+    return Entry(
+        family=_choice(row.get("family", "tile"), "family", FAMILIES, where),
+        backends=backends,
+        numbers=numbers,
+        dtypes=_choices(row, "dtypes", where, default=()),
+        layouts=_choices(row, "layouts", where, default=lists["layouts"]),
+        activations=_choices(row, "activations", where, default=lists["activations"]),
+        outputs=_choices(row, "outputs", where, default=()),
+        source=text,
+    )
 
 
 def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
@@ -188,11 +197,9 @@ def _choice(value: Any, key: str, allowed: tuple[str, ...], where: str) -> str:
     return str(value)
 
 
-def _choices(
-    table: dict[str, Any], key: str, where: str, *, default: tuple[str, ...], allowed: tuple[str, ...] = ()
-) -> tuple[str, ...]:
+def _choices(table: dict[str, Any], key: str, where: str, *, default: tuple[str, ...]) -> tuple[str, ...]:
     if key not in table:
         return default
     if not isinstance(table[key], list) or not table[key]:
-        raise SpecError(f"{where}: {key} = {table[key]!r}; expected a list of: {', '.join(allowed or _LISTS[key])}")
-    return tuple(_choice(item, key, allowed or _LISTS[key], where) for item in table[key])
+        raise SpecError(f"{where}: {key} = {table[key]!r}; expected a list of: {', '.join(_LISTS[key])}")
+    return tuple(_choice(item, key, _LISTS[key], where) for item in table[key])
