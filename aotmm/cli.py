@@ -14,10 +14,10 @@ import click
 
 from aotmm import __version__, report
 from aotmm.assembly import FORMS, assembly
-from aotmm.errors import AotmmError, ArtifactError, CompileError, NoKernelError, SpecError
+from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError, build_extra_missing
 from aotmm.folders import data_folder
 from aotmm.manifest import kernel_to
-from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, dtype
+from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, target
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from aotmm.build import Progress, Report
     from aotmm.manifest import Kernel
-    from aotmm.runtime.launcher import Problem, Selection, Verdict
+    from aotmm.runtime.launcher import Selection, Verdict
     from aotmm.runtime.pack import Pack
 
 INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
@@ -78,7 +78,7 @@ def main() -> None:
     "dtypes",
     multiple=True,
     metavar="DTYPE",
-    help=f"Input type instead of the set's own; repeatable: {', '.join(DTYPES)}.",
+    help=f"Input type instead of the set's own; repeatable: {', '.join(INPUTS)}.",
 )
 @click.option(
     "--out",
@@ -165,7 +165,14 @@ def inspect(*, name: str, arch: str | None, folder: Path, asm: str | None, as_js
 @click.argument("m", metavar="M", type=click.IntRange(1, _MAX_SIZE))
 @click.argument("n", metavar="N", type=click.IntRange(1, _MAX_SIZE))
 @click.argument("k", metavar="K", type=click.IntRange(0, _MAX_SIZE))
-@click.option("--dtype", "dtype_in", default="fp16", show_default=True, metavar="DTYPE", help="Type of A and B.")
+@click.option(
+    "--dtype",
+    "dtype_in",
+    default="fp16",
+    show_default=True,
+    metavar="DTYPE",
+    help=f"Types of A and B: {', '.join(INPUTS)}.",
+)
 @click.option("--out-dtype", type=click.Choice(OUTPUTS), help="Type of C.  [default: what goes with --dtype]")
 @click.option(
     "--layout",
@@ -175,8 +182,17 @@ def inspect(*, name: str, arch: str | None, folder: Path, asm: str | None, as_js
     help="A, then B: n row-major, t column-major.",
 )
 @click.option(
-    "--activation", type=click.Choice(ACTIVATIONS), default="none", show_default=True, help="Applied to the product."
+    "--activation",
+    type=click.Choice(tuple(ACTIVATIONS)),
+    default="none",
+    show_default=True,
+    help="Applied to the product.",
 )
+@click.option("--bias", type=click.Choice(("vector", "matrix")), help="Added before the activation: (N) or (M, N).")
+@click.option(
+    "--batch", type=click.IntRange(1, _MAX_SIZE), default=1, show_default=True, help="Equal products at once."
+)
+@click.option("--fast-accum", is_flag=True, help="fp8 sums may stay in the tensor cores' own precision.")
 @click.option(
     "--align",
     type=click.IntRange(1, 4096),
@@ -197,6 +213,9 @@ def explain(
     out_dtype: str | None,
     layout: str,
     activation: str,
+    bias: str | None,
+    batch: int,
+    fast_accum: bool,
     align: int,
     folder: Path,
     as_json: bool,
@@ -209,7 +228,7 @@ def explain(
     from aotmm.runtime.launcher import CDevice, Problem
     from aotmm.runtime.pack import open_packs
 
-    element, gpu = dtype(dtype_in), target(arch)
+    (element, other), gpu = (DTYPES[name] for name in input_types(dtype_in)), target(arch)
     problem = Problem(
         M=m,
         N=n,
@@ -218,26 +237,32 @@ def explain(
         strides_b=(n, 1) if layout[1] == "n" else (1, k),
         strides_c=(n, 1),
         dtype_a=element.storage,
-        dtype_b=element.storage,
+        dtype_b=other.storage,
         dtype_c=out_dtype or element.output,
         activation=activation,
         a_ptr=align,
         b_ptr=align,
         c_ptr=align,
         allow_tf32=element.name == "tf32",
+        fast_accum=fast_accum,
+        batch=batch,
+        batch_strides=(m * k, k * n, m * n),
+        bias_ptr=align if bias else 0,
+        bias_strides=(m * n, n, 1) if bias == "matrix" else (0, 0, 1),
     )
     pack = _pack_of(open_packs(folder), arch, folder)
     selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
     refused = [row for row in selection.verdicts if row.rejected is not None]
-    rejected = [row for row in refused if _same_types(row.kernel, problem)]
-    types = f"{dtype_in} x {dtype_in} -> {problem.dtype_c}"
+    rejected = [row for row in refused if row.same_types]
+    types = f"{element.name} x {other.name} -> {problem.dtype_c}"
     what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
     if as_json:
         body = _selection_to(selection, rejected)
         device = {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes}
         _print_json({"arch": arch, "folder": str(pack.folder), "problem": asdict(problem), "device": device, **body})
     else:
-        click.echo(f"{what}, addresses multiples of {align} B")
+        more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
+        click.echo(f"{what}{more}, addresses multiples of {align} B")
         click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
     if selection.chosen is None:
@@ -274,9 +299,7 @@ def _needs_build_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise CompileError(
-            f'aotmm build needs the build extra: pip install "aotmm[build]" ({error.name} is not installed)'
-        ) from error
+        raise build_extra_missing(str(error.name)) from error
 
 
 @contextmanager
@@ -339,12 +362,6 @@ def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
     return found[0]
 
 
-def _same_types(kernel: Kernel, problem: Problem) -> bool:
-    """Whether `kernel` is for the operands and activation of `problem`, so that its promises are what refused it."""
-    mine = (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c, kernel.activation)
-    return mine == (problem.dtype_a, problem.dtype_b, problem.dtype_c, problem.activation)
-
-
 def _report_to(row: Report) -> dict[str, object]:
     dropped = [{"kernel": name, "reason": reason} for name, reason in row.dropped]
     return asdict(row) | {"folder": str(row.folder), "dropped": dropped}
@@ -358,7 +375,8 @@ def _pack_to(pack: Pack) -> dict[str, object]:
             "dtype_b": kernel.dtype_b,
             "dtype_c": kernel.dtype_c,
             "layout": kernel.layout,
-            "activation": kernel.activation,
+            "epilogue": kernel.epilogue,
+            "fast_accum": kernel.fast_accum,
             "config": asdict(kernel.config),
             "registers": kernel.registers,
             "spill_bytes": kernel.spill_bytes,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
+
 
 class AotmmError(Exception):
     """Root of the library's errors. Messages say what failed with its values, what was found and what to do."""
@@ -63,3 +66,13 @@ class DriverError(AotmmError):
         self.call = call
         self.code = code
         self.device = device
+
+
+def build_extra_missing(what: str) -> CompileError:
+    """The error for a build without `what`, a library of the build extra: how to install all of them."""
+    lines = [line for line in importlib.metadata.requires("aotmm") or [] if re.search(r"extra == .build.$", line)]
+    wanted = " ".join(line.partition(";")[0].strip() for line in lines if "python_version" not in line)
+    return CompileError(
+        f"aotmm build needs {what}; in an environment without torch, whose CUDA builds pin another Triton: "
+        f"pip install {wanted}"
+    )

@@ -11,11 +11,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass
 
 from aotmm.errors import ArtifactError
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, VALUES
 from aotmm.target import TARGETS
 
 FORMAT = 1
@@ -23,6 +25,7 @@ FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
+_PLAIN_PATH = r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,19 @@ class Manifest(Head):
     kernels: tuple[Kernel, ...] = ()
 
 
+# Fields that hold one of a few words, and those.
+_WORDS: dict[tuple[type, str], tuple[str, ...]] = {
+    (Head, "arch"): tuple(TARGETS),
+    (Kernel, "dtype_a"): tuple(DTYPES),
+    (Kernel, "dtype_b"): tuple(DTYPES),
+    (Kernel, "dtype_c"): tuple(row.output for row in DTYPES.values()),
+    (Kernel, "layout"): (*LAYOUTS, "any"),
+    (Kernel, "epilogue"): EPILOGUES,
+    (Parameter, "value"): VALUES,
+    (Promise, "value"): VALUES,
+    (Promise, "relation"): RELATIONS,
+    (Attribute, "name"): tuple(ATTRIBUTES),
+}
 _NO_DIGEST = "0" * 64
 
 
@@ -192,7 +208,7 @@ def write(manifest: Manifest) -> dict[str, bytes]:
     body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=()))
     del body["kernels"]
     blank = _canonical(body)
-    head = blank.replace(_NO_DIGEST.encode(), hashlib.sha256(blank).hexdigest().encode())
+    head = blank.replace(_stated(_NO_DIGEST), _stated(hashlib.sha256(blank).hexdigest()))
     return {KERNELS_NAME: kernels, FILE_NAME: head}
 
 
@@ -212,15 +228,13 @@ def read_head(data: bytes, where: str) -> Head:
             "install the aotmm that wrote the pack, or build the pack again"
         )
     stated = body.get("digest")
-    if not isinstance(stated, str) or len(stated) != len(_NO_DIGEST):
+    if not isinstance(stated, str) or len(stated) != len(_NO_DIGEST) or not stated.isascii():
         raise ArtifactError(f"{where}: digest {stated!r} is not a sha256; build the pack again")
-    found = hashlib.sha256(data.replace(stated.encode(), _NO_DIGEST.encode())).hexdigest()
+    found = hashlib.sha256(data.replace(_stated(stated), _stated(_NO_DIGEST))).hexdigest()
     if stated != found:
         raise ArtifactError(f"{where}: digest {stated}, its content has {found}; the file was altered")
     head: Head = _decode(Head, body, where)
-    if head.arch not in TARGETS:
-        raise ArtifactError(f"{where}: unknown arch {head.arch!r}; known: {', '.join(TARGETS)}")
-    _check_paths([head.library, head.kernels_file, *head.sources], where)
+    _check_files([head.library, head.kernels_file, *head.sources], where)
     return head
 
 
@@ -233,7 +247,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     kernels: tuple[Kernel, ...] = _decode(tuple[Kernel, ...], _parse(data, where), where)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
     manifest = Manifest(**fields, kernels=kernels)
-    _check_paths(files(manifest), where)
+    _check_files(files(manifest), where)
     if len({kernel.name for kernel in kernels}) != len(kernels):
         raise ArtifactError(f"{where}: two kernels have the same name")
     return manifest
@@ -261,6 +275,10 @@ def _canonical(body: object) -> bytes:
     return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
 
 
+def _stated(digest: str) -> bytes:
+    return f'"digest": "{digest}"'.encode()
+
+
 def _parse(data: bytes, where: str) -> object:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ArtifactError(f"{where}: {len(data)} bytes, a manifest has at most {MAX_MANIFEST_BYTES}")
@@ -273,12 +291,15 @@ def _parse(data: bytes, where: str) -> object:
     return body
 
 
-def _check_paths(entries: list[File], where: str) -> None:
-    paths = [entry.path for entry in entries]
-    for path in paths:
-        if path.startswith("/") or "\\" in path or "\0" in path or {"", ".", ".."} & set(path.split("/")):
-            raise ArtifactError(f"{where}: file {path!r} is not a plain path inside the pack")
-    if len(set(paths)) != len(paths):
+def _check_files(entries: list[File], where: str) -> None:
+    for entry in entries:
+        if not re.fullmatch(_PLAIN_PATH, entry.path) or {".", ".."} & set(entry.path.split("/")):
+            raise ArtifactError(f"{where}: file {entry.path!r} is not a plain path inside the pack")
+        if entry.bytes > MAX_FILE_BYTES:
+            raise ArtifactError(
+                f"{where}: file {entry.path} has {entry.bytes} bytes, at most {MAX_FILE_BYTES} are read"
+            )
+    if len({entry.path for entry in entries}) != len(entries):
         raise ArtifactError(f"{where}: two files have the same path")
 
 
@@ -307,6 +328,9 @@ def _decode(wanted: typing.Any, value: object, where: str) -> typing.Any:
         if value.keys() != hints.keys():
             unknown, missing = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
             raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")
+        for key, words in ((key, _WORDS[wanted, key]) for key in value if (wanted, key) in _WORDS):
+            if value[key] not in words:
+                raise ArtifactError(f"{where}: {key} {value[key]!r} is unknown; known: {', '.join(words)}")
         return typing.cast("typing.Any", wanted)(
             **{key: _decode(hint, value[key], f"{where}: {key}") for key, hint in hints.items()}
         )

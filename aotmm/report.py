@@ -86,7 +86,7 @@ def list_text(packs: Sequence[Pack]) -> str:
             types(kernel),
             kernel.layout,
             f"{kernel.config.block_m}x{kernel.config.block_n}x{kernel.config.block_k}",
-            kernel.activation,
+            kernel.epilogue,
             kernel.registers,
             kernel.spill_bytes,
             kernel.shared_bytes,
@@ -94,7 +94,7 @@ def list_text(packs: Sequence[Pack]) -> str:
         for pack in packs
         for kernel in pack.manifest.kernels
     ]
-    header = ("arch", "kernel", "types", "layout", "tile", "activation", "registers", "spill bytes", "shared bytes")
+    header = ("arch", "kernel", "types", "layout", "tile", "epilogue", "registers", "spill bytes", "shared bytes")
     return f"{found}\n\n{table(header, rows)}"
 
 
@@ -103,7 +103,8 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
-        ("types", f"{types(kernel)}, layout {kernel.layout}, activation {kernel.activation}"),
+        ("types", f"{types(kernel)}, layout {kernel.layout}"),
+        ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", _config(kernel.config)),
         ("source", kernel.source),
         ("threads", f"{kernel.threads} per block, clusters of {kernel.num_ctas}"),
@@ -160,7 +161,7 @@ def selection_text(selection: Selection, rejected: Sequence[Verdict], other_type
     if rejected:
         parts.append(table(("does not fit", "why"), [(row.kernel.name, row.rejected or "") for row in rejected]))
     if other_types:
-        parts.append(f"{other_types} kernels of the pack are for other types or another activation")
+        parts.append(f"{other_types} kernels of the pack are for other types, or lack what this one does after the sum")
     return "\n\n".join(parts)
 
 

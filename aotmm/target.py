@@ -22,9 +22,9 @@ class Target:
             one die for gfx90a).
         min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
-        fast_accum: the tensor cores keep fp8 sums in a precision of their own, below fp32.
         dtypes: input types (`problem.INPUTS`) that can be built.
         executed_on: what the kernels of this architecture have run on, for people.
+        fast_accum: the tensor cores keep fp8 sums in a precision of their own, below fp32.
     """
 
     name: str
@@ -36,9 +36,9 @@ class Target:
     multiprocessors: int
     min_driver: int
     ptx_version: int | None
-    fast_accum: bool
     dtypes: tuple[str, ...]
     executed_on: str
+    fast_accum: bool = False
 
     @property
     def capability(self) -> tuple[int, int] | None:
@@ -50,17 +50,18 @@ class Target:
 # Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0.
 _ROWS = (
     Target(
-        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80, False,
+        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80,
         ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"),
         "an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
     ),
     Target(
-        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None, True,
+        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None,
         ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8"),
         "an H200",
+        fast_accum=True,
     ),
     Target(
-        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None, False,
+        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None,
         ("fp16", "bf16", "fp32", "fp8e5", "int8"),
         "a CPU interpreter; never an AMD GPU",
     ),

@@ -22,6 +22,7 @@ from aotmm.build.compile import Compiled
 from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
+from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
 from aotmm.manifest import FORMAT, Manifest, Provenance
 from aotmm.target import Target, target
@@ -74,7 +75,8 @@ def build(
         if not wanted:
             raise SpecError(f"config set {configs!r} has no kernel for {name}")
     with _locked(out):
-        link.link_torch_library()
+        if in_checkout():  # wheels bring it along
+            link.link_torch_library()
         return [_build_pack(row, work[row.name], chosen, out, jobs, progress) for row in targets]
 
 

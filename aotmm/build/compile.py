@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import aotmm.kernels
-from aotmm.errors import CompileError
+from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Specialisation, Variant
 from aotmm.manifest import File, Kernel, Parameter, Promise
 from aotmm.problem import VALUES
@@ -46,7 +46,7 @@ def toolchain() -> tuple[str, Path]:
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
-        raise CompileError('aotmm build needs Triton: pip install "aotmm[build]"')
+        raise build_extra_missing("Triton")
     return importlib.metadata.version("triton"), Path(spec.submodule_search_locations[0])
 
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from aotmm.build import render
-from aotmm.errors import CompileError
+from aotmm.errors import CompileError, PackError, build_extra_missing
 from aotmm.target import Target
 
 NATIVE = Path(__file__).parent.parent / "native"
@@ -45,7 +45,7 @@ def compiler() -> tuple[tuple[str, ...], str]:
             raise CompileError(f"CC={os.environ['CC']} does not run: {error}; unset CC to use ziglang") from error
         return command, done.stdout.splitlines()[0]
     if importlib.util.find_spec("ziglang") is None:
-        raise CompileError('aotmm build needs a C compiler: pip install "aotmm[build]" brings ziglang, or set CC')
+        raise build_extra_missing("a C compiler (ziglang, or set CC)")
     command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{host()}.{GLIBC}")
     return command, f"ziglang {importlib.metadata.version('ziglang')}, glibc {GLIBC}"
 
@@ -80,7 +80,7 @@ def link_torch_library() -> bool:
     """Links aotmm/native/libaotmm_torch.so if it is missing or older than its sources; True if it was linked.
 
     Raises:
-        CompileError: the C compiler failed.
+        CompileError: the C compiler failed. PackError: the library cannot be written.
     """
     command, name = compiler()
     header = render.header()
@@ -88,14 +88,17 @@ def link_torch_library() -> bool:
     key = hashlib.sha256(f"{name}\0{host()}\0{_FLAGS}\0{header}\0".encode() + source.read_bytes()).hexdigest()
     if TORCH_LIBRARY.exists() and key.encode() in TORCH_LIBRARY.read_bytes():
         return False
-    with tempfile.TemporaryDirectory(prefix=".torch-", dir=NATIVE) as folder:
-        work = Path(folder)
-        (work / "launcher.h").write_text(header)
-        output = work / TORCH_LIBRARY.name
-        # c10 exceptions pass through these functions, so they need unwind tables
-        flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
-        _run([*command, *flags, "-I.", str(source), "-ldl"], output, work)
-        output.replace(TORCH_LIBRARY)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".torch-", dir=NATIVE) as folder:
+            work = Path(folder)
+            (work / "launcher.h").write_text(header)
+            output = work / TORCH_LIBRARY.name
+            # c10 exceptions pass through these functions, so they need unwind tables
+            flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
+            _run([*command, *flags, "-I.", str(source), "-ldl"], output, work)
+            output.replace(TORCH_LIBRARY)
+    except OSError as error:
+        raise PackError(f"{TORCH_LIBRARY} cannot be written: {error}") from error
     return True
 
 

@@ -49,7 +49,12 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a config set; `outputs` empty means each input type's default."""
+    """One entry of a config set.
+
+    Attributes:
+        dtypes: the only types that it is for; empty means every type that is built.
+        outputs: output types; empty means each input type's default.
+    """
 
     family: str
     backends: tuple[str, ...]
@@ -131,7 +136,7 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
         return
     config = Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers)
     for name in wanted:
-        if name not in entry.dtypes:
+        if entry.dtypes and name not in entry.dtypes:
             continue
         a, b = input_types(name)
         integer = DTYPES[a].output not in OUTPUTS  # has one output type, and no epilogue
@@ -170,15 +175,7 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     if not isinstance(row, dict):
         raise SpecError(f"{where}: expected a table, found {row!r}")
     _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family", "aligned", "fast_accum"}, where)
-    for key in _REQUIRED:
-        if key not in row:
-            raise SpecError(f"{where}: {key} is missing")
-    numbers = {}
-    for key, allowed in _NUMBERS.items():
-        if key in row:
-            if type(row[key]) is not int or row[key] not in allowed:
-                raise SpecError(f"{where}: {key} = {row[key]!r}; allowed: {', '.join(map(str, allowed))}")
-            numbers[key] = row[key]
+    numbers = _numbers(row, where)
     backends = BACKENDS if "backend" not in row else (_choice(row["backend"], "backend", BACKENDS, where),)
     for key in _HIP_ONLY:
         if key in row and backends != ("hip",):
@@ -186,26 +183,33 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     text = row.get("source", source)
     if not isinstance(text, str) or not text:
         raise SpecError(f"{where}: source is missing; say where the entry comes from")
-    own = {
-        key: _choices(row, key, where, default=lists[key], allowed=_LISTS[key]) for key in _LISTS if key != "outputs"
-    }
-    outputs = _choices(row, "outputs", where, default=(), allowed=OUTPUTS)
-    family = _choice(row.get("family", "tile"), "family", FAMILIES, where)
+    dtypes = _choices(row, "dtypes", where, default=())
     fast_accum = _flag(row, "fast_accum", where, default=False)
-    if fast_accum and not all(name.startswith("fp8") for name in own["dtypes"]):
-        raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes of fp8 alone")
+    if fast_accum and not (dtypes and all(name.startswith("fp8") for name in dtypes)):
+        raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
     return Entry(
-        family=family,
+        family=_choice(row.get("family", "tile"), "family", FAMILIES, where),
         backends=backends,
         numbers=numbers,
-        dtypes=own["dtypes"],
-        layouts=own["layouts"],
-        epilogues=own["epilogues"],
-        outputs=outputs,
+        dtypes=dtypes,
+        layouts=_choices(row, "layouts", where, default=lists["layouts"]),
+        epilogues=_choices(row, "epilogues", where, default=lists["epilogues"]),
+        outputs=_choices(row, "outputs", where, default=()),
         aligned=_flag(row, "aligned", where, default=True),
         fast_accum=fast_accum,
         source=text,
     )
+
+
+def _numbers(row: dict[str, Any], where: str) -> dict[str, int]:
+    for key in _REQUIRED:
+        if key not in row:
+            raise SpecError(f"{where}: {key} is missing")
+    numbers = {key: row[key] for key in _NUMBERS if key in row}
+    for key, value in numbers.items():
+        if type(value) is not int or value not in _NUMBERS[key]:
+            raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, _NUMBERS[key]))}")
+    return numbers
 
 
 def _flag(row: dict[str, Any], key: str, where: str, *, default: bool) -> bool:
@@ -227,11 +231,9 @@ def _choice(value: Any, key: str, allowed: tuple[str, ...], where: str) -> str:
     return str(value)
 
 
-def _choices(
-    table: dict[str, Any], key: str, where: str, *, default: tuple[str, ...], allowed: tuple[str, ...] = ()
-) -> tuple[str, ...]:
+def _choices(table: dict[str, Any], key: str, where: str, *, default: tuple[str, ...]) -> tuple[str, ...]:
     if key not in table:
         return default
     if not isinstance(table[key], list) or not table[key]:
-        raise SpecError(f"{where}: {key} = {table[key]!r}; expected a list of: {', '.join(allowed or _LISTS[key])}")
-    return tuple(_choice(item, key, allowed or _LISTS[key], where) for item in table[key])
+        raise SpecError(f"{where}: {key} = {table[key]!r}; expected a list of: {', '.join(_LISTS[key])}")
+    return tuple(_choice(item, key, _LISTS[key], where) for item in table[key])

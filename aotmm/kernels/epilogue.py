@@ -17,6 +17,7 @@ SIGMOID = tl.constexpr(_CODES.index("sigmoid"))
 SILU = tl.constexpr(_CODES.index("silu"))
 TANH = tl.constexpr(_CODES.index("tanh"))
 INFINITY = tl.constexpr(float("inf"))
+VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
 
 
 @triton.jit
@@ -36,10 +37,10 @@ def scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, c
 @triton.jit
 def add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N):
     """acc plus a vector of N (bias_rank 1) or an (M, N) matrix (2) of the result's type."""
-    if bias_rank == 1:
+    if bias_rank == VECTOR:
         bias = tl.load(bias_ptr + cols.to(tl.int64) * stride_bias_n, mask=cols < N, other=0.0)
         acc += bias.to(tl.float32)[None, :]
-    elif bias_rank == 2:
+    elif bias_rank == MATRIX:
         offsets = rows.to(tl.int64)[:, None] * stride_bias_m + cols.to(tl.int64)[None, :] * stride_bias_n
         bias = tl.load(bias_ptr + offsets, mask=(rows[:, None] < M) & (cols[None, :] < N), other=0.0)
         acc += bias.to(tl.float32)

@@ -88,7 +88,7 @@ def tile(
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 
-    if ACC == tl.float32:
+    if ACC != tl.int32:
         acc = finish(
             acc,
             bias_ptr + z * stride_bias_z,

@@ -102,7 +102,7 @@ class Library:
             rank = a.dim()
             if rank != b.dim() or rank not in _RANKS:
                 return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
-            if options == _PLAIN and bias is scale_a is scale_b is out_dtype is None:
+            if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
                 # most calls; the op fills its defaults in faster than Python passes them
                 plain: torch.Tensor = self._mm(a, b) if out is None else self._mm_out(a, b, out=out)
                 return plain

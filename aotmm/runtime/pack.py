@@ -35,6 +35,9 @@ class Pack:
         self.head = head
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"<{self.arch} pack in {self.folder}>"
+
     @property
     def arch(self) -> str:
         """The architecture that the kernels are built for."""
@@ -86,7 +89,7 @@ def open_pack(folder: Path) -> Pack:
 
 
 def open_packs(path: Path) -> list[Pack]:
-    """The pack in `path`, or the packs in its subfolders, ordered by arch.
+    """The pack in `path`, or the packs in its subfolders, ordered by arch; hidden folders are not looked at.
 
     Raises:
         ArtifactError: there is none, or one is refused.
@@ -95,7 +98,7 @@ def open_packs(path: Path) -> list[Pack]:
         return [open_pack(path)]
     if not path.is_dir():
         raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
-    found = [open_pack(entry.parent) for entry in sorted(path.glob(f"[!.]*/{manifest.FILE_NAME}"))]
+    found = [open_pack(entry) for entry in sorted(path.glob("[!.]*")) if entry.is_dir()]
     if not found:
         raise ArtifactError(f"no packs in {path}; build some: aotmm build --arch ... --out {path}")
     return found

@@ -1,4 +1,4 @@
-"""Products of tensors of any rank, as products of matrices and of batches of matrices: views only, nothing is copied."""
+"""Products of tensors of any rank as products of matrices and batches of matrices: views only, nothing is copied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     if a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"the inner sizes differ: {found}; a is (..., M, K), b must be (..., K, N)")
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise ValueError(f"the batch sizes do not broadcast: {found}") from error
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
@@ -63,7 +63,7 @@ def products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Te
     batch = out.shape[:-2]
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     vector = bias if matrix is None else None
-    found = [Product(*views, bias if bias is not None else vector) for *views, bias in _split(a, b, out, matrix)]
+    found = [Product(x, y, z, vector if part is None else part) for x, y, z, part in _split(a, b, out, matrix)]
     if len(found) > 1 and (_overlaps_itself(out) or any(_ranges_meet(out, operand) for operand in (a, b))):
         raise ValueError(
             f"out of shape {tuple(out.shape)}, strides {out.stride()} shares memory with itself or an operand"

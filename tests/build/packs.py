@@ -69,10 +69,13 @@ def checkout(folder: Path) -> Path:
     return folder
 
 
-def run_python(program: str, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process that runs the text `program` from the checkout, with `environment` beside this process's own."""
+def run_python(
+    program: str, *arguments: str | Path, root: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A process that runs the text `program` in the sources of `root`, with `environment` beside this process's own."""
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | environment)
+    settings = os.environ | {"PYTHONPATH": str(root)} | environment
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=settings)
 
 
 def content(folder: Path) -> dict[str, bytes]:

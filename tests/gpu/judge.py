@@ -88,7 +88,7 @@ def random(rows: int, cols: int, name: str, *, generator: torch.Generator) -> to
 
 
 def activated(x: torch.Tensor, activation: str, slope: float = 0.01) -> torch.Tensor:
-    """The activation of float64 values x, with torch's formulas; relu and leaky_relu in the kernels' fp32 arithmetic."""
+    """The activation of float64 values x, with torch's formulas; leaky_relu in the kernels' fp32 arithmetic."""
     functional = torch.nn.functional
     if activation == "relu":
         return functional.relu(x)

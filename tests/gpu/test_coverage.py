@@ -28,10 +28,10 @@ PER_CELL = 60
 EXACT_ACTIVATIONS = [name for name, least in ACTIVATIONS.items() if least != "smooth"]
 
 
-def libraries() -> list[Path]:
+def libraries() -> list[Any]:
     """Folders of packs that run on this GPU: all of them, and, where it is not the best, sm80 alone, by its PTX."""
     if not torch.cuda.is_available():
-        return []
+        return [pytest.param(None, id="none", marks=pytest.mark.skip(reason="no GPU here"))]
     folder = data_folder("artifacts")
     best = best_pack(aotmm.load(folder).packs, device(0).arch)
     assert best is not None
@@ -78,10 +78,10 @@ def options_of(epilogue: Epilogue) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("folder", libraries(), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", libraries(), ids=str)
 def test_generated_products(folder: Path, generator: torch.Generator, capsys: pytest.CaptureFixture[str]) -> None:
     """Over 10,000 distinct products: integer ones are exact, random ones within both bounds, and only C is stored."""
-    lib, dice = aotmm.load(folder), python_random.Random(3)
+    lib, dice = aotmm.load(folder), python_random.Random(3)  # noqa: S311 - no secret
     seen: set[object] = set()
     worst = Judgement(0, 0.0, 0.0)
     cells = list(itertools.product(types(lib), LAYOUTS, OFFSETS))

@@ -1,0 +1,211 @@
+"""Compiling one variant: what the manifest entry says is what the compiler was told and what the binary says."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotmm import kernels as sources
+from aotmm.build import compile as compiling
+from aotmm.build.compile import I32_LIMIT, compile_variant, kernel_sources, key
+from aotmm.build.variants import config_set, variants
+from aotmm.errors import CompileError
+from aotmm.kernels import Specialisation, Variant
+from aotmm.manifest import Config
+from aotmm.problem import VALUES
+from aotmm.runtime.pack import open_pack
+from aotmm.target import TARGETS, target
+from tests.build.packs import default_pack
+from tests.native.emulation import SHARED, emulators, own_process
+
+FP16 = Variant(target("sm80"), "tile", "fp16", "fp16", "fp16", "nn", "none", Config(64, 64, 32, 8, 3, 4), "tests")
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_binaries_are_what_the_manifest_says(arch: str) -> None:
+    """Every image of the default pack has the arch, parameters, registers and stack of its manifest entry, no paths."""
+    if not (SHARED / "emulators").is_dir():
+        pytest.skip("the reader of binaries is not beside the checkout, in ../shared/emulators")
+    folder, elf = default_pack(arch), emulators("elf")
+    for entry in open_pack(folder).manifest.kernels:
+        info = elf.read((folder / entry.image.path).read_bytes())
+        assert (info.arch, info.debug, list(info.kernels)) == (arch, (), [entry.symbol])
+        found = info.kernels[entry.symbol]
+        visible = [(item.offset, item.size) for item in found.params if not item.kind.startswith("hidden_")]
+        assert visible == [(item.offset, item.bytes) for item in entry.parameters]
+        assert (found.regs, found.stack) == (entry.registers, entry.spill_bytes)
+        threads = found.max_threads if found.reqntid is None else found.reqntid[0]
+        assert threads == entry.threads
+        assert entry.shared_bytes <= target(arch).shared_bytes
+        assert entry.global_scratch_bytes == entry.profile_scratch_bytes == 0
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_text_beside_the_image(arch: str) -> None:
+    """Where an arch ships text, it is PTX of the version that its oldest driver reads, for that arch, without paths."""
+    folder, row = default_pack(arch), target(arch)
+    for entry in open_pack(folder).manifest.kernels:
+        assert (entry.ptx is None) == (row.ptx_version is None)
+        if entry.ptx is not None and row.ptx_version is not None:
+            text = (folder / entry.ptx.path).read_text()
+            assert f".version {row.ptx_version // 10}.{row.ptx_version % 10}\n" in text
+            assert f".target sm_{arch[2:]}\n" in text
+            assert ".loc" not in text
+            assert ".file" not in text
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        FP16,
+        dataclasses.replace(FP16, layout="tt", dtype_c="fp32"),
+        dataclasses.replace(FP16, layout="any"),
+        dataclasses.replace(FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e4", layout="nt"),
+        dataclasses.replace(FP16, dtype_a="tf32", dtype_b="tf32", dtype_c="fp32", layout="tn"),
+        dataclasses.replace(FP16, target=target("gfx90a"), dtype_a="bf16", dtype_b="bf16", dtype_c="bf16"),
+    ],
+    ids=lambda variant: f"{variant.target.name}-{variant.dtype_a}-{variant.layout}",
+)
+@own_process
+def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
+    """Each assumption handed to the compiler is a promise in the manifest, and each promise was handed over."""
+    import triton
+
+    told: list[Any] = []
+    compiler = triton.compile
+
+    def spy(source: Any, **options: Any) -> Any:
+        told.append(source)
+        return compiler(source, **options)
+
+    triton.compile = spy
+    try:
+        entry = compile_variant(variant, "key").kernel
+    finally:
+        triton.compile = compiler
+    (source,) = told
+    names = source.fn.arg_names
+    expected = {
+        (names[place[0]], "multiple_of", number)
+        for place, attributes in source.attrs.items()
+        for kind, number in attributes
+        if kind == "tt.divisibility"
+    }
+    assert len(expected) == sum(len(attributes) for attributes in source.attrs.values())
+    expected |= {
+        (names[place[0]], "equals", value) for place, value in source.constants.items() if names[place[0]] in VALUES
+    }
+    narrow = [name for name, type_ in source.signature.items() if type_ == "i32"]
+    expected |= {(name, "below", I32_LIMIT) for name in narrow}
+    if narrow:
+        expected |= {(f"{matrix}_extent", "below", 2**31) for matrix in "abc"}
+    if variant.dtype_a == "tf32":
+        expected.add(("allow_tf32", "equals", 1))
+    assert {(p.value, p.relation, p.operand) for p in entry.promises} == expected
+    assert len(entry.promises) == len(expected)
+    assert bool(narrow) == (variant.layout != "any")
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5"])
+def test_generic_kernels_promise_nothing(dtype: str) -> None:
+    """The kernel that takes any product has no promise but the permission that tf32 needs."""
+    kernels = [k for k in open_pack(default_pack("sm80")).manifest.kernels if (k.dtype_a, k.layout) == (dtype, "any")]
+    promises = {(p.value, p.relation, p.operand) for k in kernels for p in k.promises}
+    assert kernels
+    assert promises == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
+
+
+def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The key changes with every field of the variant, the sources, the tools, this step's code, and only then."""
+
+    def changed(**fields: Any) -> Variant:
+        return dataclasses.replace(FP16, **fields)
+
+    assert key(FP16, "s", "a") == key(dataclasses.replace(FP16), "s", "a")
+    found = [
+        key(variant, "s", "a")
+        for variant in (
+            FP16,
+            changed(target=target("sm90")),
+            changed(family="other"),
+            changed(dtype_a="bf16"),
+            changed(dtype_b="bf16"),
+            changed(dtype_c="bf16"),
+            changed(layout="nt"),
+            changed(activation="leaky_relu"),
+            changed(source="elsewhere"),
+            *(
+                changed(config=dataclasses.replace(FP16.config, **{field.name: 1 + getattr(FP16.config, field.name)}))
+                for field in dataclasses.fields(Config)
+            ),
+        )
+    ]
+    found += [key(FP16, "t", "a"), key(FP16, "s", "b")]
+    monkeypatch.setattr(compiling, "FP_FUSION", not compiling.FP_FUSION)
+    found.append(key(FP16, "s", "a"))
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "3.10.0")
+    found.append(key(FP16, "s", "a"))
+    (tmp_path / "compile.py").write_text("")
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compile.py"))
+    found.append(key(FP16, "s", "a"))
+    assert len(set(found)) == len(found)
+
+
+def test_digest_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sources' digest changes with any file's name or content."""
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "__init__.py"))
+    found = [kernel_sources()]
+    for name, text in (("a.py", ""), ("a.py", "1"), ("b.py", "1"), ("ab.py", "1")):
+        (tmp_path / name).write_text(text)
+        found.append(kernel_sources())
+    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    found.append(kernel_sources())
+    assert len(set(found)) == len(found)
+
+
+def test_parameters_that_nobody_knows() -> None:
+    """A binary with another parameter list than ours is refused, not guessed: its Triton is not supported."""
+    plan = Specialisation(function=None, types={"a_ptr": "*fp16", "M": "i32"}, constants={})
+    good = (
+        ".visible .entry tile(\n.param .u64 .ptr tile_0,\n.param .u32 tile_1,\n.param .u64 .ptr tile_2, .param .u64 x)"
+    )
+    slots = [
+        (p.name, p.offset, p.bytes) for p in compiling._parameters(target("sm80"), good, "tile", ["a_ptr", "M"], plan)
+    ]
+    assert slots == [("a_ptr", 0, 8), ("M", 8, 4), ("global_scratch", 16, 8), ("profile_scratch", 24, 8)]
+    for wrong in (
+        good.replace(".u32", ".u64"),
+        good.replace(", .param .u64 x", ""),
+        good.replace("x)", "x,.param .u8 y)"),
+    ):
+        with pytest.raises(CompileError, match="this version of Triton is not supported"):
+            compiling._parameters(target("sm80"), wrong, "tile", ["a_ptr", "M"], plan)
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Triton the error says what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(CompileError, match=r'aotmm build needs Triton: pip install "aotmm\[build\]"'):
+        compiling.toolchain()
+
+
+def test_options_are_the_targets() -> None:
+    """AMD's options go to AMD's compiler alone, and the PTX version only where text is shipped."""
+    found = {arch: set(compiling.options(dataclasses.replace(FP16, target=row))) for arch, row in TARGETS.items()}
+    common = {"num_warps", "num_stages", "enable_fp_fusion"}
+    assert found == {
+        "sm80": common | {"ptx_version"},
+        "sm90": common,
+        "gfx90a": common | {"waves_per_eu", "matrix_instr_nonkdim", "kpack"},
+    }
+
+
+def test_every_default_variant_has_its_own_key() -> None:
+    """No two variants of the default sets share a key."""
+    keys = [key(variant, "s", "a") for row in TARGETS.values() for variant in variants(config_set("default"), row)]
+    assert len(set(keys)) == len(keys)

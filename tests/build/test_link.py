@@ -1,0 +1,177 @@
+"""Launcher libraries: what they need of a machine, what they show, and what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from aotmm.build import link, render
+from aotmm.errors import CompileError, PackError
+from aotmm.manifest import Kernel
+from aotmm.target import TARGETS, target
+from tests.build.packs import tiny_pack
+from tests.samples import file, kernel
+
+GLIBC_LIBRARY = r"(libc|libdl|libpthread|ld-linux)\b.*\.so\.\d"
+
+
+def library(folder: Path) -> ELFFile:
+    """The launcher library of a pack."""
+    return ELFFile(io.BytesIO((folder / f"libaotmm_{folder.name}.so").read_bytes()))
+
+
+@pytest.fixture(params=TARGETS)
+def pack(request: pytest.FixtureRequest) -> Path:
+    """A small pack of every arch."""
+    return tiny_pack(request.param)
+
+
+def test_needs_nothing_but_glibc(pack: Path) -> None:
+    """No launcher links anything but glibc's own libraries."""
+    dynamic = library(pack).get_section_by_name(".dynamic")
+    assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
+    assert [tag.soname for tag in dynamic.iter_tags("DT_SONAME")] == [f"libaotmm_{pack.name}.so"]
+
+
+def test_needs_no_new_glibc(pack: Path) -> None:
+    """No launcher asks for a symbol version above glibc 2.17."""
+    found = {
+        version.name
+        for _, versions in library(pack).get_section_by_name(".gnu.version_r").iter_versions()
+        for version in versions
+    }
+    numbers = {tuple(map(int, re.fullmatch(r"GLIBC_([0-9.]+)", name)[1].split("."))) for name in found}  # type: ignore[index]
+    assert numbers
+    assert max(numbers) <= tuple(map(int, link.GLIBC.split("."))) == (2, 17)
+
+
+def test_shows_one_symbol(pack: Path) -> None:
+    """A launcher exports its entry point and nothing that could clash with another pack's."""
+    symbols = library(pack).get_section_by_name(".dynsym").iter_symbols()
+    assert [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF"] == [f"aotmm_launcher_{pack.name}"]
+
+
+def test_has_no_debug_sections(pack: Path) -> None:
+    """A launcher carries no debug information and no symbol table."""
+    names = [section.name for section in library(pack).iter_sections()]
+    assert not [name for name in names if "debug" in name or name == ".symtab"]
+
+
+def test_holds_the_images(pack: Path) -> None:
+    """The bytes of every file in images/ are in the library."""
+    data = (pack / f"libaotmm_{pack.name}.so").read_bytes()
+    images = sorted((pack / "images").iterdir())
+    assert images
+    assert [image.name for image in images if image.read_bytes() not in data] == []
+
+
+def write_sources(folder: Path, *kernels: Kernel) -> None:
+    """What `link_launcher` needs of a pack whose images are the kernels' names."""
+    (folder / "images").mkdir()
+    for item in kernels:
+        (folder / item.image.path).write_bytes(item.name.encode())
+    (folder / "launcher.c").write_text(render.source(target("sm80"), kernels))
+    (folder / "launcher.h").write_text(render.header(("sm80",)))
+
+
+def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
+    """Linking the same C with other images gives another library: the compiler's cache does not see images."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = kernel("one")
+    write_sources(tmp_path / "a", first)
+    other = dataclasses.replace(first, image=file(first.image.path, b"eno"))
+    write_sources(tmp_path / "b", other)
+    (tmp_path / "b" / first.image.path).write_bytes(b"eno")
+    command = link.compiler()[0]
+    libraries = [link.link_launcher(target("sm80"), tmp_path / name, command).read_bytes() for name in "ab"]
+    assert b"eno" in libraries[1]
+    assert libraries[0] != libraries[1]
+
+
+def test_missing_image_is_refused(tmp_path: Path) -> None:
+    """An image that the source names and the pack lacks fails the link with the compiler's words."""
+    write_sources(tmp_path, kernel("one"))
+    (tmp_path / "images" / "one.cubin").unlink()
+    with pytest.raises(CompileError, match=r"linking libaotmm_sm80\.so failed[^$]*one\.cubin"):
+        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+
+
+def test_image_that_is_not_embedded_is_refused(tmp_path: Path) -> None:
+    """An image of the pack that the library does not hold fails the link."""
+    write_sources(tmp_path, kernel("one"))
+    (tmp_path / "images" / "two.cubin").write_bytes(b"other bytes than any library has")
+    with pytest.raises(CompileError, match=r"libaotmm_sm80\.so does not hold two\.cubin"):
+        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+
+
+def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The key changes with the source, the header, the compiler, and each native file of the arch, and only then."""
+    row = target("sm80")
+
+    def key(source: str = "c", header: str = "h", name: str = "zig") -> str:
+        return link.library_key(row, source, header, name)
+
+    found = [key(), key(source="d"), key(header="i"), key(name="gcc")]
+    assert key() == found[0]
+    for path in link.NATIVE.iterdir():
+        if path.suffix in (".c", ".h"):
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(link, "NATIVE", tmp_path)
+    assert key() == found[0]
+    for name in ("core.c", "core.h", "driver_cuda.c"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n")
+        found.append(key())
+    assert len(set(found)) == 7
+    (tmp_path / "driver_hip.c").write_bytes(b"")
+    assert key() == found[-1]
+
+
+def test_compiler_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CC names another compiler, with arguments, and provenance says which; one that does not run is told."""
+    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.28")
+    command, name = link.compiler()
+    assert command == (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-gnu.2.28")
+    assert "clang version" in name
+    monkeypatch.setenv("CC", "no-such-compiler --fast")
+    with pytest.raises(CompileError, match=r"CC=no-such-compiler --fast does not run: .*unset CC to use ziglang"):
+        link.compiler()
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without ziglang and CC the error says what to install."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(CompileError, match=r'pip install "aotmm\[build\]" brings ziglang, or set CC'):
+        link.compiler()
+
+
+def test_torch_library_is_linked_when_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The torch library is linked once, and again only after its source changed; it needs glibc alone, not torch."""
+    (tmp_path / "torch_ops.c").write_bytes((link.NATIVE / "torch_ops.c").read_bytes())
+    monkeypatch.setattr(link, "NATIVE", tmp_path)
+    monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "libaotmm_torch.so")
+    assert link.link_torch_library()
+    assert not link.link_torch_library()
+    dynamic = ELFFile(io.BytesIO(link.TORCH_LIBRARY.read_bytes())).get_section_by_name(".dynamic")
+    assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
+    with (tmp_path / "torch_ops.c").open("a") as handle:
+        handle.write("/* changed */\n")
+    assert link.link_torch_library()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["libaotmm_torch.so", "torch_ops.c"]
+
+
+def test_torch_library_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the torch library cannot be written the error is a PackError that names it."""
+    (tmp_path / "torch_ops.c").write_bytes((link.NATIVE / "torch_ops.c").read_bytes())
+    monkeypatch.setattr(link, "NATIVE", tmp_path)
+    monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "absent" / "libaotmm_torch.so")
+    with pytest.raises(PackError, match=r"absent/libaotmm_torch\.so cannot be written: "):
+        link.link_torch_library()

@@ -1,0 +1,225 @@
+"""Config sets: what they expand to, and what a wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aotmm.build.variants import BACKENDS, ConfigSet, config_set, set_names, variants
+from aotmm.errors import SpecError
+from aotmm.manifest import Config
+from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS
+from aotmm.target import TARGETS, target
+
+# Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, num_stages, num_warps
+TUTORIAL_CUDA = {
+    (128, 256, 64, 8, 3, 8),
+    (64, 256, 32, 8, 4, 4),
+    (128, 128, 32, 8, 4, 4),
+    (128, 64, 32, 8, 4, 4),
+    (64, 128, 32, 8, 4, 4),
+    (128, 32, 32, 8, 4, 4),
+    (64, 32, 32, 8, 5, 2),
+    (32, 64, 32, 8, 5, 2),
+    (128, 256, 128, 8, 3, 8),
+    (256, 128, 128, 8, 3, 8),
+    (256, 64, 128, 8, 4, 4),
+    (64, 256, 128, 8, 4, 4),
+    (128, 128, 128, 8, 4, 4),
+    (128, 64, 64, 8, 4, 4),
+    (64, 128, 64, 8, 4, 4),
+    (128, 32, 64, 8, 4, 4),
+}
+TUTORIAL_HIP = {  # and waves_per_eu
+    (128, 256, 16, 1, 0, 4, 2),
+    (256, 256, 16, 4, 0, 8, 2),
+    (128, 128, 32, 1, 0, 8, 2),
+    (64, 128, 32, 8, 0, 4, 3),
+    (64, 64, 32, 1, 0, 4, 8),
+}
+CLASSIC = {  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps
+    (128, 128, 32, 4),
+    (64, 128, 32, 4),
+    (128, 64, 32, 4),
+    (64, 64, 64, 4),
+    (32, 128, 64, 4),
+    (128, 32, 64, 4),
+    (64, 32, 64, 2),
+    (32, 64, 64, 2),
+}
+TILE = """
+[[config]]
+block_m = 64
+block_n = 64
+block_k = 32
+num_warps = 4
+"""
+HEADER = 'source = "tests"\n'
+
+
+def numbers(config: Config, *more: str) -> tuple[int, ...]:
+    """A config's numbers in the order of the tables above."""
+    names = ("block_m", "block_n", "block_k", "group_m", "num_stages", "num_warps", *more)
+    return tuple(getattr(config, name) for name in names)
+
+
+def written(folder: Path, text: str) -> ConfigSet:
+    """The config set in a file with `text`."""
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return config_set(str(path))
+
+
+# ------------------------------------------------------------------------------------------------- sets of aotmm's own
+def test_set_names() -> None:
+    """The sets that come along; the generic kernels are part of each and not a set."""
+    assert set_names() == ["classic", "default", "tutorial"]
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_tutorial_on_cuda(arch: str) -> None:
+    """The tutorial set has exactly the sixteen CUDA tiles of the tutorial, for fp16 and fp8, with both activations."""
+    found = [v for v in variants(config_set("tutorial"), target(arch)) if v.layout != "any"]
+    assert {numbers(v.config) for v in found} == TUTORIAL_CUDA
+    assert {(v.dtype_a, v.activation, v.layout) for v in found} == {
+        (dtype, activation, "nn") for dtype in ("fp16", "fp8e5") for activation in ACTIVATIONS
+    }
+    assert len(found) == 16 * 2 * 2
+
+
+def test_tutorial_on_hip() -> None:
+    """The tutorial set has exactly the five HIP tiles of the tutorial, with the occupancy hint of each."""
+    found = [v for v in variants(config_set("tutorial"), target("gfx90a")) if v.layout != "any"]
+    assert {numbers(v.config, "waves_per_eu") for v in found} == TUTORIAL_HIP
+    assert len(found) == 5 * 2 * 2
+
+
+def test_classic() -> None:
+    """The classic set is eight tiles and the generic kernel, with both activations: 18 kernels for fp16 on sm80."""
+    found = variants(config_set("classic"), target("sm80"), ("fp16",))
+    assert len(found) == 18
+    tiles = {(*numbers(v.config)[:3], v.config.num_warps) for v in found if v.layout != "any"}
+    assert tiles == CLASSIC
+    assert {v.config.group_m for v in found} == {8}
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_default(arch: str) -> None:
+    """The default set has each type of the arch in each layout, and a generic kernel for each output type."""
+    found = variants(config_set("default"), target(arch))
+    special = {(v.dtype_a, v.layout, v.activation) for v in found if v.layout != "any"}
+    generic = {(v.dtype_a, v.dtype_c, v.activation) for v in found if v.layout == "any"}
+    dtypes = TARGETS[arch].dtypes
+    assert special == {(dtype, layout, act) for dtype in dtypes for layout in LAYOUTS for act in ACTIVATIONS}
+    assert generic == {(dtype, out, act) for dtype in dtypes for out in OUTPUTS for act in ACTIVATIONS}
+    assert all(v.source for v in found)
+
+
+@pytest.mark.parametrize("name", ["classic", "default", "tutorial"])
+@pytest.mark.parametrize("arch", TARGETS)
+def test_order_and_names(arch: str, name: str) -> None:
+    """Kernels come ordered by name, each name once, and only for the backend of the arch."""
+    found = [v.name for v in variants(config_set(name), target(arch))]
+    assert found == sorted(set(found))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_types_instead_of_those_of_the_set(dtype: str) -> None:
+    """Types that are asked for take the place of the set's own: its tiles are built for them."""
+    found = variants(config_set("classic"), target("sm80"), (dtype,))
+    assert {v.dtype_a for v in found} == {dtype}
+    assert len(found) == 18
+
+
+# -------------------------------------------------------------------------------------------------- files of others
+def test_file(tmp_path: Path) -> None:
+    """A file of the user's is a set: entries inherit its lists, override them, and get their backend's defaults."""
+    text = """
+    source = "mine"
+    dtypes = ["fp16", "bf16", "fp8e4"]
+    layouts = ["nt"]
+    activations = ["none"]
+    """
+    more = TILE + 'source = "another"\ndtypes = ["bf16"]\nlayouts = ["tn"]\noutputs = ["fp32"]\ngroup_m = 4\n'
+    found = variants(written(tmp_path, text + TILE + more), target("sm80"))
+    assert [(v.name, v.source) for v in found if v.layout != "any"] == [
+        ("tile_bf16_bf16_nt_64x64x32_g8_s3_w4_none", "mine"),
+        ("tile_bf16_fp32_tn_64x64x32_g4_s3_w4_none", "another"),
+        ("tile_fp16_fp16_nt_64x64x32_g8_s3_w4_none", "mine"),
+    ]
+    assert sorted(v.name for v in found if v.layout == "any") == [
+        "tile_bf16_bf16_any_64x64x32_g8_s2_w4_none",
+        "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("block_m = ", "not a TOML file"),
+        (HEADER, "mine.toml: has no [[config]] entry"),
+        (HEADER + "config = 3", "mine.toml: has no [[config]] entry"),
+        (HEADER + "config = [3]", "mine.toml: config 1: expected a table, found 3"),
+        (TILE, "mine.toml: config 1: source is missing"),
+        (HEADER + "tiles = 3" + TILE, "mine.toml: unknown field 'tiles'; known: activations, config, dtypes, layouts"),
+        (HEADER + 'dtypes = "fp16"' + TILE, "mine.toml: dtypes = 'fp16'; expected a list of: fp16, bf16, fp32"),
+        (HEADER + "layouts = []" + TILE, "mine.toml: layouts = []; expected a list of: nn, nt, tn, tt"),
+        (HEADER + 'dtypes = ["fp64"]' + TILE, "mine.toml: dtypes = 'fp64'; allowed: fp16, bf16, fp32, tf32"),
+        (HEADER + 'activations = ["gelu"]' + TILE, "mine.toml: activations = 'gelu'; allowed: none, leaky_relu"),
+        (HEADER + 'outputs = ["int8"]' + TILE, "mine.toml: outputs = 'int8'; allowed: fp16, bf16, fp32"),
+        (HEADER + TILE + TILE + "block = 3", "mine.toml: config 2: unknown field 'block'; known: "),
+        (HEADER + "[[config]]\nblock_m = 64", "mine.toml: config 1: block_n is missing"),
+        (HEADER + TILE.replace("32", "48"), "config 1: block_k = 48; allowed: 16, 32, 64, 128, 256, 512"),
+        (HEADER + TILE.replace("32", "true"), "config 1: block_k = True; allowed: 16, 32"),
+        (HEADER + TILE.replace("32", "32.0"), "config 1: block_k = 32.0; allowed: 16, 32"),
+        (HEADER + TILE.replace("32", '"32"'), "config 1: block_k = '32'; allowed: 16, 32"),
+        (HEADER + TILE.replace("= 4", "= 3"), "config 1: num_warps = 3; allowed: 1, 2, 4, 8, 16"),
+        (HEADER + TILE + "num_stages = 9", "config 1: num_stages = 9; allowed: 0, 1, 2"),
+        (HEADER + TILE + "group_m = 0", "config 1: group_m = 0; allowed: 1, 2"),
+        (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
+        (HEADER + TILE + 'family = "wave"', "config 1: family = 'wave'; allowed: tile"),
+        (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
+        (HEADER + TILE + 'layouts = ["nn", 3]', "config 1: layouts = 3; allowed: nn, nt, tn, tt"),
+        (HEADER + TILE + "waves_per_eu = 2", 'config 1: waves_per_eu is for AMD; the entry needs backend = "hip"'),
+        (HEADER + TILE + 'backend = "cuda"\nkpack = 2', "config 1: kpack is for AMD; the entry needs"),
+        (HEADER + TILE + 'backend = "hip"\nkpack = 3', "config 1: kpack = 3; allowed: 1, 2"),
+        (HEADER + TILE + "source = 3", "config 1: source is missing"),
+    ],
+)
+def test_wrong_file(tmp_path: Path, text: str, words: str) -> None:
+    """A wrong file is told with the file, the entry, the field, its value and what is allowed."""
+    with pytest.raises(SpecError) as caught:
+        written(tmp_path, text)
+    assert words in str(caught.value)
+
+
+def test_file_that_is_not_text(tmp_path: Path) -> None:
+    """A file that is not UTF-8 is a SpecError."""
+    (tmp_path / "mine.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SpecError, match=r"mine\.toml: not a TOML file"):
+        config_set(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.toml", "generic", "../configs/classic", ""])
+def test_unknown_set(name: str) -> None:
+    """An unknown set is told with those that there are."""
+    with pytest.raises(SpecError) as caught:
+        config_set(name)
+    assert str(caught.value) == (
+        f"unknown config set {name!r}; known: classic, default, tutorial, or a path to a .toml file"
+    )
+
+
+def test_unknown_type() -> None:
+    """An unknown type is told with all types, one that the arch lacks with those of the arch."""
+    classic = config_set("classic")
+    with pytest.raises(SpecError, match=f"unknown dtype 'fp64'; known: {', '.join(DTYPES)}"):
+        variants(classic, target("sm80"), ("fp64",))
+    with pytest.raises(SpecError, match="dtype 'fp8e4' does not exist on sm80; it has: fp16, bf16, fp32"):
+        variants(classic, target("sm80"), ("fp16", "fp8e4"))
+
+
+def test_backends_are_those_of_the_targets() -> None:
+    """Config sets can name exactly the backends that there are targets for."""
+    assert set(BACKENDS) == {row.backend for row in TARGETS.values()}

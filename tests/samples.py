@@ -1,0 +1,66 @@
+"""Manifests written by hand, for tests of the format that build nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+from aotmm.manifest import (
+    FORMAT,
+    Attribute,
+    Config,
+    File,
+    Kernel,
+    Manifest,
+    Parameter,
+    Promise,
+    Provenance,
+)
+
+
+def file(path: str, data: bytes = b"") -> File:
+    """The entry of a file with content `data`."""
+    return File(path, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def kernel(name: str, *, ptx: bool = False) -> Kernel:
+    """A kernel with something in every field."""
+    return Kernel(
+        name=name,
+        family="tile",
+        source="tests, by hand",
+        symbol="tile",
+        dtype_a="fp16",
+        dtype_b="fp16",
+        dtype_c="fp32",
+        layout="nt",
+        activation="leaky_relu",
+        config=Config(64, 128, 32, 8, 3, 4, 2, 16, 2),
+        threads=128,
+        num_ctas=1,
+        shared_bytes=49_152,
+        registers=168,
+        spill_bytes=0,
+        global_scratch_bytes=0,
+        profile_scratch_bytes=0,
+        vector_bytes=16,
+        parameters=(Parameter("a_ptr", "*fp16", "a_ptr", 0, 8), Parameter("M", "i32", "M", 8, 4)),
+        promises=(Promise("a_ptr", "multiple_of", 16), Promise("a_extent", "below", 2**31)),
+        attributes=(Attribute("cluster_dimension", (1, 1, 1)),),
+        image=file(f"images/{name}.cubin", name.encode()),
+        ptx=file(f"images/{name}.ptx", name.encode()) if ptx else None,
+        key="0" * 64,
+    )
+
+
+def manifest(*kernels: Kernel, library: bytes = b"library") -> Manifest:
+    """A manifest of a pack for sm80."""
+    return Manifest(
+        format=FORMAT,
+        arch="sm80",
+        host="x86_64-linux-gnu",
+        provenance=Provenance("0.1.0", "3.9.0", "ptxas 12.9.86", "ziglang", "tests", "0" * 64, False, True),  # noqa: FBT003
+        library=file("libaotmm_sm80.so", library),
+        library_key="0" * 64,
+        sources=(file("launcher.c", b"c"), file("launcher.h", b"h")),
+        kernels=kernels,
+    )

@@ -1,0 +1,317 @@
+"""The manifest: what is written is read back, and whatever else is refused with an ArtifactError that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aotmm.errors import ArtifactError
+from aotmm.manifest import (
+    FILE_NAME,
+    FORMAT,
+    KERNELS_NAME,
+    MAX_FILE_BYTES,
+    MAX_MANIFEST_BYTES,
+    Config,
+    Head,
+    Manifest,
+    files,
+    kernel_from,
+    kernel_to,
+    read_head,
+    read_kernels,
+    write,
+)
+from tests.samples import kernel, manifest
+
+WHERE = "packs/sm80/manifest.json"
+PACK = manifest(kernel("one", ptx=True), kernel("two"))
+HEAD, KERNELS = write(PACK)[FILE_NAME], write(PACK)[KERNELS_NAME]
+FUZZ = settings(deadline=None, derandomize=True, max_examples=1000)
+WRONG_PATHS = [
+    "", ".", "..", "/etc/passwd", "../sm90/x", "images/../../x", "images//x", "images/", "./x", "images/./x",
+    "a\\b", "a\0b", "C:x", "a b", "a\n", "\u2024\u2024/x", "\uff0e\uff0e/x", "caf\u00e9", "\ud800",
+]  # fmt: skip
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def sealed(body: dict[str, Any]) -> bytes:
+    """A manifest.json with `body` and the digest that it ought to have."""
+    blank, place = (
+        json.dumps(body | {"digest": digest}, sort_keys=True, indent=1) + "\n" for digest in (64 * "0", "@")
+    )
+    return place.replace("@", hashlib.sha256(blank.encode()).hexdigest()).encode()
+
+
+def changed_head(change: Change) -> bytes:
+    """A manifest.json after `change`, which it does not show by its digest."""
+    body = json.loads(HEAD)
+    change(body)
+    return sealed(body)
+
+
+def changed_kernels(change: Change) -> bytes:
+    """A kernels.json whose first kernel went through `change`."""
+    body = json.loads(KERNELS)
+    change(body[0])
+    return json.dumps(body, sort_keys=True, indent=1).encode()
+
+
+def read(head: bytes, kernels: bytes = KERNELS) -> Manifest:
+    """Both files read, in order."""
+    return read_kernels(read_head(head, WHERE), kernels, WHERE)
+
+
+def refused(head: bytes, kernels: bytes = KERNELS) -> str:
+    """The message with which one of both files is refused; it names the file."""
+    with pytest.raises(ArtifactError) as caught:
+        read(head, kernels)
+    assert str(caught.value).startswith(WHERE)
+    return str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------- what is right
+def test_round_trip() -> None:
+    """What is written is read back, with the digests of both files filled in."""
+    found = read(HEAD)
+    assert dataclasses.replace(found, kernels_file=PACK.kernels_file, digest="") == PACK
+    assert found.kernels_file == dataclasses.replace(
+        PACK.kernels_file, sha256=hashlib.sha256(KERNELS).hexdigest(), bytes=len(KERNELS)
+    )
+    assert sealed(json.loads(HEAD)) == HEAD
+    assert write(found) == write(PACK)
+
+
+def test_zeros_that_are_not_the_digest() -> None:
+    """A field that looks like the digest's place stays what it is."""
+    zeros = dataclasses.replace(PACK, library_key=64 * "0")
+    data = write(zeros)
+    assert read(data[FILE_NAME], data[KERNELS_NAME]).library_key == 64 * "0"
+
+
+def test_kernel_round_trip() -> None:
+    """One kernel by itself survives the way to plain JSON values and back, with and without text."""
+    for entry in PACK.kernels:
+        assert kernel_from(json.loads(json.dumps(kernel_to(entry))), WHERE) == entry
+
+
+def test_bytes_are_canonical() -> None:
+    """Both files are ASCII with sorted keys, one per line, and hold nothing but strings, integers and truth values."""
+    for data in (HEAD, KERNELS):
+        body = json.loads(data, parse_float=pytest.fail)
+        assert data == (json.dumps(body, sort_keys=True, indent=1) + "\n").encode("ascii")
+    other = dataclasses.replace(PACK, provenance=dataclasses.replace(PACK.provenance, triton="\u00e9"))
+    assert write(other)[FILE_NAME].isascii()
+
+
+def test_files() -> None:
+    """Every file of the pack is listed once, the kernels' list with them."""
+    assert sorted(file.path for file in files(PACK)) == [
+        "images/one.cubin",
+        "images/one.ptx",
+        "images/two.cubin",
+        KERNELS_NAME,
+        "launcher.c",
+        "launcher.h",
+        "libaotmm_sm80.so",
+    ]
+
+
+def test_names_of_configs() -> None:
+    """A config's short text has every number that differs from "not given"."""
+    assert str(Config(64, 128, 32, 8, 3, 4)) == "64x128x32_g8_s3_w4"
+    assert str(Config(64, 128, 32, 8, 3, 4, 2, 16, 2)) == "64x128x32_g8_s3_w4_e2_i16_p2"
+
+
+# --------------------------------------------------------------------------------------------------- what is wrong
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not a manifest: "),
+        (b"\xff", "not a manifest: "),
+        (b"null", "not a manifest: expected an object"),
+        (b"[]", "not a manifest: expected an object"),
+        (b"{" * 10, "not a manifest: "),
+        (b"[" * 200_000, "not a manifest: "),
+        (b'{"a": ' * 200_000, "not a manifest: "),
+        (b'{"format": 1, "format": 1}', "a key twice in ['format', 'format']"),
+        (b'{"format": NaN}', "number NaN is not an integer"),
+        (b'{"format": -Infinity}', "number -Infinity is not an integer"),
+        (b'{"format": 1.0}', "number 1.0 is not an integer"),
+        (b'{"format": 1e2}', "number 1e2 is not an integer"),
+        (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
+        (b"{}", "pack format None, this version of aotmm reads 1"),
+        (b'{"format": 2}', "pack format 2, this version of aotmm reads 1; install the aotmm that wrote the pack"),
+        (b'{"format": "1"}', "pack format '1', this version"),
+        (b'{"format": [1]}', "pack format [1], this version"),
+        (b'{"format": 1}', "digest None is not a sha256"),
+        (b'{"format": 1, "digest": 3}', "digest 3 is not a sha256"),
+        (b'{"format": 1, "digest": ""}', "digest '' is not a sha256"),
+        (b'{"format": 1, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
+        (b'{"format": 1, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
+        (
+            b" " * (MAX_MANIFEST_BYTES + 1),
+            f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
+        ),
+    ],
+    ids=range(23),
+)
+def test_what_is_no_manifest(data: bytes, words: str) -> None:
+    """Strict JSON, a known format version and a digest come before anything else; the message says what is wrong."""
+    assert words in refused(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body.update(format=True), "format: expected int, found True"),
+        (lambda body: body.update(more=1), "unknown keys ['more'], missing keys []"),
+        (lambda body: body.pop("host"), "unknown keys [], missing keys ['host']"),
+        (lambda body: body.update(host=3), "host: expected str, found 3"),
+        (lambda body: body.update(host=None), "host: expected str, found None"),
+        (lambda body: body.update(arch="sm99"), "arch 'sm99' is unknown; known: sm80, sm90, gfx90a"),
+        (lambda body: body.update(arch=["sm80"]), "arch ['sm80'] is unknown"),
+        (lambda body: body.update(sources={}), "sources: expected a list, found {}"),
+        (lambda body: body.update(provenance=[]), "provenance: expected an object, found list"),
+        (lambda body: body["provenance"].pop("triton"), "provenance: unknown keys [], missing keys ['triton']"),
+        (lambda body: body["provenance"].update(line_info=0), "provenance: line_info: expected bool, found 0"),
+        (lambda body: body["library"].update(bytes=-1), "library: bytes: expected int, found -1"),
+        (lambda body: body["library"].update(bytes=2**53), f"library: bytes: expected int, found {2**53}"),
+        (lambda body: body["library"].update(bytes=True), "library: bytes: expected int, found True"),
+        (lambda body: body["library"].update(bytes="3"), "library: bytes: expected int, found '3'"),
+        (lambda body: body["library"].update(bytes=MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes, at most"),
+        (lambda body: body["sources"][1].update(sha256=None), "sources[1]: sha256: expected str, found None"),
+        (lambda body: body["sources"].append(body["sources"][0]), "two files have the same path"),
+        (lambda body: body["kernels_file"].update(path="launcher.c"), "two files have the same path"),
+    ],
+)
+def test_wrong_head(change: Change, words: str) -> None:
+    """A manifest.json with a right digest is still refused for anything that does not belong there."""
+    assert words in refused(changed_head(change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda body: body.update(more=1), "[0]: unknown keys ['more'], missing keys []"),
+        (lambda body: body.pop("key"), "[0]: unknown keys [], missing keys ['key']"),
+        (lambda body: body.update(threads=-1), "[0]: threads: expected int, found -1"),
+        (lambda body: body.update(ptx={}), "[0]: ptx: unknown keys []"),
+        (lambda body: body.update(image=None), "[0]: image: expected an object, found NoneType"),
+        (lambda body: body.update(name="two"), "two kernels have the same name"),
+        (lambda body: body.update(dtype_a="fp64"), "[0]: dtype_a 'fp64' is unknown; known: fp16, bf16"),
+        (lambda body: body.update(dtype_b=16), "[0]: dtype_b 16 is unknown"),
+        (lambda body: body.update(dtype_c="fp8e5"), "[0]: dtype_c 'fp8e5' is unknown; known: fp16, bf16, fp32"),
+        (lambda body: body.update(layout="xx"), "[0]: layout 'xx' is unknown; known: nn, nt, tn, tt, any"),
+        (lambda body: body.update(activation="gelu"), "[0]: activation 'gelu' is unknown; known: none, leaky_relu"),
+        (lambda body: body["config"].update(block_m="64"), "[0]: config: block_m: expected int, found '64'"),
+        (
+            lambda body: body["parameters"][1].update(value="Q"),
+            "[0]: parameters[1]: value 'Q' is unknown; known: a_ptr",
+        ),
+        (lambda body: body["promises"][0].update(value="Q"), "[0]: promises[0]: value 'Q' is unknown; known: a_ptr"),
+        (lambda body: body["promises"][0].update(relation="above"), "relation 'above' is unknown; known: equals"),
+        (lambda body: body["attributes"][0].update(name="fast"), "name 'fast' is unknown; known: cooperative"),
+        (
+            lambda body: body["attributes"][0].update(value=[1, 1]),
+            "attributes[0]: value: expected a list, found [1, 1]",
+        ),
+        (lambda body: body["attributes"][0].update(value=[1, 1, -1]), "value[2]: expected int, found -1"),
+        (lambda body: body["image"].update(path="launcher.c"), "two files have the same path"),
+        (lambda body: body["image"].update(path="images/two.cubin"), "two files have the same path"),
+        (lambda body: body["image"].update(bytes=MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes, at most"),
+    ],
+)
+def test_wrong_kernel(change: Change, words: str) -> None:
+    """A kernels.json is refused for anything that does not belong there, with the kernel and the field."""
+    assert words in refused(HEAD, changed_kernels(change))
+
+
+@pytest.mark.parametrize(
+    "data", [b"{}", b"null", b"3", b"[3]", b"[[]]", b'[{"name": 1, "name": 1}]', b"[NaN]", b"[0.5]"]
+)
+def test_what_is_no_list_of_kernels(data: bytes) -> None:
+    """A kernels.json that is not a strict list of objects is refused."""
+    assert refused(HEAD, data)
+
+
+@pytest.mark.parametrize("path", WRONG_PATHS, ids=range(len(WRONG_PATHS)))
+def test_paths_stay_inside_the_pack(path: str) -> None:
+    """A file outside the pack, or with a name that could be mistaken, is refused in both files."""
+    words = f"file {path!r} is not a plain path inside the pack"
+    assert words in refused(changed_head(lambda body: body["library"].update(path=path)))
+    assert words in refused(changed_head(lambda body: body["sources"][0].update(path=path)))
+    assert words in refused(changed_head(lambda body: body["kernels_file"].update(path=path)))
+    assert words in refused(HEAD, changed_kernels(lambda body: body["image"].update(path=path)))
+    assert words in refused(HEAD, changed_kernels(lambda body: body["ptx"].update(path=path)))
+
+
+def test_altered_but_well_formed() -> None:
+    """A change of one value is seen by the digest."""
+    altered = HEAD.replace(b"ptxas 12.9.86", b"ptxas 12.9.87")
+    assert altered != HEAD
+    assert "the file was altered" in refused(altered)
+    assert "the file was altered" in refused(HEAD.replace(b"\n", b"\r\n"))
+    assert "the file was altered" in refused(HEAD + b" ")
+
+
+def test_truncated() -> None:
+    """A manifest.json that was cut anywhere is refused; so is a list of kernels."""
+    for size in range(0, len(HEAD), 97):
+        refused(HEAD[:size])
+    for size in range(0, len(KERNELS) - 2, 97):
+        refused(HEAD, KERNELS[:size])
+
+
+@FUZZ
+@given(flips=st.lists(st.tuples(st.integers(0, len(HEAD) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_flipped_bytes_of_the_head(flips: list[tuple[int, int]]) -> None:
+    """No alteration of manifest.json is accepted, and none raises anything else."""
+    data = bytearray(HEAD)
+    for place, bits in flips:
+        data[place] ^= bits
+    if data != HEAD:
+        refused(bytes(data))
+
+
+@FUZZ
+@given(flips=st.lists(st.tuples(st.integers(0, len(KERNELS) - 1), st.integers(1, 255)), min_size=1, max_size=4))
+def test_flipped_bytes_of_the_kernels(flips: list[tuple[int, int]]) -> None:
+    """An altered kernels.json, which the head's digest would refuse, raises at most an ArtifactError when parsed."""
+    data = bytearray(KERNELS)
+    for place, bits in flips:
+        data[place] ^= bits
+    try:
+        read(HEAD, bytes(data))
+    except ArtifactError as error:
+        assert str(error).startswith(WHERE)  # noqa: PT017 - it need not be raised
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@FUZZ
+@given(key=st.sampled_from([field.name for field in dataclasses.fields(Head)]), value=VALUES)
+def test_any_value_in_any_field(key: str, value: object) -> None:
+    """Whatever JSON value stands in a field of the head, only an ArtifactError can come of it."""
+    body = json.loads(HEAD) | {key: value}
+    try:
+        read(sealed(body) if key != "digest" else json.dumps(body).encode())
+    except ArtifactError as error:
+        assert str(error).startswith(WHERE)  # noqa: PT017 - it need not be raised
+
+
+def test_format_number() -> None:
+    """The format version is the one that docs/format.md describes."""
+    assert FORMAT == 1
