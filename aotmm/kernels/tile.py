@@ -88,7 +88,7 @@ def tile(
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
 
-    if ACC != tl.int32:
+    if a_ptr.dtype.element_ty != tl.int8:
         acc = finish(
             acc,
             bias_ptr + z * stride_bias_z,

@@ -56,13 +56,11 @@ def epilogue_for(
     if dice.random() < 0.5:
         of_bias = shape[-1:] if dice.random() < 0.5 else shape
         bias = torch.randint(-64, 65, of_bias, generator=generator, device="cuda").to(output)
-    scales = {}
-    if dice.random() < 0.3:
-        scales["scale_a"] = torch.full((), 0.5, device="cuda")
+    scale_a = torch.full((), 0.5, device="cuda") if dice.random() < 0.3 else None
+    scale_b = None
     if dice.random() < 0.3 and len(shape) == len("MN"):
-        exponents = torch.randint(-2, 1, (1, shape[1]), generator=generator, device="cuda")
-        scales["scale_b"] = exponents.float().exp2()
-    return Epilogue(activation, 0.125, bias, **scales)
+        scale_b = torch.randint(-2, 1, (1, shape[1]), generator=generator, device="cuda").float().exp2()
+    return Epilogue(activation, 0.125, bias, scale_a, scale_b)
 
 
 def options_of(epilogue: Epilogue) -> dict[str, Any]:

@@ -60,15 +60,15 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
         exponents = torch.randint(-2, 1, shape, generator=generator, device=device_).float()
         return exponents.exp2() if exact else torch.rand(shape, generator=generator, device=device_) + 0.5
 
-    scales = {"scale_a": factors(m, 1), "scale_b": factors(1, n)} if turn % 4 == 1 else {}
+    scale_a, scale_b = (factors(m, 1), factors(1, n)) if turn % 4 == 1 else (None, None)
     if kernel.epilogue == "none":
-        return Epilogue(**scales)
+        return Epilogue(scale_a=scale_a, scale_b=scale_b)
     shape = (n,) if turn % 4 == 1 else (m, n)
     bias = torch.randint(-64, 65, shape, generator=generator, device=device_).to(torch_dtype(kernel.dtype_c))
     names = [name for name, least in ACTIVATIONS.items() if EPILOGUES.index(least) <= EPILOGUES.index(kernel.epilogue)]
     if exact:
         names = [name for name in names if ACTIVATIONS[name] != "smooth"]
-    return Epilogue(names[turn // 2 % len(names)], 0.125, bias, **scales)
+    return Epilogue(names[turn // 2 % len(names)], 0.125, bias, scale_a, scale_b)
 
 
 def run(
