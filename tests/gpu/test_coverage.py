@@ -201,7 +201,7 @@ def test_nan_and_inf(lib: Library) -> None:
         "sigmoid": torch.sigmoid,
         "tanh": torch.tanh,
     }.items():
-        got, want = lib.matmul(a, b, activation=name, out_dtype=torch.float32), reference(product)
+        got, want = lib.matmul(a, b, activation=name, out_dtype=torch.float32), reference(product)  # type: ignore[no-untyped-call]
         assert (got.isnan() == want.isnan()).all(), name
         assert (got.isinf() == want.isinf()).all(), name
 

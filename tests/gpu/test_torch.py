@@ -1,0 +1,74 @@
+"""torch's own tests of operators, as its users would run them: opcheck, and the sample inputs of its matmul family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from aotmm.runtime.library import Library
+from tests.gpu.judge import U_ACC, U_OUT
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# torch's operators that are products, and how the library says the same.
+PRODUCTS = ("matmul", "mm", "bmm", "mv", "__rmatmul__", "addmm", "nn.functional.linear")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [
+        (((5, 7), (7, 9)), {}),
+        (((2, 5, 7), (2, 7, 9)), {}),
+        (((5, 7), (7, 9), (9,)), {"activation": 3, "out_dtype": 0}),
+    ],
+    ids=["matrices", "batches", "epilogue"],
+)
+def test_opcheck(lib: Library, shapes: tuple[tuple[int, ...], ...], options: dict[str, int]) -> None:
+    """torch.library.opcheck finds nothing wrong with schema, fake kernel and dispatch of both overloads."""
+    assert lib.packs
+    arguments = tuple(torch.randn(shape, device="cuda").half() for shape in shapes)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.aotmm.mm.default, arguments, options, test_utils=tests)
+    out = torch.empty_like(torch.ops.aotmm.mm(*arguments, **options))
+    options = {name: value for name, value in options.items() if name != "out_dtype"}
+    torch.library.opcheck(torch.ops.aotmm.mm.out, arguments, {**options, "out": out}, test_utils=tests[:2])
+
+
+def ours(lib: Library, name: str, sample: object) -> torch.Tensor | None:
+    """The library's answer for one of torch's sample inputs, None where it asks for what the library does not have."""
+    first, arguments, options = sample.input.detach(), sample.args, sample.kwargs  # type: ignore[attr-defined]
+    tensors = [value.detach() for value in arguments if isinstance(value, torch.Tensor)]
+    with torch.no_grad():
+        if name == "addmm":
+            if options.get("alpha", 1) != 1 or options.get("beta", 1) != 1:
+                return None
+            return lib.matmul(*tensors, bias=first.expand(tensors[0].shape[0], tensors[1].shape[1]))
+        if name == "nn.functional.linear":
+            return lib.matmul(
+                first, tensors[0].mT if tensors[0].dim() > 1 else tensors[0], bias=(tensors + [None, None])[1]
+            )
+        if name == "__rmatmul__":
+            return lib.matmul(tensors[0], first)
+        return lib.matmul(first, tensors[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_sample_inputs(lib: Library, name: str, dtype: torch.dtype) -> None:
+    """Every sample input that torch keeps for its products gives torch's shape, and its value within the bound."""
+    (info,) = (entry for entry in op_db if entry.name == name and not entry.variant_test_name)
+    done = 0
+    for sample in info.sample_inputs("cuda", dtype):  # type: ignore[no-untyped-call]
+        got = ours(lib, name, sample)
+        if got is None:
+            continue
+        inputs, arguments = sample.input.double(), [x.double() if torch.is_tensor(x) else x for x in sample.args]
+        want = info.op(inputs, *arguments, **sample.kwargs).detach()
+        spread = info.op(inputs.abs(), *(x.abs() if torch.is_tensor(x) else x for x in arguments), **sample.kwargs)
+        assert got.shape == want.shape
+        assert got.dtype is dtype
+        k = 64 * U_ACC  # no sample is longer
+        bound = k * spread.detach() + U_OUT[dtype] * (want.abs() + k * spread.detach()) + 2.0**-25
+        assert ((got.double() - want).abs() <= bound).all()
+        done += 1
+    assert done >= 1
