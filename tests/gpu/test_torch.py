@@ -44,9 +44,8 @@ def ours(lib: Library, name: str, sample: object) -> torch.Tensor | None:
                 return None
             return lib.matmul(*tensors, bias=first.expand(tensors[0].shape[0], tensors[1].shape[1]))
         if name == "nn.functional.linear":
-            return lib.matmul(
-                first, tensors[0].mT if tensors[0].dim() > 1 else tensors[0], bias=(tensors + [None, None])[1]
-            )
+            weight, bias = (*tensors, None)[:2]
+            return lib.matmul(first, weight.mT if weight.dim() > 1 else weight, bias=bias)
         if name == "__rmatmul__":
             return lib.matmul(tensors[0], first)
         return lib.matmul(first, tensors[0])
