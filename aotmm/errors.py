@@ -1,9 +1,7 @@
 """Errors of every step, one class per way out, each with its own exit code for the command line."""
 
 from __future__ import annotations
-
-import importlib.metadata
-import re
+import shlex
 
 
 class AotmmError(Exception):
@@ -70,8 +68,15 @@ class DriverError(AotmmError):
 
 def build_extra_missing(what: str) -> CompileError:
     """The error for a build without `what`, a library of the build extra: how to install all of them."""
-    lines = [line for line in importlib.metadata.requires("aotmm") or [] if re.search(r"extra == .build.$", line)]
-    wanted = " ".join(line.partition(";")[0].strip() for line in lines if "python_version" not in line)
+    try:
+        required = importlib.metadata.requires("aotmm") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+        return CompileError(f"aotmm build needs {what}; in a checkout, make artifacts installs all that a build needs")
+    import importlib.metadata
+    import re  # both only here, `import aotmm` should be quick
+
+    lines = [line for line in required if re.search(r"extra == .build.$", line)]
+    wanted = shlex.join(line.partition(";")[0].strip() for line in lines if "python_version" not in line)
     return CompileError(
         f"aotmm build needs {what}; in an environment without torch, whose CUDA builds pin another Triton: "
         f"pip install {wanted}"

@@ -187,7 +187,7 @@ _WORDS: dict[tuple[type, str], tuple[str, ...]] = {
     (Head, "arch"): tuple(TARGETS),
     (Kernel, "dtype_a"): tuple(DTYPES),
     (Kernel, "dtype_b"): tuple(DTYPES),
-    (Kernel, "dtype_c"): tuple(row.output for row in DTYPES.values()),
+    (Kernel, "dtype_c"): tuple(dict.fromkeys(row.output for row in DTYPES.values())),
     (Kernel, "layout"): (*LAYOUTS, "any"),
     (Kernel, "epilogue"): EPILOGUES,
     (Parameter, "value"): VALUES,

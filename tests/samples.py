@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+
+import pytest
 
 from aotmm.manifest import (
     FORMAT,
@@ -22,6 +25,17 @@ def file(path: str, data: bytes = b"") -> File:
     return File(path, hashlib.sha256(data).hexdigest(), len(data))
 
 
+def installed(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes aotmm look installed with a build extra of two libraries; what a message has to say of them."""
+    lines = ["click>=8.1", 'triton==3.9.0; extra == "build"', "jinja2>=3.1 ; extra == 'build'"]
+    lines += ['tomli>=2; python_version < "3.11" and extra == "build"', 'pytest; extra == "test"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _name: lines)
+    return (
+        "; in an environment without torch, whose CUDA builds pin another Triton: "
+        "pip install triton==3.9.0 'jinja2>=3.1'"
+    )
+
+
 def kernel(name: str, *, ptx: bool = False) -> Kernel:
     """A kernel with something in every field."""
     return Kernel(
@@ -33,7 +47,8 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         dtype_b="fp16",
         dtype_c="fp32",
         layout="nt",
-        activation="leaky_relu",
+        epilogue="linear",
+        fast_accum=True,
         config=Config(64, 128, 32, 8, 3, 4, 2, 16, 2),
         threads=128,
         num_ctas=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import platform
 import subprocess
@@ -19,8 +20,9 @@ from click.testing import CliRunner, Result
 import aotmm
 from aotmm import manifest, report
 from aotmm.cli import INTERRUPTED, main
-from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError
+from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError, build_extra_missing
 from aotmm.manifest import Config, File, Kernel, Manifest, Parameter, Promise, Provenance
+from tests.samples import installed
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
@@ -52,7 +54,8 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             dtype_b="fp16",
             dtype_c="fp16",
             layout="nn",
-            activation="none",
+            epilogue="none",
+            fast_accum=False,
             config=Config(128, 256, 64, 8, 3, 8),
             threads=256,
             num_ctas=1,
@@ -234,9 +237,20 @@ def test_build_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(aotmm, "build", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
+    advice = installed(monkeypatch)
     result = run("build", "--arch", "sm80")
     assert result.exit_code == CompileError.exit_code
-    assert 'error: aotmm build needs the build extra: pip install "aotmm[build]"' in result.stderr
+    assert result.stderr == f"error: aotmm build needs jinja2{advice}\n"
+
+
+def test_build_extra_of_a_bare_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where aotmm is on the path without being installed, nobody knows its extras: make does."""
+
+    def refuse(name: str) -> list[str]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", refuse)
+    assert "aotmm build needs Triton; in a checkout, make artifacts" in str(build_extra_missing("Triton"))
 
 
 # -------------------------------------------------------------------------------------------------------- list
@@ -263,7 +277,8 @@ def test_list_json(packs: Path) -> None:
         "dtype_b": "fp16",
         "dtype_c": "fp16",
         "layout": "nn",
-        "activation": "none",
+        "epilogue": "none",
+        "fast_accum": False,
         "config": dataclasses.asdict(Config(128, 256, 64, 8, 3, 8)),
         "registers": 242,
         "spill_bytes": 12,

@@ -10,24 +10,32 @@ from aotmm.problem import (
     ATTRIBUTES,
     DTYPE_CODES,
     DTYPES,
+    EPILOGUES,
+    INPUTS,
     LAYOUTS,
     OUTPUTS,
     RELATIONS,
     STATED_VALUES,
     VALUES,
-    dtype,
+    input_types,
     unit_strides,
 )
 
 
 def test_numbers_of_the_c_interface() -> None:
     """The numbers that compiled programs know stay what they are; lists only grow at the end."""
-    assert DTYPE_CODES[:6] == ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4")
-    assert ACTIVATIONS[:2] == ("none", "leaky_relu")
+    assert DTYPE_CODES[:8] == ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "int8", "int32")
+    names = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
+    assert tuple(ACTIVATIONS)[:8] == names
+    assert EPILOGUES[:3] == ("none", "linear", "smooth")
     assert RELATIONS[:3] == ("equals", "multiple_of", "below")
     assert VALUES[:6] == ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")
     assert VALUES[6:12] == ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
-    assert VALUES[STATED_VALUES:][:3] == ("a_extent", "b_extent", "c_extent")
+    assert VALUES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
+    assert VALUES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
+    assert VALUES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
+    assert VALUES[24:27] == ("activation", "allow_tf32", "fast_accum")
+    assert VALUES[STATED_VALUES:] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
 
 
 def test_ids_of_the_driver() -> None:
@@ -38,17 +46,39 @@ def test_ids_of_the_driver() -> None:
 @pytest.mark.parametrize("name", DTYPES)
 def test_types(name: str) -> None:
     """Each type is stored as itself or as another of the same size, and gives an output type that there is."""
-    row = dtype(name)
+    row = DTYPES[name]
     assert row.name == name
     assert row.storage == ("fp32" if name == "tf32" else name)
     assert DTYPES[row.storage].bytes == row.bytes
-    assert row.output in OUTPUTS
+    assert row.output == "int32" if name.startswith("int") else row.output in OUTPUTS
+    assert DTYPES[row.output].output == row.output
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_input_types(name: str) -> None:
+    """Each input type is one element type for both operands, or one for each; the first decides the output."""
+    a, b = input_types(name)
+    assert name == (a if a == b else f"{a}-{b}")
+    assert a in DTYPES
+    assert b in DTYPES
+    assert DTYPES[a].output == DTYPES[b].output
+    assert "int32" not in (a, b)
+
+
+def test_epilogues_by_activation() -> None:
+    """Each activation names the least epilogue that has it; the identity needs none."""
+    assert set(ACTIVATIONS.values()) <= set(EPILOGUES)
+    assert [name for name, least in ACTIVATIONS.items() if least == "none"] == ["none"]
+    assert [name for name, least in ACTIVATIONS.items() if least == "linear"] == ["relu", "leaky_relu"]
 
 
 def test_unknown_type() -> None:
     """An unknown type is told with those that there are."""
-    with pytest.raises(SpecError, match=f"unknown dtype 'fp64'; known: {', '.join(DTYPES)}"):
-        dtype("fp64")
+    with pytest.raises(SpecError, match=f"unknown dtype 'fp64'; known: {', '.join(INPUTS)}"):
+        input_types("fp64")
+    for name in ("int32", "fp16-bf16", "fp8e4-fp8e4", "fp16-", "-fp16", ""):
+        with pytest.raises(SpecError, match=f"unknown dtype '{name}'"):
+            input_types(name)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotmm.errors import SpecError
-from aotmm.problem import DTYPES
+from aotmm.problem import INPUTS
 from aotmm.target import TARGETS, target, ways_to_run
 
 
@@ -17,7 +17,8 @@ def test_rows(name: str) -> None:
     assert (row.backend, row.image, row.warp_size) in {("cuda", "cubin", 32), ("hip", "hsaco", 64)}
     assert name == (f"sm{row.triton_arch}" if row.backend == "cuda" else row.triton_arch)
     assert row.capability == (divmod(int(name[2:]), 10) if row.backend == "cuda" else None)
-    assert set(row.dtypes) <= DTYPES.keys()
+    assert set(row.dtypes) <= set(INPUTS)
+    assert row.fast_accum == (name == "sm90")
     assert row.backend == "cuda" or (row.ptx_version, row.min_driver) == (None, 0)
     assert row.executed_on
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aotmm.target import TARGETS, ways_to_run
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 _WAYS = ("exact", "compatible", "ptx")
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A GPU: torch's ordinal, the product's name, and its arch spelled like a target ("sm90", "gfx90a")."""
 
     ordinal: int

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(NamedTuple):
     """Tensors of 2 or 3 dimensions: a ([batch,] M, K), b ([batch,] K, N), out and perhaps bias ([batch,] M, N)."""
 
     a: torch.Tensor

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TINY = """
 dtypes = ["fp16"]
 layouts = ["nn"]
-activations = ["none"]
+epilogues = ["none"]
 source = "tests"
 
 [[config]]

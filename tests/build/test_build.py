@@ -23,7 +23,7 @@ ARCHS = ("sm80", "gfx90a")
 CONFIGS = """
 dtypes = ["fp16"]
 layouts = ["nn", "tt"]
-activations = ["none"]
+epilogues = ["none"]
 source = "tests"
 
 [[config]]
@@ -132,13 +132,13 @@ def test_tutorial_kernels_that_no_gpu_could_run(tmp_path: Path) -> None:
             for variant in variants(config_set("tutorial"), TARGETS[report.arch], ("fp16",))
             if (variant.config.block_m, variant.config.block_n, variant.config.block_k) in TOO_LARGE
         }
-        assert len(dropped) == 2 * len(TOO_LARGE)  # both activations
+        assert len(dropped) == 2 * len(TOO_LARGE)  # both epilogues
         for reason in dropped.values():
             needed = int(reason.split()[1])
             assert reason == f"needs {needed} B of shared memory, {report.arch} has {limit} B"
             assert needed > limit
         assert not dropped.keys() & {kernel.name for kernel in kernels}
-        assert report.kernels == len(kernels) == 2 * 2 * 16 + 2 * 2 - len(dropped)
+        assert report.kernels == len(kernels) == 2 * 2 * 16 + 2 - len(dropped)
         assert max(kernel.shared_bytes for kernel in kernels) <= limit
 
 
@@ -235,9 +235,9 @@ def test_kernel_that_does_not_compile(packs: Path, configs: str, tmp_path: Path)
     root = checkout(tmp_path / "sources")
     path = root / "aotmm" / "kernels" / "tile.py"
     text = path.read_text()
-    marker = "    pid = tl.program_id(0)\n"
+    marker = "    tiles_m = tl.cdiv(M, BLOCK_M)\n"
     assert marker in text
-    path.write_text(text.replace(marker, f'    tl.static_assert(ACTIVATION == "gelu", "no such thing")\n{marker}'))
+    path.write_text(text.replace(marker, f'    tl.static_assert(EPILOGUE == "gelu", "no such thing")\n{marker}'))
     before = content(packs / "gfx90a")
     result = run_python(BUILD, configs, packs, "2", "022", "0", "gfx90a", root=root)
     assert result.returncode == 1

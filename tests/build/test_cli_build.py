@@ -29,7 +29,7 @@ COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='ao
 HEADER = """
 dtypes = ["fp16"]
 layouts = ["nn"]
-activations = ["none"]
+epilogues = ["none"]
 source = "tests"
 """
 TILE = """

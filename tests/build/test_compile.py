@@ -22,8 +22,21 @@ from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.native.emulation import SHARED, emulators, own_process
+from tests.samples import installed
 
-FP16 = Variant(target("sm80"), "tile", "fp16", "fp16", "fp16", "nn", "none", Config(64, 64, 32, 8, 3, 4), "tests")
+FP16 = Variant(
+    target=target("sm80"),
+    family="tile",
+    dtype_a="fp16",
+    dtype_b="fp16",
+    dtype_c="fp16",
+    layout="nn",
+    aligned=True,
+    epilogue="none",
+    fast_accum=False,
+    config=Config(64, 64, 32, 8, 3, 4),
+    source="tests",
+)
 
 
 @pytest.mark.parametrize("arch", TARGETS)
@@ -65,11 +78,16 @@ def test_text_beside_the_image(arch: str) -> None:
         FP16,
         dataclasses.replace(FP16, layout="tt", dtype_c="fp32"),
         dataclasses.replace(FP16, layout="any"),
+        dataclasses.replace(FP16, layout="nt", aligned=False, epilogue="smooth"),
+        dataclasses.replace(FP16, dtype_a="int8", dtype_b="int8", dtype_c="int32", layout="tt"),
+        dataclasses.replace(
+            FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e5", layout="nt", epilogue="linear", fast_accum=True
+        ),
         dataclasses.replace(FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e4", layout="nt"),
         dataclasses.replace(FP16, dtype_a="tf32", dtype_b="tf32", dtype_c="fp32", layout="tn"),
         dataclasses.replace(FP16, target=target("gfx90a"), dtype_a="bf16", dtype_b="bf16", dtype_c="bf16"),
     ],
-    ids=lambda variant: f"{variant.target.name}-{variant.dtype_a}-{variant.layout}",
+    ids=lambda variant: f"{variant.target.name}-{variant.dtype_a}-{variant.layout}-{variant.epilogue}",
 )
 @own_process
 def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
@@ -106,12 +124,17 @@ def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
         expected |= {(f"{matrix}_extent", "below", 2**31) for matrix in "abc"}
     if variant.dtype_a == "tf32":
         expected.add(("allow_tf32", "equals", 1))
+    if variant.fast_accum:
+        expected.add(("fast_accum", "equals", 1))
     assert {(p.value, p.relation, p.operand) for p in entry.promises} == expected
     assert len(entry.promises) == len(expected)
     assert bool(narrow) == (variant.layout != "any")
+    assert bool([1 for _, relation, _ in expected if relation == "multiple_of"]) == (
+        variant.aligned and variant.layout != "any"
+    )
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"])
 def test_generic_kernels_promise_nothing(dtype: str) -> None:
     """The kernel that takes any product has no promise but the permission that tf32 needs."""
     kernels = [k for k in open_pack(default_pack("sm80")).manifest.kernels if (k.dtype_a, k.layout) == (dtype, "any")]
@@ -137,7 +160,10 @@ def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             changed(dtype_b="bf16"),
             changed(dtype_c="bf16"),
             changed(layout="nt"),
-            changed(activation="leaky_relu"),
+            changed(aligned=False),
+            changed(epilogue="linear"),
+            changed(epilogue="smooth"),
+            changed(fast_accum=True),
             changed(source="elsewhere"),
             *(
                 changed(config=dataclasses.replace(FP16.config, **{field.name: 1 + getattr(FP16.config, field.name)}))
@@ -190,8 +216,10 @@ def test_parameters_that_nobody_knows() -> None:
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Triton the error says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(CompileError, match=r'aotmm build needs Triton: pip install "aotmm\[build\]"'):
+    advice = installed(monkeypatch)
+    with pytest.raises(CompileError) as caught:
         compiling.toolchain()
+    assert str(caught.value) == f"aotmm build needs Triton{advice}"
 
 
 def test_options_are_the_targets() -> None:

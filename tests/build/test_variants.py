@@ -8,8 +8,9 @@ import pytest
 
 from aotmm.build.variants import BACKENDS, ConfigSet, config_set, set_names, variants
 from aotmm.errors import SpecError
+from aotmm.kernels import Variant
 from aotmm.manifest import Config
-from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS
+from aotmm.problem import EPILOGUES, INPUTS, LAYOUTS, OUTPUTS
 from aotmm.target import TARGETS, target
 
 # Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, num_stages, num_warps
@@ -79,11 +80,11 @@ def test_set_names() -> None:
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_tutorial_on_cuda(arch: str) -> None:
-    """The tutorial set has exactly the sixteen CUDA tiles of the tutorial, for fp16 and fp8, with both activations."""
+    """The tutorial set has exactly the sixteen CUDA tiles of the tutorial, for fp16 and fp8, with both epilogues."""
     found = [v for v in variants(config_set("tutorial"), target(arch)) if v.layout != "any"]
     assert {numbers(v.config) for v in found} == TUTORIAL_CUDA
-    assert {(v.dtype_a, v.activation, v.layout) for v in found} == {
-        (dtype, activation, "nn") for dtype in ("fp16", "fp8e5") for activation in ACTIVATIONS
+    assert {(v.dtype_a, v.epilogue, v.layout) for v in found} == {
+        (dtype, epilogue, "nn") for dtype in ("fp16", "fp8e5") for epilogue in ("none", "linear")
     }
     assert len(found) == 16 * 2 * 2
 
@@ -96,9 +97,11 @@ def test_tutorial_on_hip() -> None:
 
 
 def test_classic() -> None:
-    """The classic set is eight tiles and the generic kernel, with both activations: 18 kernels for fp16 on sm80."""
+    """The classic set is eight tiles with both epilogues and one generic kernel: 17 kernels for fp16 on sm80."""
     found = variants(config_set("classic"), target("sm80"), ("fp16",))
-    assert len(found) == 18
+    assert len(found) == 8 * 2 + 1
+    assert {v.epilogue for v in found if v.layout != "any"} == {"none", "linear"}
+    assert [v.epilogue for v in found if v.layout == "any"] == ["linear"]  # stands in for none
     tiles = {(*numbers(v.config)[:3], v.config.num_warps) for v in found if v.layout != "any"}
     assert tiles == CLASSIC
     assert {v.config.group_m for v in found} == {8}
@@ -106,14 +109,40 @@ def test_classic() -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_default(arch: str) -> None:
-    """The default set has each type of the arch in each layout, and a generic kernel for each output type."""
+    """The default set has each type of the arch in each layout, and one generic kernel for each output type.
+
+    16- and 32-bit types have every epilogue in every layout; mixed fp8 comes in its tensor cores' own layout alone.
+    """
     found = variants(config_set("default"), target(arch))
-    special = {(v.dtype_a, v.layout, v.activation) for v in found if v.layout != "any"}
-    generic = {(v.dtype_a, v.dtype_c, v.activation) for v in found if v.layout == "any"}
+    special = {(inputs(v), v.layout) for v in found if v.layout != "any" and v.aligned}
     dtypes = TARGETS[arch].dtypes
-    assert special == {(dtype, layout, act) for dtype in dtypes for layout in LAYOUTS for act in ACTIVATIONS}
-    assert generic == {(dtype, out, act) for dtype in dtypes for out in OUTPUTS for act in ACTIVATIONS}
+    assert special == {
+        (dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)
+    }
+    full = {(v.dtype_a, v.layout, v.epilogue) for v in found if v.layout != "any" and v.aligned}
+    assert full >= {
+        (dtype, layout, epilogue)
+        for dtype in ("fp16", "bf16", "fp32")
+        for layout in LAYOUTS
+        for epilogue in EPILOGUES
+    }
+    generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any")
+    assert generic == sorted(
+        (dtype, out, "none" if dtype == "int8" else "smooth")
+        for dtype in dtypes
+        for out in (("int32",) if dtype == "int8" else OUTPUTS)
+    )
+    narrow = {(v.dtype_a, v.layout) for v in found if not v.aligned}
+    assert narrow >= {(dtype, layout) for dtype in ("fp16", "bf16") for layout in LAYOUTS}
+    assert {v.target.name for v in found if v.fast_accum} <= {"sm90"}
+    assert {v.dtype_a[:3] for v in found if v.fast_accum} <= {"fp8"}
     assert all(v.source for v in found)
+
+
+def inputs(variant: Variant) -> str:
+    """The input type of a variant."""
+    same = variant.dtype_a == variant.dtype_b
+    return variant.dtype_a if same else f"{variant.dtype_a}-{variant.dtype_b}"
 
 
 @pytest.mark.parametrize("name", ["classic", "default", "tutorial"])
@@ -129,7 +158,41 @@ def test_types_instead_of_those_of_the_set(dtype: str) -> None:
     """Types that are asked for take the place of the set's own: its tiles are built for them."""
     found = variants(config_set("classic"), target("sm80"), (dtype,))
     assert {v.dtype_a for v in found} == {dtype}
-    assert len(found) == 18
+    assert len(found) == 17
+
+
+def test_int8_has_no_epilogue_and_one_output() -> None:
+    """Whatever a set asks for, int8 gives int32 as it is summed."""
+    found = variants(config_set("classic"), target("sm80"), ("int8",))
+    assert {(v.dtype_b, v.dtype_c, v.epilogue) for v in found} == {("int8", "int32", "none")}
+    assert len(found) == 8 + 1
+
+
+def test_mixed_types() -> None:
+    """A pair of types is built with the first for A and the second for B."""
+    found = variants(config_set("classic"), target("sm90"), ("fp8e4-fp8e5",))
+    assert {(v.dtype_a, v.dtype_b, v.dtype_c) for v in found} == {("fp8e4", "fp8e5", "fp16")}
+    assert all("_fp8e4_fp8e5_fp16_" in v.name for v in found)
+
+
+def test_fast_accumulation_is_for_tensor_cores_that_have_it(tmp_path: Path) -> None:
+    """An entry with fast_accum is built for Hopper only; its kernels are called so."""
+    text = 'source = "mine"\ndtypes = ["fp8e5"]\nlayouts = ["nt"]\nepilogues = ["none"]\n'
+    chosen = written(tmp_path, text + TILE + 'dtypes = ["fp8e5"]\nfast_accum = true\n')
+    found = [v for v in variants(chosen, target("sm90")) if v.layout != "any"]
+    assert [(v.name, v.fast_accum) for v in found] == [("tile_fp8e5_fp16_nt_64x64x32_g8_s3_w4_none_fast", True)]
+    for arch in ("sm80", "gfx90a"):
+        assert [v.layout for v in variants(chosen, target(arch))] == ["any"]
+
+
+def test_narrow_kernels(tmp_path: Path) -> None:
+    """An entry that is not aligned gives kernels of their own name, in its layouts."""
+    text = HEADER + 'dtypes = ["fp16"]\nlayouts = ["nn"]\nepilogues = ["none"]\n' + TILE + "aligned = false\n" + TILE
+    found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
+    assert [(v.name, v.aligned) for v in found] == [
+        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none", True),
+        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none_narrow", False),
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- files of others
@@ -139,7 +202,7 @@ def test_file(tmp_path: Path) -> None:
     source = "mine"
     dtypes = ["fp16", "bf16", "fp8e4"]
     layouts = ["nt"]
-    activations = ["none"]
+    epilogues = ["none"]
     """
     more = TILE + 'source = "another"\ndtypes = ["bf16"]\nlayouts = ["tn"]\noutputs = ["fp32"]\ngroup_m = 4\n'
     found = variants(written(tmp_path, text + TILE + more), target("sm80"))
@@ -162,11 +225,19 @@ def test_file(tmp_path: Path) -> None:
         (HEADER + "config = 3", "mine.toml: has no [[config]] entry"),
         (HEADER + "config = [3]", "mine.toml: config 1: expected a table, found 3"),
         (TILE, "mine.toml: config 1: source is missing"),
-        (HEADER + "tiles = 3" + TILE, "mine.toml: unknown field 'tiles'; known: activations, config, dtypes, layouts"),
+        (HEADER + "tiles = 3" + TILE, "mine.toml: unknown field 'tiles'; known: config, dtypes, epilogues, layouts"),
         (HEADER + 'dtypes = "fp16"' + TILE, "mine.toml: dtypes = 'fp16'; expected a list of: fp16, bf16, fp32"),
         (HEADER + "layouts = []" + TILE, "mine.toml: layouts = []; expected a list of: nn, nt, tn, tt"),
         (HEADER + 'dtypes = ["fp64"]' + TILE, "mine.toml: dtypes = 'fp64'; allowed: fp16, bf16, fp32, tf32"),
-        (HEADER + 'activations = ["gelu"]' + TILE, "mine.toml: activations = 'gelu'; allowed: none, leaky_relu"),
+        (HEADER + 'epilogues = ["gelu"]' + TILE, "mine.toml: epilogues = 'gelu'; allowed: none, linear, smooth"),
+        (HEADER + 'dtypes = ["fp16-bf16"]' + TILE, "mine.toml: dtypes = 'fp16-bf16'; allowed: fp16, bf16, fp32, tf32"),
+        (HEADER + TILE + "aligned = 1", "config 1: aligned = 1; allowed: true, false"),
+        (HEADER + TILE + 'fast_accum = "yes"', "config 1: fast_accum = 'yes'; allowed: true, false"),
+        (HEADER + TILE + "fast_accum = true", "config 1: fast_accum is for fp8; the entry needs dtypes, of fp8 alone"),
+        (
+            HEADER + TILE + 'fast_accum = true\ndtypes = ["fp8e4", "fp16"]',
+            "config 1: fast_accum is for fp8; the entry needs dtypes, of fp8 alone",
+        ),
         (HEADER + 'outputs = ["int8"]' + TILE, "mine.toml: outputs = 'int8'; allowed: fp16, bf16, fp32"),
         (HEADER + TILE + TILE + "block = 3", "mine.toml: config 2: unknown field 'block'; known: "),
         (HEADER + "[[config]]\nblock_m = 64", "mine.toml: config 1: block_n is missing"),
@@ -214,7 +285,7 @@ def test_unknown_set(name: str) -> None:
 def test_unknown_type() -> None:
     """An unknown type is told with all types, one that the arch lacks with those of the arch."""
     classic = config_set("classic")
-    with pytest.raises(SpecError, match=f"unknown dtype 'fp64'; known: {', '.join(DTYPES)}"):
+    with pytest.raises(SpecError, match=f"unknown dtype 'fp64'; known: {', '.join(INPUTS)}"):
         variants(classic, target("sm80"), ("fp64",))
     with pytest.raises(SpecError, match="dtype 'fp8e4' does not exist on sm80; it has: fp16, bf16, fp32"):
         variants(classic, target("sm80"), ("fp16", "fp8e4"))
