@@ -1,7 +1,6 @@
 """Errors of every step, one class per way out, each with its own exit code for the command line."""
 
 from __future__ import annotations
-import shlex
 
 
 class AotmmError(Exception):
@@ -68,13 +67,14 @@ class DriverError(AotmmError):
 
 def build_extra_missing(what: str) -> CompileError:
     """The error for a build without `what`, a library of the build extra: how to install all of them."""
+    import importlib.metadata  # these only here: `import aotmm` should be quick
+    import re
+    import shlex
+
     try:
         required = importlib.metadata.requires("aotmm") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
         return CompileError(f"aotmm build needs {what}; in a checkout, make artifacts installs all that a build needs")
-    import importlib.metadata
-    import re  # both only here, `import aotmm` should be quick
-
     lines = [line for line in required if re.search(r"extra == .build.$", line)]
     wanted = shlex.join(line.partition(";")[0].strip() for line in lines if "python_version" not in line)
     return CompileError(

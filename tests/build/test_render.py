@@ -137,7 +137,9 @@ def test_same_bytes_each_time() -> None:
 
 def test_missing_value_is_an_error() -> None:
     """A template never prints a value that is not there."""
-    incomplete: Any = SimpleNamespace(name="one", image=SimpleNamespace(sha256="0"), ptx=None)
+    incomplete: Any = SimpleNamespace(
+        name="one", dtype_a="fp16", fast_accum=False, image=SimpleNamespace(sha256="0"), ptx=None
+    )
     with pytest.raises(UndefinedError):
         render.source(target("sm80"), (incomplete,))
 
