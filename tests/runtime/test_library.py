@@ -54,7 +54,7 @@ X = torch.zeros(4, 8, dtype=torch.float16)
         (TypeError, r"out is \(4, 4\) float16 on cpu", (X, X.T), {"out": torch.zeros(4, 4, dtype=torch.float16)}),
         (TypeError, "takes tensors, found Tensor and list", (X, [1.0]), {}),
         (TypeError, "takes tensors, found NoneType and Tensor", (None, X), {}),
-        (TypeError, r"unknown out_dtype torch\.int8; known: .*torch\.float32", (X, X.T), {"out_dtype": torch.int8}),
+        (TypeError, r"unknown out_dtype torch\.int16; known: .*torch\.float32", (X, X.T), {"out_dtype": torch.int16}),
         (TypeError, "out has its own dtype", (X, X.T), {"out": X, "out_dtype": torch.float16}),
         (ValueError, "unknown activation 'swish'; known: None, 'relu', 'leaky_relu'", (X, X.T), {"activation": "swish"}),
         (ValueError, "unknown activation 'none'; known: None, 'relu'", (X, X.T), {"activation": "none"}),
