@@ -43,7 +43,7 @@ def ours(lib: Library, name: str, sample: object) -> torch.Tensor:
             bias = (first * options.get("beta", 1)).expand(tensors[0].shape[0], tensors[1].shape[1])
             return lib.matmul(*tensors, bias=bias, scale_a=alpha)
         if name == "nn.functional.linear":
-            weight, bias = (*tensors, None)[:2]
+            weight, bias = tensors[0], tensors[1] if len(tensors) > 1 else None
             return lib.matmul(first, weight.mT if weight.dim() > 1 else weight, bias=bias)
         if name == "__rmatmul__":
             return lib.matmul(tensors[0], first)

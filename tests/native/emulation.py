@@ -12,11 +12,12 @@ import importlib
 import mmap
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -30,12 +31,14 @@ from aotmm.problem import DTYPES
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
+from tests.native.truth import Epilogue, Judgement, judge, truth
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 ARCHS = ("sm80", "gfx90a")
 SPARSE_BYTES = 1 << 30
 MAP_NORESERVE = 0x4000  # Source: mmap(2), Linux; Python has it from 3.13 on
-STORAGE: dict[str, Any] = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32, "fp8e5": np.uint8}
+STORAGE: dict[str, Any] = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32, "int32": np.int32}
+FP8_SPECIAL = {"fp8e5": (0x7F, 0x7C, 0xFC)}  # NaN and infinities, which `numerics.encode` saturates
 
 Array = np.ndarray[Any, np.dtype[Any]]
 P = ParamSpec("P")
@@ -108,6 +111,11 @@ class Product:
 
     Attributes:
         dtype: the kernel's input type: "tf32" is fp32 operands with allow_tf32.
+        slope: of leaky_relu.
+        bias: "" for none, "vector" of N, or "matrix" of C's shape.
+        scales: "" for none, "tensor" for one factor each, "rows" for one per row of A and per column of B.
+        batch: how many matrices; `shared` gives all of them the same B, by a batch stride of 0.
+        gap: elements between the matrices of a batch, beside the padding.
         padding: elements between the rows of a row-major operand (the columns of a column-major one).
         offset: elements from a 16-byte boundary to the first element of each operand.
         step_c: elements from one column of C to the next.
@@ -123,6 +131,12 @@ class Product:
     out: str = "fp16"
     layout: str = "nn"
     activation: str = "none"
+    slope: float = 0.125
+    bias: str = ""
+    scales: str = ""
+    batch: int = 1
+    shared: bool = False
+    gap: int = 0
     padding: int = 0
     offset: int = 0
     step_c: int = 1
@@ -138,6 +152,7 @@ class Outcome:
     Attributes:
         det, prob: largest error relative to the deterministic and the probabilistic bound.
         mismatches: elements that are not bit-equal to the correctly rounded product.
+        seconds: what executing it took.
     """
 
     product: Product
@@ -146,11 +161,12 @@ class Outcome:
     prob: float = 0.0
     mismatches: int = 0
     complaints: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A matrix in memory: its elements (rows, cols), and the pieces of memory that a kernel may touch."""
+    """A batch of matrices in memory: elements (batch, rows, cols), and the pieces of memory that a kernel may touch."""
 
     view: Array
     buffers: tuple[Array, ...]
@@ -161,46 +177,45 @@ class Operand:
         return int(self.view.ctypes.data)
 
     @property
-    def strides(self) -> tuple[int, int]:
-        """Row and column stride in elements."""
-        rows, cols = self.view.strides
-        return rows // self.view.itemsize, cols // self.view.itemsize
+    def strides(self) -> tuple[int, int, int]:
+        """Batch, row and column stride in elements."""
+        batch, rows, cols = (stride // self.view.itemsize for stride in self.view.strides)
+        return batch, rows, cols
 
     def bytes_of_elements(self) -> Array:
         """The address of every byte of every element."""
-        rows, cols = (np.arange(size) * stride for size, stride in zip(self.view.shape, self.view.strides, strict=True))
-        elements = rows[:, None, None] + cols[:, None] + np.arange(self.view.itemsize)
+        batch, rows, cols = (
+            np.arange(size) * stride for size, stride in zip(self.view.shape, self.view.strides, strict=True)
+        )
+        elements = batch[:, None, None, None] + rows[:, None, None] + cols[:, None] + np.arange(self.view.itemsize)
         return np.asarray(self.address + elements).ravel()
 
 
 def place(values: Array, product: Product, *, transposed: bool, step: int = 1) -> Operand:
-    """`values` in memory as `product` wants it; what lies between them is NaN in every type.
+    """`values` (batch, rows, cols) in memory as `product` wants it; between them is NaN, in int8 -1.
 
     Operands of gigabytes take no memory but their elements: each row is a buffer of its own, nothing lies between.
     """
-    lines, length = values.shape[::-1] if transposed else values.shape
+    values = values.swapaxes(1, 2) if transposed else values
+    batch, lines, length = values.shape
     size = values.itemsize
     leading = length * step + product.padding
-    count = (lines - 1) * leading + (length - 1) * step + 1 if values.size else 1
+    pitch = lines * leading + product.gap
+    count = (batch - 1) * pitch + (lines - 1) * leading + (length - 1) * step + 1 if values.size else 1
     sparse = count * size > SPARSE_BYTES
     memory = _reserve(count * size) if sparse else np.full((count + product.offset) * size + 16, 0xFF, np.uint8)
     start = -memory.ctypes.data % 16 + product.offset * size
     buffer = memory[start : start + count * size].view(values.dtype)
-    view = as_strided(buffer, (lines, length), (leading * size, step * size))
-    view[...] = values.T if transposed else values
-    return Operand(view.T if transposed else view, tuple(view) if sparse else (buffer,))
+    view = as_strided(buffer, values.shape, (pitch * size, leading * size, step * size))
+    view[...] = values
+    rows = tuple(row for matrix in view for row in matrix)
+    return Operand(view.swapaxes(1, 2) if transposed else view, rows if sparse else (buffer,))
 
 
 def _reserve(size: int) -> Array:
     """Addresses for `size` bytes, without memory behind them until they are written."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
-
-
-def activate(values: Array, name: str) -> Array:
-    """The activation of exact fp32 sums, as fp32 arithmetic gives it."""
-    scaled = (np.float32(0.01) * values.astype(np.float32)).astype(np.float64)
-    return np.where(values >= 0, values, scaled) if name == "leaky_relu" else values
 
 
 @dataclass(slots=True)
@@ -210,86 +225,137 @@ class Case:
     product: Product
     a: Array = field(init=False)
     b: Array = field(init=False)
+    epilogue: Epilogue = field(init=False)
     operands: dict[str, Operand] = field(init=False)
 
     def __post_init__(self) -> None:
-        numerics, product = emulators("numerics"), self.product
+        product = self.product
         rng = np.random.default_rng(0)
-        if product.exact:
-            signed = product.activation != "none"
-            self.a, self.b, _ = numerics.integer_inputs(
-                product.M, product.N, product.K, product.dtype, product.out, signed=signed
-            )
-        else:
-            storage = DTYPES[product.dtype].storage  # tf32 kernels get all 23 bits and round them
-            a, b = rng.standard_normal((product.M, product.K)), rng.standard_normal((product.K, product.N))
-            self.a, self.b = numerics.encode(a * 2.0**product.scale, storage), numerics.encode(b, storage)
+        self.a, self.b = self._integers() if product.exact else self._random(rng)
         if product.special:
-            rows = numerics.encode(np.array([np.nan, np.inf, -np.inf]), DTYPES[product.dtype].storage)
-            self.a[[3, 5, 7], [1, 0, product.K - 1]] = rows
-        c = np.empty((product.M, product.N), STORAGE[product.out])
+            storage = DTYPES[product.dtype].storage
+            values = emulators("numerics").encode(np.array([np.nan, np.inf, -np.inf]), storage)
+            self.a[:, [3, 5, 7], [1, 0, product.K - 1]] = FP8_SPECIAL.get(storage, values)
+        c = np.empty((product.batch, product.M, product.N), STORAGE[product.out])
         c.view(np.uint8)[...] = 0xFF
         self.operands = {
             "A": place(self.a, product, transposed=product.layout[0] == "t"),
-            "B": place(self.b, product, transposed=product.layout[1] == "t"),
+            "B": place(self.b[:1] if product.shared else self.b, product, transposed=product.layout[1] == "t"),
             "C": place(c, product, transposed=False, step=product.step_c),
         }
+        self._place_epilogue(rng)
+
+    def _integers(self) -> tuple[Array, Array]:
+        product = self.product
+        a, b, _ = emulators("numerics").integer_inputs(
+            product.M,
+            product.N,
+            product.K,
+            product.dtype,
+            product.out,
+            batch=(product.batch,),
+            signed=product.activation != "none" or product.dtype == "int8",
+            accumulator_bits=31 if product.dtype == "int8" else 24,
+        )
+        return (a, np.repeat(b[:1], product.batch, axis=0)) if product.shared else (a, b)
+
+    def _random(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        numerics, product = emulators("numerics"), self.product
+        storage = DTYPES[product.dtype].storage  # tf32 kernels get all 23 bits and round them
+        a = rng.standard_normal((product.batch, product.M, product.K)) * 2.0**product.scale
+        b = rng.standard_normal((product.batch, product.K, product.N))
+        if product.shared:
+            b[:] = b[0]
+        if storage == "int8":
+            return (np.clip(np.round(values * 40), -128, 127).astype(np.int8) for values in (a, b))  # type: ignore[return-value]
+        return numerics.encode(a, storage), numerics.encode(b, storage)
+
+    def _place_epilogue(self, rng: np.random.Generator) -> None:
+        """Bias and scales: integers and powers of two where the result has to be exact; NaN lies around them."""
+        numerics, product = emulators("numerics"), self.product
+        bias = scale_a = scale_b = None
+        loose = replace(product, padding=3, offset=1, gap=2)
+        if product.bias:
+            shape = (product.batch, product.M if product.bias == "matrix" else 1, product.N)
+            bias = rng.integers(-64, 65, shape).astype(float) if product.exact else rng.standard_normal(shape)
+            bias[:] = bias if product.bias == "matrix" else bias[0]
+            stored = numerics.encode(bias, product.out)
+            bias = numerics.decode(stored, product.out)
+            self.operands["bias"] = place(stored if product.bias == "matrix" else stored[:1], loose, transposed=False)
+        if product.scales:
+            count_a, count_b = (product.M, product.N) if product.scales == "rows" else (1, 1)
+            factors = (
+                (2.0 ** rng.integers(-2, 1, size) if product.exact else rng.uniform(0.5, 2, size)).astype(np.float32)
+                for size in ((1, count_a, 1), (1, 1, count_b))
+            )
+            scale_a, scale_b = factors
+            self.operands["scale_a"] = place(scale_a, loose, transposed=False)
+            self.operands["scale_b"] = place(scale_b, loose, transposed=False, step=2)
+        self.epilogue = Epilogue(
+            product.activation,
+            product.slope,
+            bias,
+            None if scale_a is None else scale_a.astype(float),
+            None if scale_b is None else scale_b.astype(float),
+        )
 
     @property
     def problem(self) -> Problem:
         """What the launcher gets."""
-        product, (a, b, c) = self.product, self.operands.values()
+        product, operands = self.product, self.operands
+        a, b, c = (operands[name].strides for name in "ABC")
         storage = DTYPES[product.dtype].storage
+        bias, scale_a, scale_b = (operands.get(name) for name in ("bias", "scale_a", "scale_b"))
+        per_row = product.scales == "rows"
+        bias_strides = (0, 0, 1)
+        if bias is not None:
+            bias_strides = bias.strides if product.bias == "matrix" else (0, 0, bias.strides[2])
         return Problem(
-            product.M,
-            product.N,
-            product.K,
-            a.strides,
-            b.strides,
-            c.strides,
-            storage,
-            storage,
-            product.out,
-            product.activation,
-            a.address,
-            b.address,
-            c.address,
+            M=product.M,
+            N=product.N,
+            K=product.K,
+            strides_a=a[1:],
+            strides_b=b[1:],
+            strides_c=c[1:],
+            dtype_a=storage,
+            dtype_b=storage,
+            dtype_c=product.out,
+            activation=product.activation,
+            a_ptr=operands["A"].address,
+            b_ptr=operands["B"].address,
+            c_ptr=operands["C"].address,
             allow_tf32=product.dtype == "tf32",
+            batch=product.batch,
+            batch_strides=(a[0], 0 if product.shared else b[0], c[0]),
+            bias_ptr=bias.address if bias else 0,
+            bias_strides=bias_strides,
+            scale_a_ptr=scale_a.address if scale_a else 0,
+            scale_b_ptr=scale_b.address if scale_b else 0,
+            scale_strides=(
+                scale_a.strides[1] if scale_a and per_row else 0,
+                scale_b.strides[2] if scale_b and per_row else 0,
+            ),
+            slope=product.slope,
         )
 
     def buffers(self) -> list[tuple[str, Array, str]]:
         """All that a kernel may touch: nothing of A and B when K is 0, all of C once."""
-        names = "ABC" if self.product.K else "C"
         return [
             (f"{name}{number}", buffer, "w1" if name == "C" else "r")
-            for name in names
-            for number, buffer in enumerate(self.operands[name].buffers)
+            for name, operand in self.operands.items()
+            if self.product.K or name not in "AB"
+            for number, buffer in enumerate(operand.buffers)
         ]
 
-    def judge(self, arch: str) -> Any:
-        """The `numerics.Report` on what C holds now."""
+    def judge(self, arch: str) -> Judgement:
+        """How far from the truth is what C holds now."""
         numerics, product = emulators("numerics"), self.product
-        with np.errstate(invalid="ignore"):
-            sums = numerics.decode(self.a, product.dtype) @ numerics.decode(self.b, product.dtype)
-        expected, slack = None, np.zeros(1)
-        if product.activation != "none":
-            expected = activate(sums, product.activation) if product.exact else np.where(sums >= 0, sums, 0.01 * sums)
-        if product.activation != "none" and not product.exact:
-            slack = 2.0**-22 * np.abs(sums)  # two roundings in fp32
-        if product.dtype == "tf32" and not product.exact:
-            slack = slack + 2.0**-9 * np.abs(sums)  # operands are cut to 10 bits, which errs to one side
-        return numerics.check(
-            self.operands["C"].view,
-            self.a,
-            self.b,
-            dtype=product.dtype,
-            out=product.out,
-            exact=product.exact,
-            flushes=arch == "gfx90a",
-            u_acc=numerics.U_NEAREST,
-            expected=expected,
-            slack=slack,
-        )
+        with np.errstate(all="ignore"):
+            a, b = numerics.decode(self.a, product.dtype), numerics.decode(self.b, product.dtype)
+            x, want, bounds = truth(a, b, self.epilogue, dtype=product.dtype, flushes=arch == "gfx90a")
+            got = numerics.decode(self.operands["C"].view, product.out)
+            rounded = numerics.decode(numerics.encode(want, product.out), product.out)
+            return judge(got, rounded, want, x, bounds, product.out, product.activation)
 
     def stray_stores(self, stores: dict[str, Array]) -> int:
         """Bytes of C that were not stored exactly once, and bytes beside it that were stored."""
@@ -301,8 +367,14 @@ class Case:
             stray += int((stores[f"C{number}"] != wanted).sum())
         return stray
 
+    def complaints(self, found: Judgement) -> list[str]:
+        """What is wrong with a result, if anything."""
+        right = found.patterns and (found.mismatches == 0 if self.product.exact else max(found.det, found.prob) <= 1)
+        what = f"error/bound {found.det:.3f} (probabilistic {found.prob:.3f}), {found.mismatches} elements not bit-equal"
+        pattern = "" if found.patterns else ", NaN or infinities elsewhere"
+        return [] if right else [f"{what}{pattern}; worst {found.worst}"]
 
-# ----------------------------------------------------------------------------------------------------- the driver
+
 class Emulator:
     """A pack's launcher and a fake driver, both fresh. Only in a worker process; one at a time per backend."""
 
@@ -316,7 +388,7 @@ class Emulator:
 
     def run(self, product: Product, kernel: int | None = None) -> Outcome:
         """Executes `product` with kernel number `kernel`, or with the one that the launcher selects."""
-        case = Case(product)
+        case, begin = Case(product), time.perf_counter()
         self.driver.buffers = case.buffers()
         self.driver.launches.clear()
         name = "none"
@@ -330,15 +402,15 @@ class Emulator:
         except AotmmError as error:
             return Outcome(product, name, complaints=(str(error), *self.driver.faults, *self.driver.misuse))
         (launch,) = self.driver.launches
-        report = case.judge(self.arch)
+        found = case.judge(self.arch)
         complaints = [*self.driver.faults, *self.driver.misuse]
         if hashlib.sha256(launch.image).hexdigest() != self.kernels[kernel].image.sha256:
             complaints.append("another image than the pack's was launched")
         if stray := case.stray_stores(launch.stats.stores):
             complaints.append(f"{stray} bytes of C's memory are not stored as often as they should be")
-        if not report.ok:
-            complaints.append(report.message)
-        return Outcome(product, name, report.det, report.prob, report.mismatches, tuple(complaints))
+        complaints += case.complaints(found)
+        seconds = time.perf_counter() - begin
+        return Outcome(product, name, found.det, found.prob, found.mismatches, tuple(complaints), seconds)
 
     def selected(self, problem: Problem) -> Kernel:
         """The kernel that the launcher takes for `problem` on device 0."""
