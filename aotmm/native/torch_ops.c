@@ -278,6 +278,18 @@ static int read_factors(tensor_t handle, int32_t device, int32_t *dtype, int64_t
   return 0;
 }
 
+/* Is the bias the result's own elements, each read before it is written, or apart from it? */
+static int bias_is_safe(const aotmm_problem *p, int32_t bytes, const int64_t size[3], const int64_t stride[3]) {
+  matrix out = {.batch = p->batch, .rows = p->M, .cols = p->N, .z_stride = p->stride_cz, .row_stride = p->stride_cm,
+                .col_stride = p->stride_cn, .address = (uint64_t)p->c_ptr, .bytes = bytes};
+  matrix bias = {.batch = size[0], .rows = size[1], .cols = size[2], .z_stride = stride[0], .row_stride = stride[1],
+                 .col_stride = stride[2], .address = (uint64_t)p->bias_ptr, .bytes = bytes};
+  int same = p->bias_ptr == p->c_ptr && size[0] == p->batch && size[1] == p->M &&
+             (p->batch == 1 || stride[0] == p->stride_cz) && (p->M == 1 || stride[1] == p->stride_cm) &&
+             (p->N == 1 || stride[2] == p->stride_cn);
+  return same || !share_memory(&out, &bias);
+}
+
 static int set_epilogue(call *c) {
   aotmm_problem *p = &c->problem;
   int64_t size[3], stride[3];
@@ -287,6 +299,8 @@ static int set_epilogue(call *c) {
     if (dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
     if (size[2] != p->N || (size[1] != 1 && size[1] != p->M) || (size[0] != 1 && size[0] != p->batch))
       return fail(KIND_VALUE, "bias must be a vector of N or have the shape of the result");
+    if (!bias_is_safe(p, element_bytes[dtype], size, stride))
+      return fail(KIND_VALUE, "out shares memory with bias, and is not the same elements");
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
   if (c->scale_a) {

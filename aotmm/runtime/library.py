@@ -66,7 +66,7 @@ class Library:
 
         Takes the shapes that `torch.matmul` takes and copies nothing. Runs on the tensors' device, on torch's current
         stream there, without waiting for it. fp32 operands are multiplied in tf32 where
-        `torch.get_float32_matmul_precision()` is not "highest" and the arch has it.
+        torch's settings allow it (`torch.backends.cuda.matmul.fp32_precision` is "tf32") and the arch has it.
 
         Args:
             a: (..., M, K) or (K) of fp16, bf16, fp32, float8 or int8; any strides, any alignment.
@@ -97,7 +97,7 @@ class Library:
         try:
             if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
                 _refuse_gradient()
-            tf32 = a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+            tf32 = a.dtype is torch.float32 and _tf32_allowed()
             options = (code, slope, tf32, fast_accum, self._number)
             rank = a.dim()
             if rank != b.dim() or rank not in _RANKS:
@@ -169,7 +169,7 @@ class Library:
         if not found:
             raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
         code, slope = (0, 0.0) if activation is None else _activation(activation)
-        tf32 = a.dtype is torch.float32 and torch.get_float32_matmul_precision() != "highest"
+        tf32 = a.dtype is torch.float32 and _tf32_allowed()
         problem = ops.problem(found[0], scale_a, scale_b, tuple(ACTIVATIONS)[code], slope, tf32=tf32, fast=fast_accum)
         launcher = self.launcher(a.device.index)
         return launcher.explain(problem, launcher.device(a.device.index))
@@ -212,6 +212,11 @@ def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
         known = ", ".join(repr(known) for known in _ACTIVATION_CODES)
         raise ValueError(f'unknown activation {activation!r}; known: None, {known}, ("leaky_relu", slope)')
     return _ACTIVATION_CODES[name], float(slope)
+
+
+def _tf32_allowed() -> bool:
+    """torch's setting, however it was made: the older getters raise once the newer one was used."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _refuse_gradient() -> NoReturn:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -85,17 +87,24 @@ def test_empty_and_broadcast_operands(lib: Library) -> None:
     assert (lib.matmul(row, torch.ones(64, 16, device="cuda").half()) == 64).all()
 
 
-def test_tf32_follows_torch(lib: Library) -> None:
-    """fp32 is exact in fp32 by default, and tf32 where the user allowed it."""
-    a = torch.full((64, 64), 1 + 2.0**-12, device="cuda")
-    b = torch.eye(64, device="cuda")
-    assert (lib.matmul(a, b) == a).all()
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("high")
-        assert (lib.matmul(a, b) != a).all()
-    finally:
-        torch.set_float32_matmul_precision(before)
+@pytest.mark.parametrize("setting", ["set_float32_matmul_precision", "allow_tf32", "fp32_precision"])
+def test_tf32_follows_torch(setting: str) -> None:
+    """fp32 is exact in fp32 by default, and tf32 where the user allowed it, by whichever of torch's settings."""
+    program = f"""
+import torch, aotmm
+lib = aotmm.load()
+a, b = torch.full((64, 64), 1 + 2.0**-12, device="cuda"), torch.eye(64, device="cuda")
+assert (lib.matmul(a, b) == a).all()
+setting = {setting!r}
+if setting == "set_float32_matmul_precision":
+    torch.set_float32_matmul_precision("high")
+else:
+    setattr(torch.backends.cuda.matmul, setting, True if setting == "allow_tf32" else "tf32")
+has_tf32 = any(kernel.dtype_a == "tf32" for kernel in lib.serving(0).manifest.kernels)
+assert (lib.matmul(a, b) != a).all() == has_tf32
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_streams_and_reuse(lib: Library) -> None:
@@ -160,6 +169,10 @@ def test_wrong_arguments(lib: Library) -> None:
     for error, text, operands, options in cases:
         with pytest.raises(error, match=text):
             lib.matmul(*operands, **options)
+    square = torch.zeros(4, 8, device="cuda", dtype=torch.float16)
+    with pytest.raises(ValueError, match="out shares memory with bias"):
+        lib.matmul(half, half.T, bias=square[:, 1:5], out=square[:, :4])
+    assert (lib.matmul(half, half.T, bias=square[:, :4], out=square[:, :4]) == 0).all(), "in place is fine"
     both = torch.zeros(4, 16, device="cuda", dtype=torch.float16)
     assert lib.matmul(half, half.T, out=both[:, :4]) is not None, "an out beside its operands is fine"
 
