@@ -42,5 +42,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"executed {title}: {len(outcomes)} products of {len({o.kernel for o in outcomes})} images, "
             f"{sum(o.mismatches for o in outcomes if o.product.exact)} mismatches, "
             f"largest error/bound {max(o.det for o in outcomes):.3f}, "
-            f"probabilistic {max(o.prob for o in outcomes):.3f}"
+            f"probabilistic {max(o.prob for o in outcomes):.3f}, {sum(o.seconds for o in outcomes):.0f} s"
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.manifest import Kernel
+from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.native.emulation import ARCHS, Outcome, Product, execute, execute_kernels, in_worker, submit
@@ -24,20 +25,42 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 IMAGES_PER_CALL = 4
 EDGE = Product(70, 90, 100)
 LARGEST_K = 2048
+SHAPES_PER_IMAGE = 6
+# By what a kernel has: activations that keep integers exact, and those that random numbers get.
+EXACT = {"none": ("none",), "linear": ("relu", "leaky_relu"), "smooth": ("leaky_relu", "relu")}
+ROUNDED = {
+    "none": ("none",),
+    "linear": ("leaky_relu", "none", "relu"),
+    "smooth": ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh"),
+}
 
 
-def products_of(kernel: Kernel) -> list[Product]:
+def products_of(kernel: Kernel, number: int) -> list[Product]:
     """Products that keep the promises of `kernel` and reach every part of it.
 
     Two tiles less an edge in both directions with more steps than stages, so that the pipeline fills, runs and drains;
-    random numbers in padded rows; the smallest product; and no K at all. A kernel that promises nothing gets operands
-    that keep no promise.
+    random numbers in padded rows; a batch; less than one step of K; the smallest product; and no K at all. Whatever the
+    kernel can do to its sums is done, each time something else. A kernel that promises no alignment gets none, and one
+    that promises nothing gets operands that keep no promise.
     """
     step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
-    config = kernel.config
+    config, integer = kernel.config, kernel.dtype_c == "int32"
 
     def at_least(name: str, size: int) -> int:
         return -(-size // step.get(name, 1)) * step.get(name, 1)
+
+    def sized(m: int, n: int, k: int, **more: object) -> Product:
+        sizes = {"M": at_least("M", m), "N": at_least("N", n), "K": at_least("K", k)}
+        return replace(plain, **sizes, **more)  # type: ignore[arg-type]
+
+    def finished(turn: int, bias: str, scales: str, *, exact: bool) -> dict[str, object]:
+        names = (EXACT if exact else ROUNDED)[kernel.epilogue]
+        return {
+            "activation": names[(number + turn) % len(names)],
+            "bias": "" if kernel.epilogue == "none" else bias,
+            "scales": "" if integer else scales,
+            "exact": exact or integer,
+        }
 
     plain = Product(
         M=2 * config.block_m - step.get("M", 1),
@@ -46,20 +69,22 @@ def products_of(kernel: Kernel) -> list[Product]:
         dtype=kernel.dtype_a,
         out=kernel.dtype_c,
         layout="nn" if kernel.layout == "any" else kernel.layout,
-        activation=kernel.activation,
     )
-    loose = replace(
-        plain,
-        M=at_least("M", config.block_m + 1),
-        N=at_least("N", config.block_n // 2 + 1),
-        K=at_least("K", 2 * config.block_k + 1),
-        exact=False,
-        padding=16,
-    )
-    if kernel.layout == "any":
-        loose = replace(loose, layout="tt", padding=3, offset=1, step_c=2)
-    smallest = replace(plain, M=step.get("M", 1), N=step.get("N", 1), K=step.get("K", 1))
-    return [plain, loose, smallest, replace(plain, K=0)]
+    aligned = "a_ptr" in step
+    free = {} if aligned else {"padding": 3, "offset": 1, "gap": 5}
+    odd = free | ({"layout": "tt", "step_c": 2} if kernel.layout == "any" else {})
+    m, n, k = config.block_m, config.block_n, config.block_k
+    return [
+        replace(plain, **finished(0, "vector", "", exact=True)),  # type: ignore[arg-type]
+        sized(m + 1, n // 2 + 1, 2 * k + 1, **{"padding": 16} | odd | finished(1, "matrix", "rows", exact=False)),
+        sized(
+            m // 2 + 1, 9, k + 1, batch=3, shared=number % 2 == 1,
+            **{"padding": 16, "gap": 32} | free | finished(2, "vector", "tensor", exact=number % 3 == 0),
+        ),
+        sized(m // 2 + 3, n + 1, k // 2 + 1, batch=2, **odd | finished(3, "matrix", "tensor", exact=False)),
+        sized(1, 1, 1, **free),
+        sized(m // 4 + 1, n // 4 + 1, 0, **finished(4, "vector", "rows", exact=kernel.epilogue != "smooth")),
+    ]  # fmt: skip
 
 
 def _wrong(outcomes: list[Outcome]) -> list[Outcome]:
@@ -72,7 +97,7 @@ def test_every_image_is_right(arch: str, dtype: str, interpreted_pack: Callable[
     folder = interpreted_pack(arch)
     kernels = open_pack(folder).manifest.kernels
     numbers = [number for number, kernel in enumerate(kernels) if kernel.dtype_a == dtype]
-    work = [(number, product) for number in numbers for product in products_of(kernels[number])]
+    work = [(number, product) for number in numbers for product in products_of(kernels[number], number)]
     futures = [
         submit(execute_kernels, folder, [item for item in work if item[0] in numbers[first : first + IMAGES_PER_CALL]])
         for first in range(0, len(numbers), IMAGES_PER_CALL)
@@ -81,7 +106,7 @@ def test_every_image_is_right(arch: str, dtype: str, interpreted_pack: Callable[
     figures(f"{arch} {dtype}, every image", outcomes)
     assert _wrong(outcomes) == []
     assert {outcome.kernel for outcome in outcomes} == {kernels[number].name for number in numbers}
-    assert len(outcomes) == len(work) > 0
+    assert len(outcomes) == len(work) == SHAPES_PER_IMAGE * len(numbers) > 0
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -115,6 +140,8 @@ def test_products(
         replace(edge, out="fp32", activation="leaky_relu", exact=False),
         replace(edge, K=LARGEST_K, exact=False),
         replace(edge, special=True, exact=False),
+        replace(edge, batch=2, gap=3, exact=False),
+        replace(edge, M=64, N=72, K=80, batch=3, shared=True),
     ]
     outcomes = in_worker(execute, interpreted_pack(arch), products)
     figures(f"{arch} {dtype}, selected", outcomes)
@@ -160,3 +187,92 @@ def test_extents_around_2_31(arch: str, product: Product, interpreted_pack: Call
     assert _wrong(outcomes) == []
     layouts = {kernel.name: kernel.layout for kernel in open_pack(folder).manifest.kernels}
     assert [layouts[outcome.kernel] for outcome in outcomes] == [product.layout, "any", "any"]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_strides_beyond_2_31(arch: str, interpreted_pack: Callable[[str], Path]) -> None:
+    """C as well: rows 2^31 elements apart need a generic kernel, matrices that far apart do not."""
+    folder = interpreted_pack(arch)
+    rows = Product(8, 8, 64, padding=2**31, bias="matrix", scales="rows")
+    matrices = Product(8, 8, 64, batch=2, gap=2**31 + 2**20, bias="matrix", activation="relu")
+    types = [("int8", "int32"), ("fp8e5", "fp16"), ("fp32", "fp32")]
+    plain = [replace(rows, dtype=dtype, out=out, bias="", scales="") for dtype, out in types]
+    outcomes = in_worker(execute, folder, [rows, matrices, *plain])
+    assert _wrong(outcomes) == []
+    layouts = {kernel.name: kernel.layout for kernel in open_pack(folder).manifest.kernels}
+    assert [layouts[outcome.kernel] for outcome in outcomes] == ["any", "nn", "any", "any", "any"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_epilogues(arch: str, activation: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
+    """Each activation with each kind of bias and scales, in batches, and for K = 0, where it is that of the bias."""
+    exact = ACTIVATIONS[activation] != "smooth"
+    edge = replace(EDGE, activation=activation, exact=False, slope=0.3)
+    whole = replace(EDGE, activation=activation, exact=exact)
+    products = [
+        edge,
+        replace(edge, bias="vector"),
+        replace(edge, bias="matrix", layout="tn"),
+        replace(edge, bias="vector", scales="tensor", dtype="bf16", out="bf16"),
+        replace(edge, bias="matrix", scales="rows", out="fp32"),
+        replace(edge, scales="rows", dtype="fp32", out="fp32", layout="nt"),
+        replace(edge, M=64, N=72, K=80, bias="vector", dtype="fp8e5", layout="nt"),
+        replace(edge, M=64, N=64, K=64, bias="vector", scales="rows"),
+        replace(edge, M=33, N=40, batch=3, bias="matrix", scales="tensor", gap=8),
+        replace(edge, M=33, N=40, batch=2, shared=True, bias="vector", padding=3),
+        replace(whole, bias="vector", scales="rows"),
+        replace(whole, M=64, N=64, K=64, bias="matrix", scales="tensor"),
+        replace(whole, K=0, bias="vector"),
+        replace(whole, K=0, bias="matrix", out="fp32", batch=2),
+        replace(edge, K=0, dtype="bf16", out="bf16"),
+    ]
+    outcomes = in_worker(execute, interpreted_pack(arch), products)
+    figures(f"{arch} {activation}", outcomes)
+    assert _wrong(outcomes) == []
+    assert len(outcomes) == len(products)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_special_values(arch: str, activation: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
+    """NaN and infinities stay in their rows and go through every activation as through torch's."""
+    edge = replace(EDGE, activation=activation, exact=False, special=True)
+    dtypes = ("fp16", "bf16", "fp32", "fp8e5", *(("tf32",) if "tf32" in TARGETS[arch].dtypes else ()))
+    outputs = {dtype: DTYPES[dtype].output for dtype in dtypes}
+    products = [replace(edge, dtype=dtype, out=out) for dtype, out in outputs.items()]
+    products += [
+        replace(edge, M=64, N=64, K=64, layout="nt", dtype=dtype, out=out, bias="vector", scales="rows")
+        for dtype, out in outputs.items()
+    ]
+    outcomes = in_worker(execute, interpreted_pack(arch), products)
+    figures(f"{arch} NaN and infinities", outcomes)
+    assert _wrong(outcomes) == []
+    assert len(outcomes) == len(products)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dtype"),
+    [(arch, dtype) for arch in ARCHS for dtype in TARGETS[arch].dtypes if dtype not in ("fp16", "bf16")],
+)
+def test_other_types(arch: str, dtype: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
+    """What `test_products` does for 16 bits, in fewer products: each layout, alignment and output of the other types."""
+    out = DTYPES[dtype].output
+    edge = replace(EDGE, dtype=dtype, out=out)
+    outputs = [out] if out == "int32" else ["fp16", "bf16", "fp32"]
+    products = [replace(edge, layout=layout, exact=exact) for layout in LAYOUTS for exact in (True, False)]
+    products += [replace(edge, M=64, N=64, K=128, layout=layout, out=output) for layout in LAYOUTS for output in outputs]
+    products += [
+        replace(edge, M=1, N=1, K=1),
+        replace(edge, M=127, N=129, K=65, exact=False),
+        replace(edge, K=0),
+        replace(edge, padding=5, offset=1),
+        replace(edge, offset=3, step_c=3, padding=1, exact=False),
+        replace(edge, M=64, N=64, K=64, batch=3, gap=16),
+        replace(edge, M=33, N=17, K=50, batch=2, shared=True, exact=False),
+        replace(edge, K=LARGEST_K, exact=False),
+    ]
+    outcomes = in_worker(execute, interpreted_pack(arch), products)
+    figures(f"{arch} {dtype}, selected", outcomes)
+    assert _wrong(outcomes) == []
+    assert len(outcomes) == len(products)
