@@ -175,6 +175,16 @@ class Selection:
     chosen: Verdict | None
     verdicts: tuple[Verdict, ...]
 
+    def __str__(self) -> str:
+        chosen = self.chosen
+        lines = ["no kernel fits"]
+        if chosen is not None:
+            lines = [f"{chosen.kernel.name}: grid of {chosen.grid} blocks, {chosen.waves} waves, cost {chosen.cost}"]
+        for verdict in self.verdicts:
+            if verdict.same_types and verdict is not chosen:
+                lines.append(f"  {verdict.kernel.name}: {verdict.rejected or f'fits too, cost {verdict.cost}'}")
+        return "\n".join(lines)
+
 
 class Launcher:
     """The functions of one launcher library. Safe from any thread."""

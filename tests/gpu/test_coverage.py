@@ -239,6 +239,7 @@ def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
     assert found.chosen is not None
     assert found.chosen.kernel.layout == "nn"
     assert found.chosen.waves == 1
+    assert str(found).startswith(f"{found.chosen.kernel.name}: grid of {found.chosen.grid} blocks, 1 waves")
     rejected = [verdict.rejected for verdict in found.verdicts if verdict.same_types and verdict.rejected]
     assert any("is not 1" in reason for reason in rejected)
     shifted = lib.explain(a[:, 1:], b[1:])
