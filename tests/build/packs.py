@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -97,9 +98,6 @@ def _up_to_date(folder: Path) -> bool:
 
 @functools.cache
 def _folder() -> Path:
-    holder = tempfile.TemporaryDirectory(prefix="aotmm-packs-")  # removed when the session ends
-    _HOLDERS.append(holder)
-    return Path(holder.name)
-
-
-_HOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+    folder = Path(tempfile.mkdtemp(prefix="aotmm-packs-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder
