@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import ctypes
 import functools
+import hashlib
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,19 +15,23 @@ import pytest
 
 from aotmm.errors import ArtifactError
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, OUTPUTS
-from aotmm.runtime.launcher import INVALID, CDevice, Launcher, Problem
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, OUTPUTS, input_types
+from aotmm.runtime.launcher import INVALID, NO_KERNEL, OK, CDevice, Launcher, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
+from tests.native.emulation import ARCHS, Emulator, own_process
 
 PROBLEMS = 10_000
 SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
 USUAL_SIZES = (1, 8, 24, 64, 100, 128, 256, 1000, 4096)
 PADDINGS = {True: (0, 16, 112), False: (0, 1, 8, 100)}
+BATCHES = (1, 2, 3, 7, 128, 2**16, 2**31)
+BATCH_STRIDES = {True: (0, 16, 4096, 2**20), False: (0, 1, 8, 100, 4096, 2**33)}
 STEPS = {True: (1,), False: (1, 1, 2)}
 OFFSETS = {True: (0, 16), False: (0, 0, 1, 2, 8)}
 SHARED = (16_384, 49_152, 65_536, 101_376, 166_912, 232_448)
+DISPATCHES = 200
 MAX_GRID = 2**31 - 1
 
 
@@ -43,19 +49,33 @@ def dense(m: int, n: int, k: int, dtype: str = "fp16") -> Problem:
 
 
 def quantities(problem: Problem) -> dict[str, int | None]:
-    """What promises are about; None stands for a stride that multiplies only 0, which may be any number."""
-    p = problem
-    found: dict[str, int | None] = {name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")}
-    found["allow_tf32"] = int(p.allow_tf32)
-    for matrix, names, sizes, strides in (
-        ("a", ("stride_am", "stride_ak"), (p.M, p.K), p.strides_a),
-        ("b", ("stride_bk", "stride_bn"), (p.K, p.N), p.strides_b),
-        ("c", ("stride_cm", "stride_cn"), (p.M, p.N), p.strides_c),
+    """What promises are about and parameters hold; None stands for a stride that multiplies only 0."""
+    p, sizes = problem, {"M": problem.M, "N": problem.N, "K": problem.K, "batch": problem.batch}
+    found: dict[str, int | None] = {
+        name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr")
+    }
+    found |= sizes | {"allow_tf32": int(p.allow_tf32), "fast_accum": int(p.fast_accum), "zero": 0}
+    found["activation"] = list(ACTIVATIONS).index(p.activation)
+    (found["slope"],) = struct.unpack("<I", struct.pack("<f", p.slope))
+    found |= dict(zip(("stride_scale_a", "stride_scale_b"), p.scale_strides, strict=True))
+    found["stride_bias_z"] = p.bias_strides[0]
+    for names, dimensions, strides in (
+        (("stride_am", "stride_ak"), "MK", p.strides_a),
+        (("stride_bk", "stride_bn"), "KN", p.strides_b),
+        (("stride_cm", "stride_cn"), "MN", p.strides_c),
+        (("stride_bias_m", "stride_bias_n"), "MN", p.bias_strides[1:]),
+        (("stride_az", "stride_bz", "stride_cz"), ("batch",) * 3, p.batch_strides),
     ):
-        last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-        found[f"{matrix}_extent"] = last if all(sizes) else 0
-        for name, size, stride in zip(names, sizes, strides, strict=True):
-            found[name] = None if size == 1 else stride
+        for name, dimension, stride in zip(names, dimensions, strides, strict=True):
+            found[name] = None if sizes[dimension] == 1 else stride
+    for matrix, rows, cols, strides in (
+        ("a", p.M, p.K, p.strides_a),
+        ("b", p.K, p.N, p.strides_b),
+        ("c", p.M, p.N, p.strides_c),
+    ):
+        last = sum((size - 1) * stride for size, stride in zip((rows, cols), strides, strict=True) if size > 1)
+        found[f"{matrix}_extent"] = min(last, 2**63 - 1) if rows and cols else 0
+    found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
     return found
 
 
@@ -75,19 +95,18 @@ def keeps_promises(kernel: Kernel, values: dict[str, int | None]) -> bool:
 
 
 def same_types(kernel: Kernel, problem: Problem) -> bool:
-    """Whether `kernel` multiplies these types and applies this activation."""
+    """Whether `kernel` multiplies these types and can do what the problem asks for after the sum."""
     storage = DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage
-    return (*storage, kernel.dtype_c, kernel.activation) == (
-        problem.dtype_a,
-        problem.dtype_b,
-        problem.dtype_c,
-        problem.activation,
-    )
+    needed = "linear" if problem.bias_ptr else "none"
+    needed = max(needed, ACTIVATIONS[problem.activation], key=EPILOGUES.index)
+    return (*storage, kernel.dtype_c) == (problem.dtype_a, problem.dtype_b, problem.dtype_c) and EPILOGUES.index(
+        kernel.epilogue
+    ) >= EPILOGUES.index(needed)
 
 
 def tiles(kernel: Kernel, problem: Problem) -> int:
-    """Tiles of C."""
-    return -(-problem.M // kernel.config.block_m) * -(-problem.N // kernel.config.block_n)
+    """Tiles of all of C."""
+    return -(-problem.M // kernel.config.block_m) * -(-problem.N // kernel.config.block_n) * problem.batch
 
 
 def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
@@ -95,8 +114,8 @@ def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
     tidy = bool(rng.random() < 0.5)
     sizes = USUAL_SIZES if tidy or rng.random() < 0.5 else SIZES
     m, n, k = (int(rng.choice(sizes)) for _ in range(3))
-    dtype = str(rng.choice([name for name in TARGETS[arch].dtypes if name != "tf32"]))
-    size = DTYPES[dtype].bytes
+    name_a, name_b = input_types(str(rng.choice([name for name in TARGETS[arch].dtypes if name != "tf32"])))
+    size = DTYPES[name_a].bytes
 
     def strides(rows: int, cols: int, *, transposed: bool) -> tuple[int, int]:
         lines, length = (cols, rows) if transposed else (rows, cols)
@@ -112,22 +131,40 @@ def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
             along = int(rng.choice([0, 5, 2**40]))
         return (along, leading) if transposed else (leading, along)
 
-    pointers = [256 * int(rng.integers(1, 2**40)) + size * int(rng.choice(OFFSETS[tidy])) for _ in range(3)]
+    pointers = [256 * int(rng.integers(1, 2**40)) + size * int(rng.choice(OFFSETS[tidy])) for _ in range(6)]
+    output = DTYPES[name_a].output
+    if output != "int32" and rng.random() < 0.3:
+        output = str(rng.choice(OUTPUTS))
+    finished = output != "int32"
+    vector = bool(rng.random() < 0.5)
     problem = Problem(
-        m,
-        n,
-        k,
-        strides(m, k, transposed=bool(rng.random() < 0.5)),
-        strides(k, n, transposed=bool(rng.random() < 0.5)),
-        strides(m, n, transposed=bool(rng.random() < 0.1)),
-        dtype,
-        dtype if rng.random() < 0.95 else "fp16",
-        DTYPES[dtype].output if rng.random() < 0.7 else str(rng.choice(OUTPUTS)),
-        str(rng.choice(ACTIVATIONS)),
+        M=m,
+        N=n,
+        K=k,
+        strides_a=strides(m, k, transposed=bool(rng.random() < 0.5)),
+        strides_b=strides(k, n, transposed=bool(rng.random() < 0.5)),
+        strides_c=strides(m, n, transposed=bool(rng.random() < 0.1)),
+        dtype_a=name_a,
+        dtype_b=name_b if rng.random() < 0.95 else "fp16",
+        dtype_c=output,
+        activation=str(rng.choice(list(ACTIVATIONS))) if finished and rng.random() < 0.5 else "none",
         a_ptr=pointers[0],
         b_ptr=pointers[1],
         c_ptr=pointers[2],
         allow_tf32=bool(rng.random() < 0.5),
+        fast_accum=bool(rng.random() < 0.3),
+        batch=int(rng.choice(BATCHES)) if rng.random() < 0.5 else 1,
+        batch_strides=(
+            int(rng.choice(BATCH_STRIDES[tidy])),
+            int(rng.choice(BATCH_STRIDES[tidy])),
+            int(rng.choice(BATCH_STRIDES[tidy])),
+        ),
+        bias_ptr=pointers[3] if finished and rng.random() < 0.4 else 0,
+        bias_strides=(0, 0, 1) if vector else (int(rng.choice(BATCH_STRIDES[False])), *strides(m, n, transposed=False)),
+        scale_a_ptr=pointers[4] if finished and rng.random() < 0.3 else 0,
+        scale_b_ptr=pointers[5] if finished and rng.random() < 0.3 else 0,
+        scale_strides=(int(rng.choice([0, 1, 7])), int(rng.choice([0, 1, 2**33]))),
+        slope=float(rng.choice([0.01, 0.0, -1.5, 3e38])),
     )
     return problem, CDevice(int(rng.integers(1, 200)), int(rng.choice(SHARED)))
 
@@ -171,26 +208,35 @@ def test_nothing_is_admitted_that_breaks_a_promise(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_there_is_always_a_kernel(arch: str) -> None:
-    """Every type, output and activation of the pack has a kernel for any strides, alignment and size, on any device."""
+    """Every type and output has a kernel for any strides, alignment, size, batch and epilogue, on any device."""
     rng = np.random.default_rng(1)
     kinds = {
-        (DTYPES[kernel.dtype_a].storage, kernel.dtype_c, kernel.activation)
+        (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c)
         for kernel in open_pack(default_pack(arch)).manifest.kernels
     }
+    pairs = [input_types(name) for name in TARGETS[arch].dtypes]
     assert kinds == {
-        (DTYPES[name].storage, output, activation)
-        for name in TARGETS[arch].dtypes
-        for output in {DTYPES[name].output, *OUTPUTS}
-        for activation in ACTIVATIONS
+        (DTYPES[a].storage, DTYPES[b].storage, output)
+        for a, b in pairs
+        for output in (("int32",) if a == "int8" else {DTYPES[a].output, *OUTPUTS})
     }
     for number in range(PROBLEMS):
         problem, device = draw(rng, arch)
-        dtype, output, activation = sorted(kinds)[number % len(kinds)]
-        problem = replace(problem, dtype_a=dtype, dtype_b=dtype, dtype_c=output, activation=activation)
+        dtype_a, dtype_b, output = sorted(kinds)[number % len(kinds)]
+        problem = replace(problem, dtype_a=dtype_a, dtype_b=dtype_b, dtype_c=output)
+        if output == "int32":
+            problem = replace(problem, activation="none", bias_ptr=0, scale_a_ptr=0, scale_b_ptr=0)
         smallest = CDevice(device.multiprocessors, 49_152)
-        selection = launcher(arch).explain(problem, smallest)
-        blocks = -(-problem.M // 64) * -(-problem.N // 64)
-        assert (selection.chosen is not None) == (blocks <= MAX_GRID), problem
+        blocks = -(-problem.M // 64) * -(-problem.N // 64) * problem.batch
+        assert (selected(launcher(arch), problem, smallest) is not None) == (blocks <= MAX_GRID), problem
+
+
+def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
+    """The kernel that is chosen, without the verdicts on the others."""
+    chosen = ctypes.c_uint32()
+    status = mm._c.select(ctypes.byref(problem.to_c()), ctypes.byref(device), ctypes.byref(chosen))
+    assert status in (OK, NO_KERNEL)
+    return None if status else mm.kernels[chosen.value]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
@@ -198,8 +244,9 @@ def test_there_is_always_a_kernel(arch: str) -> None:
 def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
     """A product that fits a specialised kernel no longer fits it after any one promise is broken."""
     device, fitting = CDevice(108, target(arch).shared_bytes), dense(256, 256, 256, dtype)
+    batched = replace(fitting, batch=2)
     for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts):
-        if verdict.rejected is not None or verdict.kernel.layout != "nn":
+        if verdict.rejected is not None or verdict.kernel.layout != "nn" or verdict.kernel.vector_bytes != 16:
             continue
         breaking = [
             replace(fitting, a_ptr=258),
@@ -212,6 +259,7 @@ def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
             replace(fitting, strides_b=(1, 256)),
             replace(fitting, strides_c=(257, 1)),
             replace(fitting, strides_c=(512, 2)),
+            *(replace(batched, batch_strides=odd) for odd in ((4, 0, 0), (0, 65_537, 0), (0, 0, 12))),
             replace(fitting, K=255),
             replace(fitting, N=255),
             replace(fitting, strides_a=(2**31 // 255 // 8 * 8 + 8, 1)),
@@ -254,10 +302,18 @@ def test_shared_memory_of_the_device_counts() -> None:
         (replace(dense(8, 8, 8), strides_a=(-8, 1)), "stride -8: strides are not negative"),
         (replace(dense(8, 8, 8), strides_b=(8, -1)), "stride -1: strides are not negative"),
         (replace(dense(8, 8, 8), strides_c=(8, -7)), "stride -7: strides are not negative"),
+        (replace(dense(8, 8, 8), batch_strides=(0, -64, 0)), "stride -64: strides are not negative"),
+        (replace(dense(8, 8, 8), bias_strides=(0, -8, 1)), "stride -8: strides are not negative"),
+        (replace(dense(8, 8, 8), scale_strides=(0, -2)), "stride -2: strides are not negative"),
+        (replace(dense(8, 8, 8), batch=0), "batch=0: at least 1"),
+        (replace(dense(8, 8, 8), batch=-3), "batch=-3: at least 1"),
+        (replace(dense(8, 8, 8, "int8"), bias_ptr=64), "int32 results have no scales, bias or activation"),
+        (replace(dense(8, 8, 8, "int8"), scale_b_ptr=64), "int32 results have no scales, bias or activation"),
+        (replace(dense(8, 8, 8, "int8"), activation="relu"), "int32 results have no scales, bias or activation"),
     ],
 )
 def test_impossible_products(problem: Problem, words: str) -> None:
-    """Negative sizes and strides are refused with the number."""
+    """Negative sizes and strides are refused with the number, and so is what int32 results do not have."""
     with pytest.raises(ValueError, match=words):
         launcher("sm80").explain(problem, CDevice(108, 166_912))
 
@@ -277,6 +333,42 @@ def test_numbers_that_name_nothing(field: str, number: int) -> None:
 def test_library_of_another_pack_is_refused() -> None:
     """A list of kernels that is not the library's is noticed by its length."""
     pack = open_pack(default_pack("sm80"))
+    count = len(pack.manifest.kernels)
     wrong = Launcher(pack.launcher._library, "sm80", lambda: pack.manifest.kernels[1:])
-    with pytest.raises(ArtifactError, match="has 127 kernels, its library 128"):
+    with pytest.raises(ArtifactError, match=f"has {count - 1} kernels, its library {count}"):
         _ = wrong.kernels
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@own_process
+def test_parameter_blocks(arch: str) -> None:
+    """What reaches the driver is the manifest's parameter list, filled from the product, byte for byte."""
+    emulator = Emulator(default_pack(arch), execute=False)
+    rng, device = np.random.default_rng(7), emulator.launcher.device(0)
+    layouts, dispatched = collections.Counter[str](), 0
+    for number in range(100_000):
+        if dispatched == DISPATCHES:
+            break
+        problem, _ = draw(rng, arch)
+        kernel = selected(emulator.launcher, problem, device)
+        if kernel is None or 0 in (problem.M, problem.N) or (kernel.layout == "any" and number % 4):
+            continue
+        emulator.driver.launches.clear()
+        emulator.launcher.matmul(problem, 0, 0)
+        (launch,) = emulator.driver.launches
+        values = quantities(problem)
+        assert keeps_promises(kernel, values), (kernel.name, problem)
+        block = bytearray(launch.params)
+        for item in kernel.parameters:
+            value = (values[item.value] or 0) % 2 ** (8 * item.bytes)
+            found = int.from_bytes(block[item.offset : item.offset + item.bytes], "little")
+            assert found == value, (kernel.name, item, problem)
+        assert kernel.parameters[-1].offset + kernel.parameters[-1].bytes == len(block)
+        assert launch.grid == (tiles(kernel, problem) * kernel.num_ctas, 1, 1)
+        assert (launch.block, launch.shared) == ((kernel.threads, 1, 1), kernel.shared_bytes)
+        assert hashlib.sha256(launch.image).hexdigest() == kernel.image.sha256
+        layouts[kernel.layout] += 1
+        dispatched += 1
+    assert dispatched == DISPATCHES
+    assert min(layouts[layout] for layout in ("nn", "nt", "tn", "tt", "any")) > 5, layouts
+    assert emulator.driver.misuse == []
