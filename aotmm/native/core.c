@@ -155,7 +155,7 @@ static void judge(const aotmm_kernel *k, const aotmm_problem *p, const quantitie
   if (__builtin_mul_overflow(ceil_div(p->M, k->block_m), ceil_div(p->N, k->block_n), &tiles) ||
       __builtin_mul_overflow(tiles, p->batch, &tiles))
     tiles = INT64_MAX;
-  if (tiles > MAX_GRID / k->num_ctas) {
+  if (tiles > MAX_GRID / k->num_ctas || (uint64_t)tiles * k->num_ctas > driver_max_threads / k->threads) {
     verdict->reason = AOTMM_TOO_MANY_BLOCKS;
     verdict->found = tiles;
     return;

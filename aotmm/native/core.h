@@ -29,6 +29,7 @@ int aotmm_fail(int status, int code, int device, const char *call, const char *f
 /* ---- the driver. Each function returns an aotmm_status after aotmm_fail. */
 
 /* Opens the driver once and reads the device's facts; the pointer stays valid. */
+extern const uint64_t driver_max_threads; /* of a whole grid */
 int driver_device(int ordinal, const aotmm_device **);
 /* Makes the device current in this thread; *saved is what driver_leave restores. */
 int driver_enter(int ordinal, void **saved);

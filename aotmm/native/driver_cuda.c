@@ -9,6 +9,8 @@
 
 extern const int aotmm_capability, aotmm_min_driver; /* what the images were built for, and need */
 
+const uint64_t driver_max_threads = UINT64_MAX; /* blocks alone are limited */
+
 typedef int result; /* CUresult */
 enum {
   ATTRIBUTE_MULTIPROCESSORS = 16, /* CUdevice_attribute */

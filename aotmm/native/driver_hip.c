@@ -9,6 +9,9 @@
 /* The runtime's property struct changes between versions, so facts are those of the arch. */
 extern const int aotmm_multiprocessors, aotmm_shared_bytes;
 
+/* Source: HIP runtime API reference, hipModuleLaunchKernel: grid times block is below 2^32. */
+const uint64_t driver_max_threads = UINT32_MAX;
+
 typedef int result; /* hipError_t */
 enum { CAPTURE_RELAXED = 2 /* hipStreamCaptureMode */ };
 

@@ -292,5 +292,5 @@ def _reason(kernel: Kernel, verdict: _CVerdict) -> str | None:
     if verdict.reason == TOO_MUCH_SHARED:
         return f"needs {kernel.shared_bytes} B of shared memory per block, the device has {verdict.found} B"
     if verdict.reason == TOO_MANY_BLOCKS:
-        return f"would need {verdict.found} blocks, a grid has at most 2147483647"
+        return f"would need {verdict.found} blocks of {kernel.threads} threads, which is more than a grid can have"
     return None

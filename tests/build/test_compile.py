@@ -81,7 +81,13 @@ def test_text_beside_the_image(arch: str) -> None:
         dataclasses.replace(FP16, layout="nt", aligned=False, epilogue="smooth"),
         dataclasses.replace(FP16, dtype_a="int8", dtype_b="int8", dtype_c="int32", layout="tt"),
         dataclasses.replace(
-            FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e5", layout="nt", epilogue="linear", fast_accum=True
+            FP16,
+            target=target("sm90"),
+            dtype_a="fp8e4",
+            dtype_b="fp8e5",
+            layout="nt",
+            epilogue="linear",
+            fast_accum=True,
         ),
         dataclasses.replace(FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e4", layout="nt"),
         dataclasses.replace(FP16, dtype_a="tf32", dtype_b="tf32", dtype_c="fp32", layout="tn"),

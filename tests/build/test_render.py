@@ -153,6 +153,7 @@ PROGRAM = """
 #include "launcher.h"
 _Static_assert(AOTMM_VALUE_COUNT == %d, "values");
 _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
+_Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
@@ -167,7 +168,12 @@ const aotmm_launcher *(*entry)(void) = aotmm_launcher_sm90;
 def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
     sizes = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel, launcher._CVerdict, launcher._CLauncher)
-    text = PROGRAM % (len(VALUES), len(DTYPES), *map(ctypes.sizeof, sizes))
+    text = PROGRAM % (len(VALUES), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
+    for kind, names in (("", DTYPES), ("ACTIVATION_", ACTIVATIONS), ("EPILOGUE_", EPILOGUES), ("VALUE_", VALUES)):
+        for number, name in enumerate(names):
+            text += f'_Static_assert(AOTMM_{kind}{name.upper()} == {number}, "{name}");\n'
+    least = ", ".join(str(EPILOGUES.index(name)) for name in ACTIVATIONS.values())
+    assert f"#define AOTMM_ACTIVATION_EPILOGUES {{{least}}}\n" in render.header()
     source = tmp_path / {"c11": "program.c", "c++17": "program.cc"}[language]
     source.write_text(text if language == "c11" else text.replace("_Static_assert", "static_assert"))
     (tmp_path / "launcher.h").write_text(render.header())

@@ -116,15 +116,10 @@ def test_default(arch: str) -> None:
     found = variants(config_set("default"), target(arch))
     special = {(inputs(v), v.layout) for v in found if v.layout != "any" and v.aligned}
     dtypes = TARGETS[arch].dtypes
-    assert special == {
-        (dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)
-    }
+    assert special == {(dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)}
     full = {(v.dtype_a, v.layout, v.epilogue) for v in found if v.layout != "any" and v.aligned}
     assert full >= {
-        (dtype, layout, epilogue)
-        for dtype in ("fp16", "bf16", "fp32")
-        for layout in LAYOUTS
-        for epilogue in EPILOGUES
+        (dtype, layout, epilogue) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for epilogue in EPILOGUES
     }
     generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any")
     assert generic == sorted(

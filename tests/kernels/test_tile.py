@@ -256,12 +256,14 @@ def test_special_values(arch: str, activation: str, interpreted_pack: Callable[[
     [(arch, dtype) for arch in ARCHS for dtype in TARGETS[arch].dtypes if dtype not in ("fp16", "bf16")],
 )
 def test_other_types(arch: str, dtype: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
-    """What `test_products` does for 16 bits, in fewer products: each layout, alignment and output of the other types."""
+    """What `test_products` does for 16 bits, in fewer products: layouts, alignments and outputs of the other types."""
     out = DTYPES[dtype].output
     edge = replace(EDGE, dtype=dtype, out=out)
     outputs = [out] if out == "int32" else ["fp16", "bf16", "fp32"]
     products = [replace(edge, layout=layout, exact=exact) for layout in LAYOUTS for exact in (True, False)]
-    products += [replace(edge, M=64, N=64, K=128, layout=layout, out=output) for layout in LAYOUTS for output in outputs]
+    products += [
+        replace(edge, M=64, N=64, K=128, layout=layout, out=output) for layout in LAYOUTS for output in outputs
+    ]
     products += [
         replace(edge, M=1, N=1, K=1),
         replace(edge, M=127, N=129, K=65, exact=False),

@@ -370,7 +370,9 @@ class Case:
     def complaints(self, found: Judgement) -> list[str]:
         """What is wrong with a result, if anything."""
         right = found.patterns and (found.mismatches == 0 if self.product.exact else max(found.det, found.prob) <= 1)
-        what = f"error/bound {found.det:.3f} (probabilistic {found.prob:.3f}), {found.mismatches} elements not bit-equal"
+        what = (
+            f"error/bound {found.det:.3f} (probabilistic {found.prob:.3f}), {found.mismatches} elements not bit-equal"
+        )
         pattern = "" if found.patterns else ", NaN or infinities elsewhere"
         return [] if right else [f"{what}{pattern}; worst {found.worst}"]
 

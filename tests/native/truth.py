@@ -29,9 +29,9 @@ def activated(x: Array, activation: str, slope: float) -> Array:
     """The activation of float64 values; leaky_relu in the kernels' fp32 arithmetic."""
     sigmoid = 1 / (1 + np.exp(-x))
     if activation == "gelu":
-        return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x * math.sqrt(0.5)))
+        return np.asarray(0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x * math.sqrt(0.5))))
     if activation == "gelu_tanh":  # (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), without its cancellation
-        return x / (1 + np.exp(-1.5957691216057308 * (x + 0.044715 * x**3)))
+        return np.asarray(x / (1 + np.exp(-1.5957691216057308 * (x + 0.044715 * x**3))))
     if activation == "leaky_relu":
         return np.where(x >= 0, x, (x.astype(np.float32) * np.float32(slope)).astype(np.float64))
     found = {"none": x, "relu": np.where(x < 0, 0.0, x), "silu": x * sigmoid, "sigmoid": sigmoid, "tanh": np.tanh(x)}
@@ -44,11 +44,11 @@ def epilogue_error(x: Array, y: Array, activation: str) -> Array:
     gelu subtracts numbers of size x; the exponential of sigmoids has a relative error that grows with its argument.
     """
     if activation == "gelu":
-        return 2.0**-21 * np.abs(x)
+        return np.asarray(2.0**-21 * np.abs(x))
     if activation in ("gelu_tanh", "silu", "sigmoid"):
         argument = 1.6 * (x + 0.0448 * x**3) if activation == "gelu_tanh" else x
-        return 2.0**-22 * np.abs(y) * (4 + np.abs(argument)) + 2.0**-120
-    return 2.0**-22 * np.abs(y) + 2.0**-24 * np.abs(x)
+        return np.asarray(2.0**-22 * np.abs(y) * (4 + np.abs(argument)) + 2.0**-120)
+    return np.asarray(2.0**-22 * np.abs(y) + 2.0**-24 * np.abs(x))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def judge(
         inexact = inner + epilogue_error(x, want, activation)
         ratios.append(error / (inexact + U_OUT[out] * (np.abs(want) + inexact) + ETA[out]))
     may_overflow = np.abs(want) + bounds[0] + U_OUT[out] * np.abs(want) >= LARGEST[out]
-    regular = np.isfinite(want) & np.isfinite(got)
+    regular = np.isfinite(x) & np.isfinite(want) & np.isfinite(got)  # the limits, like sigmoid(inf), are exact
     right = regular | same | (may_overflow & np.isinf(got) & (np.sign(got) == np.sign(want)))
     ratios = [np.where(regular, ratio, np.where(right, 0.0, np.inf)) for ratio in ratios]
     place = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratios[1])), got.shape))

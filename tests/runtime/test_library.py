@@ -56,7 +56,12 @@ X = torch.zeros(4, 8, dtype=torch.float16)
         (TypeError, "takes tensors, found NoneType and Tensor", (None, X), {}),
         (TypeError, r"unknown out_dtype torch\.int16; known: .*torch\.float32", (X, X.T), {"out_dtype": torch.int16}),
         (TypeError, "out has its own dtype", (X, X.T), {"out": X, "out_dtype": torch.float16}),
-        (ValueError, "unknown activation 'swish'; known: None, 'relu', 'leaky_relu'", (X, X.T), {"activation": "swish"}),
+        (
+            ValueError,
+            "unknown activation 'swish'; known: None, 'relu', 'leaky_relu'",
+            (X, X.T),
+            {"activation": "swish"},
+        ),
         (ValueError, "unknown activation 'none'; known: None, 'relu'", (X, X.T), {"activation": "none"}),
         (ValueError, r"unknown activation \('relu', 0\.1\)", (X, X.T), {"activation": ("relu", 0.1)}),
         (ValueError, r"unknown activation \('leaky_relu',\)", (X, X.T), {"activation": ("leaky_relu",)}),

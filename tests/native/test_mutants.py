@@ -1,0 +1,179 @@
+"""The judge itself: with a bug planted in the kernel or the launcher products are wrong, without one right.
+
+Each mutant is a pack that is built from a copy of the sources with one line changed, and executed like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.build.packs import checkout, run_python
+from tests.native.emulation import Outcome, Product, execute, missing, submit
+
+ARCH = "gfx90a"  # compiles in a second
+CONFIGS = """
+dtypes = ["fp16"]
+layouts = ["nn"]
+epilogues = ["linear"]
+source = "tests"
+
+[[config]]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+"""
+BUILD = """
+import sys
+from pathlib import Path
+from aotmm.build import build
+if __name__ == "__main__":
+    build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1)
+"""
+KERNEL, EPILOGUE, CORE = "kernels/tile.py", "kernels/epilogue.py", "native/core.c"
+
+EDGE = Product(40, 72, 104)
+LOOSE = replace(EDGE, M=37, N=70, K=99, padding=1, offset=1)
+DEEP = replace(EDGE, K=1024, exact=False)
+PRODUCTS = {
+    "exact": EDGE,
+    "random": replace(EDGE, exact=False),
+    "deep": DEEP,
+    "loose": LOOSE,
+    "padded": replace(EDGE, padding=8),
+    "batch": replace(EDGE, batch=2, gap=8),
+    "finished": replace(EDGE, bias="matrix", activation="relu", scales="rows"),
+    "vector": replace(LOOSE, bias="vector", activation="leaky_relu", exact=False),
+    "special": replace(EDGE, special=True, exact=False, activation="relu"),
+    "empty": replace(EDGE, K=0, bias="vector"),
+}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A line of a source and what it is changed to; `seen_by` names products that must show it."""
+
+    file: str
+    line: str
+    planted: str
+    seen_by: tuple[str, ...]
+
+
+STORE = "(rows[:, None] < M) & (cols[None, :] < N))\n\n\ndef specialise"
+MUTANTS = {
+    "one K block dropped": Mutant(
+        KERNEL, "in range(0, K, BLOCK_K)", "in range(BLOCK_K, K, BLOCK_K)", ("exact", "random", "deep", "loose")
+    ),
+    "fp16 accumulator": Mutant(
+        KERNEL, "out_dtype=ACC)\n", "out_dtype=ACC).to(tl.float16).to(ACC)\n", ("exact", "random", "deep")
+    ),
+    "output truncated": Mutant(
+        KERNEL,
+        "tl.store(c_ptrs, acc.to",
+        "acc = (acc.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)\n    tl.store(c_ptrs, acc.to",
+        ("exact", "random", "deep", "loose"),
+    ),
+    "M and N swapped": Mutant(
+        KERNEL, STORE, STORE.replace("< M", "< @").replace("< N", "< M").replace("@", "N"), ("exact", "loose")
+    ),
+    "tiles of M and N swapped": Mutant(KERNEL, "tiles_n = tl.cdiv(N,", "tiles_n = tl.cdiv(M,", ("exact", "random")),
+    "a stride off by one": Mutant(
+        KERNEL, "rows[:, None] * stride_cm +", "rows[:, None] * (stride_cm + 1) +", ("exact", "random", "loose")
+    ),
+    "a batch stride off by one": Mutant(KERNEL, "z * stride_bz", "z * (stride_bz + 1)", ("batch",)),
+    "K tail of A unmasked": Mutant(
+        KERNEL, "tl.load(a_ptrs, mask=ks[None, :] < K - k, other=0.0)", "tl.load(a_ptrs)", ("exact", "padded", "loose")
+    ),
+    "K tail unmasked": Mutant(KERNEL, "< K - k", "< K + BLOCK_K", ("exact", "random", "loose")),
+    "N edge unmasked": Mutant(KERNEL, STORE, STORE.replace(" & (cols[None, :] < N)", ""), ("exact", "random", "loose")),
+    "M edge unmasked": Mutant(KERNEL, STORE, STORE.replace("(rows[:, None] < M) & ", ""), ("exact", "random", "loose")),
+    "activation before bias": Mutant(
+        EPILOGUE,
+        '    if EPILOGUE != "none":\n',
+        '    acc = linear(acc, activation, slope)\n    if EPILOGUE != "none":\n',
+        ("finished",),
+    ),
+    "NaN lost in the activation": Mutant(EPILOGUE, "PropagateNan.ALL", "PropagateNan.NONE", ("special",)),
+    "scale of the wrong row": Mutant(EPILOGUE, "rows % M, cols % N)", "(rows + 1) % M, cols % N)", ("finished",)),
+    "bias by row": Mutant(
+        EPILOGUE,
+        "cols.to(tl.int64) * stride_bias_n, mask=cols < N",
+        "rows.to(tl.int64) * stride_bias_n, mask=rows < M",
+        ("empty", "vector"),
+    ),
+    "no launch bounds of N": Mutant(CORE, "ceil_div(p->N, k->block_n)", "ceil_div(p->M, k->block_n)", ("exact",)),
+    "batch not launched": Mutant(CORE, "__builtin_mul_overflow(tiles, p->batch, &tiles)", "0", ("batch",)),
+    "promises of alignment not checked": Mutant(CORE, "return found % promise->operand == 0;", "return 1;", ("loose",)),
+    "strides swapped": Mutant(
+        CORE,
+        "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);",
+        "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);"
+        " value[AOTMM_VALUE_STRIDE_AM] = p->stride_bk; value[AOTMM_VALUE_STRIDE_BK] = p->stride_am;",
+        ("exact", "random"),
+    ),
+    "bias taken for a vector": Mutant(CORE, "? 2 : 1;", "? 1 : 1;", ("finished",)),
+}
+
+
+@functools.cache
+def outcomes() -> dict[str, Future[dict[str, Outcome]]]:
+    """What becomes of the products by mutant; "" is the unmodified kernel. All start at once, on every processor."""
+    pool = ThreadPoolExecutor(2)
+    found = {name: pool.submit(_executed, mutant) for name, mutant in {"": None, **MUTANTS}.items()}
+    pool.shutdown(wait=False)
+    return found
+
+
+def _executed(mutant: Mutant | None) -> dict[str, Outcome]:
+    with tempfile.TemporaryDirectory(prefix="aotmm-mutant-") as folder:
+        root = checkout(Path(folder) / "sources")
+        if mutant is not None:
+            path = root / "aotmm" / mutant.file
+            text = path.read_text()
+            assert text.count(mutant.line) >= 1, mutant
+            path.write_text(text.replace(mutant.line, mutant.planted))
+        (root / "configs.toml").write_text(CONFIGS)
+        done = run_python(BUILD, root / "packs", root / "configs.toml", root=root)
+        assert done.returncode == 0, done.stderr
+        names = list(PRODUCTS) if mutant is None else list(mutant.seen_by)
+        results = submit(execute, root / "packs" / ARCH, [PRODUCTS[name] for name in names]).result()
+    return dict(zip(names, results, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _interpreter() -> None:
+    if reason := missing(ARCH):
+        pytest.skip(reason)
+
+
+def test_what_is_right_is_called_right() -> None:
+    """The unmodified kernels pass every product that the mutants fail, those that promise something and the generic."""
+    found = outcomes()[""].result()
+    assert [name for name, outcome in found.items() if outcome.complaints] == []
+    assert {"_any_" in outcome.kernel for outcome in found.values()} == {True, False}
+    assert {name for mutant in MUTANTS.values() for name in mutant.seen_by} == set(PRODUCTS)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_is_wrong_is_called_wrong(name: str) -> None:
+    """A planted bug is noticed by each product that can show it."""
+    found = outcomes()[name].result()
+    assert [product for product, outcome in found.items() if not outcome.complaints] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["one K block dropped", "fp16 accumulator", "output truncated", "activation before bias"]
+)
+def test_wrong_numbers_are_noticed_by_the_numbers(name: str) -> None:
+    """Bugs that touch no memory they should not are found by exact comparison or the bounds, not by the interpreter."""
+    for outcome in outcomes()[name].result().values():
+        (complaint,) = outcome.complaints
+        assert complaint.startswith("error/bound ")
+        assert outcome.mismatches
