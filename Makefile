@@ -48,7 +48,7 @@ lint: setup ## ruff and mypy
 wheel: artifacts ## the wheel for this platform in dist/, with the packs
 	.venv-build/bin/python -m hatchling build -t wheel
 
-bench: setup ## measures this machine's GPU
+bench: artifacts setup ## measures this machine's GPU
 	.venv/bin/python -m aotmm.bench
 
 clean: ## removes everything that was made, environments included

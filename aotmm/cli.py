@@ -228,6 +228,8 @@ def explain(
     from aotmm.runtime.launcher import CDevice, Problem
     from aotmm.runtime.pack import open_packs
 
+    if batch * max(m * k, k * n, m * n) > _MAX_SIZE:
+        raise SpecError(f"M={m} N={n} K={k} batch={batch}: an operand would have more than 2^63 - 1 elements")
     (element, other), gpu = (DTYPES[name] for name in input_types(dtype_in)), target(arch)
     problem = Problem(
         M=m,
@@ -246,12 +248,15 @@ def explain(
         allow_tf32=element.name == "tf32",
         fast_accum=fast_accum,
         batch=batch,
-        batch_strides=(m * k, k * n, m * n),
+        batch_strides=(m * k, k * n, m * n) if batch > 1 else (0, 0, 0),
         bias_ptr=align if bias else 0,
         bias_strides=(m * n, n, 1) if bias == "matrix" else (0, 0, 1),
     )
     pack = _pack_of(open_packs(folder), arch, folder)
-    selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
+    try:
+        selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
+    except ValueError as error:
+        raise SpecError(str(error)) from error
     refused = [row for row in selection.verdicts if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
     types = f"{element.name} x {other.name} -> {problem.dtype_c}"

@@ -110,7 +110,7 @@ class Kernel:
         registers: per thread (VGPRs on AMD).
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
         global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null.
-        vector_bytes: widest global access that the promises allow, in bytes.
+        vector_bytes: width of the global accesses that the promises allow; 1 if they do not even promise neighbours.
         image: the binary. ptx: the same kernel as text, where the arch ships one.
         key: digest of everything the binary depends on.
     """
@@ -160,12 +160,14 @@ class Provenance:
 class Head:
     """manifest.json: a pack without its kernels, what opening it needs.
 
+    `min_driver` is the lowest CUDA driver version that takes the images, as cuDriverGetVersion spells it; 0 for HIP.
     `library_key` is the digest of everything that the launcher library was linked from, `digest` the manifest's own,
     `kernels_file` the other half. `write` computes the last two.
     """
 
     format: int
     arch: str
+    min_driver: int
     host: str
     provenance: Provenance
     library: File

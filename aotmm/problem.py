@@ -35,6 +35,8 @@ class DType:
     mac_cost: int
 
 
+ABI = 1  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
+
 DTYPES = {
     row.name: row
     for row in (

@@ -72,6 +72,7 @@ def manifest(*kernels: Kernel, library: bytes = b"library") -> Manifest:
     return Manifest(
         format=FORMAT,
         arch="sm80",
+        min_driver=12_000,
         host="x86_64-linux-gnu",
         provenance=Provenance("0.1.0", "3.9.0", "ptxas 12.9.86", "ziglang", "tests", "0" * 64, False, True),  # noqa: FBT003
         library=file("libaotmm_sm80.so", library),

@@ -77,6 +77,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
     pack = Manifest(
         format=manifest.FORMAT,
         arch=arch,
+        min_driver=0,
         host=f"{platform.machine()}-linux-gnu",
         provenance=Provenance(
             "0.1.0", "3.9.0", "ptxas 12.9", "cc", "classic", "1" * 64, line_info=False, fp_fusion=True

@@ -122,6 +122,7 @@ def _build_pack(
             entry = Manifest(
                 format=FORMAT,
                 arch=row.name,
+                min_driver=row.min_driver,
                 host=link.host(),
                 provenance=provenance,
                 library=compiling.file(library.name, library.read_bytes()),
@@ -132,8 +133,7 @@ def _build_pack(
                 ),
                 kernels=kernels,
             )
-            for name, data in manifest.write(entry).items():
-                (fresh / name).write_bytes(data)
+            _write_manifest(fresh, entry)
     size = sum(item.bytes for kernel in kernels for item in (kernel.image, kernel.ptx) if item is not None)
     return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
 
@@ -158,8 +158,10 @@ def _compile(
             # Ctrl-C reaches the whole process group, but only this process acts on it: workers inherit the mask. It is
             # blocked rather than ignored, because LLVM replaces handlers.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            futures = {pool.submit(compiling.compile_variant, variant, key): key for variant, key in missing}
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            try:
+                futures = {pool.submit(compiling.compile_variant, variant, key): key for variant, key in missing}
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for future in as_completed(futures):
                 try:
                     result = future.result()
@@ -197,6 +199,18 @@ def _write_images(folder: Path, kept: list[Compiled]) -> None:
             (folder / item.kernel.ptx.path).write_bytes(item.ptx)
 
 
+def _write_manifest(folder: Path, entry: Manifest) -> None:
+    """Writes both files of the manifest, once the reader takes them: a pack too large to load replaces no other."""
+    written = manifest.write(entry)
+    try:
+        head = manifest.read_head(written[manifest.FILE_NAME], manifest.FILE_NAME)
+        manifest.read_kernels(head, written[manifest.KERNELS_NAME], manifest.KERNELS_NAME)
+    except ArtifactError as error:
+        raise PackError(f"pack {entry.arch} cannot be read back: {error}; build fewer kernels") from error
+    for name, data in written.items():
+        (folder / name).write_bytes(data)
+
+
 def _previous(folder: Path) -> Manifest | None:
     """The manifest of the pack in `folder` if that pack is whole, else None."""
     try:
@@ -228,6 +242,8 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise PackError(f"another aotmm build is writing to {out}; wait for it or use another --out") from error
+        except OSError as error:
+            raise PackError(f"packs cannot be written to {out}, which cannot be locked: {error}") from error
         yield
     finally:
         os.close(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import importlib.metadata
@@ -60,10 +61,10 @@ def assembler(target: Target) -> str:
 
 
 def kernel_sources() -> str:
-    """Digest of every kernel source file."""
+    """Digest of every kernel source file, and of the vocabulary whose numbers they contain."""
     folder = Path(aotmm.kernels.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in [*sorted(folder.glob("*.py")), folder.parent / "problem.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -90,7 +91,7 @@ def options(variant: Variant) -> dict[str, Any]:
 def key(variant: Variant, sources: str, assembled_by: str) -> str:
     """Digest of everything that the binary of `variant` depends on."""
     facts = {
-        "variant": asdict(variant) | {"target": variant.target.name},
+        "variant": asdict(dataclasses.replace(variant, target=dataclasses.replace(variant.target, executed_on=""))),
         "options": options(variant),
         "sources": sources,
         "compile": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),

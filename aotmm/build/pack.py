@@ -24,6 +24,7 @@ def new_pack(folder: Path) -> Iterator[Path]:
     Raises:
         PackError: the files cannot be written (permission, full disk).
     """
+    folder = folder.resolve()  # a link stays one
     fresh = folder.with_name(f".{folder.name}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ _NUMBERS: dict[str, tuple[int, ...]] = {
     "block_m": _POWERS,
     "block_n": _POWERS,
     "block_k": _POWERS,
-    "group_m": tuple(range(1, 65)),
+    "group_m": tuple(range(1, 17)),  # more could overflow the tile's number at N near 2^31
     "num_stages": tuple(range(9)),
     "num_warps": (1, 2, 4, 8, 16),
     "waves_per_eu": tuple(range(11)),
@@ -97,6 +97,8 @@ def config_set(name: str) -> ConfigSet:
             raise SpecError(f"unknown config set {name!r}; known: {', '.join(set_names())}, or a path to a .toml file")
     try:
         table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not a TOML file: {error}") from error
     where = f"{path.name}"
@@ -140,7 +142,10 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
             continue
         a, b = input_types(name)
         integer = DTYPES[a].output not in OUTPUTS  # has one output type, and no epilogue
-        outputs = (DTYPES[a].output,) if integer or not entry.outputs else entry.outputs
+        default = DTYPES[a].output
+        outputs = (default,) if integer or not entry.outputs else entry.outputs
+        if "any" in entry.layouts and not integer:
+            outputs = tuple(sorted({default, *outputs}))
         epilogues = ("none",) if integer else entry.epilogues
         for output, layout, epilogue in itertools.product(outputs, entry.layouts, epilogues):
             yield Variant(
@@ -159,13 +164,14 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
 
 
 def _generic_entries(chosen: ConfigSet) -> list[Entry]:
-    """The entries of the kernels that promise nothing, for the types of `chosen`; one has all its epilogues."""
+    """The entries of the kernels that promise nothing: all that the set's kernels write, with its richest epilogue."""
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
-    richest = max(chosen.epilogues, key=EPILOGUES.index)
-    lists = dict(_LISTS) | {"epilogues": (richest,)}
+    epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
+    outputs = {*chosen.outputs, *(name for entry in chosen.entries for name in entry.outputs)}
+    lists = dict(_LISTS) | {"epilogues": (max(epilogues, key=EPILOGUES.index),)}
     return [
         dataclasses.replace(
-            _entry(row, "generic.toml", lists, table["source"]), layouts=("any",), outputs=chosen.outputs
+            _entry(row, "generic.toml", lists, table["source"]), layouts=("any",), outputs=tuple(sorted(outputs))
         )
         for row in table["config"]
     ]

@@ -62,7 +62,7 @@ def activate(x, activation, slope):
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif activation == TANH:
         x = libdevice.tanh(x)
-    elif activation > LEAKY_RELU:
+    elif (activation == GELU_TANH) | (activation == SILU) | (activation == SIGMOID):
         # gelu_tanh is x * sigmoid(2 y), because (1 + tanh(y)) / 2 = sigmoid(2 y), and keeps its relative precision
         y = tl.where(activation == GELU_TANH, 1.5957691216057308 * (x + 0.044715 * x * x * x), x)
         sigmoid = 1.0 / (1.0 + tl.exp(-y))

@@ -95,9 +95,12 @@ EXPORT const char aotmm_torch_key[] = AOTMM_KEY; /* digest of what this library 
 
 EXPORT const torch_error *aotmm_torch_last_error(void) { return &last_error; }
 
-/* The launcher that products of library number `library` on device `device` go to. */
+/* The launcher that products of library number `library` on device `device` go to. AOTMM_INVALID for a number out of
+   range, or a launcher of another ABI. */
 EXPORT int aotmm_torch_bind(int library, int device, const aotmm_launcher *launcher) {
-  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES) return AOTMM_INVALID;
+  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES || launcher->abi != AOTMM_ABI ||
+      launcher->problem_bytes != sizeof(aotmm_problem))
+    return AOTMM_INVALID;
   __atomic_store_n(&launchers[library][device], launcher, __ATOMIC_RELEASE);
   return AOTMM_OK;
 }
@@ -182,27 +185,38 @@ static int64_t gcd(int64_t a, int64_t b) {
   return a;
 }
 
-/* Do two matrices share memory? They do not if their address ranges are apart, or if both repeat at a common pitch and
-   their innermost rows are apart within it, as with columns side by side; other interleaved views count as sharing. */
+/* Where y's row begins within `pitch` bytes, seen from x's row. */
+static int64_t distance(const matrix *x, const matrix *y, int64_t pitch) {
+  uint64_t apart = y->address > x->address ? y->address - x->address : x->address - y->address;
+  int64_t rest = (int64_t)(apart % (uint64_t)pitch);
+  return y->address > x->address || rest == 0 ? rest : pitch - rest;
+}
+
+/* Do two matrices share memory? Not if there is a pitch at which both repeat what their inner axes cover, and what those
+   cover is apart: the whole address ranges, columns side by side in the same rows, heads of the same tokens. Other
+   interleaved views count as sharing. */
 static int share_memory(const matrix *x, const matrix *y) {
   if (!x->batch || !x->rows || !x->cols || !y->batch || !y->rows || !y->cols) return 0;
-  const matrix *both[] = {x, y};
-  int64_t range[2], width[2], pitch = 0;
-  for (int side = 0; side < 2; side++) {
-    axis axes[3];
-    int count = axes_of(both[side], axes), unit = count && axes[0].stride < 4 * both[side]->bytes;
-    range[side] = width[side] = both[side]->bytes;
-    for (int i = 0; i < count; i++) {
-      range[side] += (axes[i].size - 1) * axes[i].stride;
-      if (i == 0 && unit) width[side] = range[side];
-      else pitch = gcd(axes[i].stride, pitch);
+  axis of_x[3], of_y[3];
+  int count_x = axes_of(x, of_x), count_y = axes_of(y, of_y);
+  int64_t width_x = x->bytes;
+  for (int i = 0; i <= count_x; i++) {
+    int64_t width_y = y->bytes;
+    for (int j = 0; j <= count_y; j++) {
+      int64_t pitch = 0;
+      for (int k = i; k < count_x; k++) pitch = gcd(of_x[k].stride, pitch);
+      for (int k = j; k < count_y; k++) pitch = gcd(of_y[k].stride, pitch);
+      if (pitch == 0) {
+        if (x->address + (uint64_t)width_x <= y->address || y->address + (uint64_t)width_y <= x->address) return 0;
+      } else if (width_x <= pitch && width_y <= pitch) {
+        int64_t from_x = distance(x, y, pitch);
+        if (from_x >= width_x && pitch - from_x >= width_y) return 0;
+      }
+      if (j < count_y) width_y += (of_y[j].size - 1) * of_y[j].stride;
     }
+    if (i < count_x) width_x += (of_x[i].size - 1) * of_x[i].stride;
   }
-  if (x->address + (uint64_t)range[0] <= y->address || y->address + (uint64_t)range[1] <= x->address) return 0;
-  if (pitch == 0 || width[0] > pitch || width[1] > pitch) return 1;
-  int64_t distance = (int64_t)((y->address - x->address) % (uint64_t)pitch); /* from x's row forward to y's */
-  if (y->address < x->address) distance = (pitch - (int64_t)((x->address - y->address) % (uint64_t)pitch)) % pitch;
-  return distance < width[0] || pitch - distance < width[1];
+  return 1;
 }
 
 /* -------------------------------------------------------------------------------------------- the call */
@@ -278,46 +292,52 @@ static int read_factors(tensor_t handle, int32_t device, int32_t *dtype, int64_t
   return 0;
 }
 
-/* Is the bias the result's own elements, each read before it is written, or apart from it? */
-static int bias_is_safe(const aotmm_problem *p, int32_t bytes, const int64_t size[3], const int64_t stride[3]) {
+/* Is a bias or scale the result's own elements, each read before it is written, or apart from it? */
+static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t bytes, const int64_t size[3],
+                             const int64_t stride[3]) {
   matrix out = {.batch = p->batch, .rows = p->M, .cols = p->N, .z_stride = p->stride_cz, .row_stride = p->stride_cm,
-                .col_stride = p->stride_cn, .address = (uint64_t)p->c_ptr, .bytes = bytes};
-  matrix bias = {.batch = size[0], .rows = size[1], .cols = size[2], .z_stride = stride[0], .row_stride = stride[1],
-                 .col_stride = stride[2], .address = (uint64_t)p->bias_ptr, .bytes = bytes};
-  int same = p->bias_ptr == p->c_ptr && size[0] == p->batch && size[1] == p->M &&
-             (p->batch == 1 || stride[0] == p->stride_cz) && (p->M == 1 || stride[1] == p->stride_cm) &&
-             (p->N == 1 || stride[2] == p->stride_cn);
-  return same || !share_memory(&out, &bias);
+                .col_stride = p->stride_cn, .address = (uint64_t)p->c_ptr, .bytes = element_bytes[p->dtype_c]};
+  matrix factor = {.batch = size[0], .rows = size[1], .cols = size[2], .z_stride = stride[0], .row_stride = stride[1],
+                   .col_stride = stride[2], .address = address, .bytes = bytes};
+  int same = address == out.address && bytes == out.bytes && size[0] == p->batch && size[1] == p->M &&
+             size[2] == p->N && (p->batch == 1 || stride[0] == p->stride_cz) &&
+             (p->M == 1 || stride[1] == p->stride_cm) && (p->N == 1 || stride[2] == p->stride_cn);
+  return same || !share_memory(&out, &factor);
+}
+
+/* One fp32 factor for all, or one for each of `count` along dimension `along` of the last three. */
+static int set_scale(const call *c, tensor_t handle, int along, int64_t count, const char *wrong, int64_t *address,
+                     int64_t *apart) {
+  int64_t size[3], stride[3];
+  int32_t dtype;
+  if (read_factors(handle, c->device, &dtype, size, stride, address)) return 1;
+  if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scales must be float32");
+  for (int i = 0; i < 3; i++)
+    if (size[i] != 1 && (i != along || size[i] != count)) return fail(KIND_VALUE, wrong);
+  if (!apart_from_result(&c->problem, (uint64_t)*address, element_bytes[dtype], size, stride))
+    return fail(KIND_VALUE, "out shares memory with a scale");
+  *apart = stride[along];
+  return 0;
 }
 
 static int set_epilogue(call *c) {
   aotmm_problem *p = &c->problem;
-  int64_t size[3], stride[3];
-  int32_t dtype;
   if (c->bias) {
+    int64_t size[3], stride[3];
+    int32_t dtype;
     if (read_factors(c->bias, c->device, &dtype, size, stride, &p->bias_ptr)) return 1;
     if (dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
-    if (size[2] != p->N || (size[1] != 1 && size[1] != p->M) || (size[0] != 1 && size[0] != p->batch))
-      return fail(KIND_VALUE, "bias must be a vector of N or have the shape of the result");
-    if (!bias_is_safe(p, element_bytes[dtype], size, stride))
+    const int64_t result[3] = {p->batch, p->M, p->N};
+    for (int i = 0; i < 3; i++)
+      if (size[i] != 1 && size[i] != result[i]) return fail(KIND_VALUE, "bias must broadcast to the result");
+    if (!apart_from_result(p, (uint64_t)p->bias_ptr, element_bytes[dtype], size, stride))
       return fail(KIND_VALUE, "out shares memory with bias, and is not the same elements");
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
-  if (c->scale_a) {
-    if (read_factors(c->scale_a, c->device, &dtype, size, stride, &p->scale_a_ptr)) return 1;
-    if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scale_a must be float32");
-    if (size[0] != 1 || size[2] != 1 || (size[1] != 1 && size[1] != p->M))
-      return fail(KIND_VALUE, "scale_a must be one number or (M, 1)");
-    p->stride_scale_a = stride[1];
-  }
-  if (c->scale_b) {
-    if (read_factors(c->scale_b, c->device, &dtype, size, stride, &p->scale_b_ptr)) return 1;
-    if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scale_b must be float32");
-    if (size[0] != 1 || size[1] != 1 || (size[2] != 1 && size[2] != p->N))
-      return fail(KIND_VALUE, "scale_b must be one number or (1, N)");
-    p->stride_scale_b = stride[2];
-  }
-  return 0;
+  return (c->scale_a && set_scale(c, c->scale_a, 1, p->M, "scale_a must be one number or (M, 1)", &p->scale_a_ptr,
+                                  &p->stride_scale_a)) ||
+         (c->scale_b && set_scale(c, c->scale_b, 2, p->N, "scale_b must be one number or (1, N)", &p->scale_b_ptr,
+                                  &p->stride_scale_b));
 }
 
 static int launch(const call *c) {
@@ -331,6 +351,7 @@ static int launch(const call *c) {
     if (!resolver || resolver((int)c->library, c->device))
       return fail(KIND_RESOLVER, "no pack of aotmm serves this device");
     launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+    if (!launcher) return fail(KIND_RESOLVER, "no pack of aotmm serves this device");
   }
   void *stream = NULL;
   if (current_stream && current_stream(c->device, &stream))

@@ -23,9 +23,8 @@ from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPE_CODES, LEAKY_SLOPE, STATED_VALUES, VALUES
+from aotmm.problem import ABI, ACTIVATIONS, DTYPE_CODES, LEAKY_SLOPE, STATED_VALUES, VALUES
 
-ABI = 1
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
 FITS, OTHER_TYPES, BROKEN_PROMISE, TOO_MUCH_SHARED, TOO_MANY_BLOCKS = range(5)
 

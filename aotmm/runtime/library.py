@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Activation = str | tuple[str, float] | None
 _ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
-_RANKS = (2, 3)  # of the op's operands
+_MATRIX, _BATCH = 2, 3  # dimensions of the op's operands
 _PLAIN = (0, 0.0, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
 _PAIR = 2
 
@@ -73,10 +73,12 @@ class Library:
             b: (..., K, N) or (K) of the same dtype (float8_e4m3fn and float8_e5m2 mix), likewise.
             out: tensor of the result's shape to write to: fp16, bf16 or fp32 (int32 for int8), any strides, sharing
                 memory with neither operand.
-            bias: vector of N, or a tensor of the result's shape, of the result's dtype.
+            bias: tensor that broadcasts to the result (a vector of N, or a residual), of the result's dtype. It may be
+                `out` itself.
             activation: None, "relu", "leaky_relu" (slope 0.01) or ("leaky_relu", slope), "gelu" (erf), "gelu_tanh",
                 "silu", "sigmoid" or "tanh".
-            scale_a: fp32, one number or (M, 1). scale_b: fp32, one number or (1, N).
+            scale_a: fp32, one number or (M, 1), the same for every matrix of a batch.
+            scale_b: fp32, one number or (1, N), likewise.
             out_dtype: dtype of the result if there is no `out`; by default that of the operands, fp16 for float8, int32
                 for int8.
             fast_accum: float8 sums may stay in the tensor cores' own precision (about 14 bits on Hopper).
@@ -89,7 +91,7 @@ class Library:
             ValueError: sizes, devices or memory that do not fit together, or an unknown activation.
             NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue.
             DriverError: the driver refused the launch.
-            NotImplementedError: an operand requires a gradient; use `torch.no_grad()` or `detach()`.
+            NotImplementedError: a tensor requires a gradient; use `torch.no_grad()` or `detach()`.
         """
         code, slope = (0, 0.0) if activation is None else _activation(activation)
         if out is not None and out_dtype is not None:
@@ -99,25 +101,29 @@ class Library:
                 _refuse_gradient()
             tf32 = a.dtype is torch.float32 and _tf32_allowed()
             options = (code, slope, tf32, fast_accum, self._number)
-            rank = a.dim()
-            if rank != b.dim() or rank not in _RANKS:
+            if not (a.dim() == b.dim() == _MATRIX) and not _batched(a, b):
                 return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
             if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
                 # most calls; the op fills its defaults in faster than Python passes them
-                plain: torch.Tensor = self._mm(a, b) if out is None else self._mm_out(a, b, out=out)
-                return plain
+                return self._mm(a, b) if out is None else self._into(out, a, b)
+            _check_factors(bias, scale_a, scale_b)
             if out is None:
-                output = -1 if out_dtype is None else ops.OUTPUT_CODES[out_dtype]
-                result: torch.Tensor = self._mm(a, b, bias, scale_a, scale_b, *options, output)
-                return result
-            self._mm_out(a, b, bias, scale_a, scale_b, *options, out=out)
+                output = -1 if out_dtype is None else ops.output_code(out_dtype)
+                return self._mm(a, b, bias, scale_a, scale_b, *options, output)  # type: ignore[no-any-return]
+            return self._into(out, a, b, bias, scale_a, scale_b, *options)
         except RuntimeError as error:
-            self._ops.reraise(error, a, b, out, self)
+            tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+            self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self)
         except AttributeError:
+            if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+                raise
             raise TypeError(f"matmul takes tensors, found {type(a).__name__} and {type(b).__name__}") from None
-        except KeyError:
-            known = ", ".join(str(dtype) for dtype in ops.OUTPUT_CODES)
-            raise TypeError(f"unknown out_dtype {out_dtype}; known: {known}") from None
+
+    def _into(self, out: torch.Tensor, *arguments: object) -> torch.Tensor:
+        """`out` with the product in it, and its change known to autograd."""
+        self._mm_out(*arguments, out=out)
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
         return out
 
     def _any_rank(
@@ -131,13 +137,18 @@ class Library:
         out_dtype: torch.dtype | None,
         options: tuple[int, float, bool, bool, int],
     ) -> torch.Tensor:
+        _check_factors(bias, scale_a, scale_b)
         shape = result_shape(a, b)
         if out is None:
-            out = torch.empty(shape, dtype=out_dtype or ops.default_output(a.dtype), device=a.device)
+            output = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
+            out = torch.empty(shape, dtype=output, device=a.device)
         elif out.shape != shape:
             raise ValueError(f"out is {tuple(out.shape)}, it must be {shape}")
-        for product in products(a, b, out, bias):
-            self._mm_out(product.a, product.b, product.bias, scale_a, scale_b, *options, out=product.out)
+        found = products(a, b, out, bias, rows_scaled=_per_row(scale_a))
+        for product in found:
+            self._into(product.out, product.a, product.b, product.bias, scale_a, scale_b, *options)
+        if not found:  # nothing to launch, but still nothing to accept that does not multiply
+            self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
     def explain(
@@ -163,9 +174,12 @@ class Library:
         """
         if not a.is_cuda:
             raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
-        dtype = out.dtype if out is not None else out_dtype or ops.default_output(a.dtype)
+        _check_factors(bias, scale_a, scale_b)
+        dtype = out.dtype if out is not None else ops.default_output(a.dtype)
+        if out_dtype is not None:
+            dtype = ops.output_dtype(out_dtype)
         like = torch.empty(result_shape(a, b), dtype=dtype, device="meta") if out is None else out
-        found = products(a, b, like, bias)
+        found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
         if not found:
             raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
         code, slope = (0, 0.0) if activation is None else _activation(activation)
@@ -212,6 +226,25 @@ def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
         known = ", ".join(repr(known) for known in _ACTIVATION_CODES)
         raise ValueError(f'unknown activation {activation!r}; known: None, {known}, ("leaky_relu", slope)')
     return _ACTIVATION_CODES[name], float(slope)
+
+
+def _batched(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the op multiplies a and b as they are, and not better as one matrix: batches with an own b for each a."""
+    return a.dim() == b.dim() == _BATCH and b.shape[0] != 1 and b.stride(0) != 0
+
+
+def _per_row(scale_a: torch.Tensor | None) -> bool:
+    return scale_a is not None and scale_a.numel() > 1
+
+
+def _check_factors(bias: object, scale_a: object, scale_b: object) -> None:
+    for name, value in (("bias", bias), ("scale_a", scale_a), ("scale_b", scale_b)):
+        if value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
+        if torch.is_grad_enabled() and value.requires_grad:
+            _refuse_gradient()
 
 
 def _tf32_allowed() -> bool:

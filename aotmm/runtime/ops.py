@@ -7,13 +7,13 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.problem import DTYPE_CODES, DTYPES
+from aotmm.problem import DTYPE_CODES, DTYPES, OUTPUTS
 from aotmm.runtime.shapes import Product, result_shape
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _Resolver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
 
 # Both spellings of every type: torch's, and the code that the ops take.
 TORCH_DTYPES = {getattr(torch, row.torch): row.storage for row in DTYPES.values()}
-OUTPUT_CODES = {dtype: DTYPE_CODES.index(name) for dtype, name in TORCH_DTYPES.items()}
+_OUTPUTS = {getattr(torch, DTYPES[name].torch): name for name in (*OUTPUTS, "int32")}
 
 
 class Ops:
@@ -53,53 +53,71 @@ class Ops:
 
     def _on_first_use(self, library: int, device: int) -> int:
         try:
-            self._native.aotmm_torch_bind(library, device, self._resolve(library, device))
-        except Exception as error:  # noqa: BLE001 - it cannot pass through C, `reraise` raises it
+            self._bind(library, device)
+        except BaseException as error:  # noqa: BLE001 - none can pass through C, `reraise` raises it
             self._unresolved.error = error
             return _FAILED
         return _OK
 
-    def reraise(self, cause: RuntimeError, a: object, b: object, out: object, library: Library) -> NoReturn:
-        """Raises what the calling thread's last op, of `library`, meant by the RuntimeError that torch made of it."""
+    def _bind(self, library: int, device: int) -> None:
+        if self._native.aotmm_torch_bind(library, device, self._resolve(library, device)):
+            raise ArtifactError("libaotmm_torch.so and the pack are of different versions; build the pack again")
+
+    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], library: Library) -> NoReturn:
+        """Raises what the calling thread's last op, of `library`, meant by the RuntimeError that torch made of it.
+
+        Args:
+            tensors: the arguments by name, for the message.
+        """
         from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
+        for name, value in tensors.items():
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"{name} must be a tensor, found {type(value).__name__}") from None
         self._native.aotmm_torch_last_error.restype = ctypes.POINTER(CTorchError)
         failure = self._native.aotmm_torch_last_error().contents
         text = failure.error.text.decode(errors="replace")
         if not text or text not in str(cause):
             raise cause  # not ours
-        operands = f"a is {_describe(a)}, b is {_describe(b)}" + ("" if out is None else f", out is {_describe(out)}")
+        found = ", ".join(f"{name} is {_describe(value)}" for name, value in tensors.items())
         if failure.kind == _TYPE:
-            raise TypeError(f"{text}: {operands}") from None
+            raise TypeError(f"{text}: {found}") from None
         if failure.kind == _VALUE:
-            raise ValueError(f"{text}: {operands}") from None
+            raise ValueError(f"{text}: {found}") from None
         if failure.kind == _RESOLVER:
             error = self._unresolved.error
             del self._unresolved.error
             raise error from None
-        if failure.kind != _LAUNCHER:
-            raise cause
-        if failure.error.status == NO_KERNEL and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            _refuse_types(a, b, operands, library)
-        raise error_of(failure.error) from None
+        if failure.kind == _LAUNCHER:
+            if failure.error.status == NO_KERNEL:
+                _refuse_types(tensors["a"], tensors["b"], found, library)
+            raise error_of(failure.error) from None
+        if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
+            a, b = tensors["a"], tensors["b"]
+            torch.empty(result_shape(a, b), dtype=default_output(a.dtype), device=a.device)
+        raise cause
 
 
-def _refuse_types(a: torch.Tensor, b: torch.Tensor, operands: str, library: Library) -> NoReturn:
-    """Says which types there are, when no kernel was found: every type has one that promises nothing."""
+def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, library: Library) -> None:
+    """Says which types there are, if types are why no kernel was found.
+
+    Raises:
+        TypeError: the pack multiplies no such pair. NoKernelError: it writes its products otherwise.
+    """
     kernels = library.launcher(a.device.index).kernels
-    pairs = sorted({(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels})
+    pairs = {(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage): k for k in kernels}
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
     arch = library.serving(a.device.index).arch
     if mine not in pairs:
-        known = ", ".join(f"{x} x {y}" for x, y in pairs)
+        known = ", ".join(f"{x} x {y}" for x, y in sorted(pairs))
         raise TypeError(
-            f"no kernel of pack {arch} multiplies {mine[0]} x {mine[1]}: {operands}; it has: {known}"
+            f"no kernel of pack {arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
         ) from None
-    found = {(k.dtype_c, k.epilogue) for k in kernels if (DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) == mine}
-    trace = tuple(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(found))
-    raise NoKernelError(
-        f"no kernel of pack {arch} writes this: {operands}; it has: {'; '.join(trace)}", trace
-    ) from None
+    writes = {
+        (k.dtype_c, k.epilogue) for k in kernels if (DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) == mine
+    }
+    has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
+    raise NoKernelError(f"no kernel of pack {arch} does this: {found}; it has: {has}") from None
 
 
 _lock = threading.Lock()
@@ -125,6 +143,18 @@ def register(resolve: Callable[[int, int], int]) -> Ops:
             torch.library.register_fake("aotmm::mm", _fake_mm)
             torch.library.register_fake("aotmm::mm.out", _fake_mm_out)
         return _ops
+
+
+def output_dtype(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, which kernels write. Raises TypeError for one that none writes."""
+    if dtype not in _OUTPUTS:
+        raise TypeError(f"unknown out_dtype {dtype}; known: {', '.join(str(known) for known in _OUTPUTS)}")
+    return dtype
+
+
+def output_code(dtype: torch.dtype) -> int:
+    """The number that the op takes for a result of `dtype`. Raises TypeError as `output_dtype`."""
+    return DTYPE_CODES.index(_OUTPUTS[output_dtype(dtype)])
 
 
 def default_output(dtype: torch.dtype) -> torch.dtype:
@@ -213,7 +243,5 @@ def _gpu_library() -> int:
     return _torch_library("cuda") or _torch_library("hip")
 
 
-def _describe(tensor: object) -> str:
-    if not isinstance(tensor, torch.Tensor):
-        return f"a {type(tensor).__name__}"
+def _describe(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

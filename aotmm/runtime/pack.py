@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from aotmm import manifest
 from aotmm.errors import ArtifactError
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
+from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Launcher
@@ -89,7 +90,7 @@ def open_pack(folder: Path) -> Pack:
 
 
 def open_packs(path: Path) -> list[Pack]:
-    """The pack in `path`, or the packs in its subfolders, ordered by arch; hidden folders are not looked at.
+    """The pack in `path`, or the packs in its subfolders, ordered by name; other subfolders are not looked at.
 
     Raises:
         ArtifactError: there is none, or one is refused.
@@ -98,7 +99,8 @@ def open_packs(path: Path) -> list[Pack]:
         return [open_pack(path)]
     if not path.is_dir():
         raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
-    found = [open_pack(entry) for entry in sorted(path.glob("[!.]*")) if entry.is_dir()]
+    places = sorted(entry for entry in path.glob("[!.]*") if entry.is_dir())
+    found = [open_pack(place) for place in places if place.name in TARGETS or (place / manifest.FILE_NAME).exists()]
     if not found:
         raise ArtifactError(f"no packs in {path}; build some: aotmm build --arch ... --out {path}")
     return found

@@ -35,22 +35,25 @@ def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
 
 
-def products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None) -> list[Product]:
-    """What to launch for out = a @ b (+ bias): as few products as the strides allow, none if out is empty.
+def products(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, *, rows_scaled: bool
+) -> list[Product]:
+    """What to launch for out = a @ b (+ bias), none if out is empty.
 
-    Batch dimensions become rows where b is the same for all, else one batch dimension; what does not merge is looped.
+    Batch dimensions become rows where b is the same for all, else one batch dimension; the first that does not merge is
+    looped over.
 
     Args:
         a, b: tensors that multiply (`result_shape`).
         out: tensor of `result_shape(a, b)`.
-        bias: vector of N, or a tensor of out's shape.
+        bias: tensor that broadcasts to out.
+        rows_scaled: every row of a has a scale of its own, so rows must stay those of one matrix.
 
     Raises:
-        ValueError: bias of another shape; out shares memory with itself or, over several products, with an operand.
+        ValueError: bias does not broadcast; out shares memory with itself or, over several products, with a tensor that
+            is read.
     """
-    if bias is not None and bias.shape not in ((b.shape[-1],) if b.dim() > 1 else (), out.shape):
-        raise ValueError(f"bias is {tuple(bias.shape)}, it must be a vector of N or {tuple(out.shape)}")
-    matrix = bias if bias is not None and bias.shape == out.shape and (out.dim() > 1 or b.dim() == 1) else None
+    vector, matrix = _bias_of(bias, out, b)
     if b.dim() == 1:
         b, out = b.unsqueeze(-1), out.unsqueeze(-1)
         matrix = None if matrix is None else matrix.unsqueeze(-1)
@@ -61,23 +64,42 @@ def products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Te
         return []
     batch = out.shape[:-2]
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    vector = bias if matrix is None else None
-    found = [Product(x, y, z, vector if part is None else part) for x, y, z, part in _split(a, b, out, matrix)]
-    if len(found) > 1 and (_overlaps_itself(out) or any(_ranges_meet(out, operand) for operand in (a, b))):
-        raise ValueError(
-            f"out of shape {tuple(out.shape)}, strides {out.stride()} shares memory with itself or an operand"
-        )
+    parts = _split(a, b, out, matrix, rows_scaled=rows_scaled)
+    found = [Product(x, y, z, vector if part is None else part) for x, y, z, part in parts]
+    if len(found) > 1:
+        read = [a, b] if vector is None else [a, b, vector]
+        if matrix is not None and (matrix.data_ptr(), matrix.stride()) != (out.data_ptr(), out.stride()):
+            read.append(matrix)  # where it is out itself, each element is read before it is written
+        if _overlaps_itself(out) or any(_ranges_meet(out, operand) for operand in read):
+            raise ValueError(
+                f"out of shape {tuple(out.shape)}, strides {out.stride()} shares memory with itself or an operand"
+            )
     return found
 
 
+def _bias_of(
+    bias: torch.Tensor | None, out: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The bias as a vector of N, or expanded to out's shape."""
+    if bias is None:
+        return None, None
+    if bias.dim() == 1 and b.dim() > 1 and bias.shape[0] in (1, b.shape[-1]):
+        return bias, None
+    try:
+        return None, bias.expand(out.shape)
+    except RuntimeError as error:
+        raise ValueError(f"bias is {tuple(bias.shape)}, it must broadcast to {tuple(out.shape)}") from error
+
+
 def _split(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, *, rows_scaled: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]]:
     count = out.dim() - 2
     if count == 0:
         yield a, b, out, bias
         return
-    if all(size == 1 or stride == 0 for size, stride in zip(b.shape[:-2], b.stride()[:-2], strict=True)):
+    shared = all(size == 1 or stride == 0 for size, stride in zip(b.shape[:-2], b.stride()[:-2], strict=True))
+    if shared and not rows_scaled:
         rows = _merge([a, out, bias], count + 1)
         if rows is not None:
             yield rows[0], b[(0,) * count], rows[1], rows[2] if bias is not None else None
@@ -87,7 +109,8 @@ def _split(
         yield batches[0], batches[1], batches[2], batches[3] if bias is not None else None
         return
     for index in range(out.shape[0]):
-        yield from _split(a[index], b[index], out[index], None if bias is None else bias[index])
+        part = None if bias is None else bias[index]
+        yield from _split(a[index], b[index], out[index], part, rows_scaled=rows_scaled)
 
 
 def _merge(tensors: list[torch.Tensor | None], count: int) -> list[torch.Tensor] | None:
@@ -123,8 +146,8 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _ranges_meet(x: torch.Tensor, y: torch.Tensor) -> bool:
-    def last(tensor: torch.Tensor) -> int:
-        elements = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        return tensor.data_ptr() + elements * tensor.element_size()
+    def end(tensor: torch.Tensor) -> int:
+        last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        return tensor.data_ptr() + (last + 1) * tensor.element_size()
 
-    return bool(x.numel() and y.numel() and x.data_ptr() <= last(y) and y.data_ptr() <= last(x))
+    return bool(x.numel() and y.numel() and x.data_ptr() < end(y) and y.data_ptr() < end(x))
