@@ -242,6 +242,9 @@ def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
     assert str(found).startswith(f"{found.chosen.kernel.name}: grid of {found.chosen.grid} blocks, 1 waves")
     rejected = [verdict.rejected for verdict in found.verdicts if verdict.same_types and verdict.rejected]
     assert any("is not 1" in reason for reason in rejected)
+    shared = lib.explain(a.repeat(8, 1, 1), b[None])
+    assert shared.chosen is not None
+    assert shared.chosen.grid == lib.explain(a.repeat(8, 1), b).chosen.grid, "one b for all is one product of more rows"  # type: ignore[union-attr]
     shifted = lib.explain(a[:, 1:], b[1:])
     assert shifted.chosen is not None
     assert not any(promise.value == "a_ptr" for promise in shifted.chosen.kernel.promises)

@@ -153,8 +153,8 @@ def test_wrong_arguments(lib: Library) -> None:
         (TypeError, "no kernels for this dtype.*float64", (half.double(), half.T.double()), {}),
         (ValueError, r"inner sizes differ.*\(4, 8\).*\(4, 8\)", (half, half), {}),
         (ValueError, "at least 1 dimension", (half[0, 0], half.T), {}),
-        (ValueError, "batch sizes differ", (half.expand(2, 4, 8), half.T.expand(3, 8, 4)), {}),
-        (ValueError, "bias must be a vector of N", (half, half.T), {"bias": half[0]}),
+        (ValueError, "batch sizes differ", (half.repeat(2, 1, 1), half.T.repeat(3, 1, 1)), {}),
+        (ValueError, "bias must broadcast to the result.*bias is \\(8,\\)", (half, half.T), {"bias": half[0]}),
         (TypeError, "bias must have the dtype", (half, half.T), {"bias": torch.zeros(4, device="cuda")}),
         (ValueError, "scale_a must be one number", (half, half.T), {"scale_a": torch.zeros(3, 1, device="cuda")}),
         (ValueError, "wrong shape", (half, half.T), {"out": torch.zeros(4, 5, device="cuda")}),
@@ -164,7 +164,16 @@ def test_wrong_arguments(lib: Library) -> None:
         (ValueError, "unknown activation 'swish'", (half, half.T), {"activation": "swish"}),
         (TypeError, "takes tensors", (half, [[1.0]]), {}),
         (NotImplementedError, "no gradient", (half.clone().requires_grad_(), half.T), {}),
-        (NoKernelError, "it has: fp16 x fp16 -> ", (half, half.T), {"out_dtype": torch.float8_e5m2}),
+        (
+            TypeError,
+            "unknown out_dtype torch.float8_e5m2; known: torch.float16",
+            (half, half.T),
+            {"out_dtype": torch.float8_e5m2},
+        ),
+        (NoKernelError, "it has: fp16 x fp16 -> ", (half, half.T), {"out_dtype": torch.int32}),
+        (TypeError, "bias must be a tensor, found list", (half, half.T), {"bias": [0.0] * 4}),
+        (TypeError, "scale_a must be a tensor, found float", (half, half.T), {"scale_a": 2.0}),
+        (NotImplementedError, "no gradient", (half, half.T), {"bias": half[:, 0].clone().requires_grad_()}),
     ]
     for error, text, operands, options in cases:
         with pytest.raises(error, match=text):
@@ -173,6 +182,9 @@ def test_wrong_arguments(lib: Library) -> None:
     with pytest.raises(ValueError, match="out shares memory with bias"):
         lib.matmul(half, half.T, bias=square[:, 1:5], out=square[:, :4])
     assert (lib.matmul(half, half.T, bias=square[:, :4], out=square[:, :4]) == 0).all(), "in place is fine"
+    single = torch.zeros(8, 4, device="cuda")
+    with pytest.raises(ValueError, match="out shares memory with a scale"):
+        lib.matmul(half, half.T, scale_b=single[:1], out=single[:4])
     both = torch.zeros(4, 16, device="cuda", dtype=torch.float16)
     assert lib.matmul(half, half.T, out=both[:, :4]) is not None, "an out beside its operands is fine"
 
@@ -185,3 +197,26 @@ def test_other_device(lib: Library) -> None:
     assert (lib.matmul(a, a) == 64).all()
     with pytest.raises(ValueError, match="different devices"):
         lib.matmul(a, a.to("cuda:0"))
+
+
+def test_out_beside_its_operands(lib: Library) -> None:
+    """Results interleaved with their operands are accepted and right: heads of the same tokens, halves of a batch."""
+    tokens = torch.ones(10, 4, 16, device="cuda", dtype=torch.float16)
+    heads = tokens.permute(1, 0, 2)
+    lib.matmul(heads[:2], torch.ones(2, 16, 16, device="cuda").half(), out=heads[2:])
+    assert (tokens[:, :2] == 1).all()
+    assert (tokens[:, 2:] == 16).all()
+    pairs = torch.ones(5, 2, 16, 16, device="cuda", dtype=torch.float16)
+    lib.matmul(pairs[:, 0], pairs[:, 0].clone(), out=pairs[:, 1])
+    assert (pairs[:, 0] == 1).all()
+    assert (pairs[:, 1] == 16).all()
+
+
+def test_out_is_a_change_that_autograd_sees(lib: Library) -> None:
+    """Overwriting a tensor that a gradient needs is torch's error, not a wrong gradient."""
+    x = torch.ones(4, 4, device="cuda", dtype=torch.float16, requires_grad=True)
+    saved = torch.ones(4, 4, device="cuda", dtype=torch.float16)
+    y = (x * saved).sum()
+    lib.matmul(torch.ones(4, 8, device="cuda").half(), torch.ones(8, 4, device="cuda").half(), out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()  # type: ignore[no-untyped-call]
