@@ -267,7 +267,7 @@ class Case:
         if product.shared:
             b[:] = b[0]
         if storage == "int8":
-            return (np.clip(np.round(values * 40), -128, 127).astype(np.int8) for values in (a, b))  # type: ignore[return-value]
+            a, b = np.clip(np.round(40 * a), -128, 127), np.clip(np.round(40 * b), -128, 127)
         return numerics.encode(a, storage), numerics.encode(b, storage)
 
     def _place_epilogue(self, rng: np.random.Generator) -> None:
@@ -284,11 +284,10 @@ class Case:
             self.operands["bias"] = place(stored if product.bias == "matrix" else stored[:1], loose, transposed=False)
         if product.scales:
             count_a, count_b = (product.M, product.N) if product.scales == "rows" else (1, 1)
-            factors = (
+            scale_a, scale_b = (
                 (2.0 ** rng.integers(-2, 1, size) if product.exact else rng.uniform(0.5, 2, size)).astype(np.float32)
                 for size in ((1, count_a, 1), (1, 1, count_b))
             )
-            scale_a, scale_b = factors
             self.operands["scale_a"] = place(scale_a, loose, transposed=False)
             self.operands["scale_b"] = place(scale_b, loose, transposed=False, step=2)
         self.epilogue = Epilogue(
