@@ -155,12 +155,15 @@ def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def changed(**fields: Any) -> Variant:
         return dataclasses.replace(FP16, **fields)
 
-    assert key(FP16, "s", "a") == key(dataclasses.replace(FP16), "s", "a")
+    sm80 = target("sm80")
+    told = dataclasses.replace(sm80, executed_on="paper")
+    assert key(FP16, "s", "a") == key(dataclasses.replace(FP16), "s", "a") == key(changed(target=told), "s", "a")
     found = [
         key(variant, "s", "a")
         for variant in (
             FP16,
             changed(target=target("sm90")),
+            changed(target=dataclasses.replace(sm80, ptx_version=81)),
             changed(family="other"),
             changed(dtype_a="bf16"),
             changed(dtype_b="bf16"),
@@ -189,13 +192,18 @@ def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_digest_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The sources' digest changes with any file's name or content."""
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "__init__.py"))
+    """The sources' digest changes with any file's name or content, and with the vocabulary."""
+    folder = tmp_path / "kernels"
+    folder.mkdir()
+    (tmp_path / "problem.py").write_text("")
+    monkeypatch.setattr(sources, "__file__", str(folder / "__init__.py"))
     found = [kernel_sources()]
     for name, text in (("a.py", ""), ("a.py", "1"), ("b.py", "1"), ("ab.py", "1")):
-        (tmp_path / name).write_text(text)
+        (folder / name).write_text(text)
         found.append(kernel_sources())
-    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    (folder / "a.py").rename(folder / "c.py")
+    found.append(kernel_sources())
+    (tmp_path / "problem.py").write_text("VALUES = ()")
     found.append(kernel_sources())
     assert len(set(found)) == len(found)
 

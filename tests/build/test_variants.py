@@ -207,9 +207,17 @@ def test_file(tmp_path: Path) -> None:
         ("tile_fp16_fp16_nt_64x64x32_g8_s3_w4_none", "mine"),
     ]
     assert sorted(v.name for v in found if v.layout == "any") == [
-        "tile_bf16_bf16_any_64x64x32_g8_s2_w4_none",
-        "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none",
+        f"tile_{dtype}_{output}_any_64x64x32_g8_s2_w4_none"  # whatever an entry writes, for every type of the set
+        for dtype, output in (("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32"))
     ]
+
+
+def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
+    """The generic kernels have the richest epilogue and all outputs of the set and its entries, and the default."""
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["none"]\n' + TILE
+    found = variants(written(tmp_path, text + 'epilogues = ["smooth"]\noutputs = ["fp32"]\n'), target("sm80"))
+    generic = {(v.dtype_a, v.dtype_c, v.epilogue) for v in found if v.layout == "any"}
+    assert generic == {("fp16", "fp16", "smooth"), ("fp16", "fp32", "smooth"), ("int8", "int32", "none")}
 
 
 @pytest.mark.parametrize(
@@ -243,6 +251,7 @@ def test_file(tmp_path: Path) -> None:
         (HEADER + TILE.replace("= 4", "= 3"), "config 1: num_warps = 3; allowed: 1, 2, 4, 8, 16"),
         (HEADER + TILE + "num_stages = 9", "config 1: num_stages = 9; allowed: 0, 1, 2"),
         (HEADER + TILE + "group_m = 0", "config 1: group_m = 0; allowed: 1, 2"),
+        (HEADER + TILE + "group_m = 17", "config 1: group_m = 17; allowed: 1, 2"),
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (HEADER + TILE + 'family = "wave"', "config 1: family = 'wave'; allowed: tile"),
         (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
@@ -258,6 +267,13 @@ def test_wrong_file(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         written(tmp_path, text)
     assert words in str(caught.value)
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A path that is no file is a SpecError with the reason."""
+    (tmp_path / "mine.toml").mkdir()
+    with pytest.raises(SpecError, match="mine"):
+        config_set(str(tmp_path / "mine.toml"))
 
 
 def test_file_that_is_not_text(tmp_path: Path) -> None:
