@@ -194,9 +194,12 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
         tmp_path,
         "--jobs=2",
     ]
-    with subprocess.Popen(
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what runs in background
+    process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    )
+    signal.signal(signal.SIGINT, handler)
+    with process:
         deadline = time.monotonic() + 120
         while not list((tmp_path / ".cache").glob("[!.]*")):
             assert process.poll() is None

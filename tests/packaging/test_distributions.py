@@ -238,11 +238,12 @@ def test_installed_wheel_without_torch(wheel: Path, tmp_path: Path) -> None:
     site = next(venv.glob("lib/python*/site-packages"))
     shutil.copytree(Path(click.__file__).parent, site / "click")
 
-    where = _run(venv / "bin/python", "-c", "import aotmm; print(aotmm.__file__)", cwd=tmp_path)
+    alone = {"PYTHONPATH": ""}  # without the checkout that the tests themselves may import
+    where = _run(venv / "bin/python", "-c", "import aotmm; print(aotmm.__file__)", cwd=tmp_path, **alone)
     assert where.stdout.strip() == str(site / "aotmm/__init__.py"), where.stderr
-    version = _run(venv / "bin/aotmm", "--version", cwd=tmp_path)
+    version = _run(venv / "bin/aotmm", "--version", cwd=tmp_path, **alone)
     assert aotmm.__version__ in version.stdout, version.stderr
-    listed = _run(venv / "bin/aotmm", "list", "--json", cwd=tmp_path)
+    listed = _run(venv / "bin/aotmm", "list", "--json", cwd=tmp_path, **alone)
     assert listed.returncode == 0, listed.stderr
     json.loads(listed.stdout)
     for arch in TARGETS:
