@@ -14,8 +14,9 @@ import pytest
 from jinja2 import UndefinedError
 
 from aotmm.build import render
+from aotmm.errors import ArtifactError
 from aotmm.manifest import Kernel
-from aotmm.problem import ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, VALUES
+from aotmm.problem import ABI, ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, VALUES
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
@@ -144,9 +145,14 @@ def test_missing_value_is_an_error() -> None:
         render.source(target("sm80"), (incomplete,))
 
 
-def test_abi_is_the_runtimes() -> None:
-    """What is rendered and what the runtime accepts have the same ABI number."""
-    assert render.ABI == launcher.ABI
+def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is rendered, what a pack's library says of itself and what the runtime accepts have the same ABI number."""
+    assert f"#define AOTMM_ABI {ABI}\n" in render.header()
+    mm = open_pack(default_pack("sm80")).launcher
+    assert (mm._c.abi, mm._c.problem_bytes) == (ABI, ctypes.sizeof(launcher.CProblem))
+    monkeypatch.setattr(launcher, "ABI", ABI + 1)
+    with pytest.raises(ArtifactError, match=rf"has \(ABI, problem bytes\) \({ABI}, .*build the pack again"):
+        launcher.Launcher(mm._library, "sm80", lambda: ())
 
 
 PROGRAM = """
