@@ -11,10 +11,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.build.packs import checkout, run_python
-from tests.native.emulation import Outcome, Product, execute, missing, submit
+from tests.native.emulation import Case, Outcome, Product, emulators, execute, missing, submit
+from tests.native.truth import truth
 
 ARCH = "gfx90a"  # compiles in a second
 CONFIGS = """
@@ -177,3 +179,27 @@ def test_wrong_numbers_are_noticed_by_the_numbers(name: str) -> None:
         (complaint,) = outcome.complaints
         assert complaint.startswith("error/bound ")
         assert outcome.mismatches
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        EDGE,
+        replace(EDGE, dtype="bf16", out="bf16", activation="leaky_relu", bias="matrix"),
+        replace(EDGE, out="fp32", scales="rows"),
+        replace(EDGE, dtype="int8", out="int32"),
+        replace(EDGE, dtype="int8", out="int32", exact=False, batch=2),
+    ],
+    ids=lambda product: f"{product.dtype}-{product.out}-{product.batch}",
+)
+def test_one_bit_of_one_element(product: Product) -> None:
+    """The right values are called right; with the last bit of one of them flipped they are wrong. No kernel runs."""
+    numerics, case = emulators("numerics"), Case(product)
+    a, b = numerics.decode(case.a, product.dtype), numerics.decode(case.b, product.dtype)
+    c = case.operands["C"].view
+    with np.errstate(all="ignore"):
+        c[...] = numerics.encode(truth(a, b, case.epilogue, dtype=product.dtype, flushes=True)[1], product.out)
+    assert case.complaints(case.judge(ARCH)) == []
+    c[-1, 7:8, 9:10].view(f"u{c.itemsize}")[...] ^= 1
+    assert case.judge(ARCH).mismatches == 1
+    assert len(case.complaints(case.judge(ARCH))) == 1

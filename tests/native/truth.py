@@ -92,7 +92,8 @@ def judge(
     same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
     mismatches = int((~same).sum())
     if out == "int32" or got.size == 0:
-        return Judgement(mismatches, float(mismatches > 0), float(mismatches > 0), patterns=True, worst="")
+        ratio = float("inf") if mismatches else 0.0
+        return Judgement(mismatches, ratio, ratio, patterns=True, worst="")
     ratios = []
     error = np.abs(got - want)
     for inner in bounds:
