@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from aotmm.build import Progress, Report
-    from aotmm.manifest import Kernel
+    from aotmm.kernel import Kernel
     from aotmm.runtime.launcher import Selection, Verdict
     from aotmm.runtime.pack import Pack
 

@@ -6,13 +6,12 @@ those numbers, so they only grow at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aotmm.errors import SpecError
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """One element type.
 
     Attributes:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from aotmm.build import Report
     from aotmm.doctor import Diagnosis
-    from aotmm.manifest import Config, Kernel
+    from aotmm.kernel import Config, Kernel
     from aotmm.runtime.launcher import Selection, Verdict
     from aotmm.runtime.pack import Pack
 

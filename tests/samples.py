@@ -7,17 +7,8 @@ import importlib.metadata
 
 import pytest
 
-from aotmm.manifest import (
-    FORMAT,
-    Attribute,
-    Config,
-    File,
-    Kernel,
-    Manifest,
-    Parameter,
-    Promise,
-    Provenance,
-)
+from aotmm.kernel import Attribute, Config, Kernel, Parameter, Promise
+from aotmm.manifest import FORMAT, File, Manifest, Provenance
 
 
 def file(path: str, data: bytes = b"") -> File:

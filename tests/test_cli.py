@@ -21,7 +21,8 @@ import aotmm
 from aotmm import manifest, report
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError, build_extra_missing
-from aotmm.manifest import Config, File, Kernel, Manifest, Parameter, Promise, Provenance
+from aotmm.kernel import Config, Kernel, Parameter, Promise
+from aotmm.manifest import File, Manifest, Provenance
 from tests.samples import installed
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HALL = {"aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.folders"}
+HALL = {"aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.kernel", "aotmm.folders"}
 RUNTIME = HALL | {"aotmm.runtime", "torch"}
 BUILD = HALL | {"aotmm.kernels", "aotmm.build"}
 CLI = {"aotmm.assembly", "aotmm.doctor", "aotmm.report", "aotmm.tune", "aotmm.bench", "click", "rich"}
@@ -24,6 +24,7 @@ ROOMS = {
     "aotmm.target": HALL,
     "aotmm.problem": HALL,
     "aotmm.manifest": HALL,
+    "aotmm.kernel": HALL,
     "aotmm.folders": HALL,
     "aotmm.kernels": HALL | {"aotmm.kernels", "triton"},
     "aotmm.build": BUILD,

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotmm.errors import ArtifactError
+from aotmm.kernel import Config
 from aotmm.manifest import (
     FILE_NAME,
     FORMAT,
     KERNELS_NAME,
     MAX_FILE_BYTES,
     MAX_MANIFEST_BYTES,
-    Config,
     Head,
     Manifest,
     files,

@@ -18,8 +18,9 @@ from typing import Any
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
+from aotmm.kernel import Kernel, Parameter, Promise
 from aotmm.kernels import Specialisation, Variant
-from aotmm.manifest import File, Kernel, Parameter, Promise
+from aotmm.manifest import File
 from aotmm.problem import VALUES
 from aotmm.target import Target
 
@@ -91,7 +92,7 @@ def options(variant: Variant) -> dict[str, Any]:
 def key(variant: Variant, sources: str, assembled_by: str) -> str:
     """Digest of everything that the binary of `variant` depends on."""
     facts = {
-        "variant": asdict(dataclasses.replace(variant, target=dataclasses.replace(variant.target, executed_on=""))),
+        "variant": asdict(dataclasses.replace(variant, target=variant.target._replace(executed_on=""))),
         "options": options(variant),
         "sources": sources,
         "compile": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),

@@ -6,7 +6,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.folders import data_folder
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import ABI, ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, STATED_VALUES, VALUES
 from aotmm.target import TARGETS, Target
 

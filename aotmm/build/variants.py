@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
+from aotmm.kernel import Config
 from aotmm.kernels import Variant
-from aotmm.manifest import Config
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import Target
 

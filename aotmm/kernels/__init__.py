@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotmm.manifest import Config, Promise
+from aotmm.kernel import Config, Promise
 from aotmm.target import Target
 
 

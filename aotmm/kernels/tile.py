@@ -12,9 +12,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from aotmm.kernel import Promise
 from aotmm.kernels import Specialisation, Variant
 from aotmm.kernels.epilogue import finish
-from aotmm.manifest import Promise
 from aotmm.problem import DTYPES, unit_strides
 
 SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")

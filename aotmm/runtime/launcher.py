@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import ABI, ACTIVATIONS, DTYPE_CODES, LEAKY_SLOPE, STATED_VALUES, VALUES
 
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)

@@ -10,7 +10,6 @@ import torch
 
 from aotmm.errors import NoKernelError
 from aotmm.folders import data_folder
-from aotmm.manifest import Kernel
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
@@ -18,6 +17,7 @@ from aotmm.runtime.pack import Pack, open_packs
 from aotmm.runtime.shapes import products, result_shape
 
 if TYPE_CHECKING:
+    from aotmm.kernel import Kernel
     from aotmm.runtime.launcher import Launcher, Selection
 
 Activation = str | tuple[str, float] | None

@@ -15,8 +15,8 @@ from aotmm.build import compile as compiling
 from aotmm.build.compile import I32_LIMIT, compile_variant, kernel_sources, key
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
+from aotmm.kernel import Config
 from aotmm.kernels import Specialisation, Variant
-from aotmm.manifest import Config
 from aotmm.problem import VALUES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
@@ -156,14 +156,14 @@ def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         return dataclasses.replace(FP16, **fields)
 
     sm80 = target("sm80")
-    told = dataclasses.replace(sm80, executed_on="paper")
+    told = sm80._replace(executed_on="paper")
     assert key(FP16, "s", "a") == key(dataclasses.replace(FP16), "s", "a") == key(changed(target=told), "s", "a")
     found = [
         key(variant, "s", "a")
         for variant in (
             FP16,
             changed(target=target("sm90")),
-            changed(target=dataclasses.replace(sm80, ptx_version=81)),
+            changed(target=sm80._replace(ptx_version=81)),
             changed(family="other"),
             changed(dtype_a="bf16"),
             changed(dtype_b="bf16"),

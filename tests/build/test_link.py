@@ -14,7 +14,7 @@ from elftools.elf.elffile import ELFFile
 
 from aotmm.build import link, render
 from aotmm.errors import CompileError, PackError
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.target import TARGETS, target
 from tests.build.packs import tiny_pack
 from tests.samples import file, installed, kernel

@@ -15,7 +15,7 @@ from jinja2 import UndefinedError
 
 from aotmm.build import render
 from aotmm.errors import ArtifactError
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import ABI, ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, VALUES
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack

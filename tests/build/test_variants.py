@@ -8,8 +8,8 @@ import pytest
 
 from aotmm.build.variants import BACKENDS, ConfigSet, config_set, set_names, variants
 from aotmm.errors import SpecError
+from aotmm.kernel import Config
 from aotmm.kernels import Variant
-from aotmm.manifest import Config
 from aotmm.problem import EPILOGUES, INPUTS, LAYOUTS, OUTPUTS
 from aotmm.target import TARGETS, target
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aotmm.folders import data_folder
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES
 from aotmm.runtime.devices import device
 from aotmm.runtime.launcher import Launcher, Problem

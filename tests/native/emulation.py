@@ -26,7 +26,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from aotmm.errors import AotmmError
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import DTYPES
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack

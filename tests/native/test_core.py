@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.manifest import Kernel
+from aotmm.kernel import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, OUTPUTS, input_types
 from aotmm.runtime.launcher import INVALID, NO_KERNEL, OK, CDevice, Launcher, Problem
 from aotmm.runtime.pack import open_pack

@@ -20,7 +20,7 @@ import pytest
 from aotmm.build import link, render
 from aotmm.build.compile import file
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.manifest import Attribute, Kernel
+from aotmm.kernel import Attribute, Kernel
 from aotmm.manifest import write as write_manifest
 from aotmm.runtime.launcher import CProblem, Problem
 from aotmm.runtime.pack import open_pack

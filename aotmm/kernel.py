@@ -1,0 +1,112 @@
+"""One kernel of a pack: an entry of kernels.json, and everything that a launch needs to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aotmm.manifest import File
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One kernel parameter, in order: which quantity (`problem.VALUES`) goes where in the parameter block.
+
+    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiled binary.
+    """
+
+    name: str
+    type: str
+    value: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A condition that the kernel was compiled with: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
+
+    value: str
+    relation: str
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A launch attribute (`problem.ATTRIBUTES`) and its three numbers; unused ones are 0."""
+
+    name: str
+    value: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The tile that one program computes and the compiler's schedule for it; zeros mean "not given"."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    num_stages: int
+    num_warps: int
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 0
+    kpack: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.block_m}x{self.block_n}x{self.block_k}_g{self.group_m}_s{self.num_stages}_w{self.num_warps}"
+        if self.waves_per_eu:
+            text += f"_e{self.waves_per_eu}"
+        if self.matrix_instr_nonkdim:
+            text += f"_i{self.matrix_instr_nonkdim}"
+        return text + (f"_p{self.kpack}" if self.kpack != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled kernel.
+
+    Attributes:
+        name: label, unique in the pack; nothing is parsed from it.
+        family: module of `aotmm/kernels` that it comes from.
+        source: where its configuration was published.
+        symbol: entry point in the image.
+        dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
+        layout: memory order of A and B that it was specialised for; "any" promises none.
+        epilogue: what it can do to its sums (`problem.EPILOGUES`).
+        fast_accum: fp8 sums stay in the tensor cores' own precision.
+        threads: threads per block.
+        num_ctas: blocks per cluster.
+        shared_bytes: dynamic shared memory per block, in bytes.
+        registers: per thread (VGPRs on AMD).
+        spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
+        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null.
+        vector_bytes: width of the global accesses that the promises allow; 1 if they do not even promise neighbours.
+        image: the binary. ptx: the same kernel as text, where the arch ships one.
+        key: digest of everything the binary depends on.
+    """
+
+    name: str
+    family: str
+    source: str
+    symbol: str
+    dtype_a: str
+    dtype_b: str
+    dtype_c: str
+    layout: str
+    epilogue: str
+    fast_accum: bool
+    config: Config
+    threads: int
+    num_ctas: int
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    global_scratch_bytes: int
+    profile_scratch_bytes: int
+    vector_bytes: int
+    parameters: tuple[Parameter, ...]
+    promises: tuple[Promise, ...]
+    attributes: tuple[Attribute, ...]
+    image: File
+    ptx: File | None
+    key: str
