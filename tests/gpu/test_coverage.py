@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 
 import aotmm
 from aotmm.folders import data_folder
@@ -147,6 +148,30 @@ def test_ranks(lib: Library, shape_a: tuple[int, ...], shape_b: tuple[int, ...],
     assert (c == want).all()
     bias = torch.ones(want.shape, device="cuda")
     assert (lib.matmul(a, b, bias=bias, out_dtype=torch.float32) == want + 1).all()
+
+
+sizes = strategies.integers(0, 70)
+steps = strategies.sampled_from((0, 1, 2, 3, 7, 8, 16, 64, 72, 128))
+views = strategies.tuples(steps, steps, strategies.integers(0, 9))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(m=sizes, n=sizes, k=sizes, of_a=views, of_b=views, wide=strategies.booleans())
+def test_arbitrary_strides(
+    m: int,
+    n: int,
+    k: int,
+    of_a: tuple[int, int, int],
+    of_b: tuple[int, int, int],
+    wide: bool,  # noqa: FBT001
+) -> None:
+    """Whatever non-negative strides and offsets two views have, zeros and overlaps included, the product is exact."""
+    memory = torch.arange(70 * 128 * 2 + 10, device="cuda").remainder(7).sub(3).half()
+    a = memory.as_strided((m, k), of_a[:2], of_a[2])
+    b = memory.as_strided((k, n), of_b[:2], of_b[2])
+    out_dtype = torch.float32 if wide else None
+    want = a.double() @ b.double()
+    assert (aotmm.matmul(a, b, out_dtype=out_dtype) == want).all()
 
 
 def test_strides_of_every_kind(lib: Library) -> None:

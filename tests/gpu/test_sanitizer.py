@@ -1,0 +1,32 @@
+"""Twenty products under NVIDIA's memory and race checkers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("tool", "clean"),
+    [("memcheck", "ERROR SUMMARY: 0 errors"), ("racecheck", "0 hazards displayed (0 errors, 0 warnings)")],
+)
+def test_sanitizer_finds_nothing(tool: str, clean: str) -> None:
+    """compute-sanitizer sees no access outside an allocation and no race in shared memory, and every result is right."""
+    program = shutil.which("compute-sanitizer")
+    if program is None:
+        pytest.skip("compute-sanitizer is not on PATH")
+    done = subprocess.run(
+        [program, "--tool", tool, sys.executable, "-m", "tests.gpu.sanitize"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Device not supported" in done.stdout:
+        pytest.skip("compute-sanitizer does not support this machine")
+    assert "20 of 20 right" in done.stdout, done.stdout + done.stderr
+    assert clean in done.stdout, done.stdout
