@@ -15,7 +15,7 @@ import pytest
     [("memcheck", "ERROR SUMMARY: 0 errors"), ("racecheck", "0 hazards displayed (0 errors, 0 warnings)")],
 )
 def test_sanitizer_finds_nothing(tool: str, clean: str) -> None:
-    """compute-sanitizer sees no access outside an allocation and no race in shared memory, and every result is right."""
+    """compute-sanitizer sees no access outside an allocation and no race in shared memory; every result is right."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer is not on PATH")
