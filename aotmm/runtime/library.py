@@ -113,7 +113,9 @@ class Library:
             return self._into(out, a, b, bias, scale_a, scale_b, *options)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-            self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self)
+            self._ops.reraise(
+                error, {name: value for name, value in tensors.items() if value is not None}, self.serving
+            )
         except AttributeError:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise

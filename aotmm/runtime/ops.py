@@ -18,7 +18,7 @@ from aotmm.runtime.shapes import Product, result_shape
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Problem
-    from aotmm.runtime.library import Library
+    from aotmm.runtime.pack import Pack
 
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
@@ -63,11 +63,12 @@ class Ops:
         if self._native.aotmm_torch_bind(library, device, self._resolve(library, device)):
             raise ArtifactError("libaotmm_torch.so and the pack are of different versions; build the pack again")
 
-    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], library: Library) -> NoReturn:
-        """Raises what the calling thread's last op, of `library`, meant by the RuntimeError that torch made of it.
+    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], serving: Callable[[int], Pack]) -> NoReturn:
+        """Raises what the calling thread's last op meant by the RuntimeError that torch made of it.
 
         Args:
             tensors: the arguments by name, for the message.
+            serving: the pack that serves a GPU.
         """
         from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
@@ -90,7 +91,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], found, library)
+                _refuse_types(tensors["a"], tensors["b"], found, serving(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
             a, b = tensors["a"], tensors["b"]
@@ -98,26 +99,25 @@ class Ops:
         raise cause
 
 
-def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, library: Library) -> None:
+def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, pack: Pack) -> None:
     """Says which types there are, if types are why no kernel was found.
 
     Raises:
         TypeError: the pack multiplies no such pair. NoKernelError: it writes its products otherwise.
     """
-    kernels = library.launcher(a.device.index).kernels
+    kernels = pack.manifest.kernels
     pairs = {(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage): k for k in kernels}
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
-    arch = library.serving(a.device.index).arch
     if mine not in pairs:
         known = ", ".join(f"{x} x {y}" for x, y in sorted(pairs))
         raise TypeError(
-            f"no kernel of pack {arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
+            f"no kernel of pack {pack.arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
         ) from None
     writes = {
         (k.dtype_c, k.epilogue) for k in kernels if (DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) == mine
     }
     has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
-    raise NoKernelError(f"no kernel of pack {arch} does this: {found}; it has: {has}") from None
+    raise NoKernelError(f"no kernel of pack {pack.arch} does this: {found}; it has: {has}") from None
 
 
 _lock = threading.Lock()
