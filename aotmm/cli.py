@@ -15,7 +15,7 @@ import click
 from aotmm import __version__, report
 from aotmm.assembly import FORMS, assembly
 from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError, build_extra_missing
-from aotmm.folders import data_folder
+from aotmm.folders import data_folder, in_checkout
 from aotmm.manifest import kernel_to
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, target
@@ -84,14 +84,14 @@ def main() -> None:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    default=lambda: data_folder("artifacts"),
-    show_default="where this installation looks for packs",
-    help="Folder to write DIR/<arch>/ to.",
+    default=lambda: data_folder("artifacts") if in_checkout() else None,
+    show_default="artifacts/ of a checkout; an installation's own packs are not overwritten unasked",
+    help="Folder to write DIR/<arch>/ to; replaces packs that are there.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
 @_json_option
 def build(
-    *, archs: tuple[str, ...], configs: str, dtypes: tuple[str, ...], out: Path, jobs: int | None, as_json: bool
+    *, archs: tuple[str, ...], configs: str, dtypes: tuple[str, ...], out: Path | None, jobs: int | None, as_json: bool
 ) -> None:
     """Compile kernels and write one pack per arch. Needs no GPU.
 
@@ -99,6 +99,8 @@ def build(
     """
     if not archs:
         raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}")
+    if out is None:
+        raise click.UsageError("say --out: the packs that this installation brought are not overwritten unasked")
     with _needs_build_extra():
         from aotmm import build as builder
     try:
@@ -271,9 +273,9 @@ def explain(
         click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
     if selection.chosen is None:
-        has = ", ".join(sorted({report.types(kernel) for kernel in pack.manifest.kernels}))
+        has = ", ".join(sorted({f"{report.types(k)} with epilogue {k.epilogue}" for k in pack.manifest.kernels}))
         raise NoKernelError(
-            f"no kernel in pack {arch} fits {what}; it has: {has}",
+            f"no kernel in pack {arch} fits {what}, which needs epilogue {ACTIVATIONS[activation]}; it has: {has}",
             tuple(f"{row.kernel.name}: {row.rejected}" for row in refused),
         )
 

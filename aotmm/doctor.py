@@ -142,7 +142,11 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
         import torch
     except (ImportError, OSError) as error:
         why = "is not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be imported: {error}"
-        return None, None, [f"torch {why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
+        return (
+            None,
+            None,
+            [f"torch {why}; not needed to build packs; to use them install a CUDA or ROCm build: {_GET_TORCH}"],
+        )
     if torch.version.hip:
         return torch.__version__, f"ROCm {torch.version.hip}", []
     if torch.version.cuda:

@@ -73,7 +73,10 @@ def build(
     work = {row.name: variants(chosen, row, dtypes) for row in targets}
     for name, wanted in work.items():
         if not wanted:
-            raise SpecError(f"config set {configs!r} has no kernel for {name}")
+            has = ", ".join(target(name).dtypes)
+            raise SpecError(
+                f"config set {configs!r} has no kernel for {name}, which is {target(name).backend} and has {has}"
+            )
     with _locked(out):
         if in_checkout():  # wheels bring it along
             link.link_torch_library()

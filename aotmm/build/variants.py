@@ -93,6 +93,8 @@ def config_set(name: str) -> ConfigSet:
     path = FOLDER / f"{name}.toml"
     if name not in set_names():
         path = Path(name)
+        if not path.is_file() and (path.suffix or path.parent.name):
+            raise SpecError(f"config set {name!r} is not a file; known sets: {', '.join(set_names())}")
         if path.suffix != ".toml" or not path.is_file():
             raise SpecError(f"unknown config set {name!r}; known: {', '.join(set_names())}, or a path to a .toml file")
     try:

@@ -66,6 +66,12 @@ static int valid(const aotmm_problem *p) {
   return AOTMM_OK;
 }
 
+static int valid_device(const aotmm_device *device) {
+  if (device->multiprocessors >= 1) return AOTMM_OK;
+  return aotmm_fail(AOTMM_INVALID, 0, -1, "", "multiprocessors=%d: at least 1; did `device` fail?",
+                    device->multiprocessors);
+}
+
 /* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
    taken as 0, and any promise about it holds. */
 typedef struct quantities {
@@ -168,7 +174,7 @@ static void judge(const aotmm_kernel *k, const aotmm_problem *p, const quantitie
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
   int status = valid(problem);
-  if (status) return status;
+  if (status || (status = valid_device(device))) return status;
   if (kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
   quantities q = quantities_of(problem);
@@ -189,14 +195,15 @@ static int choose(const aotmm_problem *problem, const quantities *q, const aotmm
     }
   }
   if (found) return AOTMM_OK;
-  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "", "no kernel of pack %s fits M=%lld N=%lld K=%lld", aotmm_arch,
-                    (long long)problem->M, (long long)problem->N, (long long)problem->K);
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
+                    "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",
+                    aotmm_arch, (long long)problem->M, (long long)problem->N, (long long)problem->K);
 }
 
 int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint32_t *kernel) {
   aotmm_verdict verdict;
   int status = valid(problem);
-  if (status) return status;
+  if (status || (status = valid_device(device))) return status;
   quantities q = quantities_of(problem);
   return choose(problem, &q, device, kernel, &verdict);
 }

@@ -196,6 +196,8 @@ class Library:
         Raises:
             NoKernelError: no pack has kernels for this GPU. DriverError: the driver refused one.
         """
+        if not torch.cuda.is_available():
+            raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for")
         ordinal = torch.cuda.current_device() if device is None else device
         self.launcher(ordinal).preload(ordinal)
 

@@ -77,8 +77,10 @@ def open_pack(folder: Path) -> Pack:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
+        arch = folder.name if folder.name in TARGETS else "ARCH"
         raise ArtifactError(
-            f"{folder} is not a pack: it has no {manifest.FILE_NAME}; build one: aotmm build --out {folder.parent}"
+            f"{folder} is not a pack: it has no {manifest.FILE_NAME}; "
+            f"build one: aotmm build --arch {arch} --out {folder.parent}"
         ) from error
     except OSError as error:
         raise ArtifactError(f"pack {folder} cannot be read: {error}") from error

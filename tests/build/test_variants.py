@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -283,7 +284,14 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
         config_set(str(tmp_path / "mine.toml"))
 
 
-@pytest.mark.parametrize("name", ["nothing", "nothing.toml", "generic", "../configs/classic", ""])
+@pytest.mark.parametrize("name", ["nothing.toml", "../configs/classic"])
+def test_missing_file(name: str) -> None:
+    """A path without a file is told as that."""
+    with pytest.raises(SpecError, match=rf"config set '{re.escape(name)}' is not a file; known sets: classic, default"):
+        config_set(name)
+
+
+@pytest.mark.parametrize("name", ["nothing", "generic", ""])
 def test_unknown_set(name: str) -> None:
     """An unknown set is told with those that there are."""
     with pytest.raises(SpecError) as caught:

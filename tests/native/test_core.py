@@ -407,3 +407,11 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
     assert dispatched == DISPATCHES
     assert min(layouts[layout] for layout in ("nn", "nt", "tn", "tt", "any")) > 5, layouts
     assert emulator.driver.misuse == []
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_device_that_was_not_read(count: int) -> None:
+    """Facts of a device that nobody filled in are an invalid call, not a division by zero."""
+    launcher = open_pack(default_pack("sm80")).launcher
+    with pytest.raises(ValueError, match=f"multiprocessors={count}: at least 1"):
+        launcher.explain(Problem(8, 8, 8, (8, 1), (8, 1), (8, 1), "fp16", "fp16", "fp16"), CDevice(count, 0))

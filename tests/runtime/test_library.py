@@ -130,3 +130,11 @@ def test_gpu_without_a_pack(
     monkeypatch.setattr(lib, "packs", lib.packs[packs])
     with pytest.raises(NoKernelError, match=rf"cuda:3, Some GPU \({arch}\); found: gfx90a .*{advice}"):
         lib.launcher(3)
+
+
+def test_preload_without_a_gpu(lib: Library) -> None:
+    """Preloading where torch sees no GPU says so."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(NoKernelError, match="sees no GPU to load kernels for"):
+        lib.preload()

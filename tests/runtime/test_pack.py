@@ -68,7 +68,7 @@ def test_no_pack(tmp_path: Path, *, exists: bool) -> None:
     with pytest.raises(ArtifactError) as caught:
         open_pack(folder)
     assert str(caught.value) == (
-        f"{folder} is not a pack: it has no manifest.json; build one: aotmm build --out {tmp_path}"
+        f"{folder} is not a pack: it has no manifest.json; build one: aotmm build --arch sm80 --out {tmp_path}"
     )
 
 
