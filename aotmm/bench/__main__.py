@@ -1,4 +1,4 @@
-"""Prints every measurement as JSON: `python -m aotmm.bench [cold_start] [call_cost] [speed]`, all three by default."""
+"""Prints measurements as JSON: `python -m aotmm.bench [cold_start] [call_cost] [speed] [epilogue]`, all by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 import aotmm
 from aotmm.runtime.devices import device
 
-MEASUREMENTS = ("cold_start", "call_cost", "speed")
+MEASUREMENTS = ("cold_start", "call_cost", "speed", "epilogue")
 
 
 def main(names: list[str]) -> int:

@@ -59,7 +59,7 @@ def measure() -> list[Row]:
         _check(ours, operands[0], outs[0])
         repeats = max(1, _REPLAYED_MACS // (m * n * k * sets))
         mine, other = _graph(ours, operands, outs, repeats), _graph(theirs, operands, outs, repeats)
-        pairs = [(_replay(mine) / (sets * repeats), _replay(other) / (sets * repeats)) for _ in range(_PAIRS + 2)][2:]
+        pairs = [(replay(mine) / (sets * repeats), replay(other) / (sets * repeats)) for _ in range(_PAIRS + 2)][2:]
         ratios = [y / x for x, y in pairs]
         rows.append(
             Row(
@@ -107,7 +107,7 @@ def _graph(
     return graph
 
 
-def _replay(graph: torch.cuda.CUDAGraph) -> float:
+def replay(graph: torch.cuda.CUDAGraph) -> float:
     """Microseconds of one replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()

@@ -103,7 +103,7 @@ def config_set(name: str) -> ConfigSet:
         raise SpecError(f"{path} cannot be read: {error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError(f"{path}: not a TOML file: {error}") from error
-    where = f"{path.name}"
+    where = path.name
     _known(table, {*_LISTS, "source", "config"}, where)
     lists = {key: _choices(table, key, where, default=values) for key, values in _LISTS.items()}
     lists["outputs"] = _choices(table, "outputs", where, default=())
@@ -143,8 +143,8 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
         if entry.dtypes and name not in entry.dtypes:
             continue
         a, b = input_types(name)
-        integer = DTYPES[a].output not in OUTPUTS  # has one output type, and no epilogue
         default = DTYPES[a].output
+        integer = default not in OUTPUTS  # has one output type, and no epilogue
         outputs = (default,) if integer or not entry.outputs else entry.outputs
         if "any" in entry.layouts and not integer:
             outputs = tuple(sorted({default, *outputs}))

@@ -177,9 +177,10 @@ class Library:
         if not a.is_cuda:
             raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
         _check_factors(bias, scale_a, scale_b)
-        dtype = out.dtype if out is not None else ops.default_output(a.dtype)
-        if out_dtype is not None:
-            dtype = ops.output_dtype(out_dtype)
+        ops.default_output(b.dtype)  # refuses what no kernel reads
+        dtype = ops.default_output(a.dtype)
+        if out is not None or out_dtype is not None:
+            dtype = ops.output_dtype(out_dtype if out is None else out.dtype)
         like = torch.empty(result_shape(a, b), dtype=dtype, device="meta") if out is None else out
         found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
         if not found:

@@ -91,7 +91,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], found, serving(tensors["a"].device.index))
+                _refuse_types(tensors["a"], tensors["b"], f"{text}: {found}", serving(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
             a, b = tensors["a"], tensors["b"]
@@ -106,18 +106,16 @@ def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, pack: Pack) -> N
         TypeError: the pack multiplies no such pair. NoKernelError: it writes its products otherwise.
     """
     kernels = pack.manifest.kernels
-    pairs = {(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage): k for k in kernels}
+    types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
-    if mine not in pairs:
-        known = ", ".join(f"{x} x {y}" for x, y in sorted(pairs))
+    if mine not in types:
+        known = ", ".join(f"{x} x {y}" for x, y in sorted(set(types)))
         raise TypeError(
             f"no kernel of pack {pack.arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
         ) from None
-    writes = {
-        (k.dtype_c, k.epilogue) for k in kernels if (DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) == mine
-    }
+    writes = {(k.dtype_c, k.epilogue) for k, pair in zip(kernels, types, strict=True) if pair == mine}
     has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
-    raise NoKernelError(f"no kernel of pack {pack.arch} does this: {found}; it has: {has}") from None
+    raise NoKernelError(f"{found}; for these operands it has: {has}") from None
 
 
 _lock = threading.Lock()

@@ -270,6 +270,8 @@ def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
     shared = lib.explain(a.repeat(8, 1, 1), b[None])
     assert shared.chosen is not None
     assert shared.chosen.grid == lib.explain(a.repeat(8, 1), b).chosen.grid, "one b for all is one product of more rows"  # type: ignore[union-attr]
+    with pytest.raises(TypeError, match=r"no kernels for torch\.float64"):
+        lib.explain(a, b.double())
     shifted = lib.explain(a[:, 1:], b[1:])
     assert shifted.chosen is not None
     assert not any(promise.value == "a_ptr" for promise in shifted.chosen.kernel.promises)

@@ -170,7 +170,12 @@ def test_wrong_arguments(lib: Library) -> None:
             (half, half.T),
             {"out_dtype": torch.float8_e5m2},
         ),
-        (NoKernelError, "it has: fp16 x fp16 -> ", (half, half.T), {"out_dtype": torch.int32}),
+        (
+            NoKernelError,
+            "these types and epilogue.*it has: fp16 x fp16 -> ",
+            (half, half.T),
+            {"out_dtype": torch.int32},
+        ),
         (TypeError, "bias must be a tensor, found list", (half, half.T), {"bias": [0.0] * 4}),
         (TypeError, "scale_a must be a tensor, found float", (half, half.T), {"scale_a": 2.0}),
         (NotImplementedError, "no gradient", (half, half.T), {"bias": half[:, 0].clone().requires_grad_()}),
