@@ -178,9 +178,8 @@ class Library:
             raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
         _check_factors(bias, scale_a, scale_b)
         ops.default_output(b.dtype)  # refuses what no kernel reads
-        dtype = ops.default_output(a.dtype)
-        if out is not None or out_dtype is not None:
-            dtype = ops.output_dtype(out_dtype if out is None else out.dtype)
+        given = out_dtype if out is None else out.dtype
+        dtype = ops.default_output(a.dtype) if given is None else ops.output_dtype(given)
         like = torch.empty(result_shape(a, b), dtype=dtype, device="meta") if out is None else out
         found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
         if not found:

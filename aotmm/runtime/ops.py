@@ -91,7 +91,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], f"{text}: {found}", serving(tensors["a"].device.index))
+                _refuse_types(tensors["a"], tensors["b"], text, found, serving(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
             a, b = tensors["a"], tensors["b"]
@@ -99,11 +99,11 @@ class Ops:
         raise cause
 
 
-def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, pack: Pack) -> None:
-    """Says which types there are, if types are why no kernel was found.
+def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, pack: Pack) -> NoReturn:
+    """Says what the pack has, when no kernel was found; `text` is the launcher's reason, `found` the tensors.
 
     Raises:
-        TypeError: the pack multiplies no such pair. NoKernelError: it writes its products otherwise.
+        TypeError: the pack multiplies no such pair. NoKernelError: it writes or sizes its products otherwise.
     """
     kernels = pack.manifest.kernels
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
@@ -115,7 +115,7 @@ def _refuse_types(a: torch.Tensor, b: torch.Tensor, found: str, pack: Pack) -> N
         ) from None
     writes = {(k.dtype_c, k.epilogue) for k, pair in zip(kernels, types, strict=True) if pair == mine}
     has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
-    raise NoKernelError(f"{found}; for these operands it has: {has}") from None
+    raise NoKernelError(f"{text}: {found}; for these operands it has: {has}") from None
 
 
 _lock = threading.Lock()
