@@ -17,7 +17,8 @@ from aotmm.target import Target
 class Variant:
     """The unit of building: one kernel of one family for one arch.
 
-    `layout` "any" makes no promise at all; the others promise unit strides and, if `aligned`, 16-byte rows.
+    `layout` "any" makes no promise at all; the others promise unit strides and, if `aligned`, 16-byte rows. `role` is
+    what the kernel is for (`problem.ROLES`).
     """
 
     target: Target
@@ -31,6 +32,12 @@ class Variant:
     fast_accum: bool
     config: Config
     source: str
+    role: str = "product"
+
+    @property
+    def schedule(self) -> str:
+        """What the time of the kernel depends on, apart from types and epilogue."""
+        return f"{self.family}_{self.config}" + ("_split" if self.role == "partial" else "")
 
     @property
     def name(self) -> str:
@@ -38,7 +45,29 @@ class Variant:
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
         name = f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.epilogue}"
         narrow = "" if self.aligned or self.layout == "any" else "_narrow"
-        return name + narrow + ("_fast" if self.fast_accum else "")
+        return name + narrow + ("_fast" if self.fast_accum else "") + ("_split" if self.role == "partial" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A matrix in global memory that the kernel reads or writes in boxes, through a tensor map.
+
+    Attributes:
+        value: the quantity that is its address ("a_ptr").
+        dtype: element type (`problem.DTYPES`).
+        outer, inner: the quantities that are its sizes, in memory order; `inner` is contiguous.
+        stride: the quantity that is the distance between neighbours along `outer`, in elements.
+        box: rows and columns of one transfer.
+        layout: how a box lies in shared memory (a Gluon layout).
+    """
+
+    value: str
+    dtype: str
+    outer: str
+    inner: str
+    stride: str
+    box: tuple[int, int]
+    layout: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +81,10 @@ class Specialisation:
         multiples: what the value of a run-time argument is a multiple of (bytes for pointers).
         promises: conditions beside those, e.g. that offsets fit 32 bits.
         vector_bytes: widest global access that all this allows.
+        descriptors: tensor descriptor arguments, which a launch fills with tensor maps by value.
+        persistent: blocks take tile after tile, so that a grid need not have one for each.
+        programmatic: waits for the kernel before it (griddepcontrol) where it first touches memory, so that a launch
+            may let it start early.
     """
 
     function: Any
@@ -60,3 +93,6 @@ class Specialisation:
     multiples: dict[str, int] = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
     vector_bytes: int = 0
+    descriptors: dict[str, Descriptor] = field(default_factory=dict)
+    persistent: bool = False
+    programmatic: bool = False
