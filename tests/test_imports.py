@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-HALL = {"aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.kernel", "aotmm.folders"}
+HALL = {
+    "aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.kernel", "aotmm.table",
+    "aotmm.folders",
+}  # fmt: skip
 RUNTIME = HALL | {"aotmm.runtime", "torch"}
 BUILD = HALL | {"aotmm.kernels", "aotmm.build"}
 CLI = {"aotmm.assembly", "aotmm.doctor", "aotmm.report", "aotmm.tune", "aotmm.bench", "click", "rich"}
@@ -25,6 +28,7 @@ ROOMS = {
     "aotmm.problem": HALL,
     "aotmm.manifest": HALL,
     "aotmm.kernel": HALL,
+    "aotmm.table": HALL,
     "aotmm.folders": HALL,
     "aotmm.kernels": HALL | {"aotmm.kernels", "triton"},
     "aotmm.build": BUILD,

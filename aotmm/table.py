@@ -1,0 +1,283 @@
+"""The tuning table of one arch: what `aotmm tune` measured, and the constants of the time model fitted to it.
+
+Only this module reads or writes the file. Reading is strict: a file either is exactly this or is refused. It has one
+line per model and per shape, so that two tables compare well.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aotmm.errors import ArtifactError
+from aotmm.problem import LAYOUTS
+from aotmm.target import TARGETS
+
+FORMAT = 1
+MAX_TABLE_BYTES = 32 << 20
+_WIDTHS = (1, 2, 4)
+_MAX_INT = 2**53
+_NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
+_DATE = r"\d{4}-\d{2}-\d{2}"
+_SAMPLE_FIELDS = 4
+
+
+class Sample(NamedTuple):
+    """Median time of one schedule on one shape, in ns.
+
+    `split` is the number of slices of K, 1 for kernels that do not split; a split product's time includes the
+    reduction. `programmatic` tells whether it was launched with programmatic stream serialization.
+    """
+
+    schedule: str
+    split: int
+    programmatic: bool
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Constants of the time of one schedule for operands of `width` bytes per element.
+
+    t = base + max(waves * (steps * step + tile), bytes * byte): base in ns, step in ns per step along K, tile in ns
+    per tile, byte in ns per byte. Schedules "reduce" and "copy" have base and byte only.
+    """
+
+    schedule: str
+    width: int
+    fast_accum: bool
+    base: float
+    step: float
+    tile: float
+    byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One measured shape and all that was measured on it; `held_out` shapes judge the models and do not shape them."""
+
+    width: int
+    layout: str
+    fast_accum: bool
+    M: int
+    N: int
+    K: int
+    held_out: bool
+    times: tuple[Sample, ...]
+
+    def best(self) -> dict[str, Sample]:
+        """The fastest sample of each schedule, by schedule."""
+        ranked = sorted(self.times, key=lambda sample: (sample.ns, sample))
+        return {sample.schedule: sample for sample in reversed(ranked)}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file: where and when it was measured, the models, and the measured shapes.
+
+    `date` is YYYY-MM-DD; `seed` is that of the held-out split.
+    """
+
+    arch: str
+    device: str
+    driver: str
+    torch: str
+    aotmm: str
+    date: str
+    seed: int
+    models: tuple[Model, ...]
+    shapes: tuple[Shape, ...]
+
+
+def shipped_path(arch: str) -> Path:
+    """Where the table of `arch` is in this installation; it need not exist."""
+    return Path(__file__).parent / "tune" / "tables" / f"{arch}.json"
+
+
+def read(path: str | Path) -> Table:
+    """The table in the file `path`.
+
+    Raises:
+        ArtifactError: it cannot be read, or is refused as `parse` refuses it.
+    """
+    try:
+        with Path(path).open("rb") as handle:
+            data = handle.read(MAX_TABLE_BYTES + 1)
+    except OSError as error:
+        raise ArtifactError(f"tuning table {path} cannot be read: {error}; make one: aotmm tune") from error
+    return parse(data, str(path))
+
+
+def parse(data: bytes, where: str) -> Table:
+    """The table in `data`; `where` names it in errors.
+
+    Raises:
+        ArtifactError: too large, not strict JSON, another format version, unknown or missing keys, values of other
+            types or out of range, or the same model, shape or sample twice.
+    """
+    if len(data) > MAX_TABLE_BYTES:
+        raise ArtifactError(f"{where}: more than {MAX_TABLE_BYTES} bytes, which no tuning table has")
+    try:
+        body = json.loads(data, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(f"{where}: not a tuning table: {error}") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        found = body.get("format") if isinstance(body, dict) else type(body).__name__
+        raise ArtifactError(
+            f"{where}: tuning table format {found!r}, this version of aotmm reads {FORMAT}; make it again: aotmm tune"
+        )
+    _check_keys(body, {"format", "schedules", *_names(Table)}, where)
+    schedules = [_text(name, _NAME, f"{where}: schedules") for name in _list(body["schedules"], f"{where}: schedules")]
+    _check_unique(schedules, f"{where}: schedules")
+    models = tuple(
+        _model(row, f"{where}: models[{index}]") for index, row in enumerate(_list(body["models"], f"{where}: models"))
+    )
+    _check_unique([(row.schedule, row.width, row.fast_accum) for row in models], f"{where}: models")
+    shapes = tuple(
+        _shape(row, schedules, f"{where}: shapes[{index}]")
+        for index, row in enumerate(_list(body["shapes"], f"{where}: shapes"))
+    )
+    _check_unique([(s.width, s.layout, s.fast_accum, s.M, s.N, s.K) for s in shapes], f"{where}: shapes")
+    return Table(
+        arch=_word(body["arch"], tuple(TARGETS), f"{where}: arch"),
+        **{name: _text(body[name], ".{1,200}", f"{where}: {name}") for name in ("device", "driver", "torch", "aotmm")},
+        date=_text(body["date"], _DATE, f"{where}: date"),
+        seed=_int(body["seed"], 0, f"{where}: seed"),
+        models=models,
+        shapes=shapes,
+    )
+
+
+def write(table: Table) -> bytes:
+    """The canonical bytes of `table`; `parse` gives back an equal one if its rows are in order and not too precise.
+
+    Rows are sorted, and constants rounded to five digits, which is more than any measurement has.
+    """
+    schedules = sorted({sample.schedule for shape in table.shapes for sample in shape.times})
+    number = {name: index for index, name in enumerate(schedules)}
+    models = [
+        {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(row).items()}
+        for row in sorted(table.models, key=lambda row: (row.width, row.fast_accum, row.schedule))
+    ]
+    shapes = [
+        {name: getattr(shape, name) for name in _names(Shape)}
+        | {"times": [[number[s.schedule], s.split, int(s.programmatic), s.ns] for s in sorted(shape.times)]}
+        for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, s.layout, s.M, s.N, s.K))
+    ]
+    head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
+    lines = [f'"{name}": {_line(value)}' for name, value in {"format": FORMAT, **head, "schedules": schedules}.items()]
+    for name, rows in (("models", models), ("shapes", shapes)):
+        lines.append(f'"{name}": [' + ",".join(f"\n {_line(row)}" for row in rows) + "\n]")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _model(body: object, where: str) -> Model:
+    row = _object(body, Model, where)
+    return Model(
+        schedule=_text(row["schedule"], _NAME, f"{where}: schedule"),
+        width=_word(row["width"], _WIDTHS, f"{where}: width"),
+        fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
+        **{name: _constant(row[name], f"{where}: {name}") for name in ("base", "step", "tile", "byte")},
+    )
+
+
+def _shape(body: object, schedules: list[str], where: str) -> Shape:
+    row = _object(body, Shape, where)
+    times = tuple(
+        _sample(item, schedules, f"{where}: times[{index}]")
+        for index, item in enumerate(_list(row["times"], f"{where}: times"))
+    )
+    _check_unique([sample[:3] for sample in times], f"{where}: times")
+    return Shape(
+        width=_word(row["width"], _WIDTHS, f"{where}: width"),
+        layout=_word(row["layout"], LAYOUTS, f"{where}: layout"),
+        fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
+        **{name: _int(row[name], 1, f"{where}: {name}") for name in ("M", "N", "K")},
+        held_out=_bool(row["held_out"], f"{where}: held_out"),
+        times=times,
+    )
+
+
+def _sample(body: object, schedules: list[str], where: str) -> Sample:
+    items = _list(body, where)
+    if len(items) != _SAMPLE_FIELDS:
+        raise ArtifactError(f"{where}: expected [schedule, split, programmatic, ns], found {items!r}")
+    index = _word(items[0], range(len(schedules)), f"{where}: schedule")
+    programmatic = bool(_word(items[2], range(2), f"{where}: programmatic"))
+    return Sample(
+        schedules[index], _int(items[1], 1, f"{where}: split"), programmatic, _int(items[3], 1, f"{where}: ns")
+    )
+
+
+def _names(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise ValueError(f"a key twice in {[key for key, _ in pairs]}")
+    return body
+
+
+def _check_keys(body: dict[str, Any], wanted: set[str], where: str) -> None:
+    if body.keys() != wanted:
+        unknown, missing = sorted(body.keys() - wanted), sorted(wanted - body.keys())
+        raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")
+
+
+def _check_unique(items: list[Any], where: str) -> None:
+    if len(set(items)) != len(items):
+        twice = next(item for item in items if items.count(item) > 1)
+        raise ArtifactError(f"{where}: {twice!r} is there twice")
+
+
+def _object(body: object, kind: type, where: str) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise ArtifactError(f"{where}: expected an object, found {body!r}")
+    _check_keys(body, set(_names(kind)), where)
+    return body
+
+
+def _list(body: object, where: str) -> list[Any]:
+    if not isinstance(body, list):
+        raise ArtifactError(f"{where}: expected a list, found {body!r}")
+    return body
+
+
+def _text(body: object, pattern: str, where: str) -> str:
+    if not isinstance(body, str) or not re.fullmatch(pattern, body):
+        raise ArtifactError(f"{where}: expected a text like {pattern}, found {body!r}")
+    return body
+
+
+def _word(body: Any, known: Any, where: str) -> Any:
+    if type(body) not in {str, int} or body not in known:
+        raise ArtifactError(f"{where}: {body!r} is not one of {', '.join(map(str, known))}")
+    return body
+
+
+def _bool(body: object, where: str) -> bool:
+    if not isinstance(body, bool):
+        raise ArtifactError(f"{where}: expected true or false, found {body!r}")
+    return body
+
+
+def _int(body: object, least: int, where: str) -> int:
+    if type(body) is not int or not least <= body < _MAX_INT:
+        raise ArtifactError(f"{where}: expected an integer from {least}, found {body!r}")
+    return body
+
+
+def _constant(body: object, where: str) -> float:
+    if type(body) not in {int, float} or not math.isfinite(body) or body < 0:  # type: ignore[arg-type, operator]
+        raise ArtifactError(f"{where}: expected a number from 0, found {body!r}")
+    return float(body)  # type: ignore[arg-type]

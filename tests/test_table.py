@@ -1,0 +1,163 @@
+"""The tuning table's file: canonical bytes, and a strict reader that says where a file is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotmm import table
+from aotmm.errors import ArtifactError
+from aotmm.table import Model, Sample, Shape, Table
+
+FAST = Sample("ws_a", 1, programmatic=True, ns=900)
+SLOW = Sample("ws_a", 1, programmatic=False, ns=1000)
+SPLIT = Sample("ws_a_split", 4, programmatic=False, ns=700)
+
+TABLE = Table(
+    arch="sm90",
+    device="NVIDIA H200",
+    driver="580.1",
+    torch="2.11.0",
+    aotmm="0.1.0",
+    date="2026-11-20",
+    seed=4,
+    models=(
+        Model("reduce", 2, fast_accum=False, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4),
+        Model("ws_a", 2, fast_accum=False, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4),
+    ),
+    shapes=(
+        Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, FAST, SPLIT)),
+        Shape(2, "nt", fast_accum=False, M=1, N=512, K=1024, held_out=True, times=()),
+    ),
+)
+
+
+def test_a_table_survives_the_round_trip() -> None:
+    """What is written is read back equal, and written again gives the same bytes."""
+    data = table.write(TABLE)
+    assert table.parse(data, "t") == TABLE
+    assert table.write(table.parse(data, "t")) == data
+
+
+def test_rows_and_samples_are_written_in_order() -> None:
+    """The same table in another order gives the same bytes."""
+    shuffled = replace(
+        TABLE,
+        models=TABLE.models[::-1],
+        shapes=(TABLE.shapes[1], replace(TABLE.shapes[0], times=(SPLIT, FAST, SLOW))),
+    )
+    assert table.write(shuffled) == table.write(TABLE)
+
+
+def test_the_file_has_a_line_per_row() -> None:
+    """One line per model and shape; samples name their schedule by number."""
+    lines = table.write(TABLE).decode().splitlines()
+    assert '"schedules": ["ws_a", "ws_a_split"],' in lines
+    assert (
+        ' {"width": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
+        '"times": [[0, 1, 0, 1000], [0, 1, 1, 900], [1, 4, 0, 700]]},'
+    ) in lines
+
+
+def test_constants_are_rounded() -> None:
+    """Five digits: equal measurements give equal files however the fit ended."""
+    model = replace(TABLE.models[0], base=1234.56789)
+    assert table.parse(table.write(replace(TABLE, models=(model,))), "t").models[0].base == 1234.6
+
+
+def test_the_best_sample_of_each_schedule() -> None:
+    """Of all splits and launches of a schedule the fastest counts."""
+    assert TABLE.shapes[0].best() == {"ws_a": FAST, "ws_a_split": SPLIT}
+
+
+def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, Any]], None]:
+    def change(body: dict[str, Any]) -> None:
+        spot: Any = body
+        for key in path[:-1]:
+            spot = spot[key]
+        spot[path[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_change(("format",), 2), "format 2, this version of aotmm reads 1"),
+        (_change(("more",), 1), r"unknown keys \['more'\]"),
+        (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
+        (_change(("arch",), "sm70"), "arch: 'sm70' is not one of sm80"),
+        (_change(("date",), "today"), "date: expected a text like"),
+        (_change(("device",), 3), "device: expected a text like"),
+        (_change(("seed",), 1.5), "seed: expected an integer"),
+        (_change(("schedules",), ["ws_a", "ws_a"]), "'ws_a' is there twice"),
+        (_change(("schedules", 0), 'a"b'), "schedules: expected a text like"),
+        (_change(("models",), {}), "models: expected a list"),
+        (_change(("models", 0), []), r"models\[0\]: expected an object"),
+        (_change(("models", 0, "schedule"), ""), r"models\[0\]: schedule: expected a text"),
+        (_change(("models", 0, "width"), 3), "width: 3 is not one of 1, 2, 4"),
+        (_change(("models", 0, "width"), value=True), "width: True is not one of 1, 2, 4"),
+        (_change(("models", 0, "base"), -1), "base: expected a number from 0"),
+        (_change(("models", 0, "base"), "1"), "base: expected a number from 0"),
+        (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
+        (_change(("models", 0, "schedule"), "ws_a"), r"\('ws_a', 2, False\) is there twice"),
+        (_change(("shapes", 0, "layout"), "any"), "layout: 'any' is not one of nn"),
+        (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
+        (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1"),
+        (_change(("shapes", 0, "M"), 2**53), "M: expected an integer from 1"),
+        (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there twice"),
+        (_change(("shapes", 0, "times", 0), [0, 1, 0]), r"times\[0\]: expected \[schedule, split, programmatic, ns\]"),
+        (_change(("shapes", 0, "times", 0, 0), 2), r"times\[0\]: schedule: 2 is not one of 0, 1"),
+        (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1"),
+        (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: programmatic: True is not one of 0, 1"),
+        (_change(("shapes", 0, "times", 0, 3), 1.5), r"times\[0\]: ns: expected an integer from 1"),
+        (_change(("shapes", 0, "times", 0), [0, 1, 1, 5]), r"\('ws_a', 1, True\) is there twice"),
+    ],
+)
+def test_a_wrong_file_is_refused_where_it_is_wrong(change: Callable[[dict[str, Any]], None], message: str) -> None:
+    """Every rule of the format, with the spot in the message."""
+    body = json.loads(table.write(TABLE))
+    change(body)
+    with pytest.raises(ArtifactError, match=message) as error:
+        table.parse(json.dumps(body).encode(), "here")
+    assert str(error.value).startswith("here: ")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a tuning table"),
+        (b"\xff", "not a tuning table"),
+        (b"[" * 100_000, "not a tuning table"),
+        (b"[]", "format 'list'"),
+        (b'{"format": 1, "format": 1}', "a key twice"),
+        (b" " * (table.MAX_TABLE_BYTES + 1), "more than"),
+        (table.write(TABLE).replace(b"2000.0", b"1e999"), "base: expected a number from 0, found inf"),
+        (table.write(TABLE).replace(b"2000.0", b"NaN"), "base: expected a number from 0, found nan"),
+    ],
+)
+def test_bytes_that_are_no_table_are_refused(data: bytes, message: str) -> None:
+    """Broken JSON, other JSON, numbers that are none, too many bytes."""
+    with pytest.raises(ArtifactError, match=message):
+        table.parse(data, "here")
+
+
+def test_reading_a_file(tmp_path: Path) -> None:
+    """A file is read; one that is not there is an ArtifactError that says what makes one."""
+    path = tmp_path / "sm90.json"
+    with pytest.raises(ArtifactError, match="aotmm tune"):
+        table.read(path)
+    path.write_bytes(table.write(TABLE))
+    assert table.read(path) == TABLE
+
+
+def test_the_shipped_tables_are_canonical() -> None:
+    """The tables of this checkout are exactly what `write` writes, for the arch that names them."""
+    for path in table.shipped_path("any").parent.glob("*.json"):
+        assert table.read(path).arch == path.stem
+        assert table.write(table.read(path)) == path.read_bytes()
