@@ -37,7 +37,7 @@ ROOMS = {
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
     "aotmm.tune": RUNTIME | {"aotmm.tune"},
-    "aotmm.bench": RUNTIME | {"aotmm.bench", "triton", "matplotlib"},
+    "aotmm.bench": RUNTIME | {"aotmm.bench", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
     # The command line and what its commands are made of.
     "aotmm.assembly": RUNTIME,
     "aotmm.doctor": RUNTIME,

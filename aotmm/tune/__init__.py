@@ -1,0 +1,1 @@
+"""Measurement of the shipped kernels: which shapes, and what their times say."""
