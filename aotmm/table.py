@@ -23,19 +23,22 @@ _WIDTHS = (1, 2, 4)
 _MAX_INT = 2**53
 _NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
 _DATE = r"\d{4}-\d{2}-\d{2}"
-_SAMPLE_FIELDS = 4
+_SAMPLE_FIELDS = 5
+_MAX_COPIES = 8
 
 
 class Sample(NamedTuple):
     """Median time of one schedule on one shape, in ns.
 
     `split` is the number of slices of K, 1 for kernels that do not split; a split product's time includes the
-    reduction. `programmatic` tells whether it was launched with programmatic stream serialization.
+    reduction. `programmatic` tells whether it was launched with programmatic stream serialization. `copies` is which
+    matrices are copied to aligned places, in the time too: 1 for A, 2 for B, 4 for C.
     """
 
     schedule: str
     split: int
     programmatic: bool
+    copies: int
     ns: int
 
 
@@ -70,8 +73,8 @@ class Shape:
     times: tuple[Sample, ...]
 
     def best(self) -> dict[str, Sample]:
-        """The fastest sample of each schedule, by schedule."""
-        ranked = sorted(self.times, key=lambda sample: (sample.ns, sample))
+        """The fastest sample without copies of each schedule, by schedule."""
+        ranked = sorted((sample for sample in self.times if not sample.copies), key=lambda sample: (sample.ns, sample))
         return {sample.schedule: sample for sample in reversed(ranked)}
 
 
@@ -165,7 +168,7 @@ def write(table: Table) -> bytes:
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(Shape)}
-        | {"times": [[number[s.schedule], s.split, int(s.programmatic), s.ns] for s in sorted(shape.times)]}
+        | {"times": [[number[s.schedule], *map(int, s[1:])] for s in sorted(shape.times)]}
         for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, s.layout, s.M, s.N, s.K))
     ]
     head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
@@ -191,7 +194,7 @@ def _shape(body: object, schedules: list[str], where: str) -> Shape:
         _sample(item, schedules, f"{where}: times[{index}]")
         for index, item in enumerate(_list(row["times"], f"{where}: times"))
     )
-    _check_unique([sample[:3] for sample in times], f"{where}: times")
+    _check_unique([sample[:-1] for sample in times], f"{where}: times")
     return Shape(
         width=_word(row["width"], _WIDTHS, f"{where}: width"),
         layout=_word(row["layout"], LAYOUTS, f"{where}: layout"),
@@ -205,11 +208,13 @@ def _shape(body: object, schedules: list[str], where: str) -> Shape:
 def _sample(body: object, schedules: list[str], where: str) -> Sample:
     items = _list(body, where)
     if len(items) != _SAMPLE_FIELDS:
-        raise ArtifactError(f"{where}: expected [schedule, split, programmatic, ns], found {items!r}")
-    index = _word(items[0], range(len(schedules)), f"{where}: schedule")
-    programmatic = bool(_word(items[2], range(2), f"{where}: programmatic"))
+        raise ArtifactError(f"{where}: expected [schedule, split, programmatic, copies, ns], found {items!r}")
     return Sample(
-        schedules[index], _int(items[1], 1, f"{where}: split"), programmatic, _int(items[3], 1, f"{where}: ns")
+        schedule=schedules[_word(items[0], range(len(schedules)), f"{where}: schedule")],
+        split=_int(items[1], 1, f"{where}: split"),
+        programmatic=bool(_word(items[2], range(2), f"{where}: programmatic")),
+        copies=_word(items[3], range(_MAX_COPIES), f"{where}: copies"),
+        ns=_int(items[4], 1, f"{where}: ns"),
     )
 
 

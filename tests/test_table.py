@@ -14,9 +14,10 @@ from aotmm import table
 from aotmm.errors import ArtifactError
 from aotmm.table import Model, Sample, Shape, Table
 
-FAST = Sample("ws_a", 1, programmatic=True, ns=900)
-SLOW = Sample("ws_a", 1, programmatic=False, ns=1000)
-SPLIT = Sample("ws_a_split", 4, programmatic=False, ns=700)
+FAST = Sample("ws_a", 1, programmatic=True, copies=0, ns=900)
+SLOW = Sample("ws_a", 1, programmatic=False, copies=0, ns=1000)
+COPIED = Sample("ws_a", 1, programmatic=False, copies=3, ns=800)
+SPLIT = Sample("ws_a_split", 4, programmatic=False, copies=0, ns=700)
 
 TABLE = Table(
     arch="sm90",
@@ -31,7 +32,7 @@ TABLE = Table(
         Model("ws_a", 2, fast_accum=False, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4),
     ),
     shapes=(
-        Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, FAST, SPLIT)),
+        Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
         Shape(2, "nt", fast_accum=False, M=1, N=512, K=1024, held_out=True, times=()),
     ),
 )
@@ -49,7 +50,7 @@ def test_rows_and_samples_are_written_in_order() -> None:
     shuffled = replace(
         TABLE,
         models=TABLE.models[::-1],
-        shapes=(TABLE.shapes[1], replace(TABLE.shapes[0], times=(SPLIT, FAST, SLOW))),
+        shapes=(TABLE.shapes[1], replace(TABLE.shapes[0], times=(SPLIT, FAST, COPIED, SLOW))),
     )
     assert table.write(shuffled) == table.write(TABLE)
 
@@ -60,7 +61,7 @@ def test_the_file_has_a_line_per_row() -> None:
     assert '"schedules": ["ws_a", "ws_a_split"],' in lines
     assert (
         ' {"width": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
-        '"times": [[0, 1, 0, 1000], [0, 1, 1, 900], [1, 4, 0, 700]]},'
+        '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
     ) in lines
 
 
@@ -71,7 +72,7 @@ def test_constants_are_rounded() -> None:
 
 
 def test_the_best_sample_of_each_schedule() -> None:
-    """Of all splits and launches of a schedule the fastest counts."""
+    """Of all splits and launches of a schedule without copies the fastest counts."""
     assert TABLE.shapes[0].best() == {"ws_a": FAST, "ws_a_split": SPLIT}
 
 
@@ -111,12 +112,16 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1"),
         (_change(("shapes", 0, "M"), 2**53), "M: expected an integer from 1"),
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there twice"),
-        (_change(("shapes", 0, "times", 0), [0, 1, 0]), r"times\[0\]: expected \[schedule, split, programmatic, ns\]"),
+        (
+            _change(("shapes", 0, "times", 0), [0, 1, 0, 0]),
+            r"times\[0\]: expected \[schedule, split, programmatic, copies, ns\]",
+        ),
         (_change(("shapes", 0, "times", 0, 0), 2), r"times\[0\]: schedule: 2 is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1"),
         (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: programmatic: True is not one of 0, 1"),
-        (_change(("shapes", 0, "times", 0, 3), 1.5), r"times\[0\]: ns: expected an integer from 1"),
-        (_change(("shapes", 0, "times", 0), [0, 1, 1, 5]), r"\('ws_a', 1, True\) is there twice"),
+        (_change(("shapes", 0, "times", 0, 3), 8), r"times\[0\]: copies: 8 is not one of 0, 1"),
+        (_change(("shapes", 0, "times", 0, 4), 1.5), r"times\[0\]: ns: expected an integer from 1"),
+        (_change(("shapes", 0, "times", 0), [0, 1, 1, 0, 5]), r"\('ws_a', 1, True, 0\) is there twice"),
     ],
 )
 def test_a_wrong_file_is_refused_where_it_is_wrong(change: Callable[[dict[str, Any]], None], message: str) -> None:
