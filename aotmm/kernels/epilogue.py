@@ -21,16 +21,15 @@ VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
 
 
 @triton.jit
-def scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols):
+def scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N):
     """acc times one fp32 per row of A and one per column of B; strides of 0 take the same for all.
 
-    `rows` and `cols` are within the operands. A pointer is null where there is no scale: a branch that costs nothing
-    (docs/performance.md, "Epilogue").
+    A pointer is null where there is no scale: a branch that costs nothing (docs/performance.md, "Epilogue").
     """
     if scale_a_ptr.to(tl.int64) != 0:
-        acc *= tl.load(scale_a_ptr + rows.to(tl.int64) * stride_scale_a)[:, None]
+        acc *= tl.load(scale_a_ptr + rows.to(tl.int64) * stride_scale_a, mask=rows < M, other=0.0)[:, None]
     if scale_b_ptr.to(tl.int64) != 0:
-        acc *= tl.load(scale_b_ptr + cols.to(tl.int64) * stride_scale_b)[None, :]
+        acc *= tl.load(scale_b_ptr + cols.to(tl.int64) * stride_scale_b, mask=cols < N, other=0.0)[None, :]
     return acc
 
 
@@ -92,7 +91,7 @@ def finish(
     EPILOGUE: tl.constexpr,
 ):
     """The result in fp32 for sums `acc` of rows `rows` and columns `cols`, some of which may be past the edge."""
-    acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows % M, cols % N)
+    acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N)
     if EPILOGUE != "none":
         acc = add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N)
     if EPILOGUE == "linear":
