@@ -8,10 +8,32 @@ from aotmm.manifest import File
 
 
 @dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A matrix in global memory as CUDA's tensor maps describe it: 128 bytes that the driver encodes at each launch.
+
+    Attributes:
+        dtype: element type (`problem.DTYPES`).
+        inner, outer: the quantities that are its sizes; neighbours along `inner` are neighbours in memory.
+        stride: the quantity that is the distance between neighbours along `outer`, in elements.
+        box_inner, box_outer: elements of one transfer.
+        swizzle: how a box lies in shared memory: 0 as in global memory, 1, 2, 3 swizzled within 32, 64, 128 bytes.
+    """
+
+    dtype: str
+    inner: str
+    outer: str
+    stride: str
+    box_inner: int
+    box_outer: int
+    swizzle: int
+
+
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """One kernel parameter, in order: which quantity (`problem.VALUES`) goes where in the parameter block.
 
-    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiled binary.
+    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiled binary. With a `tensor_map` the
+    parameter is that map of the matrix at address `value`.
     """
 
     name: str
@@ -19,6 +41,7 @@ class Parameter:
     value: str
     offset: int
     bytes: int
+    tensor_map: TensorMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +91,17 @@ class Kernel:
     Attributes:
         name: label, unique in the pack; nothing is parsed from it.
         family: module of `aotmm/kernels` that it comes from.
+        role: what it is for (`problem.ROLES`).
+        schedule: what its time depends on, apart from types and epilogue; tuning tables speak of it.
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
         layout: memory order of A and B that it was specialised for; "any" promises none.
         epilogue: what it can do to its sums (`problem.EPILOGUES`).
         fast_accum: fp8 sums stay in the tensor cores' own precision.
+        persistent: blocks take one tile after another, so that a grid needs no more than fit the device at once.
+        programmatic: waits for the kernel before it where it first touches memory, so that a launch may let it start
+            early (programmatic stream serialization).
         threads: threads per block.
         num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.
@@ -87,6 +115,8 @@ class Kernel:
 
     name: str
     family: str
+    role: str
+    schedule: str
     source: str
     symbol: str
     dtype_a: str
@@ -95,6 +125,8 @@ class Kernel:
     layout: str
     epilogue: str
     fast_accum: bool
+    persistent: bool
+    programmatic: bool
     config: Config
     threads: int
     num_ctas: int

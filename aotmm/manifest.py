@@ -17,13 +17,13 @@ import typing
 from dataclasses import dataclass
 
 from aotmm.errors import ArtifactError
-from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, VALUES
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES, VALUES
 from aotmm.target import TARGETS
 
 if typing.TYPE_CHECKING:
     from aotmm.kernel import Kernel
 
-FORMAT = 1
+FORMAT = 2
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
 MAX_MANIFEST_BYTES = 8 << 20
@@ -85,12 +85,17 @@ class Manifest(Head):
 # Fields that hold one of a few words, and those.
 _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Head", "arch"): tuple(TARGETS),
+    ("Kernel", "role"): ROLES,
     ("Kernel", "dtype_a"): tuple(DTYPES),
     ("Kernel", "dtype_b"): tuple(DTYPES),
     ("Kernel", "dtype_c"): tuple(dict.fromkeys(row.output for row in DTYPES.values())),
     ("Kernel", "layout"): (*LAYOUTS, "any"),
     ("Kernel", "epilogue"): EPILOGUES,
     ("Parameter", "value"): VALUES,
+    ("TensorMap", "dtype"): tuple(DTYPES),
+    ("TensorMap", "inner"): VALUES,
+    ("TensorMap", "outer"): VALUES,
+    ("TensorMap", "stride"): VALUES,
     ("Promise", "value"): VALUES,
     ("Promise", "relation"): RELATIONS,
     ("Attribute", "name"): tuple(ATTRIBUTES),

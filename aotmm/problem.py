@@ -34,7 +34,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 1  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
+ABI = 2  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
 
 DTYPES = {
     row.name: row
@@ -72,9 +72,15 @@ ACTIVATIONS = {
 }
 LEAKY_SLOPE = 0.01  # torch's default
 
+# What a kernel is for: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in
+# order before the epilogue; a copy brings an operand to an aligned place, or C from one.
+ROLES = ("product", "partial", "reduce", "copy")
+
 # Quantities of a product, which parameters are filled from and promises are made about. Pointers are byte addresses,
 # strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
-# element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
+# element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix. Partial sums
+# are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch is the address
+# of the memory that Triton's compiler asked for.
 VALUES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
@@ -83,13 +89,19 @@ VALUES = (
     "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
     "activation", "allow_tf32", "fast_accum",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
+    "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch",
 )  # fmt: skip
 STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
 
-RELATIONS = ("equals", "multiple_of", "below")
+RELATIONS = ("equals", "multiple_of", "below", "at_least")
 
 # Launch attributes, with the ids of CUlaunchAttributeID (CUDA driver API, section "Types").
 ATTRIBUTES = {"cooperative": 2, "cluster_dimension": 4, "programmatic_stream_serialization": 6}
+
+# Element types of tensor maps, with the numbers of CUtensorMapDataType (there; "Tensor Map Object Management").
+TENSOR_MAP_TYPES = {
+    "fp16": 6, "bf16": 9, "fp32": 7, "tf32": 7, "fp8e5": 0, "fp8e4": 0, "int8": 0, "int32": 3,
+}  # fmt: skip
 
 
 def input_types(name: str) -> tuple[str, str]:

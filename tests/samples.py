@@ -7,7 +7,7 @@ import importlib.metadata
 
 import pytest
 
-from aotmm.kernel import Attribute, Config, Kernel, Parameter, Promise
+from aotmm.kernel import Attribute, Config, Kernel, Parameter, Promise, TensorMap
 from aotmm.manifest import FORMAT, File, Manifest, Provenance
 
 
@@ -32,6 +32,8 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
     return Kernel(
         name=name,
         family="tile",
+        role="product",
+        schedule="tile_64x128x32_g8_s3_w4",
         source="tests, by hand",
         symbol="tile",
         dtype_a="fp16",
@@ -40,6 +42,8 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         layout="nt",
         epilogue="linear",
         fast_accum=True,
+        persistent=True,
+        programmatic=True,
         config=Config(64, 128, 32, 8, 3, 4, 2, 16, 2),
         threads=128,
         num_ctas=1,
@@ -49,7 +53,11 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         global_scratch_bytes=0,
         profile_scratch_bytes=0,
         vector_bytes=16,
-        parameters=(Parameter("a_ptr", "*fp16", "a_ptr", 0, 8), Parameter("M", "i32", "M", 8, 4)),
+        parameters=(
+            Parameter("a_ptr", "*fp16", "a_ptr", 0, 8),
+            Parameter("M", "i32", "M", 8, 4),
+            Parameter("b", "tensordesc", "b_ptr", 64, 128, TensorMap("fp16", "K", "N", "stride_bn", 64, 128, 3)),
+        ),
         promises=(Promise("a_ptr", "multiple_of", 16), Promise("a_extent", "below", 2**31)),
         attributes=(Attribute("cluster_dimension", (1, 1, 1)),),
         image=file(f"images/{name}.cubin", name.encode()),

@@ -148,15 +148,15 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "number 1.0 is not an integer"),
         (b'{"format": 1e2}', "number 1e2 is not an integer"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 1"),
-        (b'{"format": 2}', "pack format 2, this version of aotmm reads 1; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 2"),
+        (b'{"format": 3}', "pack format 3, this version of aotmm reads 2; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 1}', "digest None is not a sha256"),
-        (b'{"format": 1, "digest": 3}', "digest 3 is not a sha256"),
-        (b'{"format": 1, "digest": ""}', "digest '' is not a sha256"),
-        (b'{"format": 1, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
-        (b'{"format": 1, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
+        (b'{"format": 2}', "digest None is not a sha256"),
+        (b'{"format": 2, "digest": 3}', "digest 3 is not a sha256"),
+        (b'{"format": 2, "digest": ""}', "digest '' is not a sha256"),
+        (b'{"format": 2, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
+        (b'{"format": 2, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -172,7 +172,7 @@ def test_what_is_no_manifest(data: bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda body: body.update(format=True), "format: expected int, found True"),
+        (lambda body: body.update(format=True), "pack format True, this version"),
         (lambda body: body.update(more=1), "unknown keys ['more'], missing keys []"),
         (lambda body: body.pop("host"), "unknown keys [], missing keys ['host']"),
         (lambda body: body.update(host=3), "host: expected str, found 3"),
@@ -315,4 +315,4 @@ def test_any_value_in_any_field(key: str, value: object) -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 1
+    assert FORMAT == 2

@@ -15,6 +15,7 @@ from aotmm.problem import (
     LAYOUTS,
     OUTPUTS,
     RELATIONS,
+    ROLES,
     STATED_VALUES,
     VALUES,
     input_types,
@@ -28,14 +29,17 @@ def test_numbers_of_the_c_interface() -> None:
     names = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
     assert tuple(ACTIVATIONS)[:8] == names
     assert EPILOGUES[:3] == ("none", "linear", "smooth")
-    assert RELATIONS[:3] == ("equals", "multiple_of", "below")
+    assert RELATIONS[:4] == ("equals", "multiple_of", "below", "at_least")
+    assert ROLES[:4] == ("product", "partial", "reduce", "copy")
     assert VALUES[:6] == ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")
     assert VALUES[6:12] == ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
     assert VALUES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
     assert VALUES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
     assert VALUES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
     assert VALUES[24:27] == ("activation", "allow_tf32", "fast_accum")
-    assert VALUES[STATED_VALUES:] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
+    assert VALUES[27:33] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
+    assert VALUES[STATED_VALUES] == "slope"
+    assert VALUES[33:38] == ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch")
 
 
 def test_ids_of_the_driver() -> None:

@@ -142,6 +142,8 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     kernel = Kernel(
         name=variant.name,
         family=variant.family,
+        role=variant.role,
+        schedule=variant.schedule,
         source=variant.source,
         symbol=symbol,
         dtype_a=variant.dtype_a,
@@ -150,6 +152,8 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         layout=variant.layout,
         epilogue=variant.epilogue,
         fast_accum=variant.fast_accum,
+        persistent=plan.persistent,
+        programmatic=plan.programmatic,
         config=variant.config,
         threads=metadata.num_warps * target.warp_size,
         num_ctas=metadata.num_ctas,
