@@ -7,7 +7,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aotmm import __version__
 from aotmm.folders import data_folder
 from aotmm.kernel import Kernel
-from aotmm.problem import ABI, ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, STATED_VALUES, VALUES
+from aotmm.problem import (
+    ABI,
+    ACTIVATIONS,
+    ATTRIBUTES,
+    DTYPE_CODES,
+    DTYPES,
+    EPILOGUES,
+    LAYOUTS,
+    RELATIONS,
+    ROLES,
+    STATED_VALUES,
+    VALUES,
+)
 from aotmm.target import TARGETS, Target
 
 
@@ -25,6 +37,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             activations=tuple(ACTIVATIONS),
             epilogues=EPILOGUES,
             least_epilogues=[EPILOGUES.index(name) for name in ACTIVATIONS.values()],
+            roles=ROLES,
+            layouts=LAYOUTS,
             values=VALUES,
             stated=VALUES[:STATED_VALUES],
             relations=RELATIONS,
