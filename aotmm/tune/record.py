@@ -1,0 +1,103 @@
+"""The record of a measurement in progress: JSON lines that survive a crash, so that the next run goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from aotmm.errors import ArtifactError
+from aotmm.table import Sample
+from aotmm.tune.cases import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What samples of one record have in common: GPU, versions, and the digest of the pack that was measured."""
+
+    arch: str
+    device: str
+    driver: str
+    torch: str
+    aotmm: str
+    pack: str
+    seed: int
+
+
+class Record:
+    """An open record. Every `add` is on disk when it returns.
+
+    Attributes:
+        samples: of the cases that were measured, also by earlier runs.
+        left_out: schedules and families not to run, and why.
+    """
+
+    def __init__(self, path: Path, head: Head) -> None:
+        """Opens the record `path`, or starts it.
+
+        Raises:
+            ArtifactError: it cannot be opened, is no record, or is of another GPU, pack or version.
+        """
+        self.samples: dict[Case, tuple[Sample, ...]] = {}
+        self.left_out: dict[str, str] = {}
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("a+b")
+        except OSError as error:
+            raise ArtifactError(f"{path} cannot be written: {error}") from error
+        self._resume(head)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def add(self, case: Case, samples: tuple[Sample, ...]) -> None:
+        """Notes everything that was measured on `case`."""
+        self.samples[case] = samples
+        self._write({"case": asdict(case), "times": samples})
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Notes that the schedule or family `name` is not to be run, and why."""
+        self.left_out[name] = why
+        self._write({"left_out": name, "why": why})
+
+    def remove(self) -> None:
+        """Deletes the file: what it holds is in a table now."""
+        self._path.unlink()
+
+    def _resume(self, head: Head) -> None:
+        self._file.seek(0)
+        lines = self._file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):  # the run before ended while it wrote this one
+            self._file.truncate(sum(map(len, lines[:-1])))
+            lines.pop()
+        if not lines:
+            self._write(asdict(head))
+            return
+        try:
+            first, *rest = [json.loads(line) for line in lines]
+            found = Head(**first)
+            for row in rest:
+                if "case" in row:
+                    self.samples[Case(**row["case"])] = tuple(Sample(*item) for item in row["times"])
+                else:
+                    self.left_out[row["left_out"]] = row["why"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ArtifactError(f"{self._path} is no record of a measurement: {error}; delete it") from error
+        if found != head:
+            other = [
+                f"{name} {value!r}, not {getattr(head, name)!r}"
+                for name, value in asdict(found).items()
+                if value != getattr(head, name)
+            ]
+            raise ArtifactError(
+                f"{self._path} was measured with {'; '.join(other)}; delete it or write to another --out"
+            )
+
+    def _write(self, row: dict[str, object]) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
