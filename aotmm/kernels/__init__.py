@@ -37,7 +37,8 @@ class Variant:
     @property
     def schedule(self) -> str:
         """What the time of the kernel depends on, apart from types and epilogue."""
-        return f"{self.family}_{self.config}" + ("_split" if self.role == "partial" else "")
+        access = "_any" if self.layout == "any" else "" if self.aligned else "_narrow"
+        return f"{self.family}_{self.config}{access}" + ("_split" if self.role == "partial" else "")
 
     @property
     def name(self) -> str:
