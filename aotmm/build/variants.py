@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
 from aotmm.kernels import Variant
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
-from aotmm.target import Target
+from aotmm.target import TARGETS, Target
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,16 +22,18 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent.parent / "configs"
-FAMILIES = ("tile",)
+_COPIED = {1: "int8", 2: "fp16", 4: "int32"}  # by bytes: a copy moves bits, so one type stands for all of its width
+PARTS_OF_SETS = ("generic", "helpers")  # files that hold what every set gets
 BACKENDS = ("cuda", "hip")
 DEFAULT_STAGES = {"cuda": 3, "hip": 2}  # Source: default options of Triton 3.9's two backends.
-_POWERS = tuple(2**i for i in range(4, 10))
 _LISTS = {
     "dtypes": INPUTS,
     "layouts": LAYOUTS,
     "epilogues": EPILOGUES,
     "outputs": OUTPUTS,
+    "archs": tuple(TARGETS),
 }
+_POWERS = tuple(2**i for i in range(4, 10))
 _NUMBERS: dict[str, tuple[int, ...]] = {
     "block_m": _POWERS,
     "block_n": _POWERS,
@@ -47,6 +49,49 @@ _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
 _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
+class Family(NamedTuple):
+    """What the entries of one kernel family may say.
+
+    Attributes:
+        numbers: the values that each number may have.
+        archs: what it can be built for; an entry names them unless these are all.
+        dtypes: input types that it multiplies; an entry names its own unless these are all.
+        warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
+        roles: what its kernels can be for.
+    """
+
+    numbers: dict[str, tuple[int, ...]]
+    archs: tuple[str, ...] = tuple(TARGETS)
+    dtypes: tuple[str, ...] = INPUTS
+    warpgroups: str = ""
+    roles: tuple[str, ...] = ("product", "partial")
+
+
+# Hopper's: 64 rows or a multiple for each warpgroup, a width of one accumulator or two, and a ring of stages.
+_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256, 272, 288, 320)  # powers of two, and sums of two of them
+_WGMMA = _NUMBERS | {
+    "block_m": (64, 128, 192, 256),
+    "block_n": _WIDTHS,
+    "block_k": (32, 64, 128),
+    "num_stages": tuple(range(2, 17)),
+    "num_warps": (4, 8, 12),
+}
+_WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
+FAMILIES = {
+    "tile": Family(_NUMBERS),
+    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m"),
+    "pingpong": Family(
+        _WGMMA | {"block_m": (64, 128), "num_warps": (8,)}, ("sm90",), _WGMMA_DTYPES, roles=("product",)
+    ),
+    "swapped": Family(
+        _WGMMA | {"block_m": (16, 32, 64, 128), "block_n": (64, 128, 192, 256)},
+        ("sm90",),
+        _WGMMA_DTYPES,
+        warpgroups="block_n",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One entry of a config set.
@@ -54,10 +99,12 @@ class Entry:
     Attributes:
         dtypes: the only types that it is for; empty means every type that is built.
         outputs: output types; empty means each input type's default.
+        split: its kernels give partial sums of a slice of K.
     """
 
     family: str
     backends: tuple[str, ...]
+    archs: tuple[str, ...]
     numbers: dict[str, int]
     dtypes: tuple[str, ...]
     layouts: tuple[str, ...]
@@ -65,6 +112,7 @@ class Entry:
     outputs: tuple[str, ...]
     aligned: bool
     fast_accum: bool
+    split: bool
     source: str
 
 
@@ -81,7 +129,7 @@ class ConfigSet:
 
 def set_names() -> list[str]:
     """Names of the config sets that aotmm brings along."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "generic")
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in PARTS_OF_SETS)
 
 
 def config_set(name: str) -> ConfigSet:
@@ -131,20 +179,22 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
             raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
     wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
     rows = (*chosen.entries, *_generic_entries(chosen))
-    found = {variant.name: variant for entry in rows for variant in _expand(entry, target, wanted)}
+    products = [variant for entry in rows for variant in _expand(entry, target, wanted)]
+    found = {variant.name: variant for variant in (*products, *_helpers(products, target))}
     return [found[name] for name in sorted(found)]
 
 
 def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[Variant]:
-    if target.backend not in entry.backends or entry.fast_accum > target.fast_accum:
+    if target.backend not in entry.backends or target.name not in entry.archs or entry.fast_accum > target.fast_accum:
         return
-    config = Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | entry.numbers)
     for name in wanted:
         if entry.dtypes and name not in entry.dtypes:
             continue
         a, b = input_types(name)
         default = DTYPES[a].output
-        integer = default not in OUTPUTS  # has one output type, and no epilogue
+        integer = default not in OUTPUTS  # has one output type, no epilogue and no partial sums
+        if integer and entry.split:
+            continue
         outputs = (default,) if integer or not entry.outputs else entry.outputs
         if "any" in entry.layouts and not integer:
             outputs = tuple(sorted({default, *outputs}))
@@ -160,8 +210,47 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
                 aligned=entry.aligned,
                 epilogue=epilogue,
                 fast_accum=entry.fast_accum,
-                config=config,
+                config=_config(entry.numbers, target),
                 source=entry.source,
+                role="partial" if entry.split else "product",
+            )
+
+
+def _config(numbers: dict[str, int], target: Target) -> Config:
+    return Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | numbers)
+
+
+def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
+    """The kernels that work for `products`: what adds up partial sums, what copies operands and results.
+
+    Sums are added up to everything that the generic kernels write, with their epilogue.
+    """
+    table = tomllib.loads((FOLDER / "helpers.toml").read_text())
+    generic = [variant for variant in products if variant.layout == "any" and variant.dtype_c in OUTPUTS]
+    special = [variant for variant in products if variant.layout != "any" and variant.aligned]
+    sums = sorted({(v.dtype_c, v.epilogue) for v in generic}) if any(v.role == "partial" for v in products) else ()
+    moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product"}
+    copied = sorted({_COPIED[DTYPES[name].bytes] for name in moved})
+    wanted = {
+        "reduce": [("fp32", output, epilogue) for output, epilogue in sums],
+        "copy": [(dtype, dtype, "none") for dtype in copied],
+    }
+    for row in table["config"]:
+        numbers = {key: row[key] for key in _NUMBERS if key in row}
+        for (dtype, output, epilogue), layout in itertools.product(wanted[row["family"]], row["layouts"]):
+            yield Variant(
+                target=target,
+                family=row["family"],
+                dtype_a=dtype,
+                dtype_b=dtype,
+                dtype_c=output,
+                layout=layout,
+                aligned=row["aligned"],
+                epilogue=epilogue,
+                fast_accum=False,
+                config=_config(numbers, target),
+                source=table["source"],
+                role=row["family"],
             )
 
 
@@ -182,8 +271,9 @@ def _generic_entries(chosen: ConfigSet) -> list[Entry]:
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
     if not isinstance(row, dict):
         raise SpecError(f"{where}: expected a table, found {row!r}")
-    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family", "aligned", "fast_accum"}, where)
-    numbers = _numbers(row, where)
+    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family", "aligned", "fast_accum", "split"}, where)
+    name = _choice(row.get("family", "tile"), "family", tuple(FAMILIES), where)
+    numbers = _numbers(row, FAMILIES[name], where)
     backends = BACKENDS if "backend" not in row else (_choice(row["backend"], "backend", BACKENDS, where),)
     for key in _HIP_ONLY:
         if key in row and backends != ("hip",):
@@ -191,32 +281,75 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     text = row.get("source", source)
     if not isinstance(text, str) or not text:
         raise SpecError(f"{where}: source is missing; say where the entry comes from")
-    dtypes = _choices(row, "dtypes", where, default=())
-    fast_accum = _flag(row, "fast_accum", where, default=False)
-    if fast_accum and not (dtypes and all(name.startswith("fp8") for name in dtypes)):
-        raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
-    return Entry(
-        family=_choice(row.get("family", "tile"), "family", FAMILIES, where),
+    entry = Entry(
+        family=name,
         backends=backends,
+        archs=_choices(row, "archs", where, default=lists["archs"]),
         numbers=numbers,
-        dtypes=dtypes,
+        dtypes=_choices(row, "dtypes", where, default=()),
         layouts=_choices(row, "layouts", where, default=lists["layouts"]),
         epilogues=_choices(row, "epilogues", where, default=lists["epilogues"]),
         outputs=_choices(row, "outputs", where, default=()),
         aligned=_flag(row, "aligned", where, default=True),
-        fast_accum=fast_accum,
+        fast_accum=_flag(row, "fast_accum", where, default=False),
+        split=_flag(row, "split", where, default=False),
         source=text,
     )
+    if entry.fast_accum and not (entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes)):
+        raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
+    _check_family(entry, where)
+    return _split(entry, row, where) if entry.split else entry
 
 
-def _numbers(row: dict[str, Any], where: str) -> dict[str, int]:
+def _check_family(entry: Entry, where: str) -> None:
+    """Refuses what a family cannot do.
+
+    Raises:
+        SpecError: arch, type, layout or alignment are none of its own.
+    """
+    name, family = entry.family, FAMILIES[entry.family]
+    if not set(entry.archs) <= set(family.archs):
+        archs = ", ".join(f'"{arch}"' for arch in family.archs)
+        raise SpecError(f"{where}: family {name} is for {archs} alone; the entry needs archs = [{archs}]")
+    if family.dtypes != INPUTS and not (entry.dtypes and set(entry.dtypes) <= set(family.dtypes)):
+        raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
+    if family.dtypes != INPUTS and not entry.aligned:
+        raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for tile")
+    if family.dtypes != INPUTS and any(dtype.startswith("fp8") for dtype in entry.dtypes) and entry.layouts != ("nt",):
+        raise SpecError(f'{where}: family {name} multiplies fp8 in one layout; the entry needs layouts = ["nt"]')
+
+
+def _split(entry: Entry, row: dict[str, Any], where: str) -> Entry:
+    """An entry of partial sums: fp32, and before the epilogue.
+
+    Raises:
+        SpecError: its family has none, or it wants something else of them.
+    """
+    if "partial" not in FAMILIES[entry.family].roles:
+        able = ", ".join(name for name, family in FAMILIES.items() if "partial" in family.roles)
+        raise SpecError(f"{where}: family {entry.family} does not split K; families that do: {able}")
+    for key in ("epilogues", "outputs"):
+        if key in row:
+            raise SpecError(f"{where}: {key} has no meaning with split: partial sums are fp32, without an epilogue")
+    if "int8" in entry.dtypes:
+        raise SpecError(f"{where}: split is for sums in fp32; int8 has none")
+    return dataclasses.replace(entry, epilogues=("none",), outputs=("fp32",))
+
+
+def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
     for key in _REQUIRED:
         if key not in row:
             raise SpecError(f"{where}: {key} is missing")
     numbers = {key: row[key] for key in _NUMBERS if key in row}
     for key, value in numbers.items():
-        if type(value) is not int or value not in _NUMBERS[key]:
-            raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, _NUMBERS[key]))}")
+        if type(value) is not int or value not in family.numbers[key]:
+            raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, family.numbers[key]))}")
+    warpgroups = numbers["num_warps"] // 4
+    if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):
+        raise SpecError(
+            f"{where}: {family.warpgroups} = {numbers[family.warpgroups]} is not a multiple of {64 * warpgroups}, "
+            f"64 for each of the {warpgroups} warpgroups of num_warps = {numbers['num_warps']}"
+        )
     return numbers
 
 

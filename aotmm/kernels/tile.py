@@ -3,6 +3,9 @@
 Any strides, any sizes, any batch, on every target. Programs are numbered in groups of GROUP_M rows of tiles, so that
 programs that run together share rows of A and columns of B in the L2 cache.
 Source of the idea: Triton tutorial 03, "Matrix Multiplication".
+
+Where C has few tiles and K is large, role "partial": a program computes one slice of K of one tile, and family `reduce`
+adds them up. Slices are the outermost order: what runs together reads the same part of K.
 """
 
 from __future__ import annotations
@@ -15,14 +18,56 @@ import triton.language as tl
 from aotmm.kernel import Promise
 from aotmm.kernels import Specialisation, Variant
 from aotmm.kernels.epilogue import finish
+from aotmm.kernels.reduce import WORKSPACE_MULTIPLES, WORKSPACE_TYPES
 from aotmm.problem import DTYPES, unit_strides
 
-SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
+SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn")
 BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 VECTOR_BYTES = 16
 # Hopper's fp8 tensor cores keep about 14 bits; sums are moved to fp32 after this many products, as cuBLAS does
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
+
+
+@triton.jit
+def place(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Row and column of tile number `pid`."""
+    tiles_per_group = GROUP_M * tiles_n
+    first_m = pid // tiles_per_group * GROUP_M
+    group_rows = min(tiles_m - first_m, GROUP_M)
+    return first_m + pid % tiles_per_group % group_rows, pid % tiles_per_group // group_rows
+
+
+@triton.jit
+def multiply(
+    a_ptr,
+    b_ptr,
+    rows,
+    cols,
+    first_k,
+    last_k,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MAX_IMPRECISE: tl.constexpr,
+):
+    """The product of `rows` of A and `cols` of B over K from first_k, a multiple of BLOCK_K, to last_k."""
+    ks = tl.arange(0, BLOCK_K)
+    a_ptrs = a_ptr + rows[:, None] * stride_am + ks[None, :] * stride_ak
+    b_ptrs = b_ptr + ks[:, None] * stride_bk + cols[None, :] * stride_bn
+    ACC: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
+    acc = tl.zeros((rows.shape[0], cols.shape[0]), dtype=ACC)
+    for k in range(first_k, last_k, BLOCK_K):
+        a = tl.load(a_ptrs, mask=ks[None, :] < K - k, other=0.0)
+        b = tl.load(b_ptrs, mask=ks[:, None] < K - k, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=MAX_IMPRECISE, out_dtype=ACC)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    return acc
 
 
 @triton.jit
@@ -64,30 +109,27 @@ def tile(
     """C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32 (int8: in int32)."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    z = tl.program_id(0) // (tiles_m * tiles_n)
-    pid = tl.program_id(0) % (tiles_m * tiles_n)
-    tiles_per_group = GROUP_M * tiles_n
-    first_m = pid // tiles_per_group * GROUP_M
-    group_rows = min(tiles_m - first_m, GROUP_M)
-    tile_m = first_m + pid % tiles_per_group % group_rows
-    tile_n = pid % tiles_per_group // group_rows
-
+    z = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
+    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    ks = tl.arange(0, BLOCK_K)
-    z = z.to(tl.int64)
     # Rows and columns past the edge wrap around: they read valid memory and are not stored.
-    a_ptrs = a_ptr + z * stride_az + (rows % M)[:, None] * stride_am + ks[None, :] * stride_ak
-    b_ptrs = b_ptr + z * stride_bz + ks[:, None] * stride_bk + (cols % N)[None, :] * stride_bn
-    ACC: tl.constexpr = tl.int32 if a_ptr.dtype.element_ty == tl.int8 else tl.float32
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=ACC)
-    for k in range(0, K, BLOCK_K):
-        a = tl.load(a_ptrs, mask=ks[None, :] < K - k, other=0.0)
-        b = tl.load(b_ptrs, mask=ks[:, None] < K - k, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION, max_num_imprecise_acc=MAX_IMPRECISE, out_dtype=ACC)
-        a_ptrs += BLOCK_K * stride_ak
-        b_ptrs += BLOCK_K * stride_bk
-
+    acc = multiply(
+        a_ptr + z * stride_az,
+        b_ptr + z * stride_bz,
+        rows % M,
+        cols % N,
+        0,
+        K,
+        K,
+        stride_am,
+        stride_ak,
+        stride_bk,
+        stride_bn,
+        BLOCK_K,
+        PRECISION,
+        MAX_IMPRECISE,
+    )
     if a_ptr.dtype.element_ty != tl.int8:
         acc = finish(
             acc,
@@ -111,6 +153,58 @@ def tile(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
 
 
+@triton.jit
+def partial(
+    a_ptr,
+    b_ptr,
+    M,
+    N,
+    K,
+    stride_am,
+    stride_ak,
+    stride_bk,
+    stride_bn,
+    workspace_ptr,
+    workspace_stride_m,
+    workspace_stride_z,
+    split,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MAX_IMPRECISE: tl.constexpr,
+):
+    """Slice `part` of the workspace (split, whole tiles of M, whole tiles of N) = A @ B over part of K, in fp32."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    part = tl.program_id(0) // (tiles_m * tiles_n)
+    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    steps = tl.cdiv(K, BLOCK_K)
+    first_k = part * steps // split * BLOCK_K
+    last_k = min((part + 1) * steps // split * BLOCK_K, K)
+    acc = multiply(
+        a_ptr + first_k.to(tl.int64) * stride_ak,
+        b_ptr + first_k.to(tl.int64) * stride_bk,
+        rows % M,
+        cols % N,
+        first_k,
+        last_k,
+        K,
+        stride_am,
+        stride_ak,
+        stride_bk,
+        stride_bn,
+        BLOCK_K,
+        PRECISION,
+        MAX_IMPRECISE,
+    )
+    slab = workspace_ptr + part * workspace_stride_z
+    tl.store(slab + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :], acc)
+
+
 def specialise(variant: Variant) -> Specialisation:
     """The tile kernel of `variant`.
 
@@ -125,51 +219,59 @@ def specialise(variant: Variant) -> Specialisation:
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "GROUP_M": config.group_m,
-        "EPILOGUE": variant.epilogue,
         "PRECISION": "tf32" if variant.dtype_a == "tf32" else "ieee",
         "MAX_IMPRECISE": min(IMPRECISE_K, config.block_k) if precise else None,
     }
     types = {
         "a_ptr": f"*{a.triton}",
         "b_ptr": f"*{b.triton}",
-        "c_ptr": f"*{c.triton}",
         **dict.fromkeys(SIZES, "i64" if variant.layout == "any" else "i32"),
-        **dict.fromkeys(BATCH_STRIDES, "i64"),
-        "bias_ptr": f"*{c.triton}",
-        **dict.fromkeys(("bias_rank", "stride_bias_z", "stride_bias_m", "stride_bias_n"), "i64"),
-        "scale_a_ptr": "*fp32",
-        "scale_b_ptr": "*fp32",
-        "stride_scale_a": "i64",
-        "stride_scale_b": "i64",
-        "activation": "i64",
-        "slope": "fp32",
     }
+    bytes_ = {"a": a.bytes, "b": b.bytes}
+    if variant.role == "partial":
+        function = partial
+        types |= WORKSPACE_TYPES
+    else:
+        function = tile
+        bytes_["c"] = c.bytes
+        constants["EPILOGUE"] = variant.epilogue
+        types |= {
+            "c_ptr": f"*{c.triton}",
+            **dict.fromkeys(("stride_cm", "stride_cn"), types["M"]),
+            **dict.fromkeys(BATCH_STRIDES, "i64"),
+            "bias_ptr": f"*{c.triton}",
+            **dict.fromkeys(("bias_rank", "stride_bias_z", "stride_bias_m", "stride_bias_n"), "i64"),
+            "scale_a_ptr": "*fp32",
+            "scale_b_ptr": "*fp32",
+            "stride_scale_a": "i64",
+            "stride_scale_b": "i64",
+            "activation": "i64",
+            "slope": "fp32",
+        }
     promises = (Promise("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        return Specialisation(tile, types, constants, promises=promises, vector_bytes=1)
+        return Specialisation(function, types, constants, promises=promises, vector_bytes=1)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
-    multiples: dict[str, int] = {}
-    if variant.aligned:
-        multiples = _multiples(unit, {"a": a.bytes, "b": b.bytes, "c": c.bytes})
+    multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
     return Specialisation(
-        tile,
+        function,
         {name: type_ for name, type_ in types.items() if name not in unit},
-        constants | dict.fromkeys(unit, 1),
-        multiples,
-        promises + tuple(Promise(extent, "below", 2**31) for extent in ("a_extent", "b_extent", "c_extent")),
+        constants | {name: 1 for name in unit if name in types},
+        {name: number for name, number in multiples.items() if name in types},
+        promises + tuple(Promise(f"{operand}_extent", "below", 2**31) for operand in bytes_),
         VECTOR_BYTES if variant.aligned else a.bytes,
     )
 
 
-def _multiples(unit: tuple[str, ...], size: dict[str, int]) -> dict[str, int]:
+def _multiples(unit: tuple[str, ...], bytes_: dict[str, int]) -> dict[str, int]:
     """What makes every row (column, where the layout says so) of every matrix start at, and fill, 16 bytes."""
-    vector = {operand: VECTOR_BYTES // bytes_ for operand, bytes_ in size.items()}
-    found = dict.fromkeys(("a_ptr", "b_ptr", "c_ptr"), VECTOR_BYTES)
+    vector = {operand: VECTOR_BYTES // size for operand, size in bytes_.items()}
+    found = {f"{operand}_ptr": VECTOR_BYTES for operand in vector}
     for name in ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", *BATCH_STRIDES):
-        if name not in unit:
+        if name not in unit and name[len("stride_")] in vector:
             found[name] = vector[name[len("stride_")]]
     contiguous = (("M" if "stride_am" in unit else "K", "a"), ("K" if "stride_bk" in unit else "N", "b"), ("N", "c"))
     for name, operand in contiguous:
-        found[name] = max(found.get(name, 1), vector[operand])
-    return found
+        found[name] = max(found.get(name, 1), vector.get(operand, 1))
+    return {name: number for name, number in found.items() if number > 1}

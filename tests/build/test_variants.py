@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.build.variants import BACKENDS, ConfigSet, config_set, set_names, variants
+from aotmm import kernels
+from aotmm.build.variants import BACKENDS, FAMILIES, ConfigSet, config_set, set_names
+from aotmm.build.variants import variants as all_variants
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
 from aotmm.kernels import Variant
 from aotmm.problem import EPILOGUES, INPUTS, LAYOUTS, OUTPUTS
-from aotmm.target import TARGETS, target
+from aotmm.target import TARGETS, Target, target
 
 # Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, num_stages, num_warps
 TUTORIAL_CUDA = {
@@ -58,6 +60,20 @@ block_k = 32
 num_warps = 4
 """
 HEADER = 'source = "tests"\n'
+SPLIT = TILE + "split = true\n"
+WGMMA = TILE + 'family = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]\n'
+
+
+def variants(chosen: ConfigSet, row: Target, dtypes: tuple[str, ...] = ()) -> list[Variant]:
+    """What a set has for an arch, without the kernels that work for others."""
+    return [v for v in all_variants(chosen, row, dtypes) if v.role in ("product", "partial")]
+
+
+def helpers(chosen: ConfigSet, arch: str) -> set[tuple[str, str, str, str, str]]:
+    """The kernels that work for others: family, type of what they read and write, layout, epilogue."""
+    found = [v for v in all_variants(chosen, target(arch)) if v.role not in ("product", "partial")]
+    assert all(v.role == v.family for v in found)
+    return {(v.family, v.dtype_a, v.dtype_c, v.layout, v.epilogue) for v in found}
 
 
 def numbers(config: Config, *more: str) -> tuple[int, ...]:
@@ -145,7 +161,7 @@ def inputs(variant: Variant) -> str:
 @pytest.mark.parametrize("arch", TARGETS)
 def test_order_and_names(arch: str, name: str) -> None:
     """Kernels come ordered by name, each name once, and only for the backend of the arch."""
-    found = [v.name for v in variants(config_set(name), target(arch))]
+    found = [v.name for v in all_variants(config_set(name), target(arch))]
     assert found == sorted(set(found))
 
 
@@ -191,6 +207,67 @@ def test_narrow_kernels(tmp_path: Path) -> None:
     ]
 
 
+# ----------------------------------------------------------------------------------------------------- split K, copies
+def test_partial_sums(tmp_path: Path) -> None:
+    """An entry that splits K gives one kernel per layout and type: fp32, without an epilogue, and none for int8."""
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nlayouts = ["nn", "tt"]\n' + SPLIT
+    found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
+    assert [(v.name, v.role, v.dtype_c, v.epilogue) for v in found] == [
+        (f"tile_fp16_fp32_{layout}_64x64x32_g8_s3_w4_none_split", "partial", "fp32", "none") for layout in ("nn", "tt")
+    ]
+
+
+def test_partial_sums_are_added_up(tmp_path: Path) -> None:
+    """A set that splits K has reductions to all that its generic kernels write, with their epilogue."""
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["linear"]\noutputs = ["bf16"]\n'
+    found = helpers(written(tmp_path, text + SPLIT), "sm80")
+    assert {item for item in found if item[0] == "reduce"} == {
+        ("reduce", "fp32", output, layout, "linear") for output in ("fp16", "bf16", "fp32") for layout in ("nn", "any")
+    }
+    assert not {item for item in helpers(written(tmp_path, text + TILE), "sm80") if item[0] == "reduce"}
+
+
+def test_copies(tmp_path: Path) -> None:
+    """A set with kernels that need aligned rows has copies of every width that they read or write, in every order."""
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["none"]\n' + TILE
+    assert helpers(written(tmp_path, text), "gfx90a") == {
+        ("copy", dtype, dtype, layout, "none")
+        for dtype in ("int8", "fp16", "int32")  # 1, 2 and 4 bytes
+        for layout in ("nn", "nt", "tn", "any")
+    }
+    assert helpers(written(tmp_path, text + "aligned = false"), "gfx90a") == set()
+
+
+def test_some_archs_alone(tmp_path: Path) -> None:
+    """An entry, or a set, can be for some archs alone; the generic kernels are for all."""
+    text = HEADER + 'dtypes = ["fp16"]\nlayouts = ["nn"]\nepilogues = ["none"]\n'
+    for chosen in (
+        written(tmp_path, text + TILE + 'archs = ["sm90"]'),
+        written(tmp_path, text + 'archs = ["sm90"]' + TILE),
+    ):
+        assert [v.layout for v in variants(chosen, target("sm80"))] == ["any"]
+        assert [v.layout for v in variants(chosen, target("sm90"))] == ["any", "nn"]
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        ("cooperative", (192, 192, 64, 12)),
+        ("cooperative", (256, 144, 64, 8)),
+        ("pingpong", (64, 32, 128, 8)),
+        ("swapped", (16, 128, 64, 8)),
+    ],
+)
+def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, int, int]) -> None:
+    """Tiles of warpgroups: any multiple of 64 rows for each, widths of two powers of two, deep pipelines."""
+    names = ("block_m", "block_n", "block_k", "num_warps")
+    text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
+    entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nnum_stages = 10\n{text}'
+    chosen = written(tmp_path, HEADER + 'layouts = ["nt"]\nepilogues = ["smooth"]\n' + entry)
+    found = [v for v in variants(chosen, target("sm90"), ("bf16",)) if v.layout != "any"]
+    assert [(v.family, tuple(getattr(v.config, name) for name in names)) for v in found] == [(family, size)]
+
+
 # -------------------------------------------------------------------------------------------------- files of others
 def test_file(tmp_path: Path) -> None:
     """A file of the user's is a set: entries inherit its lists, override them, and get their backend's defaults."""
@@ -229,7 +306,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + "config = 3", "mine.toml: has no [[config]] entry"),
         (HEADER + "config = [3]", "mine.toml: config 1: expected a table, found 3"),
         (TILE, "mine.toml: config 1: source is missing"),
-        (HEADER + "tiles = 3" + TILE, "mine.toml: unknown field 'tiles'; known: config, dtypes, epilogues, layouts"),
+        (HEADER + "tiles = 3" + TILE, "mine.toml: unknown field 'tiles'; known: archs, config, dtypes, epilogues"),
         (HEADER + 'dtypes = "fp16"' + TILE, "mine.toml: dtypes = 'fp16'; expected a list of: fp16, bf16, fp32"),
         (HEADER + "layouts = []" + TILE, "mine.toml: layouts = []; expected a list of: nn, nt, tn, tt"),
         (HEADER + 'dtypes = ["fp64"]' + TILE, "mine.toml: dtypes = 'fp64'; allowed: fp16, bf16, fp32, tf32"),
@@ -254,7 +331,40 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + "group_m = 0", "config 1: group_m = 0; allowed: 1, 2"),
         (HEADER + TILE + "group_m = 17", "config 1: group_m = 17; allowed: 1, 2"),
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
-        (HEADER + TILE + 'family = "wave"', "config 1: family = 'wave'; allowed: tile"),
+        (HEADER + TILE + 'family = "wave"', "config 1: family = 'wave'; allowed: tile, cooperative, pingpong, swapped"),
+        (HEADER + TILE + 'family = "copy"', "config 1: family = 'copy'; allowed: tile, cooperative, pingpong, swapped"),
+        (HEADER + TILE + 'archs = ["sm86"]', "config 1: archs = 'sm86'; allowed: sm80, sm90, gfx90a"),
+        (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
+        (
+            HEADER + WGMMA.replace('"fp16"', '"fp32"'),
+            "family cooperative needs dtypes, of these alone: fp16, bf16, fp8",
+        ),
+        (
+            HEADER + TILE + 'family = "cooperative"\narchs = ["sm90"]',
+            "config 1: family cooperative needs dtypes, of these alone: fp16, bf16, fp8e5",
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "fp8e4"),
+            'config 1: family cooperative multiplies fp8 in one layout; the entry needs layouts = ["nt"]',
+        ),
+        (HEADER + WGMMA + "aligned = false", "family cooperative reads 16-byte rows; aligned = false is for tile"),
+        (HEADER + WGMMA.replace("block_n = 64", "block_n = 112"), "config 1: block_n = 112; allowed: 16, 32, 48, 64"),
+        (HEADER + WGMMA.replace("= 4", "= 16"), "config 1: num_warps = 16; allowed: 4, 8, 12"),
+        (
+            HEADER + WGMMA.replace("= 4", "= 8"),
+            "config 1: block_m = 64 is not a multiple of 128, 64 for each of the 2 warpgroups of num_warps = 8",
+        ),
+        (
+            HEADER + WGMMA.replace("cooperative", "pingpong").replace("= 4", "= 8") + "split = true",
+            "config 1: family pingpong does not split K; families that do: tile, cooperative, swapped",
+        ),
+        (
+            HEADER + SPLIT + 'epilogues = ["none"]',
+            "config 1: epilogues has no meaning with split: partial sums",
+        ),
+        (HEADER + SPLIT + 'outputs = ["fp16"]', "config 1: outputs has no meaning with split: partial sums are fp32"),
+        (HEADER + SPLIT + 'dtypes = ["int8"]', "config 1: split is for sums in fp32; int8 has none"),
+        (HEADER + TILE + "split = 4", "config 1: split = 4; allowed: true, false"),
         (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + 'layouts = ["nn", 3]', "config 1: layouts = 3; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + "waves_per_eu = 2", 'config 1: waves_per_eu is for AMD; the entry needs backend = "hip"'),
@@ -291,7 +401,7 @@ def test_missing_file(name: str) -> None:
         config_set(name)
 
 
-@pytest.mark.parametrize("name", ["nothing", "generic", ""])
+@pytest.mark.parametrize("name", ["nothing", "generic", "helpers", ""])
 def test_unknown_set(name: str) -> None:
     """An unknown set is told with those that there are."""
     with pytest.raises(SpecError) as caught:
@@ -313,3 +423,9 @@ def test_unknown_type() -> None:
 def test_backends_are_those_of_the_targets() -> None:
     """Config sets can name exactly the backends that there are targets for."""
     assert set(BACKENDS) == {row.backend for row in TARGETS.values()}
+
+
+def test_families_are_modules() -> None:
+    """Every family that config sets can name, and those that work for others, is a file of aotmm/kernels."""
+    folder = Path(kernels.__file__).parent
+    assert {path.stem for path in folder.glob("*.py")} >= {*FAMILIES, "reduce", "copy"}

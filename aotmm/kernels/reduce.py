@@ -1,0 +1,125 @@
+"""Family `reduce`: adds up the partial sums of the slices of K, applies the epilogue and writes C.
+
+It follows a kernel of role "partial" on the same stream. Slices are added in their order, so that a product is the same
+bits every time. Layout "nn" writes rows of C that are contiguous and 16-byte aligned, "any" whatever C there is.
+
+A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from aotmm.kernels import Specialisation, Variant
+from aotmm.kernels.epilogue import finish
+from aotmm.problem import DTYPES
+
+VECTOR_BYTES = 16
+# Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
+# multiple of 256 bytes.
+WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
+WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
+PROGRAMMATIC_SINCE = (9, 0)  # Source: PTX ISA, "griddepcontrol"
+
+
+@triton.jit
+def reduce(
+    c_ptr,
+    M,
+    N,
+    stride_cm,
+    stride_cn,
+    workspace_ptr,
+    workspace_stride_m,
+    workspace_stride_z,
+    split,
+    bias_ptr,
+    bias_rank,
+    stride_bias_m,
+    stride_bias_n,
+    scale_a_ptr,
+    scale_b_ptr,
+    stride_scale_a,
+    stride_scale_b,
+    activation,
+    slope,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    PROGRAMMATIC: tl.constexpr,
+):
+    """C (M, N) = epilogue of the sum over `split` slices of partial sums, whose rows are workspace_stride_m long."""
+    if PROGRAMMATIC:
+        gdc_launch_dependents()
+        gdc_wait()  # the partial sums are those of the kernel before this one
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    rows = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    # Columns past the edge of C but in the workspace are read: a mask at N would make loads narrow.
+    inside = (rows < M)[:, None] & (cols < workspace_stride_m)[None, :]
+    slab = workspace_ptr + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for _ in tl.range(0, split, num_stages=STAGES):
+        acc += tl.load(slab, mask=inside, other=0.0)
+        slab += workspace_stride_z
+    acc = finish(
+        acc,
+        bias_ptr,
+        bias_rank,
+        stride_bias_m,
+        stride_bias_n,
+        scale_a_ptr,
+        scale_b_ptr,
+        stride_scale_a,
+        stride_scale_b,
+        activation,
+        slope,
+        rows,
+        cols,
+        M,
+        N,
+        EPILOGUE,
+    )
+    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (cols < N)[None, :])
+
+
+def specialise(variant: Variant) -> Specialisation:
+    """The kernel that adds up sums to `variant.dtype_c`, for aligned rows of C ("nn") or any C ("any")."""
+    config, target, c = variant.config, variant.target, DTYPES[variant.dtype_c]
+    programmatic = target.capability is not None and target.capability >= PROGRAMMATIC_SINCE
+    constants: dict[str, Any] = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "STAGES": config.num_stages,
+        "EPILOGUE": variant.epilogue,
+        "PROGRAMMATIC": programmatic,
+    }
+    types = {
+        "c_ptr": f"*{c.triton}",
+        "M": "i32",
+        "N": "i32",
+        "stride_cm": "i64",
+        "stride_cn": "i64",
+        **WORKSPACE_TYPES,
+        "bias_ptr": f"*{c.triton}",
+        **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
+        "scale_a_ptr": "*fp32",
+        "scale_b_ptr": "*fp32",
+        "stride_scale_a": "i64",
+        "stride_scale_b": "i64",
+        "activation": "i64",
+        "slope": "fp32",
+    }
+    multiples = dict(WORKSPACE_MULTIPLES)
+    if variant.layout == "nn":
+        del types["stride_cn"]
+        constants["stride_cn"] = 1
+        multiples["c_ptr"] = VECTOR_BYTES
+        multiples |= dict.fromkeys(("stride_cm", "N"), VECTOR_BYTES // c.bytes)
+    return Specialisation(reduce, types, constants, multiples, vector_bytes=VECTOR_BYTES, programmatic=programmatic)
