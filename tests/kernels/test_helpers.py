@@ -1,0 +1,226 @@
+"""The kernels that work for others, as they are shipped: partial sums, their reduction, and copies.
+
+Each is executed by itself, without the launcher, so that what passes between two kernels is looked at. What is judged
+is every bit of the result, and that every byte of it is stored exactly once and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotmm.kernel import Kernel, Promise
+from aotmm.problem import ACTIVATIONS, DTYPES
+from aotmm.runtime.pack import open_pack
+from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, emulators, place, submit
+
+PLAIN = Product(0, 0, 0)  # where place() looks for paddings
+ODD = replace(PLAIN, padding=3, offset=1)
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def launched(
+    arch: str,
+    kernel: Kernel,
+    image: bytes,
+    values: dict[str, int],
+    programs: int,
+    operands: dict[str, Operand],
+    written: str,
+) -> list[str]:
+    """Executes a kernel; what is wrong with the memory that it touched. `values` must keep its promises."""
+    assert [promise for promise in kernel.promises if not kept(promise, values)] == []
+    last = kernel.parameters[-1]
+    block = bytearray(last.offset + last.bytes)
+    for parameter in kernel.parameters:
+        data = values.get(parameter.value, 0).to_bytes(parameter.bytes, "little", signed=True)
+        block[parameter.offset : parameter.offset + parameter.bytes] = data
+    stats = emulators(arch).launch(
+        image,
+        kernel.symbol,
+        (programs, 1, 1),
+        (kernel.threads, 1, 1),
+        bytes(block),
+        kernel.shared_bytes,
+        [
+            (name, operand.buffers[0], operand.buffers[0].ctypes.data, "w1" if name == written else "r")
+            for name, operand in operands.items()
+        ],
+    )
+    result = operands[written]
+    wanted = np.zeros(result.buffers[0].nbytes, np.uint8)
+    wanted[result.bytes_of_elements() - result.buffers[0].ctypes.data] = 1
+    stray = int((stats.stores[written] != wanted).sum())
+    return [f"{kernel.name}: {stray} bytes are not stored as often as they should be"] if stray else []
+
+
+def kept(promise: Promise, values: dict[str, int]) -> bool:
+    """Whether `values` keep a promise; what they do not say is 0."""
+    value = values.get(promise.value, 0)
+    return {
+        "equals": value == promise.operand,
+        "multiple_of": value % promise.operand == 0,
+        "below": value < promise.operand,
+        "at_least": value >= promise.operand,
+    }[promise.relation]
+
+
+def differences(kernel: Kernel, got: Array, want: Array) -> list[str]:
+    """What is wrong with the bits of a result."""
+    wrong = np.argwhere(got.view(BITS[got.itemsize]) != want.view(BITS[want.itemsize]))
+    return [f"{kernel.name}: {len(wrong)} wrong elements, the first at {tuple(wrong[0])}"] if len(wrong) else []
+
+
+def tiles(size: int, block: int) -> int:
+    """How many blocks cover `size`."""
+    return -(-size // block)
+
+
+def strides_of(operand: Operand, row: str, col: str) -> dict[str, int]:
+    """The strides of a matrix by the names of their quantities."""
+    return {row: operand.strides[1], col: operand.strides[2]}
+
+
+# ------------------------------------------------------------------------------------------------------- partial sums
+def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
+    """What is wrong with the partial sums of ragged integer products, in slices of equal and of different size."""
+    numerics, config = emulators("numerics"), kernel.config
+    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    complaints = []
+    for split, steps in ((2, 4), (3, 7)):
+        m, n = (2 * size - step.get(name, 1) for name, size in (("M", config.block_m), ("N", config.block_n)))
+        k = (steps - 1) * config.block_k + step.get("K", 1)
+        a, b, _ = numerics.integer_inputs(m, n, k, kernel.dtype_a, "fp32")
+        sums = np.full((split, 2 * config.block_m, 2 * config.block_n), np.nan, np.float32)
+        operands = {
+            "A": place(a[None], replace(PLAIN, padding=32), transposed=kernel.layout[0] == "t"),
+            "B": place(b[None], replace(PLAIN, padding=32), transposed=kernel.layout[1] == "t"),
+            "sums": place(sums, PLAIN, transposed=False),
+        }
+        values = {
+            "a_ptr": operands["A"].address,
+            "b_ptr": operands["B"].address,
+            "M": m,
+            "N": n,
+            "K": k,
+            "split": split,
+            **strides_of(operands["A"], "stride_am", "stride_ak"),
+            **strides_of(operands["B"], "stride_bk", "stride_bn"),
+            "workspace_ptr": operands["sums"].address,
+            "workspace_stride_z": operands["sums"].strides[0],
+            "workspace_stride_m": operands["sums"].strides[1],
+            "fast_accum": int(kernel.fast_accum),
+            "allow_tf32": int(kernel.dtype_a == "tf32"),
+        }
+        complaints += launched(arch, kernel, image, values, 4 * split, operands, "sums")
+        a, b = numerics.decode(a, kernel.dtype_a), numerics.decode(b, kernel.dtype_b)
+        for part in range(split):
+            ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
+            want = (a[:, ks] @ b[ks]).astype(np.float32)
+            complaints += differences(kernel, operands["sums"].view[part, :m, :n].copy(), want)
+    return complaints
+
+
+# ---------------------------------------------------------------------------------------------------------- reduction
+def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
+    """What is wrong with sums of partial sums: in order, for any number of slices, with what an epilogue has."""
+    numerics, config = emulators("numerics"), kernel.config
+    rng, complaints = np.random.default_rng(0), []
+    aligned = kernel.layout != "any"
+    m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
+    for split, finished in ((2, False), (7, False), (16, True)):
+        sums = np.full((split, tiles(m, 16) * 16, tiles(n, 16) * 16), np.nan, np.float32)
+        sums[:, :m, :n] = rng.integers(-8, 9, (split, m, n)) if finished else rng.standard_normal((split, m, n))
+        want = np.zeros((m, n), np.float32)
+        for part in sums[:, :m, :n]:
+            want += part
+        c = np.empty((1, m, n), STORAGE[kernel.dtype_c])
+        c.view(np.uint8)[...] = 0xFF
+        operands = {
+            "sums": place(sums, PLAIN, transposed=False),
+            "C": place(c, replace(PLAIN, padding=24), transposed=False)
+            if aligned
+            else place(c, ODD, transposed=split == 2, step=3),
+        }
+        values = {
+            "c_ptr": operands["C"].address,
+            "M": m,
+            "N": n,
+            "split": split,
+            **strides_of(operands["C"], "stride_cm", "stride_cn"),
+            "workspace_ptr": operands["sums"].address,
+            "workspace_stride_z": operands["sums"].strides[0],
+            "workspace_stride_m": operands["sums"].strides[1],
+        }
+        if finished:
+            factors, bias = 2.0 ** rng.integers(-1, 2, m).astype(np.float32), rng.integers(-9, 9, (1, m, n))
+            operands["scale_a"] = place(factors[None, :, None], ODD, transposed=False)
+            operands["bias"] = place(numerics.encode(bias.astype(float), kernel.dtype_c), ODD, transposed=True)
+            values |= {
+                "scale_a_ptr": operands["scale_a"].address,
+                "stride_scale_a": operands["scale_a"].strides[1],
+                "bias_ptr": operands["bias"].address,
+                "bias_rank": 2,
+                **strides_of(operands["bias"], "stride_bias_m", "stride_bias_n"),
+                "activation": tuple(ACTIVATIONS).index("relu"),
+            }
+            want = np.maximum(want * factors[:, None] + bias[0], 0)
+        programs = tiles(m, config.block_m) * tiles(n, config.block_n)
+        complaints += launched(arch, kernel, image, values, programs, operands, "C")
+        right = numerics.encode(want.astype(float), kernel.dtype_c)
+        complaints += differences(kernel, operands["C"].view[0].copy(), right)
+    return complaints
+
+
+# ------------------------------------------------------------------------------------------------------------- copies
+def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
+    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts anywhere."""
+    config, rng, complaints = kernel.config, np.random.default_rng(0), []
+    m, n = config.block_m + 3, config.block_n + 5
+    size = DTYPES[kernel.dtype_a].bytes
+    orders = ("nn", "nt", "tn", "tt") if kernel.layout == "any" else (kernel.layout,)
+    for order in orders:
+        source = rng.integers(0, 2 ** (8 * size), (1, m, n), BITS[size])
+        step = 2 if kernel.layout == "any" else 1
+        operands = {
+            "source": place(source, ODD, transposed=order[0] == "t", step=step),
+            "copy": place(~source, replace(ODD, padding=5), transposed=order[1] == "t", step=step),
+        }
+        values = {
+            "a_ptr": operands["source"].address,
+            "c_ptr": operands["copy"].address,
+            "M": m,
+            "N": n,
+            **strides_of(operands["source"], "stride_am", "stride_ak"),
+            **strides_of(operands["copy"], "stride_cm", "stride_cn"),
+        }
+        complaints += launched(arch, kernel, image, values, 4, operands, "copy")
+        complaints += differences(kernel, operands["copy"].view.copy(), source)
+    return complaints
+
+
+CHECKS: dict[str, Callable[[str, Kernel, bytes], list[str]]] = {
+    "partial": partial_sums,
+    "reduce": reduced,
+    "copy": copied,
+}
+
+
+def images(folder: Path, role: str) -> Iterator[tuple[Kernel, bytes]]:
+    """The kernels of a pack that have `role`, with what a GPU would run."""
+    for kernel in open_pack(folder).manifest.kernels:
+        if kernel.role == role:
+            yield kernel, (folder / kernel.image.path).read_bytes()
+
+
+@pytest.mark.parametrize("role", CHECKS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_image_is_right(arch: str, role: str, interpreted_pack: Callable[[str], Path]) -> None:
+    """Every image of the default pack that works for others does what it is for, bit by bit."""
+    futures = [submit(CHECKS[role], arch, kernel, image) for kernel, image in images(interpreted_pack(arch), role)]
+    assert [complaint for future in futures for complaint in future.result()] == []
+    assert futures
