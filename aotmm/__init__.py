@@ -37,11 +37,14 @@ __all__ = [
 _default: Library | None = None
 
 
-def load(path: str | Path | None = None) -> Library:
-    """The library of the packs in `path`, by default those of this installation; see `aotmm.runtime.library.load`."""
+def load(path: str | Path | None = None, *, table: str | Path | None = None) -> Library:
+    """The library of the packs in `path`, by default those of this installation; see `aotmm.runtime.library.load`.
+
+    `table` is a file that `aotmm tune` wrote: what it measured decides instead of what was measured for the packs.
+    """
     from aotmm.runtime import library
 
-    return library.load(path)
+    return library.load(path, table=table)
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:

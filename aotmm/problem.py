@@ -93,6 +93,10 @@ VALUES = (
 )  # fmt: skip
 STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
 
+# Most device memory, in bytes, that torch is asked for to work in beside a product: room for copies of both operands of
+# every product whose operands have half as much each.
+WORKSPACE_LIMIT = 2 << 30
+
 RELATIONS = ("equals", "multiple_of", "below", "at_least")
 
 # Launch attributes, with the ids of CUlaunchAttributeID (CUDA driver API, section "Types").

@@ -19,6 +19,7 @@ from aotmm.problem import (
     ROLES,
     STATED_VALUES,
     VALUES,
+    WORKSPACE_LIMIT,
 )
 from aotmm.target import TARGETS, Target
 
@@ -42,6 +43,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             values=VALUES,
             stated=VALUES[:STATED_VALUES],
             relations=RELATIONS,
+            workspace_limit=WORKSPACE_LIMIT,
         )
     )
 

@@ -340,23 +340,49 @@ static int set_epilogue(call *c) {
                                   &p->stride_scale_b));
 }
 
-static int launch(const call *c) {
-  const aotmm_problem *p = &c->problem;
-  if (c->library < 0 || c->library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES)
-    return fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
-  if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
+static const aotmm_launcher *launcher_of(const call *c) {
+  if (c->library < 0 || c->library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES) {
+    fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
+    return NULL;
+  }
   const aotmm_launcher **slot = &launchers[c->library][c->device];
   const aotmm_launcher *launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (!launcher) {
-    if (!resolver || resolver((int)c->library, c->device))
-      return fail(KIND_RESOLVER, "no pack of aotmm serves this device");
-    launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-    if (!launcher) return fail(KIND_RESOLVER, "no pack of aotmm serves this device");
-  }
-  void *stream = NULL;
+  if (!launcher && resolver && !resolver((int)c->library, c->device)) launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (!launcher) fail(KIND_RESOLVER, "no pack of aotmm serves this device");
+  return launcher;
+}
+
+/* Memory for a plan from torch's allocator, on torch's current stream of the device, which the plan is launched on. The
+   caller deletes it as soon as everything is launched, before anything has run: the allocator gives a block that was
+   freed on a stream only to work that the same stream gets, and so runs, later. During a capture it comes from the
+   graph's own pool, which lives as long as the graph. NULL if there is not enough. */
+static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **address) {
+  const int64_t size = (int64_t)plan->workspace_bytes, stride = 1;
+  tensor_t memory = NULL;
+  if (torch.aoti_torch_empty_strided(1, &size, &stride, torch_dtypes[AOTMM_INT8], cuda_type, device, &memory))
+    return NULL;
+  if (torch.torch_get_mutable_data_ptr(memory, address) == 0) return memory;
+  torch.aoti_torch_delete_tensor_object(memory);
+  return NULL;
+}
+
+/* The product by the best plan there is memory for: one without a workspace is slower, not wrong. */
+static int launch(const call *c) {
+  const aotmm_problem *p = &c->problem;
+  if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
+  const aotmm_launcher *launcher = launcher_of(c);
+  if (!launcher) return 1;
+  void *stream = NULL, *address = NULL;
   if (current_stream && current_stream(c->device, &stream))
     return fail(KIND_TORCH, "torch does not tell its current stream");
-  if (launcher->matmul(p, c->device, stream) == AOTMM_OK) return 0;
+  aotmm_plan plan;
+  tensor_t workspace = NULL;
+  int status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
+  if (status == AOTMM_OK && plan.workspace_bytes && !(workspace = workspace_of(&plan, c->device, &address)))
+    status = launcher->plan(p, c->device, 0, &plan);
+  if (status == AOTMM_OK) status = launcher->run(&plan, p, c->device, stream, address);
+  if (workspace) torch.aoti_torch_delete_tensor_object(workspace);
+  if (status == AOTMM_OK) return 0;
   last_error.kind = KIND_LAUNCHER;
   last_error.error = *launcher->last_error();
   return 1;

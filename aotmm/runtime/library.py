@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from aotmm.errors import NoKernelError
+from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.folders import data_folder
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import ops
@@ -264,25 +264,47 @@ _lock = threading.Lock()
 _libraries: list[Library] = []
 
 
-def load(path: str | Path | None = None) -> Library:
+def load(path: str | Path | None = None, *, table: str | Path | None = None) -> Library:
     """The library of the packs in `path`: a pack's folder, or a folder of packs; by default those of this installation.
 
-    Reads and checks the manifests. Nothing touches a GPU before the first product. Loading the same packs again gives
-    the same library.
+    Reads and checks the manifests. Nothing touches a GPU before the first product. Loading the same packs with the same
+    table again gives the same library; with another table it gives one of its own, which disturbs no other.
+
+    Args:
+        table: a tuning table, as `aotmm tune` writes it. The pack of its arch chooses by it, and not by what was
+            measured when the pack was built; the others stay as they are.
 
     Raises:
-        ArtifactError: there are no packs, or one is refused.
+        ArtifactError: there are no packs, one is refused, or the table is refused or for an arch that none is for.
     """
     folder = data_folder("artifacts") if path is None else Path(path)
     packs = tuple(open_packs(folder.resolve()))
-    identity = [(pack.folder, pack.head.digest) for pack in packs]
+    if table is not None:
+        _tune(packs, Path(table))
+    identity = [(pack.folder, pack.head.digest, pack.table) for pack in packs]
     with _lock:
         for library in _libraries:
-            if [(pack.folder, pack.head.digest) for pack in library.packs] == identity:
+            if [(pack.folder, pack.head.digest, pack.table) for pack in library.packs] == identity:
                 return library
         library = Library(packs, len(_libraries))
         _libraries.append(library)
         return library
+
+
+def _tune(packs: tuple[Pack, ...], path: Path) -> None:
+    """Gives the table in the file `path` to the pack of its arch."""
+    from aotmm.table import read  # only here: most libraries have none
+
+    found = read(path)
+    mine = [pack for pack in packs if pack.arch == found.arch]
+    if not mine:
+        folder = packs[0].folder.parent
+        raise ArtifactError(
+            f"tuning table {path} is for {found.arch} ({found.device}), the packs in {folder} are for "
+            f"{', '.join(pack.arch for pack in packs)}; build one: aotmm build --arch {found.arch} --out {folder}"
+        )
+    for pack in mine:
+        pack.table = found
 
 
 def _resolve(number: int, ordinal: int) -> int:

@@ -19,6 +19,7 @@ from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Launcher
+    from aotmm.table import Table
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -29,11 +30,13 @@ class Pack:
     Attributes:
         folder: where it is.
         head: arch, library and provenance.
+        table: times that its launcher is to go by instead of those that it was built with; set before that is opened.
     """
 
     def __init__(self, folder: Path, head: Head) -> None:
         self.folder = folder
         self.head = head
+        self.table: Table | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -64,7 +67,10 @@ class Pack:
     def _launcher(self) -> Launcher:
         from aotmm.runtime.launcher import Launcher  # not before a launch: `load` should be quick
 
-        return Launcher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.kernels)
+        launcher = Launcher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.kernels)
+        if self.table is not None:
+            launcher.retune(self.table)
+        return launcher
 
 
 def open_pack(folder: Path) -> Pack:
