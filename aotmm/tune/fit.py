@@ -1,0 +1,153 @@
+"""The constants of the launcher's time model (`templates/launcher.h.jinja`), fitted to measured times.
+
+    time = base + max(waves * (steps * step + tile), bytes * byte)
+
+Least squares of the logarithm of the time, because selection compares ratios, with every constant positive and drawn
+a little to where it starts, so that one which no sample tells anything of stays what physics says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+_ITERATIONS = 60
+_PRIOR = 1e-3  # weight of the start, in samples: no more than what nothing else decides
+_OUTLIER = 0.1  # relative error from which on a sample counts less
+_BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
+
+
+class Point(NamedTuple):
+    """One measured launch, by the quantities of the model, in ns.
+
+    `known` is the part of its time that other models account for. `weight` says how much it matters: 1 for the fastest
+    of its shape.
+    """
+
+    waves: int
+    steps: int
+    bytes: int
+    ns: float
+    known: float = 0.0
+    weight: float = 1.0
+
+
+class Constants(NamedTuple):
+    """base in ns, step in ns per step along K, tile in ns per tile, byte in ns per byte."""
+
+    base: float
+    step: float
+    tile: float
+    byte: float
+
+    def time(self, waves: int, steps: int, bytes_moved: int) -> float:
+        """Predicted time in ns."""
+        return self.base + max(waves * (steps * self.step + self.tile), bytes_moved * self.byte)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Fitted constants, and the root mean square of the relative error that they leave."""
+
+    constants: Constants
+    error: float
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """The constants for the launches of one schedule; the more they differ in shape, the better. Needs one point."""
+    waves, steps, moved, ns, known, weight = torch.tensor(points, dtype=torch.float64).T
+    samples = _Samples(waves, steps, moved, ns.log(), known, weight)
+    best = min((_descend(samples, start) for start in _starts(samples)), key=lambda found: found[1])
+    constants = Constants(*best[0].exp().tolist())
+    wrong = (samples.predicted(best[0]) - samples.log_ns).square()
+    return Fit(constants, float((wrong.mul(weight).sum() / weight.sum()).sqrt()))
+
+
+def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
+    """Constants of a kernel that only moves memory, from (count, bytes, ns) of one or several of its launches together.
+
+    ns is what is left of a measured time after the others' part; it may be noisy, even negative.
+    """
+    rows = torch.tensor(times, dtype=torch.float64)
+    best, least = Constants(0.0, 0.0, 0.0, 0.0), float("inf")
+    for bandwidth in _BANDWIDTHS:
+        byte = 1e-3 / bandwidth
+        base = max(0.0, float(((rows[:, 2] - rows[:, 1] * byte) / rows[:, 0]).median()))
+        wrong = rows[:, 0] * base + rows[:, 1] * byte - rows[:, 2]
+        # Relative to the time, but not below that of a launch: differences of like times are noise.
+        loss = float((wrong / (rows[:, 2].abs() + 1000.0)).abs().mean())
+        if loss < least:
+            best, least = Constants(base, 0.0, 0.0, byte), loss
+    return best
+
+
+class _Samples(NamedTuple):
+    waves: torch.Tensor
+    steps: torch.Tensor
+    moved: torch.Tensor
+    log_ns: torch.Tensor
+    known: torch.Tensor
+    weight: torch.Tensor
+
+    def predicted(self, logs: torch.Tensor) -> torch.Tensor:
+        """Logarithm of the time that constants with these logarithms predict."""
+        base, step, tile, byte = logs.exp()
+        work = torch.maximum(self.waves * (self.steps * step + tile), self.moved * byte)
+        return (self.known + base + work).log()
+
+    def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
+        """(points, constants): how `predicted` changes with `logs`."""
+        base, step, tile, byte = logs.exp()
+        along, per_tile, memory = self.waves * self.steps * step, self.waves * tile, self.moved * byte
+        compute = (along + per_tile >= memory).double()
+        parts = torch.stack([base.expand_as(memory), along * compute, per_tile * compute, memory * (1 - compute)], 1)
+        return parts / self.predicted(logs).exp()[:, None]
+
+
+def _starts(samples: _Samples) -> list[torch.Tensor]:
+    """Logarithms of constants from which the descent begins: fast and slow memory, small and large base."""
+    ns = samples.log_ns.exp()
+    rest = (ns - samples.known).clamp(min=0.1 * ns)
+    step = float((rest / (samples.waves * samples.steps)).quantile(0.1))
+    byte = float((rest / samples.moved).quantile(0.02))
+    base = min(float(rest.min()) / 2, 3000.0)
+    return [
+        torch.tensor([base * scale, step, 4 * step, byte * slower], dtype=torch.float64).log()
+        for scale in (1.0, 0.3)
+        for slower in (0.5, 1.0, 1.5)
+    ]
+
+
+def _descend(samples: _Samples, start: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Levenberg-Marquardt from `start`: the logarithms that it ends at, and their loss."""
+    logs, damping = start.clone(), 1e-2
+    loss = _loss(samples, logs, start)
+    for _ in range(_ITERATIONS):
+        wrong = samples.predicted(logs) - samples.log_ns
+        slopes = samples.derivatives(logs)
+        weighted = slopes * (samples.weight * _confidence(wrong))[:, None]
+        normal = weighted.T @ slopes + _PRIOR * torch.eye(len(logs), dtype=torch.float64)
+        gradient = weighted.T @ wrong + _PRIOR * (logs - start)
+        step = torch.linalg.solve(normal + damping * torch.diag(normal.diagonal()), gradient).clamp(-1, 1)
+        candidate = logs - step
+        found = _loss(samples, candidate, start)
+        if found < loss:
+            logs, loss, damping = candidate, found, damping / 3
+        else:
+            damping *= 4
+    return logs, loss
+
+
+def _confidence(wrong: torch.Tensor) -> torch.Tensor:
+    """Weight of each error in a Huber loss: what is far off decides less."""
+    return (_OUTLIER / wrong.abs().clamp(min=_OUTLIER)).clamp(max=1.0)
+
+
+def _loss(samples: _Samples, logs: torch.Tensor, start: torch.Tensor) -> float:
+    wrong = samples.predicted(logs) - samples.log_ns
+    size = wrong.abs()
+    huber = torch.where(size < _OUTLIER, wrong.square() / 2, _OUTLIER * (size - _OUTLIER / 2))
+    return float((samples.weight * huber).sum() + _PRIOR * (logs - start).square().sum() / 2)
