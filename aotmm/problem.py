@@ -93,8 +93,8 @@ VALUES = (
 )  # fmt: skip
 STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
 
-# Most device memory, in bytes, that torch is asked for to work in beside a product: room for copies of both operands of
-# every product whose operands have half as much each.
+# Most device memory, in bytes, that torch is asked for to work in beside a product: enough for copies of two operands
+# of 1 GiB each, and for more slices of K than pay.
 WORKSPACE_LIMIT = 2 << 30
 
 RELATIONS = ("equals", "multiple_of", "below", "at_least")
