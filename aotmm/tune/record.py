@@ -48,7 +48,11 @@ class Record:
             self._file: IO[bytes] = path.open("a+b")
         except OSError as error:
             raise ArtifactError(f"{path} cannot be written: {error}") from error
-        self._resume(head)
+        try:
+            self._resume(head)
+        except ArtifactError:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         """Closes the file."""

@@ -69,13 +69,16 @@ class Patience:
     silence_s: float = 12.0
 
 
+PATIENCE = Patience()
+
+
 def measure_all(
     cases: Sequence[Case],
     makers: Sequence[Callable[[], Measurer]],
     *,
     left_out: frozenset[str] = frozenset(),
     deadline: float = float("inf"),
-    patience: Patience = Patience(),
+    patience: Patience = PATIENCE,
 ) -> Iterator[Done | LeftOut]:
     """Measures `cases` with one worker per maker, side by side, and yields what happens as it happens.
 

@@ -1,0 +1,95 @@
+"""What can compute a case: every plan that is worth timing, from what the launcher says of each kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
+from aotmm.runtime.launcher import CDevice, Launcher, Plan, Problem
+from aotmm.table import Sample
+from aotmm.tune.cases import Case
+
+_LEAST_STEPS = 2  # along K, of a slice
+_MOST_UNITS = 8  # tiles times slices for each multiprocessor: more work than that needs no splitting
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to compute a case: a plan, and its kernel's names."""
+
+    family: str
+    schedule: str
+    plan: Plan
+
+    def sample(self, ns: float) -> Sample:
+        """Its time as a table holds it."""
+        plan = self.plan
+        return Sample(self.schedule, plan.split, plan.programmatic, plan.copies, max(1, round(ns)))
+
+    def __str__(self) -> str:
+        plan = self.plan
+        return f"split {plan.split}, copies {plan.copies}" + ", programmatic" * plan.programmatic
+
+
+def output_of(launcher: Launcher, dtype: str) -> str:
+    """The output type that most products of `dtype` in the pack have: kernels of one schedule are equally fast."""
+    outputs = [kernel.dtype_c for kernel in launcher.kernels if kernel.dtype_a == dtype and kernel.role == "product"]
+    return max(OUTPUTS, key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
+
+
+def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> Problem:
+    """The case with its matrices at these addresses."""
+    return Problem(
+        M=case.M,
+        N=case.N,
+        K=case.K,
+        strides_a=(case.K, 1) if case.layout[0] == "n" else (1, case.M),
+        strides_b=(case.N, 1) if case.layout[1] == "n" else (1, case.K),
+        strides_c=(case.N, 1),
+        dtype_a=case.dtype,
+        dtype_b=case.dtype,
+        dtype_c=dtype_c,
+        a_ptr=a_ptr,
+        b_ptr=b_ptr,
+        c_ptr=c_ptr,
+        fast_accum=case.fast_accum,
+    )
+
+
+def candidates(
+    launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
+) -> list[Candidate]:
+    """Every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
+
+    Of the kernels of one schedule the plainest that fits stands for all, and only kernels that sum as `fast_accum`
+    says: the others have rows of their own in the table.
+    """
+    plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
+    for number, kernel in enumerate(launcher.kernels):
+        if kernel.fast_accum != problem.fast_accum or {kernel.schedule, kernel.family} & left_out:
+            continue
+        plan = launcher.check(problem, device, number).plan
+        if plan is not None:
+            rank = (EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes)
+            plainest[kernel.schedule] = min(
+                plainest.get(kernel.schedule, (rank, number, plan)), (rank, number, plan), key=lambda row: row[:2]
+            )
+    found = []
+    for schedule, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
+        kernel = launcher.kernels[number]
+        launches = (False, True) if kernel.programmatic else (False,)
+        config = kernel.config
+        tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
+        slab = 4 * tiles * config.block_m * config.block_n
+        splits = [1]
+        if kernel.role == "partial":
+            most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
+            enough = max(SPLITS[0], _MOST_UNITS * device.multiprocessors // tiles)
+            splits = [split for split in SPLITS if split <= min(most, enough) and split * slab <= WORKSPACE_LIMIT]
+        for split in splits:
+            workspace = plan.workspace_bytes + (split - plan.split) * slab
+            for programmatic in launches:
+                variant = replace(plan, split=split, programmatic=programmatic, workspace_bytes=workspace)
+                found.append(Candidate(kernel.family, schedule, variant))
+    return found

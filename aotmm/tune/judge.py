@@ -1,0 +1,145 @@
+"""How good a table is: the regret of the launcher's own selection, and which schedules nobody would miss.
+
+Regret of a choice is its time divided by that of the fastest plan that was measured on the shape: 1 is perfect.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from aotmm.problem import WORKSPACE_LIMIT
+from aotmm.runtime.launcher import CDevice, Launcher
+from aotmm.table import Sample, Shape, Table
+from aotmm.tune.candidates import output_of, problem_of
+from aotmm.tune.cases import Case
+
+_ALIGNED = 4096  # an address that breaks no promise
+MOST_MEAN = 1.005  # regret that leaving out schedules may cost, over all shapes of their width
+MOST_WORST = 1.05  # and on any one of them
+
+
+class Choice(NamedTuple):
+    """What selection takes for a shape: the schedule, its regret (None: that plan was not measured), the best one."""
+
+    shape: Shape
+    schedule: str
+    regret: float | None
+    best: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """The choices on some shapes, those of measured plans summed up."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean of the regret; 1 without choices."""
+        found = self._found()
+        return statistics.geometric_mean(found) if found else 1.0
+
+    @property
+    def worst(self) -> float:
+        """The largest regret; 1 without choices."""
+        return max(self._found(), default=1.0)
+
+    @property
+    def unmeasured(self) -> int:
+        """How many choices nothing is known of."""
+        return sum(choice.regret is None for choice in self.choices)
+
+    def worst_choices(self, count: int) -> list[Choice]:
+        """The choices of the largest regret."""
+        return sorted(self.choices, key=lambda choice: -(choice.regret or math.inf))[:count]
+
+    def _found(self) -> list[float]:
+        return [choice.regret for choice in self.choices if choice.regret is not None]
+
+
+def held_out_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict[int, str]) -> Regret:
+    """The regret on the held-out shapes of a selection that knows the models and the other shapes.
+
+    `dtypes` has the type that was measured for each width. Needs no GPU. The launcher is left with `table`.
+    """
+    known = tuple(shape for shape in table.shapes if not shape.held_out)
+    held_out = [shape for shape in table.shapes if shape.held_out]
+    return _regret(launcher, device, replace(table, shapes=known), held_out, table, dtypes)
+
+
+def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict[int, str]) -> Regret:
+    """The regret on the shapes that the models were fitted to, of a selection that knows the models alone."""
+    known = [shape for shape in table.shapes if not shape.held_out]
+    return _regret(launcher, device, replace(table, shapes=()), known, table, dtypes)
+
+
+def _regret(
+    launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[Shape], after: Table, dtypes: dict[int, str]
+) -> Regret:
+    launcher.retune(by)
+    try:
+        return Regret(tuple(_choice(launcher, device, shape, dtypes[shape.width]) for shape in shapes if shape.times))
+    finally:
+        launcher.retune(after)
+
+
+def _choice(launcher: Launcher, device: CDevice, shape: Shape, dtype: str) -> Choice:
+    case = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
+    problem = problem_of(case, output_of(launcher, dtype), _ALIGNED, _ALIGNED, _ALIGNED)
+    plan = launcher.select(problem, device, WORKSPACE_LIMIT)
+    schedule = launcher.kernels[plan.kernel].schedule
+    best = min(shape.times, key=lambda sample: sample.ns)
+    for sample in shape.times:
+        if sample[:-1] == (schedule, plan.split, plan.programmatic, plan.copies):
+            return Choice(shape, schedule, sample.ns / best.ns, best)
+    return Choice(shape, schedule, None, best)
+
+
+class Spared(NamedTuple):
+    """A schedule that could be left out, with the regret of having left out all up to it."""
+
+    width: int
+    schedule: str
+    mean: float
+    worst: float
+
+
+def spare(shapes: Iterable[Shape]) -> list[Spared]:
+    """Schedules whose absence costs next to nothing, by width, in the order in which to drop them.
+
+    Greedy: whichever costs least goes first, until the next one would cost more than `MOST_MEAN` on average or
+    `MOST_WORST` somewhere. A schedule that is alone on a shape stays.
+    """
+    by_width: dict[int, list[dict[str, int]]] = {}
+    for shape in shapes:
+        times: dict[str, int] = {}
+        for sample in shape.times:
+            times[sample.schedule] = min(sample.ns, times.get(sample.schedule, sample.ns))
+        if times:
+            by_width.setdefault(shape.width, []).append(times)
+    return [row for width, rows in sorted(by_width.items()) for row in _spare(width, rows)]
+
+
+def _spare(width: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
+    best = [min(times.values()) for times in rows]
+    left = {schedule for times in rows for schedule in times}
+    while left:
+        costs = {schedule: _cost(rows, best, left - {schedule}) for schedule in sorted(left)}
+        schedule, (mean, worst) = min(costs.items(), key=lambda item: item[1])
+        if mean > MOST_MEAN or worst > MOST_WORST:
+            return
+        left.remove(schedule)
+        yield Spared(width, schedule, mean, worst)
+
+
+def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:
+    """Mean and worst regret if only the schedules in `left` were there; infinite where none of them fits."""
+    regrets = [
+        min((ns for schedule, ns in times.items() if schedule in left), default=math.inf) / least
+        for times, least in zip(rows, best, strict=True)
+    ]
+    return math.exp(statistics.fmean(map(math.log, regrets))), max(regrets)

@@ -1,0 +1,74 @@
+"""Measurers without a GPU, which real worker processes run: they note what they do, and hang or fail where told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotmm.table import Sample
+from aotmm.tune.cases import Case
+from aotmm.tune.workers import Outcome, Running
+
+SCHEDULES = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
+
+
+def case(size: int, *, held_out: bool = False) -> Case:
+    """A square product."""
+    return Case("fp16", fast_accum=False, layout="nn", M=size, N=size, K=size, held_out=held_out)
+
+
+@dataclass(frozen=True)
+class Fake:
+    """Makes itself: a measurer that "times" every schedule in no time.
+
+    Attributes:
+        log: file that gets a line for each case that was begun and for each that was finished, with `name`.
+        trouble: what happens to a schedule: "hang", "exit" (its process dies), "raise" or "wrong".
+        after: trouble begins with cases of this size.
+    """
+
+    log: Path
+    name: str = "gpu0"
+    trouble: tuple[tuple[str, str], ...] = ()
+    after: int = 0
+    pause_s: float = 0.0
+
+    def __call__(self) -> Fake:
+        """Itself: it is what makes a measurer, and the measurer."""
+        return self
+
+    def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
+        """One sample per schedule: 1000 ns."""
+        self._note(f"{self.name} begins {case.M}")
+        samples, wrong = [], {}
+        for schedule, family in SCHEDULES.items():
+            if {schedule, family} & left_out:
+                continue
+            tell(Running(family, schedule, "split 1"))
+            time.sleep(self.pause_s)
+            what = dict(self.trouble).get(schedule) if self.after <= case.M else None
+            if what == "hang":
+                time.sleep(3600)
+            elif what == "exit":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            elif what == "raise":
+                raise RuntimeError("unspecified launch failure")
+            elif what == "wrong":
+                wrong[schedule] = "error 7"
+                continue
+            samples.append(Sample(schedule, 1, programmatic=False, copies=0, ns=1000))
+        self._note(f"{self.name} ends {case.M}")
+        return Outcome(tuple(samples), wrong)
+
+    def _note(self, line: str) -> None:
+        with self.log.open("a") as file:
+            file.write(f"{line}\n")
+
+
+def unable() -> Fake:
+    """A measurer that cannot be made."""
+    raise RuntimeError("no such GPU")

@@ -1,0 +1,111 @@
+"""Workers in real processes: dealt out, watched, killed and replaced."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from aotmm.errors import AotmmError
+from aotmm.tune.workers import Done, LeftOut, Patience, measure_all
+from tests.tune.fakes import SCHEDULES, Fake, case, unable
+
+PATIENCE = Patience(start_s=60, silence_s=1.5)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where fakes note what they do."""
+    return tmp_path / "log"
+
+
+def _schedules(event: Done) -> list[str]:
+    return [sample.schedule for sample in event.outcome.samples]
+
+
+def test_cases_are_dealt_out(log: Path) -> None:
+    """Two workers measure every case once between them, both of them some."""
+    cases = [case(size) for size in range(1, 13)]
+    makers = [Fake(log, name, pause_s=0.02) for name in ("gpu0", "gpu1")]
+    events = list(measure_all(cases, makers, patience=PATIENCE))
+    assert sorted(event.case for event in events if isinstance(event, Done)) == cases
+    begun = [line for line in log.read_text().splitlines() if "begins" in line]
+    assert len(begun) == len(cases)
+    assert {line.split()[0] for line in begun} == {"gpu0", "gpu1"}
+
+
+@pytest.mark.parametrize(("trouble", "why"), [("hang", "no sign of life"), ("exit", "code -11"), ("raise", "launch")])
+def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> None:
+    """A schedule that hangs, kills its process or raises is named and left out; its case is measured without it."""
+    cases = [case(1), case(2), case(3)]
+    events = list(measure_all(cases, [Fake(log, trouble=(("ws_b", trouble),), after=2)], patience=PATIENCE))
+    assert [type(event) for event in events] == [Done, LeftOut, Done, Done]
+    first, left, *rest = events
+    assert isinstance(first, Done)
+    assert _schedules(first) == list(SCHEDULES)
+    assert isinstance(left, LeftOut)
+    assert left.name == "ws_b"
+    assert why in left.why
+    assert "2x2x2 nn fp16, split 1" in left.why
+    for event in rest:
+        assert isinstance(event, Done)
+        assert _schedules(event) == ["ws_a", "ws_c", "tile_a"]
+
+
+def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
+    """The second schedule of a family that hangs takes the family along, so that hanging costs little time."""
+    fake = Fake(log, trouble=(("ws_a", "hang"), ("ws_b", "hang"), ("ws_c", "hang")))
+    events = list(measure_all([case(1)], [fake], patience=PATIENCE))
+    assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a", "ws_b", "ws"]
+    done = events[-1]
+    assert isinstance(done, Done)
+    assert _schedules(done) == ["tile_a"]
+
+
+def test_a_wrong_result_is_left_out(log: Path) -> None:
+    """A schedule with a wrong result has no time there, and is named and run no more."""
+    cases = [case(1), case(2)]
+    events = list(measure_all(cases, [Fake(log, trouble=(("tile_a", "wrong"),))], patience=PATIENCE))
+    assert [type(event) for event in events] == [Done, LeftOut, Done]
+    assert events[1] == LeftOut("tile_a", "its result is wrong on 1x1x1 nn fp16: error 7")
+    assert all("tile_a" not in _schedules(event) for event in events if isinstance(event, Done))
+
+
+def test_the_other_worker_goes_on(log: Path) -> None:
+    """While one worker hangs, the other measures."""
+    makers = [Fake(log, "gpu0", trouble=(("ws_a", "hang"),)), Fake(log, "gpu1", pause_s=0.02)]
+    cases = [case(size) for size in range(1, 9)]
+    events = list(measure_all(cases, makers, patience=PATIENCE))
+    assert sorted(event.case for event in events if isinstance(event, Done)) == cases
+    assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a"]
+
+
+def test_nothing_begins_after_the_deadline(log: Path) -> None:
+    """At the deadline what runs is finished, and the rest is left for another time."""
+    cases = [case(size) for size in range(1, 1000)]
+    found = list(measure_all(cases, [Fake(log, pause_s=0.05)], deadline=time.monotonic() + 3, patience=PATIENCE))
+    assert len(found) < len(cases)
+    lines = log.read_text().splitlines()
+    assert len(lines) == 2 * len(found)  # what began has ended
+
+
+def test_nothing_at_all_without_time(log: Path) -> None:
+    """A deadline that has passed measures nothing."""
+    assert list(measure_all([case(1)], [Fake(log)], deadline=time.monotonic() - 1, patience=PATIENCE)) == []
+
+
+def test_a_worker_that_cannot_start_is_an_error() -> None:
+    """What goes wrong before any kernel is no kernel's fault."""
+    with pytest.raises(AotmmError, match="failed before its first case: RuntimeError: no such GPU"):
+        list(measure_all([case(1)], [unable], patience=PATIENCE))
+
+
+def test_workers_end_with_their_parent_loop(log: Path) -> None:
+    """Who stops listening in the middle leaves no process behind."""
+    events = measure_all([case(1), case(2)], [Fake(log, pause_s=0.05)], patience=PATIENCE)
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    length = len(log.read_text())
+    time.sleep(0.5)
+    assert len(log.read_text()) == length
