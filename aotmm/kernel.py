@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aotmm.manifest import File
+from aotmm.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +143,20 @@ class Kernel:
     image: File
     ptx: File | None
     key: str
+
+
+def resident(kernel: Kernel, target: Target) -> int:
+    """How many blocks of `kernel` one multiprocessor of `target` holds at once, at least 1.
+
+    Source: CUDA programming guide, table of compute capabilities (65536 registers, given out to warps by 256; 2048
+    threads; 1 KB of shared memory is the system's for each block); CDNA2 ISA (4 SIMDs of 512 registers per lane, given
+    out by 8; 8 waves each).
+    """
+    warps = kernel.threads // target.warp_size
+    if target.backend == "cuda":
+        by_registers = 65_536 // (-(-kernel.registers * 32 // 256) * 256 * warps) if kernel.registers else 32
+        found = (by_registers, 2048 // kernel.threads, (target.shared_bytes + 1024) // (kernel.shared_bytes + 1024))
+    else:
+        waves = min(8, 512 // (-(-max(kernel.registers, 1) // 8) * 8))
+        found = (waves * 4 // warps, 8 * 4 // warps, target.shared_bytes // max(kernel.shared_bytes, 1))
+    return max(1, min(found))

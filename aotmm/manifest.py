@@ -42,7 +42,10 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made the pack. No times, paths or host names: equal inputs give equal bytes."""
+    """What made the pack. No times, paths or host names: equal inputs give equal bytes.
+
+    `tuning` says where and when the times were measured that selection knows; "" if it has estimates only.
+    """
 
     aotmm: str
     triton: str
@@ -50,6 +53,7 @@ class Provenance:
     c_compiler: str
     config_set: str
     kernel_sources: str
+    tuning: str
     line_info: bool
     fp_fusion: bool
 

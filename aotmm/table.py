@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotmm.errors import ArtifactError
-from aotmm.problem import LAYOUTS
+from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
 FORMAT = 1
@@ -94,6 +95,43 @@ class Table:
     seed: int
     models: tuple[Model, ...]
     shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measured part of a table as launchers hold it: `aotmm_shape` and `aotmm_time` of launcher.h, field by field.
+
+    Attributes:
+        schedules: names, by the numbers in `times`.
+        shapes: M, N, K, width, fast_accum, layout (its number), first of its times, how many; in the launcher's order.
+        times: schedule, split, programmatic, ns: the best of each schedule.
+    """
+
+    schedules: list[str]
+    shapes: list[tuple[int, ...]]
+    times: list[tuple[int, ...]]
+
+
+def measured(table: Table, schedules: Collection[str]) -> Measured:
+    """What selection takes from `table` for those of `schedules` that it knows."""
+    found = Measured([], [], [])
+    for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)):
+        first = len(found.times)
+        for name, sample in sorted(shape.best().items()):
+            if name in schedules and sample.split in (1, *SPLITS):
+                if name not in found.schedules:
+                    found.schedules.append(name)
+                found.times.append((found.schedules.index(name), sample.split, int(sample.programmatic), sample.ns))
+        layout, count = LAYOUTS.index(shape.layout), len(found.times) - first
+        if count:
+            found.shapes.append((shape.M, shape.N, shape.K, shape.width, int(shape.fast_accum), layout, first, count))
+    return found
+
+
+def shipped(arch: str) -> Table | None:
+    """The table of `arch` in this installation, if there is one. Raises ArtifactError as `read`."""
+    path = shipped_path(arch)
+    return read(path) if path.exists() else None
 
 
 def shipped_path(arch: str) -> Path:

@@ -19,6 +19,8 @@ class Target(NamedTuple):
         shared_bytes: most shared memory (LDS) that one block can have, in bytes.
         multiprocessors: nominal count, used by selection where no device is asked (SMs of the full product; CUs of
             one die for gfx90a).
+        tflops: nominal speed with dense fp16 operands, for estimates where nothing was measured.
+        bandwidth: nominal bandwidth of its memory in GB/s, likewise.
         min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
         dtypes: input types (`problem.INPUTS`) that can be built.
@@ -33,6 +35,8 @@ class Target(NamedTuple):
     image: str
     shared_bytes: int
     multiprocessors: int
+    tflops: float
+    bandwidth: float
     min_driver: int
     ptx_version: int | None
     dtypes: tuple[str, ...]
@@ -46,21 +50,22 @@ class Target(NamedTuple):
 
 
 # Shared memory: CUDA programming guide, table of compute capabilities (163 KB and 227 KB per block); CDNA2 ISA, 64 KB.
+# Speeds: data sheets of A100 40GB, H200, MI210.
 # Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0.
 _ROWS = (
     Target(
-        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 12_000, 80,
+        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 312.0, 1555.0, 12_000, 80,
         ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"),
         "an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
     ),
     Target(
-        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 12_000, None,
+        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 989.5, 4800.0, 12_000, None,
         ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8"),
         "an H200",
         fast_accum=True,
     ),
     Target(
-        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 0, None,
+        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 181.0, 1638.4, 0, None,
         ("fp16", "bf16", "fp32", "fp8e5", "int8"),
         "a CPU interpreter; never an AMD GPU",
     ),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from aotmm import __version__, manifest
+from aotmm import __version__, manifest, table
 from aotmm.build import compile as compiling
 from aotmm.build import link, render
 from aotmm.build.cache import Cache
@@ -98,7 +98,8 @@ def _build_pack(
     )
     kernels = tuple(item.kernel for item in kept)
     command, compiler_name = link.compiler()
-    source, header = render.source(row, kernels), render.header((row.name,))
+    tuning = table.shipped(row.name)
+    source, header = render.source(row, kernels, tuning), render.header((row.name,))
     library_key = link.library_key(row, source, header, compiler_name)
     provenance = Provenance(
         aotmm=__version__,
@@ -107,6 +108,7 @@ def _build_pack(
         c_compiler=compiler_name,
         config_set=chosen.name,
         kernel_sources=sources,
+        tuning="" if tuning is None else f"{tuning.device}, driver {tuning.driver}, {tuning.date}",
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
     )

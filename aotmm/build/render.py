@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict
+
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.folders import data_folder
-from aotmm.kernel import Kernel
+from aotmm.kernel import Kernel, Parameter, Promise, TensorMap, resident
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -17,11 +21,16 @@ from aotmm.problem import (
     LAYOUTS,
     RELATIONS,
     ROLES,
+    SPLITS,
     STATED_VALUES,
+    TENSOR_MAP_TYPES,
     VALUES,
     WORKSPACE_LIMIT,
 )
+from aotmm.table import Measured, Table, measured
 from aotmm.target import TARGETS, Target
+
+_BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
@@ -44,12 +53,36 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             stated=VALUES[:STATED_VALUES],
             relations=RELATIONS,
             workspace_limit=WORKSPACE_LIMIT,
+            splits=SPLITS,
         )
     )
 
 
-def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
-    """launcher.c: the tables of `kernels`, in order, and their images by reference to the files of the pack."""
+def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = None) -> str:
+    """launcher.c: the tables of `kernels`, in order, and their images by reference to the files of the pack.
+
+    `tuning` has their times; what it does not know is estimated.
+    """
+    promise_lists = list(dict.fromkeys(kernel.promises for kernel in kernels))
+    schedules = sorted({kernel.schedule for kernel in kernels})
+    known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
+    order, groups = _groups(kernels, promise_lists)
+    rows = [
+        {
+            "kernel": kernel,
+            "schedule": schedules.index(kernel.schedule),
+            "promises": promise_lists.index(kernel.promises),
+            "width": DTYPES[kernel.dtype_a].bytes,
+            "resident": resident(kernel, target),
+            "constants": _constants(kernel, target, tuning),
+            "measured": known.schedules.index(kernel.schedule)
+            if kernel.schedule in known.schedules
+            else "AOTMM_UNMEASURED",
+            "maps": [_map(item.tensor_map) for item in kernel.parameters if item.tensor_map is not None],
+            "parameters": _numbered_maps(kernel.parameters),
+        }
+        for kernel in kernels
+    ]
     return (
         _environment()
         .get_template("launcher.c.jinja")
@@ -61,11 +94,100 @@ def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
             min_driver=target.min_driver,
             multiprocessors=target.multiprocessors,
             shared_bytes=target.shared_bytes,
-            kernels=kernels,
             attribute_ids=ATTRIBUTES,
-            mac_costs=[_mac_cost(kernel) for kernel in kernels],
+            rows=rows,
+            promise_lists=promise_lists,
+            schedules=schedules,
+            pointer_alignment=_pointer_alignment(promise_lists),
+            order=order,
+            groups=groups,
+            shapes=known.shapes,
+            times=known.times,
         )
     )
+
+
+def _map(entry: TensorMap) -> dict[str, object]:
+    row = DTYPES[entry.dtype]
+    return asdict(entry) | {"type": TENSOR_MAP_TYPES[row.name], "element_bytes": row.bytes}
+
+
+def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, int]]:
+    """Each parameter with the number of its tensor map, from 1, or 0."""
+    numbers = itertools.count(1)
+    return [(item, next(numbers) if item.tensor_map is not None else 0) for item in parameters]
+
+
+def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
+    """What addresses are reduced by without any promise seeing it; at least the 16 bytes that copies depend on."""
+    seen = [p.operand for promises in promise_lists for p in promises if p.value.endswith("_ptr")]
+    return max([16, *seen])
+
+
+def _groups(
+    kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]
+) -> tuple[list[int], list[dict[str, object]]]:
+    """Kernel numbers in the order in which selection looks at them, and the groups by what it looks for."""
+
+    def storage(dtype: str) -> str:
+        return f"AOTMM_{DTYPES[dtype].storage.upper()}"
+
+    keys: dict[str, Callable[[Kernel], tuple[object, ...]]] = {
+        "product": lambda kernel: tuple(map(storage, (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))),
+        "partial": lambda kernel: tuple(map(storage, (kernel.dtype_a, kernel.dtype_b))),
+        "reduce": lambda kernel: (storage(kernel.dtype_c),),
+        "copy": lambda kernel: (DTYPES[kernel.dtype_a].bytes,),
+    }
+    types = ("AOTMM_DTYPE_COUNT",)
+    tables = {
+        "product": ("products", types * 3),
+        "partial": ("partials", types * 2),
+        "reduce": ("reduces", types),
+        "copy": ("copies", (max(row.bytes for row in DTYPES.values()) + 1,)),
+    }
+
+    def rank(number: int) -> tuple[object, ...]:
+        kernel = kernels[number]
+        epilogue = EPILOGUES.index(kernel.epilogue)
+        if kernel.role in ("product", "partial"):
+            return promise_lists.index(kernel.promises), kernel.schedule, epilogue, number
+        return epilogue, -kernel.vector_bytes, -len(kernel.promises), number
+
+    order: list[int] = []
+    groups: list[dict[str, object]] = []
+    for role in ROLES:
+        found: dict[tuple[object, ...], list[int]] = {}
+        for number, kernel in enumerate(kernels):
+            if kernel.role == role:
+                found.setdefault(keys[role](kernel), []).append(number)
+        entries = []
+        for key in sorted(found, key=str):
+            entries.append((key, len(order), len(found[key])))
+            order += sorted(found[key], key=rank)
+        name, dimensions = tables[role]
+        groups.append({"name": name, "dimensions": dimensions, "entries": entries})
+    return order, groups
+
+
+def _constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:
+    """Constants of the time model of launcher.h: fitted ones, or estimates from the tile and the data sheet."""
+    key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
+    for model in tuning.models if tuning is not None else ():
+        if (model.schedule, model.width, model.fast_accum) == key:
+            return model.base, model.step, model.tile, model.byte, resident(kernel, target)
+    byte = 1 / target.bandwidth
+    if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
+        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.promises else 8), 1
+    if kernel.role == "reduce":
+        return _BASE_NS, 0.0, 0.0, byte, 1
+    config = kernel.config
+    # A step costs its multiply-adds and its loads, which are slower when they are narrow. 64 is where loading a tile of
+    # 128 x 128 costs as much as multiplying it: a guess that was right enough on an H200 before there were tables.
+    macs = config.block_m * config.block_n * _mac_cost(kernel) / DTYPES["fp16"].mac_cost
+    loads = (config.block_m + config.block_n) * 64 * (16 // kernel.vector_bytes)
+    rate = target.tflops * 1000 / 2 / target.multiprocessors  # fp16 multiply-adds per ns of a multiprocessor
+    step = config.block_k * (macs + loads) / rate
+    return _BASE_NS, step, step, byte, 1
 
 
 def _mac_cost(kernel: Kernel) -> int:

@@ -4,9 +4,13 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GRID = 0x7fffffff };
+enum { MAX_GRID = 0x7fffffff, MIN_STEPS = 2 /* along K, of a slice */, PROGRAMMATIC_BELOW_NS = 30000 };
+enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
+static const int64_t max_workspace = 1ll << 40;
+static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
 
 static __thread aotmm_error last_error;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -73,11 +77,28 @@ static int valid_device(const aotmm_device *device) {
 }
 
 /* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
-   taken as 0, and any promise about it holds. */
+   taken as 0, and a promise that it equals something, or is at least something, holds. */
 typedef struct quantities {
   int64_t value[AOTMM_VALUE_COUNT];
   uint64_t free; /* bit set: a stride of that kind */
 } quantities;
+_Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
+
+/* The matrices of a product, in the order of AOTMM_COPY_*. */
+enum { OPERANDS = 3 };
+static const struct {
+  uint16_t pointer, rows, cols, row_stride, col_stride, extent;
+} operands[OPERANDS] = {
+    {AOTMM_VALUE_A_PTR, AOTMM_VALUE_M, AOTMM_VALUE_K, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_A_EXTENT},
+    {AOTMM_VALUE_B_PTR, AOTMM_VALUE_K, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_B_EXTENT},
+    {AOTMM_VALUE_C_PTR, AOTMM_VALUE_M, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_C_EXTENT},
+};
+
+static void set_extent(quantities *q, int operand) {
+  int64_t *value = q->value;
+  value[operands[operand].extent] = extent(value[operands[operand].rows], value[operands[operand].row_stride],
+                                           value[operands[operand].cols], value[operands[operand].col_stride]);
+}
 
 static quantities quantities_of(const aotmm_problem *p) {
   static const struct {
@@ -97,34 +118,155 @@ static quantities quantities_of(const aotmm_problem *p) {
       q.free |= 1ull << dimensions[i].strides[k];
     }
   memcpy(value + AOTMM_VALUE_SLOPE, &p->slope, sizeof p->slope);
-  value[AOTMM_VALUE_A_EXTENT] = extent(p->M, value[AOTMM_VALUE_STRIDE_AM], p->K, value[AOTMM_VALUE_STRIDE_AK]);
-  value[AOTMM_VALUE_B_EXTENT] = extent(p->K, value[AOTMM_VALUE_STRIDE_BK], p->N, value[AOTMM_VALUE_STRIDE_BN]);
-  value[AOTMM_VALUE_C_EXTENT] = extent(p->M, value[AOTMM_VALUE_STRIDE_CM], p->N, value[AOTMM_VALUE_STRIDE_CN]);
+  for (int i = 0; i < OPERANDS; i++) set_extent(&q, i);
   value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
+  value[AOTMM_VALUE_SPLIT] = 1;
   return q;
 }
-_Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
 
 static int kept(const aotmm_promise *promise, const quantities *q) {
   int64_t found = q->value[promise->value];
   switch (promise->relation) {
     case AOTMM_EQUALS: return found == promise->operand || q->free >> promise->value & 1;
-    case AOTMM_MULTIPLE_OF: return found % promise->operand == 0;
-    default: return found < promise->operand;
+    case AOTMM_MULTIPLE_OF: return !(found & (promise->operand - 1));
+    case AOTMM_BELOW: return found < promise->operand;
+    default: return found >= promise->operand || q->free >> promise->value & 1;
   }
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+/* The number of the first promise that is broken, or their count. */
+static uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
+  uint32_t i = 0;
+  while (i < k->promise_count && kept(k->promises + i, q)) i++;
+  return i;
+}
 
-/* Time of the whole product in arbitrary units: the multiprocessor with most tiles does them one after the other, and
-   a step of a tile costs its multiply-adds plus its loads, which are slower when they are narrow. 64 is where loading
-   a 128 x 128 tile costs as much as multiplying it, a first guess until tables are measured. */
-static int64_t cost(const aotmm_kernel *k, int64_t waves, int64_t K) {
-  int64_t macs = (int64_t)k->block_m * k->block_n * k->mac_cost;
-  int64_t loads = (int64_t)(k->block_m + k->block_n) * 64 * (16 / k->vector_bytes);
-  double total = (double)waves * (double)(macs / 8 + loads) * (double)(ceil_div(K, k->block_k) + 1) * k->block_k;
-  total *= 1 + 0.02 * k->epilogue; /* measured with nothing to do in it: docs/performance.md, "Epilogue" */
-  return total < 9e18 ? (int64_t)total : INT64_MAX;
+static int64_t ceil_div(int64_t a, int64_t b) {
+  if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
+  uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
+  return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
+}
+
+/* Not negative, and the largest int64 when the product is more. */
+static int64_t times(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* Bytes of a region of the workspace for that many; more than max_workspace when they are. */
+static int64_t region(int64_t bytes) {
+  if (bytes > max_workspace) return max_workspace + 1;
+  return (bytes + AOTMM_WORKSPACE_ALIGNMENT - 1) & -(int64_t)AOTMM_WORKSPACE_ALIGNMENT;
+}
+
+/* ---- operands in the workspace */
+
+/* Where a matrix lies in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are
+   columns if it is transposed, else rows. */
+typedef struct place {
+  int transposed;
+  int64_t lines, length, pitch, bytes;
+} place;
+
+static int unit(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
+
+/* Whether lines that far apart all start at a multiple of 16 bytes, and are more than one line. */
+static int aligned(const quantities *q, int stride, int64_t width) {
+  return (q->value[stride] > 0 && !(q->value[stride] * width & (VECTOR_BYTES - 1))) || q->free >> stride & 1;
+}
+
+/* Whether an operand lies as the fast kernels need it. For 1-byte types they take row-major A and column-major B only:
+   tensor cores turn 16-bit elements alone. */
+static int lies_well(const quantities *q, int i, int64_t width) {
+  int rows = unit(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, width);
+  int cols = unit(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, width);
+  if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
+  return i == 0 ? rows || (cols && width > 1) : i == 1 ? cols || (rows && width > 1) : rows;
+}
+
+/* The place for a copy: in the memory order of the operand, where that is one that fast kernels take. */
+static place place_of(const quantities *q, int i, int64_t width) {
+  int rows = unit(q, operands[i].col_stride), cols = unit(q, operands[i].row_stride);
+  place found = {.transposed = i == 0 ? width > 1 && cols && !rows : i == 1 ? width == 1 || !rows : 0};
+  found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
+  found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
+  int64_t bytes = times(found.length, width);
+  if (bytes > max_workspace) bytes = max_workspace + 1; /* refused later, but no overflow now */
+  bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
+  found.pitch = bytes / width;
+  found.bytes = region(times(bytes, found.lines));
+  return found;
+}
+
+static int64_t bytes_of_copies(const place *places, uint32_t copies) {
+  int64_t bytes = 0;
+  for (int i = 0; i < OPERANDS; i++)
+    if (copies >> i & 1) bytes += places[i].bytes;
+  return bytes;
+}
+
+/* The same problem with the operands of `copies` in a workspace at `address`. */
+static quantities with_copies(const quantities *q, const place *places, uint32_t copies, int64_t address) {
+  quantities moved = *q;
+  for (int i = 0; i < OPERANDS; i++) {
+    if (!(copies >> i & 1)) continue;
+    int lines = places[i].transposed ? operands[i].col_stride : operands[i].row_stride;
+    int along = places[i].transposed ? operands[i].row_stride : operands[i].col_stride;
+    moved.value[operands[i].pointer] = address;
+    moved.value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
+    moved.value[along] = q->free >> along & 1 ? 0 : 1;
+    set_extent(&moved, i);
+    address += places[i].bytes;
+  }
+  return moved;
+}
+
+/* What a copy kernel is launched with: the operand is the source, or the destination if it is C; `moved` has the other
+   side. Lines of the destination are its contiguous ones. */
+static quantities copy_quantities(const quantities *q, const quantities *moved, int i, const place *to) {
+  const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
+  int turned = i == 2 ? unit(q, AOTMM_VALUE_STRIDE_CM) && !unit(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
+  int rows = turned ? operands[i].cols : operands[i].rows, cols = turned ? operands[i].rows : operands[i].cols;
+  int lines = turned ? operands[i].col_stride : operands[i].row_stride;
+  int along = turned ? operands[i].row_stride : operands[i].col_stride;
+  aotmm_problem copy = {.a_ptr = from->value[operands[i].pointer],
+                        .c_ptr = into->value[operands[i].pointer],
+                        .M = q->value[rows],
+                        .N = q->value[cols],
+                        .K = q->value[cols],
+                        .stride_am = from->value[lines],
+                        .stride_ak = from->value[along],
+                        .stride_cm = into->value[lines],
+                        .stride_cn = into->value[along],
+                        .batch = 1};
+  return quantities_of(&copy);
+}
+
+/* ---- grids and helpers */
+
+/* Blocks of a launch of that many units of work; 0 if a grid cannot have so many. */
+static uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device *device) {
+  int64_t most = (int64_t)k->resident * device->multiprocessors / k->num_ctas;
+  if (units > MAX_GRID / k->num_ctas) return 0;
+  if (k->persistent && units > most) units = most ? most : 1;
+  if ((uint64_t)units * k->num_ctas > driver_max_threads / k->threads) return 0;
+  return (uint32_t)units * k->num_ctas;
+}
+
+static int64_t tiles_of(const aotmm_kernel *k, int64_t M, int64_t N) {
+  return times(ceil_div(M, k->block_m), ceil_div(N, k->block_n));
+}
+
+/* The first kernel of a group that has the epilogue and keeps its promises, or -1. */
+static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
+  for (int i = 0; i < group.count; i++) {
+    const aotmm_kernel *k = aotmm_kernels + aotmm_order[group.first + i];
+    if (k->epilogue >= epilogue && k->shared_bytes <= (uint32_t)device->shared_bytes &&
+        first_broken(k, q) == k->promise_count &&
+        grid_of(k, tiles_of(k, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
+      return aotmm_order[group.first + i];
+  }
+  return -1;
 }
 
 /* The least epilogue that the problem needs. */
@@ -133,43 +275,254 @@ static int32_t epilogue(const aotmm_problem *p) {
   return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_LINEAR ? AOTMM_EPILOGUE_LINEAR : least[p->activation];
 }
 
-static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
-  int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
-  return a == p->dtype_a && b == p->dtype_b && k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
+static int copy_for(const aotmm_problem *p, const quantities *copy, int i, const aotmm_device *device) {
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  return helper_for(aotmm_copies[element_bytes[types[i]]], 0, copy, device);
 }
 
-static void judge(const aotmm_kernel *k, const aotmm_problem *p, const quantities *q, const aotmm_device *device,
-                  aotmm_verdict *verdict) {
-  memset(verdict, 0, sizeof *verdict);
-  if (!same_types(k, p)) {
-    verdict->reason = AOTMM_OTHER_TYPES;
-    return;
+static int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *device) {
+  return helper_for(aotmm_reduces[p->dtype_c], epilogue(p), q, device);
+}
+
+/* Places the partial sums of a kernel in `q`; returns their bytes. */
+static int64_t set_sums(quantities *q, const aotmm_kernel *k, int64_t split, int64_t address) {
+  int64_t rows = ceil_div(q->value[AOTMM_VALUE_M], k->block_m) * k->block_m;
+  int64_t cols = ceil_div(q->value[AOTMM_VALUE_N], k->block_n) * k->block_n;
+  q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
+  q->value[AOTMM_VALUE_SPLIT] = split;
+  return region(times(times(rows, cols), 4 * split));
+}
+
+/* ---- the time model, as launcher.h writes it */
+
+static const aotmm_tuning *tuning = &aotmm_built_tuning;
+
+/* One search for a plan. */
+typedef struct query {
+  const aotmm_problem *problem;
+  const aotmm_device *device;
+  const aotmm_tuning *tuning;
+  int64_t limit; /* of the workspace */
+  int count;     /* ways to place the operands, the one without copies first */
+  struct {
+    uint32_t copies;
+    int64_t bytes; /* of the copies */
+    double time;   /* of copying */
+    quantities q;
+  } ways[OPERANDS];
+  const aotmm_shape *measured[2]; /* by fast_accum; NULL if there is none */
+} query;
+
+static double copy_time(const query *s, int kernel, const quantities *copy, int width) {
+  const aotmm_constants *c = s->tuning->constants + kernel;
+  return c->base + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * width) * c->byte;
+}
+
+static double reduce_time(const query *s, int kernel, uint32_t split) {
+  const aotmm_constants *c = s->tuning->constants + kernel;
+  const aotmm_problem *p = s->problem;
+  return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
+}
+
+static double main_time(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, uint32_t split, double bytes) {
+  const aotmm_constants *c = s->tuning->constants + kernel;
+  int64_t waves = ceil_div(times(tiles, split), (int64_t)s->device->multiprocessors * c->blocks);
+  double busy = (double)waves * ((double)ceil_div(steps, split) * c->step + c->tile), moving = bytes * c->byte;
+  return c->base + (busy > moving ? busy : moving);
+}
+
+static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
+
+/* What was measured of a kernel on this shape, or NULL. */
+static const aotmm_time *measured_time(const query *s, uint32_t kernel) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_shape *shape = s->measured[k->fast_accum];
+  uint16_t schedule = s->tuning->schedules[kernel];
+  if (!shape || schedule == AOTMM_UNMEASURED) return NULL;
+  for (const aotmm_time *t = s->tuning->times + shape->first, *end = t + shape->count; t < end; t++)
+    if (t->schedule == schedule) return t;
+  return NULL;
+}
+
+static int before(const aotmm_shape *a, const aotmm_shape *b) {
+  if (a->width != b->width) return a->width < b->width;
+  if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
+  if (a->layout != b->layout) return a->layout < b->layout;
+  if (a->M != b->M) return a->M < b->M;
+  return a->N != b->N ? a->N < b->N : a->K < b->K;
+}
+
+static const aotmm_shape *find_shape(const aotmm_tuning *t, const aotmm_shape *wanted) {
+  uint32_t low = 0, high = t->shape_count;
+  while (low < high) {
+    uint32_t middle = (low + high) / 2;
+    if (before(t->shapes + middle, wanted))
+      low = middle + 1;
+    else
+      high = middle;
   }
-  for (uint32_t i = 0; i < k->promise_count; i++)
-    if (!kept(k->promises + i, q)) {
-      verdict->reason = AOTMM_BROKEN_PROMISE;
-      verdict->promise = i;
-      verdict->found = q->value[k->promises[i].value];
-      return;
-    }
-  if (k->shared_bytes > (uint32_t)device->shared_bytes) {
-    verdict->reason = AOTMM_TOO_MUCH_SHARED;
-    verdict->found = device->shared_bytes;
-    return;
+  return low < t->shape_count && !before(wanted, t->shapes + low) ? t->shapes + low : NULL;
+}
+
+static void find_measured(query *s) {
+  const aotmm_problem *p = s->problem;
+  const quantities *q = &s->ways[0].q;
+  int rows_a = unit(q, AOTMM_VALUE_STRIDE_AK), cols_a = unit(q, AOTMM_VALUE_STRIDE_AM);
+  int rows_b = unit(q, AOTMM_VALUE_STRIDE_BN), cols_b = unit(q, AOTMM_VALUE_STRIDE_BK);
+  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
+  aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
+  wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
+  for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
+    s->measured[wanted.fast_accum] = find_shape(s->tuning, &wanted);
+}
+
+/* ---- search */
+
+/* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
+static void add_way(query *s, const place *places, uint32_t copies) {
+  const aotmm_problem *p = s->problem;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  int64_t bytes = bytes_of_copies(places, copies);
+  double time = 0;
+  if (bytes > s->limit) return;
+  quantities moved = with_copies(&s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  for (int i = 0; i < OPERANDS; i++) {
+    if (!(copies >> i & 1)) continue;
+    quantities copy = copy_quantities(&s->ways[0].q, &moved, i, places + i);
+    int kernel = copy_for(p, &copy, i, s->device);
+    if (kernel < 0) return;
+    time += copy_time(s, kernel, &copy, element_bytes[types[i]]);
   }
-  int64_t tiles;
-  if (__builtin_mul_overflow(ceil_div(p->M, k->block_m), ceil_div(p->N, k->block_n), &tiles) ||
-      __builtin_mul_overflow(tiles, p->batch, &tiles))
-    tiles = INT64_MAX;
-  if (tiles > MAX_GRID / k->num_ctas || (uint64_t)tiles * k->num_ctas > driver_max_threads / k->threads) {
-    verdict->reason = AOTMM_TOO_MANY_BLOCKS;
-    verdict->found = tiles;
-    return;
+  s->ways[s->count].copies = copies;
+  s->ways[s->count].bytes = bytes;
+  s->ways[s->count].time = time;
+  s->ways[s->count].q = moved;
+  s->count++;
+}
+
+static void start(query *s, const aotmm_problem *p, const aotmm_device *device, uint64_t limit) {
+  s->problem = p;
+  s->device = device;
+  s->tuning = __atomic_load_n(&tuning, __ATOMIC_ACQUIRE);
+  s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
+  s->count = 1;
+  s->ways[0].copies = 0;
+  s->ways[0].bytes = 0;
+  s->ways[0].time = 0;
+  s->ways[0].q = quantities_of(p);
+  s->measured[0] = s->measured[1] = NULL;
+  find_measured(s);
+  if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  place places[OPERANDS];
+  uint32_t needed = 0;
+  for (int i = 0; i < OPERANDS; i++) {
+    if (lies_well(&s->ways[0].q, i, element_bytes[types[i]])) continue;
+    needed |= 1u << i;
+    places[i] = place_of(&s->ways[0].q, i, element_bytes[types[i]]);
   }
-  int64_t waves = ceil_div(tiles, device->multiprocessors);
-  verdict->grid = (uint32_t)tiles * k->num_ctas;
-  verdict->waves = (uint32_t)waves;
-  verdict->cost = cost(k, waves, p->K);
+  if (needed & ~(uint32_t)AOTMM_COPY_C) add_way(s, places, needed & ~(uint32_t)AOTMM_COPY_C);
+  if (needed & AOTMM_COPY_C) add_way(s, places, needed);
+}
+
+static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
+  int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
+  return a == p->dtype_a && b == p->dtype_b &&
+         (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
+}
+
+/* The way with fewest copies that keeps the promises of `k`, or -1. A reduce writes any C, so it is never copied. */
+static int way_for(query *s, const aotmm_kernel *k) {
+  int partial = k->role == AOTMM_ROLE_PARTIAL;
+  for (int i = 0; i < s->count; i++) {
+    if (partial && s->ways[i].copies & AOTMM_COPY_C) continue;
+    if (partial) set_sums(&s->ways[i].q, k, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
+    if (first_broken(k, &s->ways[i].q) == k->promise_count) return i;
+  }
+  return -1;
+}
+
+/* Scratch memory behind a kernel's blocks, in bytes. */
+static int64_t scratch_of(const aotmm_kernel *k, uint32_t grid) {
+  return k->global_scratch_bytes ? region((int64_t)grid * k->global_scratch_bytes) : 0;
+}
+
+/* Puts the plan with these slices into `plan` if it is cheaper than what is there. `cost` < 0: nothing is. */
+static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
+                        const aotmm_time *measured, int64_t tiles, int64_t sums, aotmm_verdict *verdict) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  aotmm_plan *plan = &verdict->plan;
+  int64_t units = times(tiles, split);
+  uint32_t grid = grid_of(k, units, s->device);
+  if (!grid && units) {
+    verdict->found = units;
+    return AOTMM_TOO_MANY_BLOCKS;
+  }
+  int64_t bytes = s->ways[way].bytes + sums + scratch_of(k, grid);
+  if (bytes > s->limit) {
+    verdict->found = bytes;
+    return AOTMM_TOO_MUCH_WORKSPACE;
+  }
+  int64_t cost = measured ? measured->ns : as_cost(time);
+  if (plan->cost >= 0 && cost >= plan->cost) return AOTMM_FITS;
+  int programmatic = measured ? measured->programmatic
+                              : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < PROGRAMMATIC_BELOW_NS;
+  *plan = (aotmm_plan){.kernel = kernel,
+                       .split = split,
+                       .copies = s->ways[way].copies,
+                       .grid = grid,
+                       .programmatic = (uint32_t)(programmatic && k->programmatic),
+                       .measured = measured != NULL,
+                       .workspace_bytes = (uint64_t)bytes,
+                       .cost = cost};
+  return AOTMM_FITS;
+}
+
+/* Bytes that a product moves, but for its result. */
+static double bytes_read(const aotmm_problem *p) {
+  return (double)p->M * (double)p->K * element_bytes[p->dtype_a] + (double)p->K * (double)p->N * element_bytes[p->dtype_b];
+}
+
+static int32_t plan_product(const query *s, int way, uint32_t kernel, aotmm_verdict *verdict) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_problem *p = s->problem;
+  int64_t tiles = times(tiles_of(k, p->M, p->N), p->batch);
+  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
+  double time = 0;
+  if (!measured) {
+    double bytes = (double)p->batch * (bytes_read(p) + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
+    time = main_time(s, kernel, tiles, ceil_div(p->K, k->block_k), 1, bytes) + s->ways[way].time;
+  }
+  return consider(s, way, kernel, 1, time, measured, tiles, 0, verdict);
+}
+
+/* Cheaper plans than `verdict` has; `way_for` has placed the sums. */
+static int32_t plan_partial(const query *s, int way, uint32_t kernel, aotmm_verdict *verdict) {
+  static const uint8_t splits[] = AOTMM_SPLITS;
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_problem *p = s->problem;
+  int64_t tiles = tiles_of(k, p->M, p->N), steps = ceil_div(p->K, k->block_k);
+  if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
+  const quantities *q = &s->ways[way].q;
+  int reduce = reduce_for(p, q, s->device);
+  if (reduce < 0) return AOTMM_NO_SPLIT;
+  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
+  int32_t reason = AOTMM_NO_SPLIT, fits = 0;
+  double read = bytes_read(p), slab = 4.0 * (double)q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
+  for (unsigned i = 0; i < sizeof splits; i++) {
+    uint32_t split = splits[i];
+    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
+    double time = 0;
+    if (!measured)
+      time = main_time(s, kernel, tiles, steps, split, read + split * slab) + reduce_time(s, reduce, split) +
+             s->ways[way].time;
+    int64_t sums = region(times(q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z], 4 * split));
+    reason = consider(s, way, kernel, split, time, measured, tiles, sums, verdict);
+    fits |= reason == AOTMM_FITS;
+  }
+  return fits ? AOTMM_FITS : reason;
 }
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
@@ -177,35 +530,145 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   if (status || (status = valid_device(device))) return status;
   if (kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
-  quantities q = quantities_of(problem);
-  judge(aotmm_kernels + kernel, problem, &q, device, verdict);
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  memset(verdict, 0, sizeof *verdict);
+  verdict->plan.cost = -1;
+  if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL) {
+    verdict->reason = AOTMM_NO_PRODUCT;
+    return AOTMM_OK;
+  }
+  if (!same_types(k, problem)) {
+    verdict->reason = AOTMM_OTHER_TYPES;
+    return AOTMM_OK;
+  }
+  query s;
+  start(&s, problem, device, UINT64_MAX);
+  int way = way_for(&s, k);
+  if (way < 0) {
+    verdict->reason = AOTMM_BROKEN_PROMISE;
+    verdict->promise = first_broken(k, &s.ways[0].q);
+    verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
+  } else if (k->shared_bytes > (uint32_t)device->shared_bytes) {
+    verdict->reason = AOTMM_TOO_MUCH_SHARED;
+    verdict->found = device->shared_bytes;
+  } else {
+    verdict->reason = (k->role == AOTMM_ROLE_PRODUCT ? plan_product : plan_partial)(&s, way, kernel, verdict);
+  }
   return AOTMM_OK;
 }
 
-static int choose(const aotmm_problem *problem, const quantities *q, const aotmm_device *device, uint32_t *kernel,
-                  aotmm_verdict *best) {
-  int found = 0;
-  for (uint32_t i = 0; i < aotmm_kernel_count; i++) {
-    aotmm_verdict verdict;
-    judge(aotmm_kernels + i, problem, q, device, &verdict);
-    if (verdict.reason == AOTMM_FITS && (!found || verdict.cost < best->cost)) {
-      found = 1;
-      *best = verdict;
-      *kernel = i;
-    }
-  }
-  if (found) return AOTMM_OK;
-  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
-                    "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",
-                    aotmm_arch, (long long)problem->M, (long long)problem->N, (long long)problem->K);
+static int bits(uint32_t copies) { return __builtin_popcount(copies); }
+
+/* Whether `a` is chosen over `b` where both cost the same. */
+static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
+  const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
+  if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
+  if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
+  if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
+  return a->kernel < b->kernel;
 }
 
-int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint32_t *kernel) {
-  aotmm_verdict verdict;
+/* Improves `best` by the kernels of a group. */
+static void search(query *s, aotmm_group group, aotmm_plan *best) {
+  const aotmm_kernel *last = NULL, *planned = NULL;
+  int32_t needed = epilogue(s->problem);
+  int way = -1;
+  for (int i = 0; i < group.count; i++) {
+    uint32_t number = aotmm_order[group.first + i];
+    const aotmm_kernel *k = aotmm_kernels + number;
+    int product = k->role == AOTMM_ROLE_PRODUCT;
+    if ((product && k->epilogue < needed) || k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
+    /* a kernel that differs in nothing but a richer epilogue is not faster */
+    if (planned && k->promises == planned->promises && k->schedule == planned->schedule) continue;
+    if (!product || !last || k->promises != last->promises) way = way_for(s, k);
+    last = k;
+    if (way < 0) continue;
+    aotmm_verdict verdict;
+    verdict.plan.cost = -1;
+    if ((product ? plan_product : plan_partial)(s, way, number, &verdict) != AOTMM_FITS) continue;
+    planned = k;
+    if (best->cost < 0 || verdict.plan.cost < best->cost ||
+        (verdict.plan.cost == best->cost && preferred(&verdict.plan, best)))
+      *best = verdict.plan;
+  }
+}
+
+static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
+  query s;
+  start(&s, p, device, limit);
+  plan->cost = -1;
+  search(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], plan);
+  if (s.limit) search(&s, aotmm_partials[p->dtype_a][p->dtype_b], plan);
+  if (plan->cost >= 0) return AOTMM_OK;
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
+                    "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",
+                    aotmm_arch, (long long)p->M, (long long)p->N, (long long)p->K);
+}
+
+int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   int status = valid(problem);
   if (status || (status = valid_device(device))) return status;
-  quantities q = quantities_of(problem);
-  return choose(problem, &q, device, kernel, &verdict);
+  return choose(problem, device, limit, plan);
+}
+
+/* ---- memory of plans */
+
+/* Raised by `retune`, which makes all that is remembered out of date. */
+static uint32_t generation = 1;
+
+enum { MEMORIES = 64 };
+static __thread struct memory {
+  aotmm_problem problem; /* its addresses reduced to what plans depend on */
+  uint64_t limit;
+  int32_t ordinal;
+  uint32_t generation; /* 0: empty */
+  aotmm_plan plan;
+} memories[MEMORIES];
+
+/* What promises can see of an address. */
+static int64_t reduced(int64_t address) {
+  return (address & (aotmm_pointer_alignment - 1)) | (address ? aotmm_pointer_alignment : 0);
+}
+
+static aotmm_problem reduced_problem(const aotmm_problem *p) {
+  aotmm_problem key = *p;
+  key.a_ptr = reduced(p->a_ptr);
+  key.b_ptr = reduced(p->b_ptr);
+  key.c_ptr = reduced(p->c_ptr);
+  key.bias_ptr = reduced(p->bias_ptr);
+  key.scale_a_ptr = reduced(p->scale_a_ptr);
+  key.scale_b_ptr = reduced(p->scale_b_ptr);
+  return key;
+}
+
+/* Of what differs between most problems; the rest is compared only. */
+static struct memory *memory_of(const aotmm_problem *key) {
+  uint64_t sum = (uint64_t)key->M * 0x9e3779b97f4a7c15 + (uint64_t)key->N * 0xc2b2ae3d27d4eb4f +
+                 (uint64_t)key->K * 0x165667b19e3779f9 + (uint64_t)key->stride_am * 0x27d4eb2f165667c5 +
+                 (uint64_t)key->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)key->stride_cm * 0xff51afd7ed558ccd +
+                 (uint64_t)(key->bias_ptr ^ key->activation << 20 ^ key->batch << 8) * 0xc4ceb9fe1a85ec53;
+  return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
+}
+
+int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, aotmm_plan *plan) {
+  uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
+  aotmm_problem key = reduced_problem(problem);
+  struct memory *memory = memory_of(&key);
+  if (memory->generation == now && memory->ordinal == ordinal && memory->limit == limit &&
+      !memcmp(&memory->problem, &key, sizeof key)) {
+    *plan = memory->plan;
+    return AOTMM_OK;
+  }
+  const aotmm_device *device;
+  int status = valid(problem);
+  if (status) return status;
+  if (problem->M == 0 || problem->N == 0) {
+    *plan = (aotmm_plan){.split = 1};
+    return AOTMM_OK;
+  }
+  if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;
+  *memory = (struct memory){key, limit, ordinal, now, *plan};
+  return AOTMM_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------- launch */
@@ -233,48 +696,144 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   return status;
 }
 
-static int run(uint32_t number, const quantities *q, uint32_t grid, int ordinal, void *stream) {
+static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
+                  void *encoded) {
+  const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
+  int64_t inner = q->value[map->inner], outer = q->value[map->outer];
+  int64_t stride_bytes = q->value[map->stride] * map->element_bytes;
+  if (outer == 1) /* the stride of one line is 0, which the driver does not take */
+    stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
+  return driver_encode(kernel, map, q->value[parameter->value], inner, outer, stride_bytes, ordinal, encoded);
+}
+
+/* Launches a kernel on the device that is current. */
+static int launch(uint32_t number, const quantities *q, uint32_t grid, int programmatic, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
-  _Alignas(64) unsigned char block[AOTMM_MAX_PARAMETER_BYTES];
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char block[AOTMM_MAX_PARAMETER_BYTES];
   void *parameters[AOTMM_MAX_PARAMETERS];
+  aotmm_function function;
+  int status;
   for (uint32_t i = 0; i < kernel->parameter_count; i++) {
     const aotmm_parameter *parameter = kernel->parameters + i;
     parameters[i] = block + parameter->offset;
-    memcpy(parameters[i], q->value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
+    if (!parameter->map)
+      memcpy(parameters[i], q->value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
+    else if ((status = encode(kernel, parameter, q, ordinal, parameters[i])))
+      return status;
   }
+  if ((status = function_of(number, ordinal, &function))) return status;
+  return driver_launch(function, kernel, grid, programmatic && kernel->programmatic, stream, parameters, ordinal);
+}
+
+/* Everything that a plan launches. */
+typedef struct launches {
+  quantities q; /* of the main kernel and the reduce */
+  uint32_t grid;
+  int reduce, copies[OPERANDS]; /* kernels, -1 for none */
+  quantities copied[OPERANDS];  /* of the copies */
+} launches;
+
+static uint32_t helper_grid(int kernel, const quantities *q, const aotmm_device *device) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  return grid_of(k, tiles_of(k, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device);
+}
+
+static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "",
+                    "kernel %s, split %u, copies %u, %llu bytes of workspace do not fit M=%lld N=%lld K=%lld",
+                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies,
+                    (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
+}
+
+/* Checks a plan against a problem, and completes it. */
+static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
+                   int64_t workspace, launches *all) {
+  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  int partial = k->role == AOTMM_ROLE_PARTIAL;
+  int64_t used = 0, address = workspace;
+  all->q = quantities_of(p);
+  all->reduce = -1;
+  if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
+      (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || ceil_div(p->K, k->block_k) < plan->split : plan->split != 1) ||
+      plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
+      (p->batch != 1 && (partial || plan->copies)) || (plan->copies && p->K == 0))
+    return unfit(plan, p, ordinal);
+  if (plan->copies) {
+    place places[OPERANDS];
+    for (int i = 0; i < OPERANDS; i++)
+      if (plan->copies >> i & 1) places[i] = place_of(&all->q, i, element_bytes[types[i]]);
+    used = bytes_of_copies(places, plan->copies);
+    quantities moved = with_copies(&all->q, places, plan->copies, workspace);
+    for (int i = 0; i < OPERANDS; i++) {
+      all->copies[i] = -1;
+      if (!(plan->copies >> i & 1)) continue;
+      all->copied[i] = copy_quantities(&all->q, &moved, i, places + i);
+      if ((all->copies[i] = copy_for(p, all->copied + i, i, device)) < 0) return unfit(plan, p, ordinal);
+    }
+    all->q = moved;
+  }
+  address = workspace + used;
+  if (partial) {
+    int64_t sums = set_sums(&all->q, k, plan->split, address);
+    used += sums;
+    address += sums;
+    if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
+  }
+  int64_t units = times(times(tiles_of(k, p->M, p->N), p->batch), plan->split);
+  all->grid = grid_of(k, units, device);
+  if (k->global_scratch_bytes) {
+    all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
+    used += scratch_of(k, all->grid);
+  }
+  if (first_broken(k, &all->q) < k->promise_count || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
+      used > max_workspace || (uint64_t)used > plan->workspace_bytes)
+    return unfit(plan, p, ordinal);
+  if (used && (!workspace || workspace & (AOTMM_WORKSPACE_ALIGNMENT - 1)))
+    return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "workspace at address %#llx: the plan needs %lld bytes at a multiple of %d",
+                      (unsigned long long)workspace, (long long)used, AOTMM_WORKSPACE_ALIGNMENT);
+  return AOTMM_OK;
+}
+
+static int launch_copy(const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
+  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid(all->copies[i], all->copied + i, device), 0,
+                ordinal, stream);
+}
+
+static int launch_all(const aotmm_plan *plan, const launches *all, const aotmm_device *device, int ordinal,
+                      void *stream) {
+  int status;
+  for (int i = 0; i < 2; i++)
+    if (plan->copies >> i & 1 && (status = launch_copy(all, i, device, ordinal, stream))) return status;
+  status = launch(plan->kernel, &all->q, all->grid, (int)plan->programmatic, ordinal, stream);
+  if (status == AOTMM_OK && all->reduce >= 0)
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->programmatic,
+                    ordinal, stream);
+  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
+  return status;
+}
+
+int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal, void *stream, void *workspace) {
+  const aotmm_device *device;
+  launches all;
   void *saved;
-  aotmm_function function;
-  int status = driver_enter(ordinal, &saved);
-  if (status) return status;
-  status = function_of(number, ordinal, &function);
-  if (status == AOTMM_OK) status = driver_launch(function, kernel, grid, stream, parameters, ordinal);
+  int status = valid(problem);
+  if (status || problem->M == 0 || problem->N == 0) return status;
+  if (plan->kernel >= aotmm_kernel_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", plan->kernel, aotmm_kernel_count);
+  if ((status = driver_device(ordinal, &device)) ||
+      (status = resolve(plan, problem, device, ordinal, (int64_t)(intptr_t)workspace, &all)) ||
+      (status = driver_enter(ordinal, &saved)))
+    return status;
+  status = launch_all(plan, &all, device, ordinal, stream);
   driver_leave(saved);
   return status;
 }
 
 int aotmm_matmul(const aotmm_problem *problem, int ordinal, void *stream) {
-  const aotmm_device *device;
-  aotmm_verdict verdict;
-  uint32_t kernel;
-  int status = valid(problem);
-  if (status || problem->M == 0 || problem->N == 0) return status;
-  if ((status = driver_device(ordinal, &device))) return status;
-  quantities q = quantities_of(problem);
-  if ((status = choose(problem, &q, device, &kernel, &verdict))) return status;
-  return run(kernel, &q, verdict.grid, ordinal, stream);
-}
-
-int aotmm_launch(uint32_t kernel, const aotmm_problem *problem, int ordinal, void *stream) {
-  const aotmm_device *device;
-  aotmm_verdict verdict;
-  int status = driver_device(ordinal, &device);
-  if (status || (status = aotmm_check(problem, device, kernel, &verdict))) return status;
-  if (verdict.reason != AOTMM_FITS)
-    return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s does not fit M=%lld N=%lld K=%lld",
-                      aotmm_kernels[kernel].name, (long long)problem->M, (long long)problem->N, (long long)problem->K);
-  if (problem->M == 0 || problem->N == 0) return AOTMM_OK;
-  quantities q = quantities_of(problem);
-  return run(kernel, &q, verdict.grid, ordinal, stream);
+  aotmm_plan plan;
+  int status = aotmm_plan_for(problem, ordinal, 0, &plan);
+  return status ? status : aotmm_run(&plan, problem, ordinal, stream, NULL);
 }
 
 int aotmm_preload(int ordinal) {
@@ -288,4 +847,57 @@ int aotmm_preload(int ordinal) {
   }
   driver_leave(saved);
   return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- tuning */
+
+static int valid_table(const aotmm_table *table) {
+  for (uint32_t i = 0; i < table->shape_count; i++) {
+    const aotmm_shape *shape = table->shapes + i;
+    if (shape->first > table->time_count || shape->count > table->time_count - shape->first)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u has times %u and %u more, the table %u", i, shape->first,
+                        shape->count, table->time_count);
+    if (i && !before(shape - 1, shape))
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u is not in ascending order", i);
+  }
+  for (uint32_t i = 0; i < table->time_count; i++)
+    if (table->times[i].schedule >= table->schedule_count)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "time %u: schedule %u of %u", i, table->times[i].schedule,
+                        table->schedule_count);
+  return AOTMM_OK;
+}
+
+/* What the table says of a kernel; constants that it lacks stay what they were built with. */
+static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *schedule) {
+  const aotmm_kernel *k = aotmm_kernels + number;
+  *constants = aotmm_built_tuning.constants[number];
+  *schedule = AOTMM_UNMEASURED;
+  for (uint32_t i = 0; i < table->model_count; i++) {
+    const aotmm_model *m = table->models + i;
+    if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
+      *constants = (aotmm_constants){m->base, m->step, m->tile, m->byte, k->resident};
+  }
+  for (uint32_t i = 0; i < table->schedule_count; i++)
+    if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
+}
+
+int aotmm_retune(const aotmm_table *table) {
+  int status = valid_table(table);
+  if (status) return status;
+  /* one block: the new tuning, then what it points to, in order of alignment */
+  size_t shapes = table->shape_count * sizeof *table->shapes, times_ = table->time_count * sizeof *table->times;
+  size_t constants = aotmm_kernel_count * sizeof(aotmm_constants), schedules = aotmm_kernel_count * sizeof(uint16_t);
+  aotmm_tuning *fresh = malloc(sizeof *fresh + constants + shapes + times_ + schedules);
+  if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
+  aotmm_constants *new_constants = (aotmm_constants *)(fresh + 1);
+  aotmm_shape *new_shapes = (aotmm_shape *)(new_constants + aotmm_kernel_count);
+  aotmm_time *new_times = (aotmm_time *)(new_shapes + table->shape_count);
+  uint16_t *new_schedules = (uint16_t *)(new_times + table->time_count);
+  memcpy(new_shapes, table->shapes, shapes);
+  memcpy(new_times, table->times, times_);
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, new_constants + i, new_schedules + i);
+  *fresh = (aotmm_tuning){new_constants, new_schedules, table->shape_count, new_shapes, new_times};
+  __atomic_store_n(&tuning, fresh, __ATOMIC_RELEASE);
+  __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
+  return AOTMM_OK;
 }

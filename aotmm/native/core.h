@@ -6,19 +6,52 @@
 #include "launcher.h"
 
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 48, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
+enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64 };
+enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
+
+/* Constants of the time model of one kernel; `blocks` is how many a multiprocessor is taken to work on at once. */
+typedef struct aotmm_constants {
+  double base, step, tile, byte;
+  uint32_t blocks;
+} aotmm_constants;
+
+/* A tuning table in terms of this library's kernels. */
+typedef struct aotmm_tuning {
+  const aotmm_constants *constants; /* by kernel */
+  const uint16_t *schedules;        /* by kernel: its schedule's number in `times`, or AOTMM_UNMEASURED */
+  uint32_t shape_count;
+  const aotmm_shape *shapes; /* in ascending order */
+  const aotmm_time *times;
+} aotmm_tuning;
+
+/* Some entries of aotmm_order. */
+typedef struct aotmm_group {
+  uint16_t first, count;
+} aotmm_group;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
+extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
+extern const aotmm_tuning aotmm_built_tuning;
+/* Numbers of kernels. Products and partials of equal promises and schedule follow each other, the plainer epilogue first;
+   reduces and copies are in the order of preference. */
+extern const uint16_t aotmm_order[];
+extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* by storage types */
+extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];                    /* of A and B */
+extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT];                                        /* by type of C */
+extern const aotmm_group aotmm_copies[5]; /* by bytes of an element */
 
 int aotmm_check(const aotmm_problem *, const aotmm_device *, uint32_t kernel, aotmm_verdict *);
-int aotmm_select(const aotmm_problem *, const aotmm_device *, uint32_t *kernel);
+int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_device_facts(int ordinal, aotmm_device *);
+int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);
+int aotmm_run(const aotmm_plan *, const aotmm_problem *, int ordinal, void *stream, void *workspace);
 int aotmm_matmul(const aotmm_problem *, int ordinal, void *stream);
-int aotmm_launch(uint32_t kernel, const aotmm_problem *, int ordinal, void *stream);
+int aotmm_retune(const aotmm_table *);
 int aotmm_preload(int ordinal);
 const aotmm_error *aotmm_last_error(void);
 
@@ -36,6 +69,10 @@ int driver_enter(int ordinal, void **saved);
 void driver_leave(void *saved);
 /* Loads a kernel for the current device; allowed during stream capture. */
 int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
-int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, void *stream, void **parameters, int ordinal);
+/* Writes the tensor map of a matrix of inner x outer elements, whose lines are `stride_bytes` apart, to `encoded`. */
+int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, int64_t address, int64_t inner, int64_t outer,
+                  int64_t stride_bytes, int ordinal, void *encoded);
+int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int programmatic, void *stream,
+                  void **parameters, int ordinal);
 
 #endif

@@ -19,6 +19,8 @@ enum {
   ATTRIBUTE_SHARED_OPTIN = 97,
   FUNCTION_MAX_DYNAMIC_SHARED = 8, /* CUfunction_attribute */
   CAPTURE_RELAXED = 2,             /* CUstreamCaptureMode */
+  LAUNCH_PROGRAMMATIC = 6,         /* CUlaunchAttributeID */
+  PROMOTION_128B = 2,              /* CUtensorMapL2promotion */
 };
 
 typedef struct launch_attribute { /* CUlaunchAttribute */
@@ -53,6 +55,8 @@ static struct {
   result (*cuKernelGetFunction)(void **, void *);
   result (*cuKernelSetAttribute)(int, int, void *, int);
   result (*cuLaunchKernelEx)(const launch_config *, void *, void **, void **);
+  result (*cuTensorMapEncodeTiled)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
+                                   const unsigned *, int, int, int, int);
   result (*cuGetErrorName)(result, const char **);
   result (*cuGetErrorString)(result, const char **);
 } cu;
@@ -76,6 +80,7 @@ static const struct {
     {"cuKernelGetFunction", &cu.cuKernelGetFunction},
     {"cuKernelSetAttribute", &cu.cuKernelSetAttribute},
     {"cuLaunchKernelEx", &cu.cuLaunchKernelEx},
+    {"cuTensorMapEncodeTiled", &cu.cuTensorMapEncodeTiled},
     {"cuGetErrorName", &cu.cuGetErrorName},
     {"cuGetErrorString", &cu.cuGetErrorString},
 };
@@ -208,19 +213,30 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, void *stream, void **parameters,
-                  int ordinal) {
-  launch_attribute attributes[AOTMM_MAX_ATTRIBUTES];
-  for (uint32_t i = 0; i < kernel->attribute_count; i++) {
+int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64_t address, int64_t inner,
+                  int64_t outer, int64_t stride_bytes, int ordinal, void *encoded) {
+  const uint64_t sizes[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)stride_bytes};
+  const unsigned box[2] = {map->box_inner, map->box_outer}, steps[2] = {1, 1};
+  result code = cu.cuTensorMapEncodeTiled(encoded, map->type, 2, (void *)(intptr_t)address, sizes, strides, box, steps,
+                                          0, map->swizzle, PROMOTION_128B, 0);
+  return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;
+}
+
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int programmatic, void *stream,
+                  void **parameters, int ordinal) {
+  launch_attribute attributes[AOTMM_MAX_ATTRIBUTES + 1];
+  uint32_t count = kernel->attribute_count;
+  for (uint32_t i = 0; i < count; i++) {
     attributes[i].id = kernel->attributes[i].id;
     memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
   }
+  if (programmatic) attributes[count++] = (launch_attribute){.id = LAUNCH_PROGRAMMATIC, .value.number = {1}};
   launch_config config = {.grid = {grid, 1, 1},
                           .block = {kernel->threads, 1, 1},
                           .shared_bytes = kernel->shared_bytes,
                           .stream = stream,
                           .attributes = attributes,
-                          .attribute_count = kernel->attribute_count};
+                          .attribute_count = count};
   result code = cu.cuLaunchKernelEx(&config, function, parameters, NULL);
   return code ? failed(code, ordinal, "cuLaunchKernelEx", kernel->name) : AOTMM_OK;
 }

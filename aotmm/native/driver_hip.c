@@ -136,8 +136,15 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, void *stream, void **parameters,
-                  int ordinal) {
+int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64_t address, int64_t inner,
+                  int64_t outer, int64_t stride_bytes, int ordinal, void *encoded) {
+  (void)map, (void)address, (void)inner, (void)outer, (void)stride_bytes, (void)encoded;
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s takes tensor maps, which HIP does not have", kernel->name);
+}
+
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int programmatic, void *stream,
+                  void **parameters, int ordinal) {
+  (void)programmatic; /* HIP has no such launch, and no kernel there asks for one */
   result code = hip.hipModuleLaunchKernel(function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
                                           parameters, NULL);
   return code ? failed(code, ordinal, "hipModuleLaunchKernel", kernel->name) : AOTMM_OK;

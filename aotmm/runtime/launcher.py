@@ -11,22 +11,46 @@ from ctypes import (
     byref,
     c_char,
     c_char_p,
+    c_double,
     c_float,
     c_int,
     c_int32,
     c_int64,
+    c_uint8,
+    c_uint16,
     c_uint32,
+    c_uint64,
     c_void_p,
 )
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
 from aotmm.kernel import Kernel
-from aotmm.problem import ABI, ACTIVATIONS, DTYPE_CODES, LEAKY_SLOPE, STATED_VALUES, VALUES
+from aotmm.problem import (
+    ABI,
+    ACTIVATIONS,
+    DTYPE_CODES,
+    LEAKY_SLOPE,
+    STATED_VALUES,
+    VALUES,
+    WORKSPACE_LIMIT,
+)
+from aotmm.table import Table, measured
 
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
-FITS, OTHER_TYPES, BROKEN_PROMISE, TOO_MUCH_SHARED, TOO_MANY_BLOCKS = range(5)
+(
+    FITS,
+    OTHER_TYPES,
+    BROKEN_PROMISE,
+    TOO_MUCH_SHARED,
+    TOO_MANY_BLOCKS,
+    NO_PRODUCT,
+    NO_SPLIT,
+    TOO_MUCH_WORKSPACE,
+) = range(8)
+ANY_WORKSPACE = 2**64 - 1
+COPY_A, COPY_B, COPY_C = 1, 2, 4
 
 
 class CProblem(Structure):
@@ -45,14 +69,57 @@ class CDevice(Structure):
     _fields_ = [("multiprocessors", c_int32), ("shared_bytes", c_int32)]
 
 
-class _CVerdict(Structure):
+class CPlan(Structure):
+    """aotmm_plan."""
+
     _fields_ = [
-        ("reason", c_int32),
-        ("promise", c_uint32),
-        ("found", c_int64),
+        *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "programmatic", "measured")),
+        ("workspace_bytes", c_uint64),
         ("cost", c_int64),
-        ("grid", c_uint32),
-        ("waves", c_uint32),
+    ]
+
+
+class CVerdict(Structure):
+    """aotmm_verdict."""
+
+    _fields_ = [("reason", c_int32), ("promise", c_uint32), ("found", c_int64), ("plan", CPlan)]
+
+
+class CModel(Structure):
+    """aotmm_model."""
+
+    _fields_ = [
+        ("schedule", c_char_p),
+        *((name, c_int32) for name in ("width", "fast_accum")),
+        *((name, c_double) for name in ("base", "step", "tile", "byte")),
+    ]
+
+
+class CTime(Structure):
+    """aotmm_time."""
+
+    _fields_ = [("schedule", c_uint16), ("split", c_uint8), ("programmatic", c_uint8), ("ns", c_uint32)]
+
+
+class CShape(Structure):
+    """aotmm_shape."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("M", "N", "K")),
+        *((name, c_int32) for name in ("width", "fast_accum", "layout")),
+        *((name, c_uint32) for name in ("first", "count")),
+    ]
+
+
+class CTable(Structure):
+    """aotmm_table."""
+
+    _fields_ = [
+        *((f"{name}_count", c_uint32) for name in ("model", "schedule", "shape", "time")),
+        ("models", POINTER(CModel)),
+        ("schedules", POINTER(c_char_p)),
+        ("shapes", POINTER(CShape)),
+        ("times", POINTER(CTime)),
     ]
 
 
@@ -81,11 +148,13 @@ class _CLauncher(Structure):
         ("kernel_count", c_uint32),
         ("arch", c_char_p),
         ("kernels", c_void_p),
-        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint32, POINTER(_CVerdict))),
-        ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), POINTER(c_uint32))),
+        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint32, POINTER(CVerdict))),
+        ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, POINTER(CPlan))),
         ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),
+        ("plan", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_uint64, POINTER(CPlan))),
+        ("run", CFUNCTYPE(c_int, POINTER(CPlan), POINTER(CProblem), c_int, c_void_p, c_void_p)),
         ("matmul", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_void_p)),
-        ("launch", CFUNCTYPE(c_int, c_uint32, POINTER(CProblem), c_int, c_void_p)),
+        ("retune", CFUNCTYPE(c_int, POINTER(CTable))),
         ("preload", CFUNCTYPE(c_int, c_int)),
         ("last_error", CFUNCTYPE(POINTER(CError))),
     ]
@@ -153,35 +222,77 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What selection says of one kernel: why it does not fit (None if it does), its cost, grid and waves.
+class Plan:
+    """How to compute a product, as `aotmm_plan` of launcher.h describes it.
 
-    `same_types` tells whether it is for the problem's types and epilogue, so that a promise is what it lacks.
+    Attributes:
+        kernel: number of the product or partial.
+        split: slices of K, 1 for a product.
+        copies: operands in the workspace: COPY_A | COPY_B | COPY_C.
+        grid: blocks of `kernel`.
+        programmatic: may start before what precedes it on the stream ends.
+        measured: `cost` was measured for this very shape, else it is predicted.
+        workspace_bytes: device memory that running it needs.
+        cost: ns.
+    """
+
+    kernel: int
+    split: int = 1
+    copies: int = 0
+    grid: int = 0
+    programmatic: bool = False
+    measured: bool = False
+    workspace_bytes: int = 0
+    cost: int = 0
+
+    @property
+    def launches(self) -> tuple[str, ...]:
+        """What is launched, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C"."""
+        copies = [f"copy {name}" for bit, name in enumerate("ABC") if self.copies >> bit & 1]
+        before = [name for name in copies if name != "copy C"]
+        main = ["product"] if self.split == 1 else ["partial", "reduce"]
+        return (*before, *main, *copies[len(before) :])
+
+    @classmethod
+    def from_c(cls, plan: CPlan) -> Plan:
+        """The same as a value."""
+        fields = {name: getattr(plan, name) for name, *_ in CPlan._fields_}
+        return cls(**fields | {name: bool(fields[name]) for name in ("programmatic", "measured")})
+
+    def to_c(self) -> CPlan:
+        """The same as the C interface takes it."""
+        return CPlan(**asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What selection says of one kernel: the best plan with it, or why it does not fit.
+
+    `same_types` tells whether it computes products of the problem's types with its epilogue, so that something else is
+    what it lacks.
     """
 
     kernel: Kernel
     same_types: bool
     rejected: str | None
-    cost: int
-    grid: int
-    waves: int
+    plan: Plan | None
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The kernel for a problem, and the verdict on every kernel of the pack, in the pack's order."""
+    """The plan for a problem, and the verdict on every kernel of the pack, in the pack's order."""
 
     chosen: Verdict | None
     verdicts: tuple[Verdict, ...]
 
     def __str__(self) -> str:
-        chosen = self.chosen
         lines = ["no kernel fits"]
-        if chosen is not None:
-            lines = [f"{chosen.kernel.name}: grid of {chosen.grid} blocks, {chosen.waves} waves, cost {chosen.cost}"]
+        if self.chosen is not None:
+            lines = [f"{self.chosen.kernel.name}: {_described(self.chosen.plan)}"]
         for verdict in self.verdicts:
-            if verdict.same_types and verdict is not chosen:
-                lines.append(f"  {verdict.kernel.name}: {verdict.rejected or f'fits too, cost {verdict.cost}'}")
+            if verdict.same_types and verdict is not self.chosen:
+                why = verdict.rejected or f"fits too, {_described(verdict.plan)}"
+                lines.append(f"  {verdict.kernel.name}: {why}")
         return "\n".join(lines)
 
 
@@ -227,36 +338,71 @@ class Launcher:
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
 
-    def explain(self, problem: Problem, device: CDevice) -> Selection:
+    def check(self, problem: Problem, device: CDevice, kernel: int) -> Verdict:
+        """The best plan with kernel number `kernel`, or why there is none; needs no GPU. Raises ValueError."""
+        verdict = CVerdict()
+        self._raise(self._c.check(byref(problem.to_c()), byref(device), kernel, byref(verdict)))
+        entry = self.kernels[kernel]
+        return Verdict(
+            kernel=entry,
+            same_types=verdict.reason not in (OTHER_TYPES, NO_PRODUCT),
+            rejected=_reason(entry, verdict),
+            plan=Plan.from_c(verdict.plan) if verdict.reason == FITS else None,
+        )
+
+    def select(self, problem: Problem, device: CDevice, workspace_limit: int = ANY_WORKSPACE) -> Plan:
+        """The best plan with a workspace of at most that many bytes; needs no GPU. Raises NoKernelError, ValueError."""
+        plan = CPlan()
+        self._raise(self._c.select(byref(problem.to_c()), byref(device), workspace_limit, byref(plan)))
+        return Plan.from_c(plan)
+
+    def explain(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Selection:
         """What selection makes of `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
-        c_problem, chosen = problem.to_c(), c_uint32()
-        verdicts = []
-        for number, kernel in enumerate(self.kernels):
-            verdict = _CVerdict()
-            self._raise(self._c.check(byref(c_problem), byref(device), number, byref(verdict)))
-            verdicts.append(
-                Verdict(
-                    kernel=kernel,
-                    same_types=verdict.reason != OTHER_TYPES,
-                    rejected=_reason(kernel, verdict),
-                    cost=verdict.cost,
-                    grid=verdict.grid,
-                    waves=verdict.waves,
-                )
-            )
-        status = self._c.select(byref(c_problem), byref(device), byref(chosen))
-        if status == NO_KERNEL:
-            return Selection(None, tuple(verdicts))
-        self._raise(status)
-        return Selection(verdicts[chosen.value], tuple(verdicts))
+        verdicts = tuple(self.check(problem, device, number) for number in range(len(self.kernels)))
+        try:
+            plan = self.select(problem, device, workspace_limit)
+        except NoKernelError:
+            return Selection(None, verdicts)
+        chosen = replace(verdicts[plan.kernel], rejected=None, plan=plan)
+        return Selection(chosen, (*verdicts[: plan.kernel], chosen, *verdicts[plan.kernel + 1 :]))
+
+    def plan(self, problem: Problem, ordinal: int, workspace_limit: int) -> Plan:
+        """The best plan on device `ordinal`. Raises NoKernelError, DriverError, ValueError."""
+        plan = CPlan()
+        self._raise(self._c.plan(byref(problem.to_c()), ordinal, workspace_limit, byref(plan)))
+        return Plan.from_c(plan)
+
+    def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
+        """Launches `plan` with `workspace` bytes of device memory at that address.
+
+        Only kernel, split, copies, programmatic and workspace_bytes of the plan count.
+
+        Raises:
+            NoKernelError: the plan does not fit the problem. DriverError, ValueError.
+        """
+        self._raise(self._c.run(byref(plan.to_c()), byref(problem.to_c()), ordinal, stream, workspace))
 
     def matmul(self, problem: Problem, ordinal: int, stream: int) -> None:
-        """Selects and launches. Raises NoKernelError, DriverError, ValueError."""
+        """Selects a plan without a workspace and launches it. Raises as `plan`."""
         self._raise(self._c.matmul(byref(problem.to_c()), ordinal, stream))
 
     def launch(self, kernel: int, problem: Problem, ordinal: int, stream: int) -> None:
-        """Launches kernel number `kernel` after checking its promises. Raises as `matmul`."""
-        self._raise(self._c.launch(kernel, byref(problem.to_c()), ordinal, stream))
+        """Launches kernel number `kernel`, a product, after checking its promises. Raises as `run`."""
+        self.run(Plan(kernel), problem, ordinal, stream)
+
+    def retune(self, table: Table) -> None:
+        """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
+        known = measured(table, {kernel.schedule for kernel in self.kernels})
+        models = [
+            CModel(m.schedule.encode(), m.width, m.fast_accum, m.base, m.step, m.tile, m.byte) for m in table.models
+        ]
+        schedules = [name.encode() for name in known.schedules]
+        c_table = CTable(len(models), len(schedules), len(known.shapes), len(known.times))
+        c_table.models = (CModel * len(models))(*models)
+        c_table.schedules = (c_char_p * len(schedules))(*schedules)
+        c_table.shapes = (CShape * len(known.shapes))(*known.shapes)
+        c_table.times = (CTime * len(known.times))(*known.times)
+        self._raise(self._c.retune(byref(c_table)))
 
     def preload(self, ordinal: int) -> None:
         """Loads every kernel that fits device `ordinal`. Raises DriverError."""
@@ -277,19 +423,30 @@ def error_of(error: CError) -> AotmmError | ValueError:
     return DriverError(text, call=error.call.decode(), code=error.code, device=error.device)
 
 
-def _reason(kernel: Kernel, verdict: _CVerdict) -> str | None:
-    if verdict.reason == OTHER_TYPES:
-        return f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}"
+def _described(plan: Plan | None) -> str:
+    if plan is None:
+        return ""
+    how = "measured" if plan.measured else "predicted"
+    return f"{' + '.join(plan.launches)}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
+
+
+def _reason(kernel: Kernel, verdict: CVerdict) -> str | None:
+    found = verdict.found
     if verdict.reason == BROKEN_PROMISE:
         promise = kernel.promises[verdict.promise]
         words = {
             "equals": f"not {promise.operand}",
             "multiple_of": f"not divisible by {promise.operand}",
             "below": f"not below {promise.operand}",
+            "at_least": f"below {promise.operand}",
         }
-        return f"{promise.value}={verdict.found} is {words[promise.relation]}"
-    if verdict.reason == TOO_MUCH_SHARED:
-        return f"needs {kernel.shared_bytes} B of shared memory per block, the device has {verdict.found} B"
-    if verdict.reason == TOO_MANY_BLOCKS:
-        return f"would need {verdict.found} blocks of {kernel.threads} threads, which is more than a grid can have"
-    return None
+        return f"{promise.value}={found} is {words[promise.relation]}"
+    reasons = {
+        OTHER_TYPES: f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}",
+        TOO_MUCH_SHARED: f"needs {kernel.shared_bytes} B of shared memory per block, the device has {found} B",
+        TOO_MANY_BLOCKS: f"would need {found} blocks of {kernel.threads} threads, which is more than a grid can have",
+        NO_PRODUCT: f"it is a {kernel.role}, which other kernels' plans launch",
+        NO_SPLIT: "K is not split: a batch, fewer than 4 steps along K, or no kernel that reduces to C",
+        TOO_MUCH_WORKSPACE: f"needs {found} B of device memory to work in",
+    }
+    return reasons.get(verdict.reason)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from aotmm import table
 from aotmm.build import build, link, render
 from aotmm.build.compile import kernel_sources
 from aotmm.errors import ArtifactError
@@ -92,7 +93,8 @@ def _up_to_date(folder: Path) -> bool:
     except ArtifactError:
         return False
     row = target(pack.arch)
-    key = link.library_key(row, render.source(row, whole.kernels), render.header((row.name,)), link.compiler()[1])
+    source = render.source(row, whole.kernels, table.shipped(row.name))
+    key = link.library_key(row, source, render.header((row.name,)), link.compiler()[1])
     return (whole.provenance.kernel_sources, whole.library_key) == (kernel_sources(), key)
 
 
