@@ -18,16 +18,17 @@ from typing import Any
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernel import Kernel, Parameter, Promise
-from aotmm.kernels import Specialisation, Variant
+from aotmm.kernel import Kernel, Parameter, Promise, TensorMap
+from aotmm.kernels import Descriptor, Specialisation, Variant
 from aotmm.manifest import File
-from aotmm.problem import VALUES
+from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; it changes in 3.10, so it is set.
 SCRATCH = ("global_scratch", "profile_scratch")
 # 32-bit sizes leave room for the last tile to pass the edge without wrapping.
 I32_LIMIT = 2**31 - 2**16
+DESCRIPTOR_BYTES = 128  # Source: CUDA driver API, CUtensorMap
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
 
 
@@ -74,7 +75,7 @@ def options(variant: Variant) -> dict[str, Any]:
     """Every compiler option that is not the target's default."""
     config, target = variant.config, variant.target
     chosen: dict[str, Any] = {
-        "num_warps": config.num_warps,
+        "num_warps": variant.first_warps,
         "num_stages": config.num_stages,
         "enable_fp_fusion": FP_FUSION,
     }
@@ -112,15 +113,17 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
+    from triton.experimental.gluon import GluonASTSource
 
     target = variant.target
     family = importlib.import_module(f"aotmm.kernels.{variant.family}")
     plan: Specialisation = family.specialise(variant)
     arguments = plan.function.arg_names
     gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
-    source = ASTSource(
+    types = plan.types | {name: _descriptor_type(row) for name, row in plan.descriptors.items()}
+    source = (GluonASTSource if plan.function.is_gluon() else ASTSource)(
         fn=plan.function,
-        signature={name: plan.types.get(name, "constexpr") for name in arguments},
+        signature={name: types.get(name, "constexpr") for name in arguments},
         constexprs=plan.constants,
         attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
     )
@@ -163,7 +166,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         global_scratch_bytes=metadata.global_scratch_size,
         profile_scratch_bytes=metadata.profile_scratch_size,
         vector_bytes=plan.vector_bytes,
-        parameters=_parameters(target, text, symbol, [n for n in arguments if n in plan.types], plan),
+        parameters=_parameters(target, text, symbol, plan, metadata),
         promises=_promises(variant, plan),
         attributes=(),
         image=file(f"images/{variant.name}.{target.image}", image),
@@ -202,39 +205,77 @@ def _promises(variant: Variant, plan: Specialisation) -> tuple[Promise, ...]:
     if variant.dtype_a == "tf32":
         found.append(Promise("allow_tf32", "equals", 1))
     found += plan.promises
-    found += [Promise(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32"]
+    found += [
+        Promise(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32" and name != "split"
+    ]
     return tuple(found)
 
 
-def _parameters(
-    target: Target, text: str, symbol: str, names: list[str], plan: Specialisation
-) -> tuple[Parameter, ...]:
+def _descriptor_type(row: Descriptor) -> str:
+    """Gluon's spelling of a tensor descriptor's type, which includes how a box lies in shared memory."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.language import str_to_ty
+
+    element = DTYPES[row.dtype].triton
+    layout = NVMMASharedLayout.get_default_for(list(row.box), str_to_ty(element, None))
+    return f"tensordesc<{element}[{row.box[0]},{row.box[1]}],{layout!r}>"
+
+
+def _parameters(target: Target, text: str, symbol: str, plan: Specialisation, metadata: Any) -> tuple[Parameter, ...]:
     """The parameter list in the compiler's text, joined with the names that were passed.
+
+    A tensor descriptor is passed as its tensor map, followed by its sizes and strides.
 
     Raises:
         CompileError: the two do not fit together: this Triton passes something that aotmm does not know.
     """
+    transfers = list(getattr(metadata, "tensordesc_meta", None) or ())  # of every tensor descriptor, in order
+    scratch = {"global_scratch": metadata.global_scratch_size}
+    expected: list[tuple[str, str, str, TensorMap | None]] = []
+    for name in plan.function.arg_names:
+        if name in plan.types:
+            expected.append((name, plan.types[name], name, None))
+        elif name in plan.descriptors:
+            row = plan.descriptors[name]
+            expected.append((name, "tensordesc", row.value, _tensor_map(row, transfers.pop(0))))
+            expected += [(f"{name}.{size}", "i32", size, None) for size in row.sizes]
+            expected += [(f"{name}.{stride}", "i64", stride, None) for stride in row.strides]
+    expected += [(name, "*i8", name if scratch.get(name) else "zero", None) for name in SCRATCH]
     slots = _ptx_slots(text, symbol) if target.backend == "cuda" else _amd_slots(text)
-    expected = [(name, plan.types[name], name) for name in names] + [(name, "*i8", "zero") for name in SCRATCH]
-    sizes = [8 if type_[0] == "*" or type_ == "i64" else 4 for _, type_, _ in expected]
+    sizes = [_bytes(type_) for _, type_, _, _ in expected]
     if [size for _, size in slots] != sizes:
         raise CompileError(
             f"{target.name}: the binary of {symbol} takes parameters of {[size for _, size in slots]} bytes, expected "
-            f"{sizes} for {[name for name, _, _ in expected]}; this version of Triton is not supported"
+            f"{sizes} for {[row[0] for row in expected]}; this version of Triton is not supported"
         )
     return tuple(
-        Parameter(name, type_, value, offset, size)
-        for (name, type_, value), (offset, size) in zip(expected, slots, strict=True)
+        Parameter(name, type_, value, offset, size, tensor_map)
+        for (name, type_, value, tensor_map), (offset, size) in zip(expected, slots, strict=True)
     )
+
+
+def _bytes(type_: str) -> int:
+    """Size of a parameter of Triton's type `type_`."""
+    if type_ == "tensordesc":
+        return DESCRIPTOR_BYTES
+    return 8 if type_[0] == "*" or type_ == "i64" else 4
+
+
+def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
+    """A descriptor with what the compiler made of it: the box of one transfer, which a wide box takes several of."""
+    box_outer, box_inner = transfer["block_size"]
+    return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, box_outer, transfer["swizzle"])
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:
     """(offset, bytes) of each `.param` of the entry, at natural alignment. Source: PTX ISA, "Kernel parameters"."""
     entry = text[text.index(f".entry {symbol}(") :]
     slots, end = [], 0
-    for type_ in re.findall(r"\.param\s+\.(\w+)", entry[: entry.index(")")]):
-        size = _PTX_BYTES[type_]
-        offset = -(-end // size) * size
+    for declared in entry[: entry.index(")")].split("(", 1)[1].split(","):
+        alignment, type_, count = re.findall(r"\.param (?:\.align (\d+) )?\.(\w+).*?(?:\[(\d+)\])?\s*$", declared)[0]
+        size = _PTX_BYTES[type_] * int(count or 1)
+        alignment = int(alignment or size)
+        offset = -(-end // alignment) * alignment
         slots.append((offset, size))
         end = offset + size
     return slots

@@ -12,6 +12,9 @@ from typing import Any
 from aotmm.kernel import Config, Promise
 from aotmm.target import Target
 
+WARPGROUP = 4  # warps that issue one wgmma together
+WARP_SPECIALISED = ("cooperative", "pingpong", "swapped")  # families whose warps have parts of their own to play
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
@@ -35,6 +38,18 @@ class Variant:
     role: str = "product"
 
     @property
+    def first_warps(self) -> int:
+        """Warps that the kernel starts with; one that is warp-specialised adds others to its first consumer itself.
+
+        A consumer is one warpgroup, or two that run the same code in step: 1 or 2 % slower, but half of the code, which
+        an epilogue makes large.
+        """
+        if self.family not in WARP_SPECIALISED:
+            return self.config.num_warps
+        together = self.epilogue != "none" and self.config.num_warps == 2 * WARPGROUP and self.family != "pingpong"
+        return 2 * WARPGROUP if together else WARPGROUP
+
+    @property
     def schedule(self) -> str:
         """What the time of the kernel depends on, apart from types and epilogue."""
         access = "_any" if self.layout == "any" else "" if self.aligned else "_narrow"
@@ -56,19 +71,16 @@ class Descriptor:
     Attributes:
         value: the quantity that is its address ("a_ptr").
         dtype: element type (`problem.DTYPES`).
-        outer, inner: the quantities that are its sizes, in memory order; `inner` is contiguous.
-        stride: the quantity that is the distance between neighbours along `outer`, in elements.
-        box: rows and columns of one transfer.
-        layout: how a box lies in shared memory (a Gluon layout).
+        sizes: the quantities that are its sizes, the contiguous dimension last.
+        strides: the quantities that are its strides, in elements, in the same order; the last one is 1.
+        box: what the kernel transfers at a time, in the same order.
     """
 
     value: str
     dtype: str
-    outer: str
-    inner: str
-    stride: str
+    sizes: tuple[str, str]
+    strides: tuple[str, str]
     box: tuple[int, int]
-    layout: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,104 @@
+"""Family `cooperative`: one to three consumer warpgroups of a block multiply the slabs of one tile. For Hopper.
+
+Also what splits K (role "partial"), and what family `swapped` launches.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from aotmm.kernels import Specialisation, Variant, hopper
+from aotmm.kernels.hopper import (
+    Ending,
+    Tiling,
+    Work,
+    buffers,
+    leave_tile,
+    make_ring,
+    multiply,
+    produce,
+    settle,
+)
+
+
+@gluon.jit
+def consume(ring, c_desc, c1_desc, c_smem, c1_smem, work, ending, SLAB: gl.constexpr):
+    """A consumer warpgroup: multiplies slab SLAB of tile after tile."""
+    t = work.tiling
+    stage = 0
+    phase = 0
+    for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
+        row, col, part = work.place(unit)
+        first, end = work.steps_of(part)
+        acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
+        acc, acc1 = settle(ring, t, acc, acc1, stage)
+        row += SLAB * (t.ROWS // t.PARTS)
+        leave_tile(
+            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), ending, t
+        )  # fmt: skip
+    if not t.PARTIAL:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def cooperative(
+    x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
+    bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
+    activation, slope,
+    PARTS: gl.constexpr, WARPS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
+    WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
+    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
+    SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+):  # fmt: skip
+    """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
+    gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
+    t = Tiling(
+        PARTS, WARPS, ROWS, COLS, COLS1, WIDTH, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
+        PRECISE, SCALED, EPILOGUE,
+    )  # fmt: skip
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
+    ring = make_ring(x_desc, y_desc, y1_desc, t)
+    c = ring.x if PARTIAL else buffers(c_desc, PARTS)
+    c1 = buffers(c1_desc, PARTS) if COLS1 > 0 and COLS1 < WIDTH and not PARTIAL else c
+    ending = Ending(
+        M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
+        scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
+    )  # fmt: skip
+    if PARTS == 1:
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
+                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+            ],
+            [1],
+            [PRODUCER],
+        )
+    elif PARTS == 2:
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(1))),
+                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+            ],
+            [4, 1],
+            [CONSUMER, PRODUCER],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(1))),
+                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(2))),
+                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+            ],
+            [4, 4, 1],
+            [CONSUMER, CONSUMER, PRODUCER],
+        )
+
+
+def specialise(variant: Variant) -> Specialisation:
+    """The cooperative kernel of `variant`: its num_warps are those of its consumers."""
+    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // variant.first_warps)

@@ -1,0 +1,443 @@
+"""What the warp-specialised kernels for Hopper (sm90) share. They are written in Gluon.
+
+One warp copies boxes of both operands into a ring of shared memory through tensor maps (TMA); consumers, mostly a
+warpgroup each, multiply them with wgmma, one in flight, and hand every stage back through a barrier. Sums leave through
+shared memory and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two
+are two accumulators side by side.
+
+The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T (family
+`swapped`), because a wgmma always has 64 rows and C may have fewer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_wait
+
+from aotmm.kernel import Promise
+from aotmm.kernels import WARPGROUP, Descriptor, Specialisation, Variant
+from aotmm.kernels.epilogue import finish
+from aotmm.problem import DTYPES
+
+VECTOR_BYTES = 16
+# Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
+PRODUCER_REGISTERS = 24
+CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+# Source: CUDA programming guide, a shared memory row without bank conflicts, which is also the widest swizzle.
+ROW_BYTES = 128
+LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
+BARRIER_BYTES = 1024  # more than all barriers take
+
+
+@gluon.aggregate
+class Tiling:
+    """What a block computes at a time, and how; all of it is constant.
+
+    X has PARTS slabs of ROWS // PARTS rows, one for each consumer (of WARPS warps) that works on a tile; Y has
+    COLS + COLS1 columns, COLS1 being 0 or a second width. Results leave WIDTH columns at a time.
+    """
+
+    PARTS: gl.constexpr
+    WARPS: gl.constexpr
+    ROWS: gl.constexpr
+    COLS: gl.constexpr
+    COLS1: gl.constexpr
+    WIDTH: gl.constexpr
+    BLOCK_K: gl.constexpr
+    GROUP: gl.constexpr
+    STAGES: gl.constexpr
+    X_K_MAJOR: gl.constexpr
+    Y_K_MAJOR: gl.constexpr
+    SWAPPED: gl.constexpr
+    PARTIAL: gl.constexpr
+    PRECISE: gl.constexpr
+    SCALED: gl.constexpr
+    EPILOGUE: gl.constexpr
+
+
+@gluon.aggregate
+class Work:
+    """The units of a launch: tiles of (rows, cols), times slices of `steps` steps along K."""
+
+    rows: gl.tensor
+    cols: gl.tensor
+    steps: gl.tensor
+    split: gl.tensor
+    tiling: Tiling
+
+    @gluon.jit
+    def count(self):
+        """How many units there are."""
+        t = self.tiling
+        return gl.cdiv(self.rows, t.ROWS) * gl.cdiv(self.cols, t.COLS + t.COLS1) * self.split
+
+    @gluon.jit
+    def place(self, unit):
+        """(first row, first column, slice) of a unit: slices outermost, tiles in groups of GROUP rows of tiles.
+
+        Tiles that share a slice of an operand are so launched side by side.
+        """
+        t = self.tiling
+        tiles_x = gl.cdiv(self.rows, t.ROWS)
+        tiles_y = gl.cdiv(self.cols, t.COLS + t.COLS1)
+        tile = unit % (tiles_x * tiles_y)
+        per_group = t.GROUP * tiles_y
+        first = tile // per_group * t.GROUP
+        height = gl.minimum(tiles_x - first, t.GROUP)
+        row = (first + tile % per_group % height) * t.ROWS
+        col = tile % per_group // height * (t.COLS + t.COLS1)
+        return row, col, unit // (tiles_x * tiles_y)
+
+    @gluon.jit
+    def steps_of(self, part):
+        """First step of a slice, and the first that is no more of it."""
+        return part * self.steps // self.split, (part + 1) * self.steps // self.split
+
+
+@gluon.aggregate
+class Ring:
+    """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` say whose turn each stage is."""
+
+    x: gl.shared_memory_descriptor
+    y: gl.shared_memory_descriptor
+    y1: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+
+@gluon.aggregate
+class Ending:
+    """The operands of the epilogue, and where partial sums go."""
+
+    M: gl.tensor
+    N: gl.tensor
+    workspace_ptr: gl.tensor
+    workspace_stride_m: gl.tensor
+    workspace_stride_z: gl.tensor
+    bias_ptr: gl.tensor
+    bias_rank: gl.tensor
+    stride_bias_m: gl.tensor
+    stride_bias_n: gl.tensor
+    scale_a_ptr: gl.tensor
+    scale_b_ptr: gl.tensor
+    stride_scale_a: gl.tensor
+    stride_scale_b: gl.tensor
+    activation: gl.tensor
+    slope: gl.tensor
+
+
+@gluon.jit
+def buffers(desc, COUNT: gl.constexpr):
+    """COUNT boxes in shared memory."""
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """COUNT barriers, each of which ARRIVALS arrivals complete."""
+    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(found.index(i), count=ARRIVALS)
+    return found
+
+
+@gluon.jit
+def make_ring(x_desc, y_desc, y1_desc, tiling):
+    """An empty ring. A stage is full when its bytes are there, and empty when every consumer has left it."""
+    t = tiling
+    full = barriers(t.STAGES, 1)
+    empty = barriers(t.STAGES, t.PARTS)
+    x = buffers(x_desc, t.STAGES * t.PARTS)
+    y = buffers(y_desc, t.STAGES)
+    y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
+    return Ring(x, y, y1, full, empty)
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """The stage of the ring after this one; the phase flips when the ring wraps."""
+    wraps = (stage == STAGES - 1).to(gl.int32)
+    return (stage + 1) * (1 - wraps), phase ^ wraps
+
+
+@gluon.jit
+def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr):
+    """Starts copying a box that begins at `along` (row of X or column of Y) and `k`."""
+    if K_MAJOR:
+        tma.async_load(desc, [along, k], bar, smem)
+    else:
+        tma.async_load(desc, [k, along], bar, smem)
+
+
+@gluon.jit
+def produce(x_desc, y_desc, y1_desc, ring, work):
+    """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
+    gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
+    t = work.tiling
+    BYTES: gl.constexpr = t.PARTS * x_desc.block_type.nbytes + y_desc.block_type.nbytes
+    TOTAL: gl.constexpr = BYTES + (y1_desc.block_type.nbytes if t.COLS1 > 0 else 0)
+    stage = 0
+    phase = 1
+    for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
+        row, col, part = work.place(unit)
+        first, end = work.steps_of(part)
+        for step in range(first, end):
+            k = step * t.BLOCK_K
+            bar = ring.full.index(stage)
+            mbarrier.wait(ring.empty.index(stage), phase)
+            mbarrier.expect(bar, TOTAL)
+            for i in gl.static_range(t.PARTS):
+                load(x_desc, row + i * (t.ROWS // t.PARTS), k, bar, ring.x.index(stage * t.PARTS + i), t.X_K_MAJOR)
+            load(y_desc, col, k, bar, ring.y.index(stage), t.Y_K_MAJOR)
+            if t.COLS1 > 0:
+                load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR)
+            stage, phase = next_stage(stage, phase, t.STAGES)
+
+
+@gluon.jit
+def operand(smem, index, TRANSPOSED: gl.constexpr):
+    """One buffer of a ring, as the multiplication sees it."""
+    return smem.index(index).permute((1, 0)) if TRANSPOSED else smem.index(index)
+
+
+@gluon.jit
+def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
+    """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight."""
+    t = tiling
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
+    BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [t.WARPS, 1], [16, t.COLS, 256 // BITS])
+    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [t.WARPS, 1], [16, COLS1, 256 // BITS])
+    acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
+    acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
+    for step in range(first, end):
+        mbarrier.wait(ring.full.index(stage), phase)
+        x = operand(ring.x, stage * t.PARTS + SLAB, not t.X_K_MAJOR)
+        y = operand(ring.y, stage, t.Y_K_MAJOR)
+        if t.PRECISE:
+            # what Hopper's fp8 tensor cores add up is moved to fp32 after every step
+            product = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+            product = warpgroup_mma_wait(0, deps=(product,))
+            mbarrier.arrive(ring.empty.index(stage))
+            acc += product
+        else:
+            acc = warpgroup_mma(x, y, acc, use_acc=step > first, is_async=True)
+            if t.COLS1 > 0:
+                y1 = operand(ring.y1, stage, t.Y_K_MAJOR)
+                acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
+                acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
+            else:
+                acc = warpgroup_mma_wait(1, deps=(acc,))
+            # The stage before is computed, not carried along: the compiler takes a variable that begins as another
+            # carried one to be constant.
+            mbarrier.arrive(ring.empty.index((stage + t.STAGES - 1) % t.STAGES), pred=step > first)
+        stage, phase = next_stage(stage, phase, t.STAGES)
+    return acc, acc1, stage, phase
+
+
+@gluon.jit
+def settle(ring, tiling, acc, acc1, stage):
+    """The sums when the last product is done; its stage, the one before `stage`, is handed back."""
+    t = tiling
+    if not t.PRECISE:
+        if t.COLS1 > 0:
+            acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index((stage + t.STAGES - 1) % t.STAGES))
+    return acc, acc1
+
+
+@gluon.jit
+def leave(sums, row, col, part, c_desc, c_smem, ending, tiling, WIDTH: gl.constexpr):
+    """Writes the sums of rows `row`... and columns `col`..., WIDTH columns at a time."""
+    e = ending
+    if sums.shape[1] > WIDTH:
+        HALF: gl.constexpr = sums.shape[1] // 2
+        left, right = sums.reshape([sums.shape[0], 2, HALF]).permute((0, 2, 1)).split()
+        leave(left, row, col, part, c_desc, c_smem, e, tiling, WIDTH)
+        leave(right, row, col + HALF, part, c_desc, c_smem, e, tiling, WIDTH)
+    else:
+        if tiling.SWAPPED:
+            chunk = sums.permute((1, 0))
+            m = col
+            n = row
+        else:
+            chunk = sums
+            m = row
+            n = col
+        ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
+        ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
+        if tiling.PARTIAL:
+            slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
+            gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
+        else:
+            if tiling.SCALED or tiling.EPILOGUE != "none":
+                chunk = finish(
+                    chunk, e.bias_ptr, e.bias_rank, e.stride_bias_m, e.stride_bias_n, e.scale_a_ptr, e.scale_b_ptr,
+                    e.stride_scale_a, e.stride_scale_b, e.activation, e.slope, ms, ns, e.M, e.N, tiling.EPILOGUE,
+                )  # fmt: skip
+            tma.store_wait(0)
+            c_smem.store(chunk.to(c_desc.dtype))
+            fence_async_shared()
+            tma.async_store(c_desc, [m, n], c_smem)
+
+
+@gluon.jit
+def leave_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, ending, tiling):
+    """Writes the sums of one slab of a tile."""
+    t = tiling
+    leave(acc, row, col, part, c_desc, c_smem, ending, t, t.WIDTH)
+    if t.COLS1 >= t.WIDTH:
+        leave(acc1, row, col + t.COLS, part, c_desc, c_smem, ending, t, t.WIDTH)
+    elif t.COLS1 > 0:
+        leave(acc1, row, col + t.COLS, part, c1_desc, c1_smem, ending, t, t.COLS1)
+
+
+def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False) -> Specialisation:
+    """A kernel of these families for `variant`.
+
+    It promises what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first product
+    of a tile sets its sums. Kernels of 16-bit operands promise that there are no scales, unless they have an epilogue.
+
+    Args:
+        function: the jit function.
+        parts: consumers that work on one tile.
+        swapped: whether X is B^T.
+    """
+    config = variant.config
+    rows, columns = (config.block_n, config.block_m) if swapped else (config.block_m, config.block_n)
+    cols = 1 << (columns.bit_length() - 1)
+    cols1 = columns - cols
+    partial = variant.role == "partial"
+    eight_bit = DTYPES[variant.dtype_a].bytes == 1
+    a, b = _operand(variant, "a"), _operand(variant, "b")
+    x, y = (b, a) if swapped else (a, b)
+    part = rows // parts
+    descriptors = {"x_desc": _described(x, part, config.block_k), "y_desc": _described(y, cols, config.block_k)}
+    if cols1:
+        descriptors["y1_desc"] = _described(y, cols1, config.block_k)
+    width = cols if swapped else min(cols, ROW_BYTES // DTYPES[variant.dtype_c].bytes)
+    if not partial:
+        ring = config.num_stages * (rows + columns) * config.block_k * DTYPES[variant.dtype_a].bytes
+        slabs = 2 if function.__name__ == "pingpong" else parts
+        while (
+            not swapped
+            and width > LEAST_WIDTH
+            and ring + _results(variant, slabs * part, width, cols1) > _room(variant)
+        ):
+            width //= 2
+        box = (width, part) if swapped else (part, width)
+        descriptors["c_desc"] = _result(variant, box)
+        if 0 < cols1 < width:
+            descriptors["c1_desc"] = _result(variant, (part, cols1))
+    scaled = eight_bit and not partial
+    constants: dict[str, Any] = {
+        "PARTS": parts,
+        "WARPS": variant.first_warps,
+        "ROWS": rows,
+        "COLS": cols,
+        "COLS1": cols1,
+        "WIDTH": width,
+        "BLOCK_K": config.block_k,
+        "GROUP": config.group_m,
+        "STAGES": config.num_stages,
+        "X_K_MAJOR": x["inner"] == "K",
+        "Y_K_MAJOR": y["inner"] == "K",
+        "SWAPPED": swapped,
+        "PARTIAL": partial,
+        "PRECISE": eight_bit and not variant.fast_accum,
+        "SCALED": scaled,
+        "EPILOGUE": variant.epilogue,
+        "PRODUCER": PRODUCER_REGISTERS,
+        "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
+    }
+    c = DTYPES[variant.dtype_c]
+    types = {
+        **dict.fromkeys(("M", "N", "K", "split"), "i32"),
+        "workspace_ptr": "*fp32",
+        "workspace_stride_m": "i64",
+        "workspace_stride_z": "i64",
+        "bias_ptr": f"*{c.triton}",
+        **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
+        "scale_a_ptr": "*fp32",
+        "scale_b_ptr": "*fp32",
+        "stride_scale_a": "i64",
+        "stride_scale_b": "i64",
+        "activation": "i64",
+        "slope": "fp32",
+    }
+    promises = [Promise("batch", "equals", 1), Promise("K", "at_least", 1)]
+    if variant.fast_accum:
+        promises.append(Promise("fast_accum", "equals", 1))
+    if not partial and not scaled and variant.epilogue == "none":
+        promises += [Promise("scale_a_ptr", "equals", 0), Promise("scale_b_ptr", "equals", 0)]
+    for row in {descriptor.value: descriptor for descriptor in descriptors.values()}.values():
+        vector = VECTOR_BYTES // DTYPES[row.dtype].bytes
+        promises += [
+            Promise(row.strides[1], "equals", 1),
+            Promise(row.strides[0], "multiple_of", vector),
+            Promise(row.strides[0], "at_least", 1),
+            Promise(row.value, "multiple_of", VECTOR_BYTES),
+        ]
+    return Specialisation(
+        function,
+        types,
+        constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
+        promises=tuple(promises),
+        vector_bytes=VECTOR_BYTES,
+        descriptors=descriptors,
+        persistent=True,
+        programmatic=True,
+    )
+
+
+def _operand(variant: Variant, name: str) -> dict[str, str]:
+    """How A or B lies in memory: what runs along `inner` and `outer`, and the strides of both."""
+    size, along = ("M", "am") if name == "a" else ("N", "bn")
+    across = "ak" if name == "a" else "bk"
+    k_major = variant.layout["ab".index(name)] == ("n" if name == "a" else "t")
+    inner, outer = (("K", across), (size, along)) if k_major else ((size, along), ("K", across))
+    return {
+        "value": f"{name}_ptr",
+        "dtype": variant.dtype_a if name == "a" else variant.dtype_b,
+        "inner": inner[0],
+        "outer": outer[0],
+        "unit": f"stride_{inner[1]}",
+        "stride": f"stride_{outer[1]}",
+    }
+
+
+def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor:
+    """Boxes of `along` rows of X, or columns of Y, and block_k of K."""
+    return Descriptor(
+        value=operand_["value"],
+        dtype=operand_["dtype"],
+        sizes=(operand_["outer"], operand_["inner"]),
+        strides=(operand_["stride"], operand_["unit"]),
+        box=(along, block_k) if operand_["inner"] == "K" else (block_k, along),
+    )
+
+
+def _result(variant: Variant, box: tuple[int, int]) -> Descriptor:
+    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box)
+
+
+def _results(variant: Variant, rows: int, width: int, cols1: int) -> int:
+    """Bytes of shared memory that results of `rows` rows pass through."""
+    return rows * (width + (cols1 if 0 < cols1 < width else 0)) * DTYPES[variant.dtype_c].bytes
+
+
+def _room(variant: Variant) -> int:
+    return variant.target.shared_bytes - BARRIER_BYTES
