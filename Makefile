@@ -48,8 +48,9 @@ lint: setup ## ruff and mypy
 wheel: artifacts ## the wheel for this platform in dist/, with the packs
 	.venv-build/bin/python -m hatchling build -t wheel
 
-bench: artifacts setup ## measures this machine's GPU
-	.venv/bin/python -m aotmm.bench
+bench: artifacts setup ## measures this machine's GPU; bench-results/report.html
+	@$(REQUIREMENTS) bench | .venv/bin/python -m pip install -qq -r /dev/stdin
+	.venv/bin/aotmm bench --out bench-results
 
 clean: ## removes everything that was made, environments included
 	rm -rf .venv .venv-build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -300,6 +301,100 @@ def doctor(ctx: click.Context, *, folder: Path, as_json: bool) -> None:
     ctx.exit(found.exit_code)
 
 
+@main.command()
+@click.argument("what", nargs=-1, metavar="[WHAT]...")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="bench-results",
+    show_default=True,
+    help="Folder for results.json and what is made of it; a run whose results it has is continued.",
+)
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
+@click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider; repeatable.")
+@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="One shape in N of each sweep.")
+@click.option("--ablation", is_flag=True, help="Measure grouped against row-major order of tiles instead.")
+@click.option(
+    "--pack",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="For --ablation: pack of aotmm/bench/ablation.toml.  [default: built now]",
+)
+@click.option(
+    "--render",
+    "rendered",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Measure nothing; make tables, plots and report of DIR/results.json again.",
+)
+@_json_option
+def bench(
+    *,
+    what: tuple[str, ...],
+    out: Path,
+    dtypes: tuple[str, ...],
+    providers: tuple[str, ...],
+    every: int,
+    ablation: bool,
+    pack: Path | None,
+    rendered: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure this machine's GPU against cuBLAS, Triton's tutorial and CUTLASS.
+
+    WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
+    aotmm/tune/shapes.json), first_result, call_cost, epilogue_cost; everything without it. Providers: aotmm,
+    aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before it is timed.
+    """
+    from aotmm.bench import results, summary
+    from aotmm.bench.render import render
+    from aotmm.bench.run import run, run_ablation
+
+    folder = rendered or out
+    if rendered is not None:
+        found = results.read(rendered)
+    elif ablation:
+        with _ablation_pack(pack) as built:
+            found = run_ablation(built, out)
+    else:
+
+        def progress(row: results.Row | str) -> None:
+            click.echo(row if isinstance(row, str) else summary.row_text(row), err=True)
+
+        found = run(what, out, progress, dtypes=dtypes, providers=providers, every=every)
+    if as_json:
+        _print_json(results.to_json(found))
+    else:
+        click.echo(report.table(summary.TARGET_HEADER, summary.target_table(found)))
+        for name, text, verdict in summary.first_result(found):
+            click.echo(f"{name}: {text} {verdict}")
+        for name, values in found.other.items():
+            click.echo(f"\n{report.table(*summary.other_table(name, values))}")
+    for path in render(found, folder):
+        click.echo(f"wrote {path}", err=True)
+    wrong = [text for line in summary.lines(found) for text in line.not_run]
+    if wrong:
+        raise NoKernelError(f"aotmm did not compute, or not rightly: {'; '.join(dict.fromkeys(wrong))}")
+
+
+@contextmanager
+def _ablation_pack(given: Path | None) -> Iterator[Path]:
+    """The pack for the ablation: the one that is given, or one that is built for this machine's GPU."""
+    if given is not None:
+        yield given
+        return
+    from aotmm.bench.ablation import CONFIGS
+    from aotmm.runtime.devices import device
+
+    with _needs_build_extra(), TemporaryDirectory() as folder:
+        from aotmm import build as builder
+
+        with _bars() as progress:
+            builder.build((device(0).arch,), Path(folder), configs=str(CONFIGS), progress=progress)
+        yield Path(folder)
+
+
 @contextmanager
 def _needs_build_extra() -> Iterator[None]:
     """Turns a failed import in the block into what to install."""
@@ -378,6 +473,8 @@ def _pack_to(pack: Pack) -> dict[str, object]:
     kernels = [
         {
             "name": kernel.name,
+            "role": kernel.role,
+            "schedule": kernel.schedule,
             "dtype_a": kernel.dtype_a,
             "dtype_b": kernel.dtype_b,
             "dtype_c": kernel.dtype_c,

@@ -1,1 +1,1 @@
-"""Measurements on the GPU that is there: `python -m aotmm.bench`. Results are checked before they are timed."""
+"""`aotmm bench`: measurements on the GPU that is there. What is timed is checked first."""

@@ -1,0 +1,88 @@
+"""What grouped ordering of tiles buys against row-major: kernels that differ in GROUP_M alone (`ablation.toml`)."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import torch
+
+import aotmm
+from aotmm.bench.cases import Case, Operands, Pool
+from aotmm.bench.check import error, truth
+from aotmm.bench.protocol import GraphStopwatch, in_turn, launches_for
+from aotmm.bench.providers import Call
+from aotmm.errors import SpecError
+from aotmm.runtime.launcher import Launcher, Problem
+from aotmm.tune.shapes import Shape
+
+CONFIGS = Path(__file__).parent / "ablation.toml"
+_ALIGNED = 16  # bytes of every access of a kernel for aligned rows
+_PAIR = 2
+_SIZES = (1024, 2048, 4096, 8192, 16384)
+
+
+def measure(pack: Path) -> dict[str, dict[str, float]]:
+    """How many times faster the grouped kernel is, by tile and size: medians over rounds in turn. fp16, layout nn.
+
+    Args:
+        pack: folder of the pack that was built from `CONFIGS`.
+
+    Raises:
+        SpecError: the pack has no two kernels that differ in GROUP_M alone.
+    """
+    launcher = aotmm.load(pack).launcher(torch.cuda.current_device())
+    pairs = _pairs(launcher)
+    if not pairs:
+        raise SpecError(f"no two kernels in {pack} differ in GROUP_M alone; build it with --configs {CONFIGS}")
+    pool, stopwatch = Pool(torch.device("cuda")), GraphStopwatch()
+    cache_bytes = torch.cuda.get_device_properties().L2_cache_size
+    found: dict[str, dict[str, float]] = {name: {} for name in pairs}
+    for size in _SIZES:
+        case = Case(Shape(size, size, size, "nn"), "fp16")
+        sets = pool.operands(case, cache_bytes)
+        right = truth(case, sets[0])
+        for name, numbers in pairs.items():
+            runs = {}
+            for order, number in numbers.items():
+                call = _runner(launcher, number)
+                sets[0].out.fill_(float("nan"))
+                call(sets[0])
+                if not error(right, sets[0].out, roundings=1) <= 1:
+                    raise RuntimeError(f"{launcher.kernels[number].name} computes {case} wrongly")
+                launches = launches_for(stopwatch.record(call, sets, len(sets))(), len(sets))
+                runs[order] = stopwatch.record(call, sets, launches), launches
+            times = in_turn(runs)
+            found[name][f"{size}^3"] = statistics.median(
+                rows / groups for rows, groups in zip(times["row-major"], times["grouped"], strict=True)
+            )
+    return found
+
+
+def _pairs(launcher: Launcher) -> dict[str, dict[str, int]]:
+    """Numbers of the kernels for aligned rows in "row-major" and "grouped" order, by the tile that both have."""
+    found: dict[str, dict[str, int]] = {}
+    for number, kernel in enumerate(launcher.kernels):
+        config = kernel.config
+        if kernel.role == "product" and kernel.vector_bytes == _ALIGNED:
+            tile = f"{config.block_m}x{config.block_n}x{config.block_k}, {config.num_warps} warps"
+            found.setdefault(tile, {})["row-major" if config.group_m == 1 else "grouped"] = number
+    return {tile: pair for tile, pair in found.items() if len(pair) == _PAIR}
+
+
+def _runner(launcher: Launcher, number: int) -> Call:
+    """What launches kernel `number` alone on torch's current stream."""
+    ordinal = torch.cuda.current_device()
+    device = launcher.device(ordinal)
+
+    def call(operands: Operands) -> None:
+        (M, K), N = operands.a.shape, operands.b.shape[1]
+        a, b, c = (tensor.data_ptr() for tensor in (operands.a, operands.b, operands.out))
+        strides = ((K, 1), (N, 1), (N, 1))
+        problem = Problem(M, N, K, *strides, "fp16", "fp16", "fp16", a_ptr=a, b_ptr=b, c_ptr=c)
+        plan = launcher.check(problem, device, number).plan
+        if plan is None:
+            raise SpecError(f"{launcher.kernels[number].name} does not fit {M}x{N}x{K}")
+        launcher.run(plan, problem, ordinal, torch.cuda.current_stream().cuda_stream, 0)
+
+    return call

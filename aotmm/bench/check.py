@@ -1,0 +1,80 @@
+"""Whether a product is right: compared with float64, within the error that its sums are proven to stay below.
+
+u_acc = 2^-23: tensor cores cut where fp32 rounds. Source: Blanchard, Higham et al. 2020 (block FMA error analysis) for
+the deterministic bound; the probabilistic one replaces the worst case by six standard deviations. Both must hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from aotmm.bench.cases import Case, Operands
+
+_U_ACC = 2.0**-23
+# Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
+_U_FP8 = 2.0**-13
+_U_OUT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+_SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
+_BAND = 64  # rows, of which one is compared: no tile is lower, so every tile and every column is looked at
+_ALL = 256  # rows, up to which every one is compared
+_ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    None: lambda x: x,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+}
+_SLOPE: dict[str | None, float] = {
+    "gelu": 1.13
+}  # largest slope of an activation: by how much it can magnify an error of the sum
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What some rows of C must be: exact values, and how far a result that is rounded once may be from them.
+
+    Attributes:
+        rows: their numbers.
+        want: float64 values. allowed: the smaller of the two bounds.
+        rounded: what one more rounding to the output's type on the way may add.
+    """
+
+    rows: torch.Tensor
+    want: torch.Tensor
+    allowed: torch.Tensor
+    rounded: torch.Tensor
+
+
+def truth(case: Case, operands: Operands) -> Truth:
+    """The truth about `operands`, in float64."""
+    M, K = case.shape.M, case.shape.K
+    rows = torch.arange(M, device=operands.a.device)
+    if M > _ALL:
+        starts = rows[::_BAND]
+        rows = torch.cat([(starts + torch.randint_like(starts, _BAND)).clamp(max=M - 1), rows[-1:]])
+    a, b = operands.a[rows].double(), operands.b.double()
+    scale = float(operands.scale_a) * float(operands.scale_b) if case.scaled else 1.0
+    product = a @ b * scale
+    x = product if case.activation is None else product + operands.bias.double()
+    want = _ACTIVATIONS[case.activation](x)
+    u_acc, u_out = _U_FP8 if case.scaled else _U_ACC, _U_OUT[case.output]
+    spread = a.abs() @ b.abs()
+    worst = K * u_acc / (1 - K * u_acc) * spread if K * u_acc < 1 else torch.full_like(spread, float("inf"))
+    likely = 6 * 8 * u_acc * max(1.0, K / 16) ** 0.5 * (a.square_() @ b.square_()).sqrt()
+    sums = _SLOPE.get(case.activation, 1.0) * scale * torch.minimum(worst, likely)
+    inexact = sums + 2.0**-21 * x.abs()  # the epilogue in fp32: gelu subtracts numbers of size x
+    allowed = inexact + u_out * (want.abs() + inexact) + _SMALLEST[case.output]
+    return Truth(rows, want, allowed, 2 * u_out * (scale * spread + x.abs() + want.abs()))
+
+
+def error(truth: Truth, out: torch.Tensor, roundings: int) -> float:
+    """The largest error of `out` (M, N) over what is allowed; infinite if any element of it is not a number.
+
+    Args:
+        roundings: how often values are rounded to the output's type on the way to it.
+    """
+    if not bool(out.isfinite().all()):
+        return float("inf")
+    allowed = truth.allowed + (roundings - 1) * truth.rounded
+    return float(((out[truth.rows].double() - truth.want).abs() / allowed).max())

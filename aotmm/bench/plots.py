@@ -1,0 +1,154 @@
+"""Plots of a run, as PNG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from matplotlib.figure import Figure
+
+from aotmm.bench.results import Results, Row, geometric_mean, spread
+from aotmm.bench.summary import baseline
+
+_COLORS = {"aotmm": "#0072b2", "torch": "#000000", "tutorial": "#d55e00", "cutlass": "#009e73", "scaled_mm": "#000000"}
+_DTYPE_COLORS = {"fp16": "#0072b2", "bf16": "#e69f00", "fp8e4": "#cc79a7"}
+_LABELS = {
+    "torch": "cuBLAS (torch)",
+    "tutorial": "Triton tutorial, JIT",
+    "cutlass": "CUTLASS, best of its configurations",
+}
+_SKINNY_M = 64  # rows or columns, up to which a product belongs on the roofline plot
+_SWEEPS = ("squares256", "squares128", "llm", "tall_skinny", "big_k", "ragged", "unaligned", "fp8", "epilogue")
+
+
+def draw(results: Results) -> dict[str, bytes]:
+    """Every plot that the results have figures for: file name and PNG."""
+    plots = {"squares.png": _squares(results), "ratio.png": _ratios(results), "roofline.png": _roofline(results)}
+    return {name: _png(figure) for name, figure in plots.items() if figure is not None}
+
+
+def _squares(results: Results) -> Figure | None:
+    """TFLOP/s over the size of square products, like the tutorials' plots, with the quantiles at 20 and 80 %."""
+    squares = [row for row in results.rows if {"squares256", "squares128"} & set(row.sweeps)]
+    dtypes = list(dict.fromkeys(row.case.dtype for row in squares))
+    if not squares:
+        return None
+    figure = Figure(figsize=(7 * len(dtypes), 5))
+    axes = figure.subplots(1, len(dtypes), squeeze=False, sharey=True)
+    for axis, dtype in zip(axes[0], dtypes, strict=True):
+        rows = sorted((row for row in squares if row.case.dtype == dtype), key=lambda row: row.case.shape.M)
+        for name, color in _COLORS.items():
+            mine = [row for row in rows if name in row.times]
+            if mine:
+                sizes = [row.case.shape.M for row in mine]
+                axis.plot(sizes, [row.tflops(name) for row in mine], color=color, label=_LABELS.get(name, name))
+                low, high = zip(*(_band(row, name) for row in mine), strict=True)
+                axis.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
+        axis.set(title=f"{dtype}, M = N = K, layout nn", xlabel="M = N = K")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0][0].set_ylabel("TFLOP/s")
+    return figure
+
+
+def _band(row: Row, name: str) -> tuple[float, float]:
+    _, low, high = spread(row.times[name].graph_us)
+    return 2e-6 * row.case.shape.macs / high, 2e-6 * row.case.shape.macs / low
+
+
+def _ratios(results: Results) -> Figure | None:
+    """The ratio of every shape, sweep by sweep in the order of their work, with geometric means."""
+    groups = [
+        (sweep, dtype, rows)
+        for sweep in _SWEEPS
+        for dtype in dict.fromkeys(row.case.dtype for row in results.rows)
+        if (rows := _with_ratio(results.of(sweep, dtype)))
+    ]
+    if not groups:
+        return None
+    figure = Figure(figsize=(14, 5.5))
+    axis = figure.subplots()
+    ticks: list[float] = []
+    start = 0
+    for _, dtype, rows in groups:
+        ordered = sorted(rows, key=lambda pair: pair[1].case.shape.macs)
+        places = range(start, start + len(ordered))
+        values = [ratio for ratio, _ in ordered]
+        color = _DTYPE_COLORS.get(dtype, "#666666")
+        axis.scatter(places, values, s=9, color=color, label=dtype)
+        axis.hlines(geometric_mean(values), start, places[-1] or 1, color=color, linewidth=1.5)
+        ticks.append(start + len(ordered) / 2)
+        start += len(ordered) + 6
+        axis.axvline(start - 3, color="#dddddd", linewidth=0.8)
+    axis.axhline(1.0, color="#000000", linewidth=0.8)
+    axis.set_yscale("log", base=2)
+    axis.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0], minor=False)
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axis.set_xticks(ticks, [f"{sweep}\n{dtype}" for sweep, dtype, _ in groups], rotation=45, ha="right", fontsize=8)
+    axis.set(
+        title="Every shape, by sweep; within one in the order of work. Above 1: aotmm is faster",
+        ylabel="ratio to torch",
+    )
+    axis.grid(axis="y", alpha=0.3)
+    handles, labels = axis.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    axis.legend(unique.values(), unique.keys())
+    return figure
+
+
+def _with_ratio(rows: Iterable[Row]) -> list[tuple[float, Row]]:
+    found = ((row.ratio("aotmm", baseline(row)), row) for row in rows)
+    return [(ratio, row) for ratio, row in found if ratio is not None]
+
+
+def _roofline(results: Results) -> Figure | None:
+    """TFLOP/s over operations per byte of skinny products, under the measured copy bandwidth and the best product."""
+    skinny = [
+        row
+        for row in (*results.of("llm"), *results.of("tall_skinny"))
+        if min(row.case.shape.M, row.case.shape.N) <= _SKINNY_M and "aotmm" in row.times
+    ]
+    if not skinny:
+        return None
+    figure = Figure(figsize=(9, 6))
+    axis = figure.subplots()
+    intensity = [_intensity(row) for row in skinny]
+    for name, marker in (("torch", "x"), ("aotmm", "o")):
+        rows = [row for row in skinny if name in row.times]
+        axis.scatter(
+            [_intensity(row) for row in rows],
+            [row.tflops(name) for row in rows],
+            s=22,
+            marker=marker,
+            color=_COLORS[name],
+            label=_LABELS.get(name, name),
+        )
+    bandwidth = results.facts["copy_bytes_per_s"]
+    best = max(row.tflops(name) for row in results.rows for name in row.times if row.case.dtype in ("fp16", "bf16"))
+    edges = [min(intensity), min(max(intensity) * 4, best * 1e12 / bandwidth), max(intensity) * 4]
+    axis.plot(
+        edges,
+        [min(edge * bandwidth * 1e-12, best) for edge in edges],
+        color="#888888",
+        label=f"copy {bandwidth * 1e-12:.2f} TB/s, best product {best:.0f} TFLOP/s",
+    )
+    axis.set(
+        xscale="log",
+        yscale="log",
+        title=f"Products with M or N up to {_SKINNY_M}",
+        xlabel="operations per byte that must be moved",
+        ylabel="TFLOP/s",
+    )
+    axis.grid(alpha=0.3, which="both")
+    axis.legend()
+    return figure
+
+
+def _intensity(row: Row) -> float:
+    return 2 * row.case.shape.macs / row.case.bytes
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
+    return buffer.getvalue()

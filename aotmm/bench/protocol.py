@@ -1,0 +1,194 @@
+"""How a case is timed: every provider is checked, then all of them replay their graphs in turn.
+
+Random operands in more sets than the L2 cache holds; many products per graph, so that neither launch cost nor a warm
+cache counts for one of them; all providers in every round, so that drifting clocks do not either.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from aotmm.bench.cases import Case, Operands, Pool, Work
+from aotmm.bench.check import Truth, error, truth
+from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.bench.results import Row, Times
+
+_GRAPH_US = 2000.0  # of one replay: long against the events' resolution and the launch of a graph
+_TOTAL_US = 20000.0  # of all replays of one provider
+_ROUNDS = (5, 11)  # least and most, after one that is not counted
+_MOST_LAUNCHES = 1024  # in one graph
+_PAIR = 2
+
+
+class Stopwatch(Protocol):
+    """What times calls."""
+
+    def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
+        """`launches` calls over `sets` in turn; each call of the result runs them all and gives microseconds per call.
+
+        Raises:
+            NotRunError: the calls cannot be recorded.
+        """
+
+    def alone(self, call: Call, operands: Operands) -> float:
+        """Microseconds from the call, with an idle GPU, to its end."""
+
+
+class GraphStopwatch:
+    """Times CUDA graphs by events, and single calls by the wall clock."""
+
+    def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
+        """As `Stopwatch.record`."""
+        call(sets[0])  # outside the graph, for what is loaded or allocated once
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for i in range(launches):
+                    call(sets[i % len(sets)])
+        except RuntimeError as reason:
+            raise NotRunError(f"it cannot be captured in a graph: {reason}") from reason
+        return lambda: replay(graph) / launches
+
+    def alone(self, call: Call, operands: Operands) -> float:
+        """As `Stopwatch.alone`."""
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call(operands)
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) * 1e6
+
+
+def replay(graph: torch.cuda.CUDAGraph) -> float:
+    """Microseconds of one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A provider whose product is right: its call, its graph and how many products are in that."""
+
+    call: Call
+    run: Callable[[], float]
+    launches: int
+    error: float
+    note: str
+
+
+def measure(
+    work: Work, providers: Sequence[Provider], pool: Pool, stopwatch: Stopwatch, *, cache_bytes: int, held_out: bool
+) -> Row:
+    """The times of one case.
+
+    A provider that cannot run, or whose product is wrong, is not timed; the row says why.
+    """
+    case, sets = work.case, pool.operands(work.case, cache_bytes)
+    truths = [(operands.out, truth(case, operands)) for operands in (sets[0], sets[-1])]
+    ready: dict[str, _Ready] = {}
+    not_run: dict[str, str] = {}
+    for provider in providers:
+        try:
+            ready[provider.name] = _prepared(provider, case, sets, truths, stopwatch)
+        except NotRunError as reason:
+            not_run[provider.name] = str(reason)
+    del truths
+    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()})
+    single = tuple(provider.name for provider in providers if provider.isolated and provider.name in ready)
+    isolated_us: dict[str, list[float]] = {name: [] for name in ready}
+    for number, order in enumerate(orders(single, _singles(graph_us))):
+        for name in order:
+            isolated_us[name].append(stopwatch.alone(ready[name].call, sets[number % len(sets)]))
+    times = {
+        name: Times(_rounded(graph_us[name]), _rounded(isolated_us[name]), row.launches, row.error, row.note)
+        for name, row in ready.items()
+    }
+    return Row(case, work.sweeps, held_out, times, not_run)
+
+
+def _prepared(
+    provider: Provider,
+    case: Case,
+    sets: Sequence[Operands],
+    truths: Sequence[tuple[torch.Tensor, Truth]],
+    stopwatch: Stopwatch,
+) -> _Ready:
+    """The provider, checked by what a graph over all `sets` writes.
+
+    Args:
+        truths: results of some of the sets, and what they must be.
+
+    Raises:
+        NotRunError: it cannot run, or its product is wrong.
+    """
+    call = provider.prepare(case, sets)
+    run = stopwatch.record(call, sets, len(sets))
+    for operands in sets:
+        operands.out.fill_(float("nan"))
+    estimate = run()
+    largest = max(error(true, out, provider.roundings) for out, true in truths)
+    if not largest <= 1:
+        raise NotRunError(f"wrong: the largest error is {largest:.3g} times what is allowed")
+    launches = launches_for(estimate, len(sets))
+    if launches != len(sets):
+        run = stopwatch.record(call, sets, launches)
+    return _Ready(call, run, launches, largest, provider.describe(case, sets[0]))
+
+
+def launches_for(us: float, sets: int) -> int:
+    """How many products of `us` microseconds go into one graph: whole turns over the sets."""
+    turns = math.ceil(min(_GRAPH_US / max(us, 0.1), _MOST_LAUNCHES) / sets)
+    return max(1, turns) * sets
+
+
+def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]]) -> dict[str, list[float]]:
+    """Microseconds per product of every run, one figure per round; the first round warms up and is not counted.
+
+    There are as many rounds as the slowest one's time allows.
+
+    Args:
+        runs: what `Stopwatch.record` gave, and how many products it runs.
+    """
+    if not runs:
+        return {}
+    longest = max(run() * launches for run, launches in runs.values())
+    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_TOTAL_US / longest)))
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for order in orders(tuple(runs), rounds):
+        for name in order:
+            samples[name].append(runs[name][0]())
+    return samples
+
+
+def orders(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, ...]]:
+    """The order of each round: two names take strict turns; of more, each comes after every other equally often.
+
+    What ran before decides clocks and temperature, so that none may always follow the same one. Source: Williams 1949,
+    designs balanced for residual effects (balanced after as many rounds as names, twice as many if that is odd).
+    """
+    count = len(names)
+    zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]  # 0, n - 1, 1, n - 2, ...
+    for number in range(rounds):
+        shift = number if count > _PAIR else 0
+        order = tuple(names[(place + shift) % count] for place in zigzag)
+        yield order[::-1] if count % 2 and number // count % 2 else order
+
+
+def _singles(graph_us: dict[str, list[float]]) -> int:
+    """How many single calls of each provider fit into the time."""
+    slowest = max((max(times) for times in graph_us.values()), default=0.0)
+    return max(_ROUNDS[0], min(25, int(_TOTAL_US / (slowest + 30))))
+
+
+def _rounded(samples: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(sample, 3) for sample in samples)

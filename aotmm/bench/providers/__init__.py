@@ -1,0 +1,55 @@
+"""Who multiplies: one module per library, imported when it is asked for, and one interface."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aotmm.bench.cases import Case, Operands
+
+Call = Callable[[Operands], object]  # writes `out`, on torch's current stream, without waiting for it
+
+
+class NotRunError(Exception):
+    """A provider cannot multiply here, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """One column of the results.
+
+    Attributes:
+        name: of the column. about: what it is, for the reader.
+        prepare: gives the call for a case and the operands that it will get; compiles and tunes. Raises NotRunError.
+        roundings: how often it rounds to the output's type: 1, but for separate kernels and sums in that type.
+        isolated: whether its single calls are timed too.
+        describe: says what the call launches.
+    """
+
+    name: str
+    about: str
+    prepare: Callable[[Case, Sequence[Operands]], Call]
+    roundings: int = 1
+    isolated: bool = True
+    describe: Callable[[Case, Operands], str] = lambda _case, _operands: ""
+
+
+_MODULES = {
+    "aotmm": "own",
+    "aotmm_plain": "own",
+    "torch": "library",
+    "scaled_mm": "library",
+    "unfused": "library",
+    "addmm": "library",
+    "tutorial": "tutorial",
+    "cutlass": "cutlass",
+}
+NAMES = tuple(_MODULES)
+
+
+def provider(name: str) -> Provider:
+    """The provider called `name`, one of `NAMES`."""
+    module = importlib.import_module(f"aotmm.bench.providers.{_MODULES[name]}")
+    found: Provider = {row.name: row for row in module.PROVIDERS}[name]
+    return found

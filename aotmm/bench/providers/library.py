@@ -1,0 +1,64 @@
+"""torch's own products: cuBLAS, cuBLASLt, rocBLAS or hipBLASLt, whichever torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from aotmm.bench.cases import Case, Operands
+from aotmm.bench.providers import Call, NotRunError, Provider
+
+_ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": torch.ops.aten.gelu_,
+}
+
+
+def _mm(case: Case, _: Sequence[Operands]) -> Call:
+    if case.activation is not None:
+        raise NotRunError("torch.mm has no epilogue")
+    return lambda operands: torch.mm(operands.a, operands.b, out=operands.out)
+
+
+def _scaled_mm(case: Case, _: Sequence[Operands]) -> Call:
+    def call(operands: Operands) -> object:
+        return torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
+            operands.a,
+            operands.b,
+            scale_a=operands.scale_a,
+            scale_b=operands.scale_b,
+            out_dtype=case.output,
+            use_fast_accum=case.fast_accum,
+            out=operands.out,
+        )
+
+    return call
+
+
+def _unfused(case: Case, _: Sequence[Operands]) -> Call:
+    activate = _ACTIVATIONS[case.activation]
+
+    def call(operands: Operands) -> object:
+        return activate(torch.mm(operands.a, operands.b, out=operands.out).add_(operands.bias))
+
+    return call
+
+
+def _addmm(case: Case, _: Sequence[Operands]) -> Call:
+    activate = _ACTIVATIONS[case.activation]
+
+    def call(operands: Operands) -> object:
+        return activate(torch.addmm(operands.bias, operands.a, operands.b, out=operands.out))
+
+    return call
+
+
+# cuBLAS may add the parts of a split sum in 16 bits, as torch allows it by default
+# (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction): one more rounding.
+PROVIDERS = (
+    Provider("torch", "torch.mm(out=): cuBLAS, or rocBLAS on AMD", _mm, roundings=2),
+    Provider("scaled_mm", "torch._scaled_mm, one scale per operand", _scaled_mm, roundings=2),
+    Provider("unfused", "torch.mm, then one kernel that adds the bias and one that activates", _unfused, roundings=4),
+    Provider("addmm", "torch.addmm, which fuses the bias where cuBLASLt can, then the activation", _addmm, roundings=3),
+)

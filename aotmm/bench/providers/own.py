@@ -1,0 +1,87 @@
+"""aotmm, launched as `lib.matmul` launches it, and the same without programmatic dependent launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import aotmm
+from aotmm.bench.cases import Case, Operands
+from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.errors import NoKernelError
+from aotmm.runtime import ops
+from aotmm.runtime.library import Library
+from aotmm.runtime.shapes import products
+
+if TYPE_CHECKING:
+    from aotmm.runtime.launcher import Problem, Selection
+
+
+@cache
+def library() -> Library:
+    """This installation's packs."""
+    return aotmm.load()
+
+
+def _options(case: Case, operands: Operands) -> dict[str, Any]:
+    """What `matmul` is given beside A, B and C; nothing for a plain product, which is the shortest call."""
+    if case.scaled:
+        return {"scale_a": operands.scale_a, "scale_b": operands.scale_b, "fast_accum": case.fast_accum}
+    return {} if case.activation is None else {"bias": operands.bias, "activation": case.activation}
+
+
+def _prepare(case: Case, sets: Sequence[Operands]) -> Call:
+    matmul = library().matmul
+
+    def call(operands: Operands) -> object:
+        return matmul(operands.a, operands.b, out=operands.out, **_options(case, operands))
+
+    try:
+        call(sets[0])
+    except NoKernelError as error:
+        raise NotRunError(str(error)) from error
+    return call
+
+
+def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
+    """What `matmul` launches, launched one after another."""
+    ordinal = sets[0].a.device.index
+    launcher = library().launcher(ordinal)
+    chosen = _explain(case, sets[0]).chosen
+    if chosen is None or chosen.plan is None:
+        raise NotRunError("no kernel fits")
+    plan = replace(chosen.plan, programmatic=False)
+    workspace = torch.empty(plan.workspace_bytes, device=sets[0].a.device, dtype=torch.uint8)
+
+    def call(operands: Operands) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        launcher.run(plan, _problem(case, operands), ordinal, stream, workspace.data_ptr())
+
+    return call
+
+
+def _explain(case: Case, operands: Operands) -> Selection:
+    return library().explain(operands.a, operands.b, out=operands.out, **_options(case, operands))
+
+
+def _problem(case: Case, operands: Operands) -> Problem:
+    """The case as the launcher's C interface takes it."""
+    options = _options(case, operands)
+    (product,) = products(operands.a, operands.b, operands.out, options.get("bias"), rows_scaled=False)
+    scales = options.get("scale_a"), options.get("scale_b")
+    return ops.problem(product, *scales, case.activation or "none", 0.0, tf32=False, fast=case.fast_accum)
+
+
+def _describe(case: Case, operands: Operands) -> str:
+    """The first line of what `explain` says."""
+    return str(_explain(case, operands)).partition("\n")[0]
+
+
+PROVIDERS = (
+    Provider("aotmm", "lib.matmul(a, b, out=out)", _prepare, describe=_describe),
+    Provider("aotmm_plain", "the same without programmatic dependent launch", _prepare_plain, isolated=False),
+)

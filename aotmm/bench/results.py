@@ -1,0 +1,149 @@
+"""What a run found, as values and as `results.json`; every figure of the report is computed from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aotmm.bench.cases import Case
+from aotmm.errors import SpecError
+from aotmm.tune.shapes import Shape
+
+FILE_NAME = "results.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """One provider's times of one case.
+
+    Attributes:
+        graph_us: microseconds per product in a replayed graph, one figure per round.
+        isolated_us: microseconds from the call to the end of the wait for it, likewise; may be empty.
+        launches: products in the graph.
+        error: largest error over what is allowed.
+        note: what was launched.
+    """
+
+    graph_us: tuple[float, ...]
+    isolated_us: tuple[float, ...]
+    launches: int
+    error: float
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One case, measured.
+
+    Attributes:
+        sweeps: those that it belongs to.
+        held_out: whether tuning did not see its shape.
+        times: by provider. not_run: why a provider has none.
+        state: of the GPU afterwards (`facts.STATE`).
+    """
+
+    case: Case
+    sweeps: tuple[str, ...]
+    held_out: bool
+    times: dict[str, Times]
+    not_run: dict[str, str]
+    state: dict[str, float] = field(default_factory=dict)
+
+    def us(self, provider: str) -> float:
+        """Median microseconds per product, back to back."""
+        return statistics.median(self.times[provider].graph_us)
+
+    def tflops(self, provider: str) -> float:
+        """10^12 multiplications and additions per second."""
+        return 2e-6 * self.case.shape.macs / self.us(provider)
+
+    def ratio(self, provider: str, against: str) -> float | None:
+        """Median over the rounds of how many times faster `provider` is than `against`; None if one was not run."""
+        return self._ratio(provider, against, "graph_us")
+
+    def isolated_ratio(self, provider: str, against: str) -> float | None:
+        """The same of single calls that are waited for."""
+        return self._ratio(provider, against, "isolated_us")
+
+    def _ratio(self, provider: str, against: str, kind: str) -> float | None:
+        if provider not in self.times or against not in self.times:
+            return None
+        ours, theirs = (getattr(self.times[name], kind) for name in (provider, against))
+        return statistics.median(y / x for x, y in zip(ours, theirs, strict=True)) if ours and theirs else None
+
+
+@dataclass(slots=True)
+class Results:
+    """A whole run.
+
+    Attributes:
+        facts: of the machine and its software.
+        rows: cases in the order in which they were measured.
+        other: further measurements by name (`bench.SUBJECTS`).
+    """
+
+    facts: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    other: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, sweep: str, dtype: str = "") -> list[Row]:
+        """The rows of a sweep, of one dtype if it is named."""
+        return [row for row in self.rows if sweep in row.sweeps and dtype in ("", row.case.dtype)]
+
+
+def spread(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Median, and the quantiles at 20 and 80 %."""
+    if len(samples) == 1:
+        return samples[0], samples[0], samples[0]
+    low, _, _, high = statistics.quantiles(samples, n=5, method="inclusive")
+    return statistics.median(samples), low, high
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The mean that a ratio and its inverse cancel in."""
+    return statistics.geometric_mean(ratios)
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    """The content of results.json."""
+    return {"format": FORMAT, **asdict(results)}
+
+
+def write(results: Results, folder: Path) -> None:
+    """Writes `folder`/results.json, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{FILE_NAME}.{os.getpid()}"
+    temporary.write_text(json.dumps(to_json(results), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
+    temporary.replace(folder / FILE_NAME)
+
+
+def read(folder: Path) -> Results:
+    """The results in `folder`. Raises SpecError if there are none that this version reads."""
+    path = folder / FILE_NAME
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        if body.pop("format") == FORMAT:
+            return Results(body["facts"], [_row(row) for row in body["rows"]], body["other"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecError(
+            f"{path} is no result of aotmm bench: {type(error).__name__} {error}; aotmm bench --out {folder} makes one"
+        ) from error
+    raise SpecError(f"{path} is not of format {FORMAT}, which this version reads; measure again, into another folder")
+
+
+def _row(body: dict[str, Any]) -> Row:
+    case = body["case"]
+    times = {
+        name: Times(**(times | {kind: tuple(times[kind]) for kind in ("graph_us", "isolated_us")}))
+        for name, times in body["times"].items()
+    }
+    return Row(
+        **(body | {"case": Case(**(case | {"shape": Shape(**case["shape"])})), "times": times})
+        | {"sweeps": tuple(body["sweeps"])}
+    )

@@ -1,0 +1,227 @@
+"""Results against the targets (`targets.json`), and as flat rows for tables and CSV."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aotmm.bench.providers import NAMES
+from aotmm.bench.results import Results, Row, geometric_mean, spread
+
+_FILE = Path(__file__).parent / "targets.json"
+_FIRST_TARGET = 50.0  # how many times sooner than JIT and autotune the first result must be
+MET, MISSED, NO_TARGET = "met", "missed", ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What `ours` must reach against another provider on the rows of some sweeps.
+
+    mean: least geometric mean of the ratios. worst: least ratio. Both None where there is no target, only a figure.
+    least_m, most_m, fast_accum: which rows count.
+    """
+
+    work: str
+    sweeps: tuple[str, ...]
+    ours: str
+    against: str
+    mean: float | None = None
+    worst: float | None = None
+    least_m: int = 0
+    most_m: int = 2**31
+    fast_accum: bool | None = None
+
+    def rows(self, results: Results, dtype: str) -> list[Row]:
+        """The rows that count, of one dtype."""
+        return [
+            row
+            for row in results.rows
+            if set(row.sweeps) & set(self.sweeps)
+            and row.case.dtype == dtype
+            and self.least_m <= row.case.shape.M <= self.most_m
+            and (self.fast_accum is None or row.case.fast_accum is self.fast_accum)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A target and what was found for one dtype.
+
+    Attributes:
+        shapes: how many ratios. mean, worst: of them. where: the case of the worst one.
+        plain: geometric mean without programmatic dependent launch. isolated: of single calls.
+        held_out: geometric mean over shapes that tuning did not see.
+        not_run: reasons, by case, for rows without a ratio because of us.
+    """
+
+    target: Target
+    dtype: str
+    shapes: int
+    mean: float
+    worst: float
+    where: str
+    plain: float | None
+    plain_worst: float | None
+    isolated: float | None
+    held_out: float | None
+    not_run: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met. A product that we did not compute, or not rightly, misses it."""
+        if self.target.mean is None or self.target.worst is None:
+            return NO_TARGET
+        reached = self.mean >= self.target.mean and self.worst >= self.target.worst and not self.not_run
+        return MET if reached else MISSED
+
+
+def targets() -> list[Target]:
+    """The committed targets."""
+    return [Target(**(row | {"sweeps": tuple(row["sweeps"])})) for row in json.loads(_FILE.read_text(encoding="utf-8"))]
+
+
+def lines(results: Results) -> list[Line]:
+    """One line per target and dtype that has figures."""
+    return [
+        line
+        for target in targets()
+        for dtype in dict.fromkeys(row.case.dtype for row in results.rows)
+        for line in _line(target, dtype, target.rows(results, dtype))
+    ]
+
+
+def _line(target: Target, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
+    found = [(ratio, row) for row in rows if (ratio := row.ratio(target.ours, target.against)) is not None]
+    if not found:
+        return
+    plain = [row.ratio(f"{target.ours}_plain", target.against) for row in rows]
+    yield Line(
+        target=target,
+        dtype=dtype,
+        shapes=len(found),
+        mean=geometric_mean(ratio for ratio, _ in found),
+        worst=min(ratio for ratio, _ in found),
+        where=str(min(found, key=lambda pair: pair[0])[1].case),
+        plain=_mean(plain),
+        plain_worst=min((ratio for ratio in plain if ratio is not None), default=None),
+        isolated=_mean([row.isolated_ratio(target.ours, target.against) for row in rows]),
+        held_out=_mean([ratio for ratio, row in found if row.held_out]),
+        not_run=tuple(f"{row.case}: {row.not_run[target.ours]}" for row in rows if target.ours in row.not_run),
+    )
+
+
+def _mean(ratios: Sequence[float | None]) -> float | None:
+    known = [ratio for ratio in ratios if ratio is not None]
+    return geometric_mean(known) if known else None
+
+
+TARGET_HEADER = (
+    "work", "dtype", "against", "shapes", "mean", "target", "worst", "target", "", "worst case",
+    "plain mean", "plain worst", "isolated", "held out",
+)  # fmt: skip
+
+
+def target_table(results: Results) -> list[tuple[str, ...]]:
+    """The targets under `TARGET_HEADER`. Ratios above 1 are faster than what they are against."""
+    return [
+        (
+            line.target.work,
+            line.dtype,
+            line.target.against,
+            str(line.shapes),
+            figure(line.mean),
+            figure(line.target.mean),
+            figure(line.worst),
+            figure(line.target.worst),
+            line.verdict,
+            line.where,
+            figure(line.plain),
+            figure(line.plain_worst),
+            figure(line.isolated),
+            figure(line.held_out),
+        )
+        for line in lines(results)
+    ]
+
+
+def first_result(results: Results) -> list[tuple[str, str, str]]:
+    """The targets of the first result: what, figure, verdict; empty if it was not measured."""
+    sums = {way: steps["sum"] for way, steps in results.other.get("first_result", {}).items()}
+    if "aotmm" not in sums:
+        return []
+    found = []
+    for way, times in sums.items():
+        if way != "aotmm":
+            ratio, least = times / sums["aotmm"], 1.0 if way == "torch.matmul" else _FIRST_TARGET
+            found.append(
+                (
+                    f"first result, {way}",
+                    f"{times:.0f} ms, ours {sums['aotmm']:.0f} ms: {ratio:.1f} times sooner, at least {least:.0f}",
+                    MET if ratio >= least else MISSED,
+                )
+            )
+    return found
+
+
+def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of a further measurement: a row per way, a column per figure."""
+    columns = tuple(dict.fromkeys(column for figures in values.values() for column in figures))
+    rows = [
+        (way, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
+        for way, figures in values.items()
+    ]
+    return (name, *columns), rows
+
+
+CSV_HEADER = (
+    "sweeps", "M", "N", "K", "layout", "name", "dtype", "activation", "fast_accum", "held_out", "provider",
+    "us", "us_q20", "us_q80", "tflops", "gb_per_s", "ratio_to", "ratio", "isolated_us", "isolated_us_q20",
+    "isolated_us_q80", "launches", "error", "note",
+)  # fmt: skip
+
+
+def csv_rows(results: Results) -> Iterator[tuple[object, ...]]:
+    """One row per case and provider under `CSV_HEADER`; where it was not run, the note says why."""
+    for row in results.rows:
+        case, shape = row.case, row.case.shape
+        base = baseline(row)
+        what = (
+            " ".join(row.sweeps), shape.M, shape.N, shape.K, shape.layout, shape.name, case.dtype,
+            case.activation or "", case.fast_accum, row.held_out,
+        )  # fmt: skip
+        for name, times in row.times.items():
+            us, low, high = spread(times.graph_us)
+            ratio = row.ratio(base, name) if base else None
+            yield (
+                *what, name, us, low, high, round(row.tflops(name), 2), round(case.bytes / us * 1e-3, 1), base,
+                "" if ratio is None else round(1 / ratio, 4),
+                *((round(x, 2) for x in spread(times.isolated_us)) if times.isolated_us else ("", "", "")),
+                times.launches, round(times.error, 4), times.note,
+            )  # fmt: skip
+        for name, reason in row.not_run.items():
+            yield (*what, name, *[""] * (len(CSV_HEADER) - len(what) - 2), f"not run: {reason}")
+
+
+def baseline(row: Row) -> str:
+    """What the other providers of a row are compared with: the first of torch's that ran."""
+    return next((name for name in ("torch", "scaled_mm", "unfused") if name in row.times), "")
+
+
+def row_text(row: Row) -> str:
+    """One line of progress: times, and ratios to torch's."""
+    base = baseline(row)
+    parts = [str(row.case).ljust(34)]
+    for name in NAMES:
+        if name in row.times:
+            ratio = row.ratio(name, base) if base and name != base else None
+            parts.append(f"{name} {row.us(name):.1f} us" + (f" ({ratio:.2f})" if ratio else ""))
+        elif name in row.not_run:
+            parts.append(f"{name} not run: {row.not_run[name][:100]}")
+    return "  ".join(parts)
+
+
+def figure(value: float | None) -> str:
+    """A ratio as it is printed."""
+    return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"  # noqa: PLR2004 - three digits

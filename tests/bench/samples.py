@@ -1,0 +1,90 @@
+"""Stand-ins for a GPU: a stopwatch that runs calls on the CPU and makes its times up, providers, and whole results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from aotmm.bench.cases import PLANS, Case, Operands, work
+from aotmm.bench.providers import Call, Provider
+from aotmm.bench.results import Results, Row, Times
+from aotmm.tune.shapes import read
+
+_SPEED = {"tutorial": 0.6, "cutlass": 0.9, "aotmm": 1.05, "aotmm_plain": 0.98, "unfused": 0.7, "addmm": 0.8}
+
+
+@dataclass
+class FakeStopwatch:
+    """Runs calls on the CPU; `recorded` has the launches of every recording, `replayed` the order of what was timed."""
+
+    us: float = 100.0
+    recorded: list[int] = field(default_factory=list)
+    replayed: list[Call] = field(default_factory=list)
+    alone_calls: int = 0
+
+    def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
+        """As `Stopwatch.record`."""
+        self.recorded.append(launches)
+
+        def run() -> float:
+            for number in range(min(launches, len(sets))):
+                call(sets[number])
+            self.replayed.append(call)
+            return self.us
+
+        return run
+
+    def alone(self, call: Call, operands: Operands) -> float:
+        """As `Stopwatch.alone`."""
+        call(operands)
+        self.alone_calls += 1
+        return self.us + 10
+
+
+def product(case: Case, operands: Operands) -> torch.Tensor:
+    """What a right provider writes, rounded once."""
+    x = operands.a.double() @ operands.b.double()
+    if case.scaled:
+        x = x * float(operands.scale_a) * float(operands.scale_b)
+    if case.activation is not None:
+        x = getattr(torch.nn.functional, case.activation)(x + operands.bias.double())
+    return x.to(case.output)
+
+
+def right(name: str = "right") -> Provider:
+    """A provider that multiplies rightly."""
+    return Provider(name, "", lambda case, _: lambda operands: operands.out.copy_(product(case, operands)))
+
+
+def sample() -> Results:
+    """A run of everything, with times that follow from the work and a speed for each provider."""
+    shapes = read()
+    rows = []
+    for number, item in enumerate(work(shapes, list(PLANS))):
+        case = item.case
+        base = 3.0 + case.shape.macs / 3.5e8 + case.bytes / 4e6
+        times = {
+            name: Times(
+                graph_us=tuple(base / _SPEED.get(name, 1.0) * (1 + 0.01 * ((number + turn) % 3)) for turn in range(5)),
+                isolated_us=() if name == "aotmm_plain" else (base + 10, base + 11, base + 12),
+                launches=100,
+                error=0.9,
+                note="tile <&> co" if name == "aotmm" else "",
+            )
+            for name in item.providers
+        }
+        not_run = {"cutlass": "there is no nvcc on the PATH"} if times.pop("cutlass", None) and number % 5 == 0 else {}
+        state = {"clocks.sm": 1980.0, "clocks.mem": 3201.0, "power.draw": 500.0, "temperature.gpu": 50.0}
+        rows.append(Row(case, item.sweeps, shapes.held_out(case.shape), times, not_run, state))
+    facts = {"date": "2026-11-20", "device": "a sample", "copy_bytes_per_s": 4.3e12, "cache_bytes": 60 << 20}
+    other = {
+        "first_result": {
+            "aotmm": {"import": 1.0, "sum": 30.0},
+            "torch.matmul": {"sum": 90.0},
+            "tutorial": {"sum": 3e4},
+        },
+        "call_cost": {"lib.matmul(a, b)": {"min us": 8.9, "median us": 9.4}},
+    }
+    return Results(facts, rows, other)

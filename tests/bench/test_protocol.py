@@ -1,0 +1,126 @@
+"""Checked before it is timed, all in turn, and as often as the time allows."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from aotmm.bench.cases import Case, Operands, Pool, Work
+from aotmm.bench.protocol import in_turn, launches_for, measure, orders
+from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.bench.results import Row
+from aotmm.tune.shapes import Shape
+from tests.bench.samples import FakeStopwatch, product, right
+
+CASE = Case(Shape(100, 64, 96, "nt"), "fp16")
+
+
+def _measure(stopwatch: FakeStopwatch, *providers: Provider) -> Row:
+    pool = Pool(torch.device("cpu"))
+    return measure(Work(CASE, ("mine",), ()), providers, pool, stopwatch, cache_bytes=1, held_out=True)
+
+
+def _wrong(call: Call) -> Provider:
+    return Provider("wrong", "", lambda _case, _sets: call)
+
+
+def _almost(operands: Operands) -> None:
+    operands.out.copy_(product(CASE, operands))
+    operands.out[77, 33] *= 1.01
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda operands: operands.out.zero_(), id="zeros"),
+        pytest.param(lambda operands: None, id="nothing written"),
+        pytest.param(_almost, id="one element off by 1 %"),
+    ],
+)
+def test_a_wrong_product_is_not_timed(call: Call) -> None:
+    """Its one graph is that of the check: it is never replayed for a figure, and the row says that it is wrong."""
+    stopwatch = FakeStopwatch()
+    row = _measure(stopwatch, right(), _wrong(call))
+    assert list(row.times) == ["right"]
+    assert row.not_run["wrong"].startswith("wrong: the largest error is ")
+    assert stopwatch.replayed.count(call) == 1
+    assert stopwatch.recorded.count(3) == 2, "checks of both over three sets"
+
+
+def test_wrong_only_with_the_last_operands() -> None:
+    """What is right for the first set alone, as a kernel that keeps an old descriptor, is refused too."""
+    firsts: list[Operands] = []
+
+    def prepare(_: Case, sets: Sequence[Operands]) -> Call:
+        firsts.append(sets[0])
+        return lambda operands: operands.out.copy_(product(CASE, firsts[0]))
+
+    row = _measure(FakeStopwatch(), Provider("stale", "", prepare))
+    assert row.not_run["stale"].startswith("wrong")
+
+
+def test_a_provider_that_cannot_run_says_why() -> None:
+    """The reason is in the row; the others are measured."""
+
+    def refuse(_case: Case, _sets: Sequence[Operands]) -> Call:
+        raise NotRunError("no nvcc here")
+
+    row = _measure(FakeStopwatch(), Provider("absent", "", refuse), right())
+    assert row.not_run == {"absent": "no nvcc here"}
+    assert list(row.times) == ["right"]
+    assert (row.held_out, row.sweeps) == (True, ("mine",))
+
+
+def test_what_a_row_holds() -> None:
+    """A figure per round and per single call, launches in whole turns over the sets, the error of the check."""
+    stopwatch = FakeStopwatch(us=100.0)
+    row = _measure(stopwatch, right("x"), right("y"))
+    for times in row.times.values():
+        assert times.graph_us == (100.0,) * 9, "as many rounds as 20 ms hold of 21 x 100 us"
+        assert set(times.isolated_us) == {110.0}
+        assert times.launches == 21
+        assert times.error <= 1
+    assert stopwatch.alone_calls == sum(len(times.isolated_us) for times in row.times.values())
+    assert row.ratio("x", "y") == 1.0
+
+
+def test_launches() -> None:
+    """About 2 ms of products in one graph, in whole turns over the sets, and one turn at least."""
+    assert launches_for(100.0, 3) == 21
+    assert launches_for(5000.0, 3) == 3
+    assert launches_for(2.0, 300) == 1200
+    assert launches_for(0.0, 4) == 1024
+
+
+def test_two_take_strict_turns() -> None:
+    """A B A B: each always follows the other."""
+    assert [*itertools.chain(*orders(("a", "b"), 3))] == ["a", "b", "a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 6])
+def test_of_more_each_follows_every_other(count: int) -> None:
+    """Every round has each once; over a whole design each comes right after each other one equally often."""
+    names = tuple("abcdef"[:count])
+    rounds = list(orders(names, 2 * count))
+    assert all(sorted(order) == list(names) for order in rounds)
+    followed = Counter(pair for order in rounds for pair in itertools.pairwise(order))
+    assert set(followed.values()) == ({2} if count > 1 else set())
+    assert len(followed) == count * (count - 1)
+
+
+def test_rounds_interleave() -> None:
+    """Every run takes part in every round; the warm-up round is not among the figures."""
+    log: list[str] = []
+
+    def run(name: str, us: float) -> float:
+        log.append(name)
+        return us
+
+    samples = in_turn({"a": (lambda: run("a", 300.0), 10), "b": (lambda: run("b", 400.0), 10)})
+    assert log == ["a", "b"] * 6
+    assert samples == {"a": [300.0] * 5, "b": [400.0] * 5}
+    assert in_turn({}) == {}
