@@ -19,10 +19,11 @@ from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError, bu
 from aotmm.folders import data_folder, in_checkout
 from aotmm.manifest import kernel_to
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
+from aotmm.table import shipped_path
 from aotmm.target import TARGETS, target
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from aotmm.build import Progress, Report
     from aotmm.kernel import Kernel
@@ -299,6 +300,107 @@ def doctor(ctx: click.Context, *, folder: Path, as_json: bool) -> None:
     else:
         click.echo(report.doctor_text(found))
     ctx.exit(found.exit_code)
+
+
+@main.command()
+@click.option("--arch", required=True, metavar="ARCH", help=f"Pack whose kernels are timed: {', '.join(TARGETS)}.")
+@click.option(
+    "--shapes",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Shapes to time, written like aotmm/tune/shapes.json, which is the default.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="DTYPE",
+    help="Type that stands for all of its width; repeatable.  [default: fp16, fp8e4]",
+)
+@click.option(
+    "--budget",
+    default="8m",
+    show_default=True,
+    metavar="TIME",
+    help="Begin no shape after that: 90s, 8m, 1h. The same command again goes on from there.",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Table to write.  [default: the one that packs of this checkout are built with]",
+)
+@click.option("--refit", is_flag=True, help="Time nothing; fit the models of the table again. Needs no GPU.")
+@_pack_option
+@_json_option
+def tune(
+    *,
+    arch: str,
+    file: Path | None,
+    dtypes: tuple[str, ...],
+    budget: str,
+    out: Path | None,
+    refit: bool,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Time the prebuilt kernels on this machine's GPUs.
+
+    The times, and models fitted to them, go to a table. aotmm build puts that of the checkout into its packs;
+    aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
+    are named, and are an error in the end. A fifth of the shapes judges what selection makes of the others.
+    """
+    from aotmm.runtime.pack import open_packs
+    from aotmm.tune import session, shapes, summary
+
+    if out is None:
+        if not in_checkout():
+            raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
+        out = shipped_path(arch)
+    seconds = _seconds(budget)
+    packs = open_packs(folder)
+    pack = _pack_of(packs, arch, folder)
+    measured = None
+    if refit:
+        verdict = session.refit(pack, out, dtypes)
+    else:
+        wanted = shapes.read() if file is None else shapes.read(file)
+        with _tuning_bar() as progress:
+            measured, verdict = session.tune(
+                pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, progress=progress
+            )
+    if as_json:
+        _print_json(summary.body(measured, verdict) | {"table": str(out)})
+    else:
+        for line in summary.text(measured, verdict):
+            click.echo(line)
+        click.echo(f"wrote {out}")
+    if measured is not None and measured.left_out:
+        raise AotmmError(f"{len(measured.left_out)} left out: {', '.join(measured.left_out)}; the others are in {out}")
+
+
+def _seconds(text: str) -> float:
+    """The time in `text` ("90s", "8m", "1h") in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise click.UsageError(f"--budget {text!r} is no time like 90s, 8m or 1h")
+    return float(number) * units[unit]
+
+
+@contextmanager
+def _tuning_bar() -> Iterator[Callable[[int, int, str], None]]:
+    """What tuning calls as shapes get done: a bar where stderr is a terminal, and a line for what is left out."""
+    with click.progressbar(length=1, file=sys.stderr, show_pos=True, item_show_func=lambda text: text) as bar:
+
+        def show(done: int, total: int, text: str) -> None:
+            if text.startswith("left out"):
+                click.echo(text, err=True)
+            bar.length = total
+            bar.update(done - bar.pos, text)
+
+        yield show
 
 
 @main.command()

@@ -67,7 +67,9 @@ def candidates(
     """
     plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
     for number, kernel in enumerate(launcher.kernels):
-        if kernel.fast_accum != problem.fast_accum or {kernel.schedule, kernel.family} & left_out:
+        if (kernel.dtype_a, kernel.fast_accum) != (problem.dtype_a, problem.fast_accum):
+            continue
+        if {kernel.schedule, kernel.family} & left_out:
             continue
         plan = launcher.check(problem, device, number).plan
         if plan is not None:

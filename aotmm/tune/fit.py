@@ -96,7 +96,7 @@ class _Samples(NamedTuple):
         """Logarithm of the time that constants with these logarithms predict."""
         base, step, tile, byte = logs.exp()
         work = torch.maximum(self.waves * (self.steps * step + tile), self.moved * byte)
-        return (self.known + base + work).log()
+        return torch.log(self.known + base + work)
 
     def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
         """(points, constants): how `predicted` changes with `logs`."""

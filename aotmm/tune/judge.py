@@ -23,10 +23,10 @@ MOST_WORST = 1.05  # and on any one of them
 
 
 class Choice(NamedTuple):
-    """What selection takes for a shape: the schedule, its regret (None: that plan was not measured), the best one."""
+    """What selection takes for a shape, in words; its regret, None if that plan was not measured; and the best plan."""
 
     shape: Shape
-    schedule: str
+    chosen: str
     regret: float | None
     best: Sample
 
@@ -93,10 +93,11 @@ def _choice(launcher: Launcher, device: CDevice, shape: Shape, dtype: str) -> Ch
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)
     schedule = launcher.kernels[plan.kernel].schedule
     best = min(shape.times, key=lambda sample: sample.ns)
+    text = schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
     for sample in shape.times:
         if sample[:-1] == (schedule, plan.split, plan.programmatic, plan.copies):
-            return Choice(shape, schedule, sample.ns / best.ns, best)
-    return Choice(shape, schedule, None, best)
+            return Choice(shape, text, sample.ns / best.ns, best)
+    return Choice(shape, text, None, best)
 
 
 class Spared(NamedTuple):

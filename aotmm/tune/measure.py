@@ -45,7 +45,7 @@ class GpuMeasurer:
         self._ordinal = ordinal
         self._launcher = open_pack(folder).launcher
         self._device = self._launcher.device(ordinal)
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._random: dict[str, torch.Tensor] = {}
         self._results = torch.empty(0, dtype=torch.uint8, device="cuda")
         self._workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
@@ -232,6 +232,6 @@ def _aligned(size: int) -> int:
 def _normal(count: int, dtype: str) -> torch.Tensor:
     """`count` random numbers N(0, 1) of `dtype`, made in parts because fp8 has no generator of its own."""
     flat = torch.empty(count, dtype=getattr(torch, DTYPES[dtype].torch), device="cuda")
-    for part in flat.split(1 << 28):
+    for part in flat.split(1 << 28):  # type: ignore[no-untyped-call]
         part.copy_(torch.randn(part.numel(), device="cuda"))
     return flat

@@ -32,11 +32,11 @@ class Key(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A model, how many samples it rests on, and the relative error (root mean square) that it leaves."""
+    """A model, how many samples it rests on, and the relative error that it leaves: root mean square, if known."""
 
     model: Model
     samples: int
-    error: float
+    error: float | None
 
 
 class Gpu(NamedTuple):
@@ -77,7 +77,7 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
         if helper is not None:
             count = sum(len(timed) for key, timed in rows.items() if role == "copy" or kinds[key].role == "partial")
             keys = sorted({_key(kernel) for kernel in kernels if kernel.role == role})
-            fitted += [Fitted(Model(*key, *helper), count, math.nan) for key in keys]
+            fitted += [Fitted(Model(*key, *helper), count, None) for key in keys]
     return fitted
 
 

@@ -11,19 +11,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+import torch
+
 import aotmm
 from aotmm import table
 from aotmm.errors import AotmmError, NoKernelError
+from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.launcher import CDevice
 from aotmm.runtime.pack import Pack
 from aotmm.table import Sample, Shape, Table
 from aotmm.target import target
 from aotmm.tune import judge
-from aotmm.tune.cases import Case
+from aotmm.tune.cases import DEFAULTS, Case, cases
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Fitted, Gpu, fit_models
 from aotmm.tune.record import Head, Record
+from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import PATIENCE, Done, Measurer, Patience, measure_all
 
 Progress = Callable[[int, int, str], None]  # cases done, all cases, what happened last
@@ -31,7 +35,7 @@ Progress = Callable[[int, int, str], None]  # cases done, all cases, what happen
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement found: samples of `done` of `total` cases, and what was left out and why."""
+    """What a measurement found: samples by case, and what was left out and why; `total` cases were wanted."""
 
     head: Head
     samples: dict[Case, tuple[Sample, ...]]
@@ -57,16 +61,68 @@ class Verdict:
 
     held_out: judge.Regret
     models: judge.Regret
-    spared: list[judge.Spared]
-    fitted: list[Fitted]
+    spared: tuple[judge.Spared, ...]
+    fitted: tuple[Fitted, ...]
+
+
+def tune(
+    pack: Pack,
+    packs: Sequence[Pack],
+    shapes: Shapes,
+    out: Path,
+    *,
+    dtypes: Sequence[str] = (),
+    budget_s: float,
+    progress: Progress,
+) -> tuple[Measured, Verdict]:
+    """Measures the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and writes the table `out`.
+
+    Of `packs` the one that suits a GPU best serves it. Samples are kept beside `out` while cases are left to measure;
+    the next call goes on from there.
+
+    Raises:
+        NoKernelError: `pack` serves no GPU here.
+        SpecError: a type that cannot be tuned.
+        ArtifactError: the samples beside `out` are of another GPU or pack.
+        AotmmError: a measuring process cannot start, or `out` cannot be written.
+    """
+    wanted = cases(shapes, dtypes, target(pack.arch))
+    gpus = serving(pack, packs)
+    device = pack.launcher.device(gpus[0].ordinal)
+    record = out.with_name(f"{out.name}.partial")
+    head = Head(
+        pack.arch,
+        gpus[0].name,
+        _driver(),
+        torch.__version__,
+        aotmm.__version__,
+        pack.head.digest,
+        shapes.held_out_seed,
+    )
+    makers = [functools.partial(GpuMeasurer, pack.folder, gpu.ordinal) for gpu in gpus]
+    measured = measure(wanted, makers, head, record, budget_s=budget_s, progress=progress)
+    done, verdict = fit(pack, table_of(measured), device, {case.width: case.dtype for case in wanted})
+    write(done, out)
+    if measured.complete:
+        record.unlink()
+    return measured, verdict
+
+
+def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Verdict:
+    """Fits the models of the table in `path` again, to the samples that it has. Needs no GPU.
+
+    Raises:
+        ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
+    """
+    row = target(pack.arch)
+    widths = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
+    done, verdict = fit(pack, table.read(path), CDevice(row.multiprocessors, row.shared_bytes), widths)
+    write(done, path)
+    return verdict
 
 
 def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
-    """The GPUs that `pack` serves, of one model: that of the first.
-
-    Raises:
-        NoKernelError: there is none.
-    """
+    """The GPUs that `pack` serves, of one model: that of the first. Raises NoKernelError if there is none."""
     found = devices()
     mine = [gpu for gpu in found if (best := best_pack(packs, gpu.arch)) is not None and best[0] is pack]
     if not mine:
@@ -75,20 +131,8 @@ def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
     return [gpu for gpu in mine if gpu.name == mine[0].name]
 
 
-def head_of(pack: Pack, gpu: Device, seed: int) -> Head:
-    """What all samples of a measurement with `pack` on `gpu` have in common."""
-    import torch
-
-    return Head(pack.arch, gpu.name, _driver(), torch.__version__, aotmm.__version__, pack.head.digest, seed)
-
-
-def gpu_makers(pack: Pack, gpus: Sequence[Device]) -> list[Callable[[], Measurer]]:
-    """What makes the measurer of each GPU, in a worker's process."""
-    return [functools.partial(GpuMeasurer, pack.folder, gpu.ordinal) for gpu in gpus]
-
-
 def measure(
-    cases: Sequence[Case],
+    wanted: Sequence[Case],
     makers: Sequence[Callable[[], Measurer]],
     head: Head,
     path: Path,
@@ -97,7 +141,7 @@ def measure(
     progress: Progress,
     patience: Patience = PATIENCE,
 ) -> Measured:
-    """Measures `cases` for `budget_s` seconds, going on from the record `path` if there is one.
+    """Measures the cases for `budget_s` seconds with a worker per maker, going on from the record `path`.
 
     Raises:
         ArtifactError: the record is of another GPU or pack.
@@ -105,40 +149,24 @@ def measure(
     """
     deadline = time.monotonic() + budget_s
     with closing(Record(path, head)) as record:
-        todo = [case for case in cases if case not in record.samples]
-        done = len(cases) - len(todo)
-        progress(done, len(cases), "")
-        for event in measure_all(
-            todo, makers, left_out=frozenset(record.left_out), deadline=deadline, patience=patience
-        ):
+        todo = [case for case in wanted if case not in record.samples]
+        progress(len(wanted) - len(todo), len(wanted), "")
+        left_out = frozenset(record.left_out)
+        for event in measure_all(todo, makers, left_out=left_out, deadline=deadline, patience=patience):
             if isinstance(event, Done):
                 record.add(event.case, event.outcome.samples)
-                done += 1
-                progress(done, len(cases), str(event.case))
+                text = str(event.case)
             else:
                 record.leave_out(*event)
-                progress(done, len(cases), f"left out {event.name}: {event.why}")
-        wanted = set(cases)
-        samples = {case: found for case, found in record.samples.items() if case in wanted}
-        return Measured(head, samples, dict(record.left_out), len(cases))
+                text = f"left out {event.name}: {event.why}"
+            progress(sum(case in record.samples for case in wanted), len(wanted), text)
+        samples = {case: record.samples[case] for case in wanted if case in record.samples}
+        return Measured(head, samples, dict(record.left_out), len(wanted))
 
 
 def table_of(measured: Measured) -> Table:
     """The table of a measurement, without models. What was left out is not in it, wherever it did work."""
     head = measured.head
-    shapes = [
-        Shape(
-            case.width,
-            case.layout,
-            case.fast_accum,
-            case.M,
-            case.N,
-            case.K,
-            case.held_out,
-            tuple(sample for sample in samples if sample.schedule not in measured.left_out),
-        )
-        for case, samples in measured.samples.items()
-    ]
     return Table(
         arch=head.arch,
         device=head.device,
@@ -148,7 +176,19 @@ def table_of(measured: Measured) -> Table:
         date=datetime.now(timezone.utc).date().isoformat(),
         seed=head.seed,
         models=(),
-        shapes=tuple(shapes),
+        shapes=tuple(
+            Shape(
+                width=case.width,
+                layout=case.layout,
+                fast_accum=case.fast_accum,
+                M=case.M,
+                N=case.N,
+                K=case.K,
+                held_out=case.held_out,
+                times=tuple(sample for sample in samples if sample.schedule not in measured.left_out),
+            )
+            for case, samples in measured.samples.items()
+        ),
     )
 
 
@@ -165,8 +205,8 @@ def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tupl
     return done, Verdict(
         held_out=judge.held_out_regret(launcher, device, done, dtypes),
         models=judge.model_regret(launcher, device, done, dtypes),
-        spared=judge.spare(done.shapes),
-        fitted=found,
+        spared=tuple(judge.spare(done.shapes)),
+        fitted=tuple(found),
     )
 
 
@@ -182,10 +222,10 @@ def write(done: Table, out: Path) -> None:
 
 
 def _driver() -> str:
-    """Version of the kernel's part of the GPU driver, "unknown" where the system does not tell."""
+    """Version of the GPU driver's part in the kernel, "unknown" where the system does not tell."""
     for path in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
         try:
-            return Path(path).read_text().strip()
+            return Path(path).read_text(encoding="ascii").strip()
         except OSError:
             continue
     return "unknown"

@@ -67,12 +67,19 @@ def test_a_torn_head_starts_anew(path: Path) -> None:
     assert json.loads(path.read_text())["device"] == "NVIDIA H200"
 
 
-@pytest.mark.parametrize(("field", "value"), [("device", "NVIDIA A100"), ("pack", "cd" * 32), ("driver", "1")])
-def test_another_gpu_or_pack_is_refused(path: Path, field: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (replace(HEAD, device="NVIDIA A100"), "device 'NVIDIA A100', not 'NVIDIA H200'"),
+        (replace(HEAD, pack="cd" * 32), "pack 'cdcd"),
+        (replace(HEAD, seed=8, driver="1"), "driver '1', not '580.1'; seed 8, not 7"),
+    ],
+)
+def test_another_gpu_or_pack_is_refused(path: Path, other: Head, message: str) -> None:
     """Samples of one thing are not mixed with those of another; the message says which differ."""
-    with closing(Record(path, replace(HEAD, **{field: value}))):
+    with closing(Record(path, other)):
         pass
-    with pytest.raises(ArtifactError, match=f"{field} '{value}', not '{getattr(HEAD, field)}'"):
+    with pytest.raises(ArtifactError, match=message):
         Record(path, HEAD)
 
 

@@ -1,0 +1,85 @@
+"""What a tuning found, as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from aotmm.tune.judge import MOST_MEAN, MOST_WORST, Choice, Regret
+from aotmm.tune.session import Measured, Verdict
+
+TARGETS = (1.03, 1.15)  # mean and worst regret that selection is to keep to on shapes that it has not seen
+_SHOWN = 10  # choices of the largest regret
+
+
+def text(measured: Measured | None, verdict: Verdict) -> Iterator[str]:
+    """Lines: what was measured, if anything was; errors of the models, regret of selection, what could be left out."""
+    if measured is not None:
+        yield from _measured_text(measured)
+    for row in verdict.fitted:
+        model = row.model
+        what = f"width {model.width}" + ", fast" * model.fast_accum
+        constants = f"{model.base:.0f} ns + {model.step:.1f}/step + {model.tile:.0f}/tile, {model.byte:.3g}/byte"
+        error = "" if row.error is None else f", error {row.error:.1%}"
+        yield f"model {model.schedule} ({what}): {constants}; {row.samples} samples{error}"
+    yield from _regret_text("models alone, shapes they were fitted to", verdict.models)
+    yield from _regret_text("held-out shapes", verdict.held_out)
+    yield f"targets on held-out shapes: mean {TARGETS[0]}, worst {TARGETS[1]}"
+    yield f"could be left out one after the other, mean regret up to {MOST_MEAN}, worst up to {MOST_WORST}:"
+    for spared in verdict.spared:
+        yield f"  {spared.schedule} (width {spared.width}): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
+
+
+def body(measured: Measured | None, verdict: Verdict) -> dict[str, Any]:
+    """The same for JSON."""
+    found: dict[str, Any] = {}
+    if measured is not None:
+        found = {
+            "measured": len(measured.samples),
+            "total": measured.total,
+            "device": measured.head.device,
+            "left_out": measured.left_out,
+        }
+    return found | {
+        "models": [{**asdict(row.model), "samples": row.samples, "error": row.error} for row in verdict.fitted],
+        "regret": {
+            "models": _regret_body(verdict.models),
+            "held_out": _regret_body(verdict.held_out),
+        },
+        "spared": [row._asdict() for row in verdict.spared],
+    }
+
+
+def _measured_text(measured: Measured) -> Iterator[str]:
+    samples = sum(map(len, measured.samples.values()))
+    yield f"{len(measured.samples)} of {measured.total} shapes measured on {measured.head.device}, {samples} samples"
+    if not measured.complete:
+        yield "the time ran out; the same command again goes on from here"
+    for name, why in measured.left_out.items():
+        yield f"left out {name}: {why}"
+
+
+def _regret_body(regret: Regret) -> dict[str, Any]:
+    return {
+        "mean": regret.mean,
+        "worst": regret.worst,
+        "shapes": len(regret.choices),
+        "unmeasured": regret.unmeasured,
+        "choices": [_choice_text(choice) for choice in regret.worst_choices(_SHOWN)],
+    }
+
+
+def _regret_text(title: str, regret: Regret) -> Iterator[str]:
+    unknown = f", {regret.unmeasured} choices that were not measured" * bool(regret.unmeasured)
+    yield f"regret, {title}: mean {regret.mean:.4f}, worst {regret.worst:.3f}, {len(regret.choices)} shapes{unknown}"
+    for choice in regret.worst_choices(_SHOWN):
+        yield f"  {_choice_text(choice)}"
+
+
+def _choice_text(choice: Choice) -> str:
+    shape, best = choice.shape, choice.best
+    what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} width {shape.width}" + " fast" * shape.fast_accum
+    regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"
+    split = f" split {best.split}" * (best.split > 1)
+    return f"{regret}  {what}: {choice.chosen}, best {best.schedule}{split} {best.ns / 1000:.2f} us"

@@ -1,0 +1,70 @@
+"""Which products are measured, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotmm.errors import SpecError
+from aotmm.target import target
+from aotmm.tune.cases import Case, cases
+from aotmm.tune.shapes import Shape, Shapes, Sweep, read
+
+SQUARES = Sweep("squares", "", tuple(Shape(64 * i, 64 * i, 64 * i, "nn") for i in range(1, 41)))
+AGAIN = Sweep("again", "", SQUARES.shapes[:10])
+SKINNY = Sweep("skinny", "", tuple(Shape(i, 4096, 4096, "nt", "a name") for i in range(1, 11)))
+NARROW = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
+SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, NARROW))
+
+
+def test_one_type_stands_for_each_width() -> None:
+    """fp16 on the wide sweeps, fp8e4 on its own, both ways to sum; every product once."""
+    found = cases(SHAPES, (), target("sm90"))
+    assert len(found) == len(set(found)) == 40 + 10 + 2
+    narrow = [case for case in found if case.width == 1]
+    assert sorted(narrow) == [
+        Case("fp8e4", fast, "nt", 1024, 1024, 1024, SHAPES.held_out(NARROW.shapes[0])) for fast in (False, True)
+    ]
+    assert {case.dtype for case in found if case.width == 2} == {"fp16"}
+
+
+def test_what_an_arch_does_not_have_is_left_out() -> None:
+    """sm80 has no e4m3, so fp8 is not measured there unless it is asked for."""
+    assert {case.dtype for case in cases(SHAPES, (), target("sm80"))} == {"fp16"}
+    asked = cases(SHAPES, ("fp8e5",), target("sm80"))
+    assert [(case.dtype, case.fast_accum) for case in asked] == [("fp8e5", False)]
+
+
+def test_a_fifth_is_held_out_as_the_shapes_say() -> None:
+    """The split is that of the shapes, whatever the type."""
+    for name in ("fp16", "bf16"):
+        held_out = {
+            (case.M, case.N, case.K, case.layout) for case in cases(read(), (name,), target("sm90")) if case.held_out
+        }
+        ours = [shape for sweep in read().sweeps if sweep.name != "fp8" for shape in sweep.shapes]
+        assert held_out == {(s.M, s.N, s.K, s.layout) for s in ours if read().held_out(s)}
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5])
+def test_every_part_has_the_same_mix(part: float) -> None:
+    """Where time runs out, each sweep was seen to the same part, and not only its small shapes."""
+    found = cases(SHAPES, (), target("sm90"))
+    first = found[: int(part * len(found))]
+    for sweep in (SQUARES, SKINNY):
+        shapes = {(shape.M, shape.N, shape.K) for shape in sweep.shapes}
+        seen = [case for case in first if (case.M, case.N, case.K) in shapes]
+        assert len(seen) == pytest.approx(part * len(shapes), abs=2)
+    assert max(case.M for case in first) > 64 * 30
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "arch", "message"),
+    [
+        (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5"),
+        (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5"),
+        (("fp16", "bf16"), "sm90", "one type of each width, found fp16, bf16"),
+    ],
+)
+def test_types_that_cannot_be_meant(dtypes: tuple[str, ...], arch: str, message: str) -> None:
+    """Unknown types, types of another arch, two of one width."""
+    with pytest.raises(SpecError, match=message):
+        cases(SHAPES, dtypes, target(arch))
