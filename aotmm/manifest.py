@@ -92,7 +92,7 @@ _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Kernel", "role"): ROLES,
     ("Kernel", "dtype_a"): tuple(DTYPES),
     ("Kernel", "dtype_b"): tuple(DTYPES),
-    ("Kernel", "dtype_c"): tuple(dict.fromkeys(row.output for row in DTYPES.values())),
+    ("Kernel", "dtype_c"): tuple(DTYPES),
     ("Kernel", "layout"): (*LAYOUTS, "any"),
     ("Kernel", "epilogue"): EPILOGUES,
     ("Parameter", "value"): VALUES,
