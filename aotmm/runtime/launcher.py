@@ -253,6 +253,11 @@ class Plan:
         main = ["product"] if self.split == 1 else ["partial", "reduce"]
         return (*before, *main, *copies[len(before) :])
 
+    @property
+    def main(self) -> int:
+        """Which of `launches` is that of `kernel`."""
+        return (self.copies & (COPY_A | COPY_B)).bit_count()
+
     @classmethod
     def from_c(cls, plan: CPlan) -> Plan:
         """The same as a value."""

@@ -25,10 +25,10 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from aotmm.errors import AotmmError
+from aotmm.errors import AotmmError, NoKernelError
 from aotmm.kernel import Kernel
-from aotmm.problem import DTYPES
-from aotmm.runtime.launcher import Problem
+from aotmm.problem import DTYPES, WORKSPACE_LIMIT
+from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.native.truth import Epilogue, Judgement, judge, truth
@@ -150,6 +150,7 @@ class Outcome:
     """What executing one product came to; it is right if `complaints` is empty.
 
     Attributes:
+        plan: what was launched, None if nothing was.
         det, prob: largest error relative to the deterministic and the probabilistic bound.
         mismatches: elements that are not bit-equal to the correctly rounded product.
         seconds: what executing it took.
@@ -157,6 +158,7 @@ class Outcome:
 
     product: Product
     kernel: str
+    plan: Plan | None = None
     det: float = 0.0
     prob: float = 0.0
     mismatches: int = 0
@@ -387,37 +389,57 @@ class Emulator:
         self.launcher = pack.launcher
         self.kernels = pack.manifest.kernels
 
-    def run(self, product: Product, kernel: int | None = None) -> Outcome:
-        """Executes `product` with kernel number `kernel`, or with the one that the launcher selects."""
+    def run(self, product: Product, kernel: int | None = None, plan: Plan | None = None) -> Outcome:
+        """Executes `product` by `plan`; without one by the best plan with that kernel, or of all."""
         case, begin = Case(product), time.perf_counter()
-        self.driver.buffers = case.buffers()
-        self.driver.launches.clear()
         name = "none"
         try:
-            if kernel is None:
-                self.launcher.matmul(case.problem, 0, 0)
-                kernel = self.kernels.index(self.selected(case.problem))
-            else:
-                self.launcher.launch(kernel, case.problem, 0, 0)
-            name = self.kernels[kernel].name
+            if plan is None:
+                plan = self.plan(case.problem, kernel)
+            name = self.kernels[plan.kernel].name
+            workspace = self.place(case, plan)
+            self.launcher.run(plan, case.problem, 0, 0, workspace)
         except AotmmError as error:
             return Outcome(product, name, complaints=(str(error), *self.driver.faults, *self.driver.misuse))
-        (launch,) = self.driver.launches
+        launches = self.driver.launches
         found = case.judge(self.arch)
         complaints = [*self.driver.faults, *self.driver.misuse]
-        if hashlib.sha256(launch.image).hexdigest() != self.kernels[kernel].image.sha256:
-            complaints.append("another image than the pack's was launched")
-        if stray := case.stray_stores(launch.stats.stores):
+        if [self.role(launch.image) for launch in launches] != [step.partition(" ")[0] for step in plan.launches]:
+            complaints.append(f"images were launched that the plan {plan} does not have")
+        if hashlib.sha256(launches[plan.main].image).hexdigest() != self.kernels[plan.kernel].image.sha256:
+            complaints.append("another image than the kernel's was launched")
+        if stray := case.stray_stores(launches[-1].stats.stores):
             complaints.append(f"{stray} bytes of C's memory are not stored as often as they should be")
         complaints += case.complaints(found)
         seconds = time.perf_counter() - begin
-        return Outcome(product, name, found.det, found.prob, found.mismatches, tuple(complaints), seconds)
+        return Outcome(product, name, plan, found.det, found.prob, found.mismatches, tuple(complaints), seconds)
+
+    def plan(self, problem: Problem, kernel: int | None = None) -> Plan:
+        """The best plan with that kernel, or of all. Raises NoKernelError."""
+        if kernel is None:
+            return self.launcher.plan(problem, 0, WORKSPACE_LIMIT)
+        verdict = self.launcher.check(problem, self.launcher.device(0), kernel)
+        if verdict.plan is None:
+            raise NoKernelError(f"{verdict.kernel.name}: {verdict.rejected}")
+        return verdict.plan
+
+    def place(self, case: Case, plan: Plan) -> int:
+        """Forgets earlier launches and gives the driver the operands and a workspace of NaN; its address."""
+        memory = np.full(plan.workspace_bytes + 256, 0xFF, np.uint8)
+        start = -memory.ctypes.data % 256
+        workspace = memory[start : start + plan.workspace_bytes]
+        self.driver.buffers = [*case.buffers(), *([("workspace", workspace, "rw")] if plan.workspace_bytes else [])]
+        self.driver.launches.clear()
+        return int(workspace.ctypes.data) if plan.workspace_bytes else 0
+
+    def role(self, image: bytes) -> str:
+        """The role of the kernel that has this image."""
+        digest = hashlib.sha256(image).hexdigest()
+        return next(kernel.role for kernel in self.kernels if kernel.image.sha256 == digest)
 
     def selected(self, problem: Problem) -> Kernel:
-        """The kernel that the launcher takes for `problem` on device 0."""
-        chosen = self.launcher.explain(problem, self.launcher.device(0)).chosen
-        assert chosen is not None
-        return chosen.kernel
+        """The kernel that the launcher takes for `problem` on device 0 without a workspace."""
+        return self.kernels[self.launcher.select(problem, self.launcher.device(0), 0).kernel]
 
 
 def execute(folder: Path, products: list[Product], **options: Any) -> list[Outcome]:
@@ -430,3 +452,9 @@ def execute_kernels(folder: Path, work: list[tuple[int, Product]], **options: An
     """What becomes of each product with the kernel of that number."""
     emulator = Emulator(folder, **options)
     return [emulator.run(product, kernel) for kernel, product in work]
+
+
+def execute_plans(folder: Path, work: list[tuple[Plan, Product]], **options: Any) -> list[Outcome]:
+    """What becomes of each product by that plan."""
+    emulator = Emulator(folder, **options)
+    return [emulator.run(product, plan=plan) for plan, product in work]

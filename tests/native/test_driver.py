@@ -180,24 +180,30 @@ def test_empty_products_launch_nothing(pack: Path) -> None:
         emulator.launcher.matmul(problem, 0, 0)
     assert emulator.driver.launches == []
     assert names(emulator) == []
-    generic = next(number for number, kernel in enumerate(emulator.kernels) if kernel.layout == "any")
+    generic = next(n for n, k in enumerate(emulator.kernels) if (k.role, k.layout) == ("product", "any"))
     emulator.launcher.launch(generic, problem_of(0, 64, 64), 0, 0)
     assert emulator.driver.launches == []
 
 
 @own_process
 def test_one_kernel_launched_by_number(pack: Path) -> None:
-    """`launch` takes any kernel whose promises hold, and refuses others and numbers that do not exist."""
+    """`launch` takes any product whose promises hold, and refuses other kernels and numbers that do not exist."""
     emulator = Emulator(pack, execute=False)
+    products = [number for number, kernel in enumerate(emulator.kernels) if kernel.role == "product"]
     for number, kernel in enumerate(emulator.kernels):
-        emulator.launcher.launch(number, SPECIALISED, 0, 0)
-        assert emulator.driver.launches[-1].image == (pack / kernel.image.path).read_bytes()
-    specialised = next(number for number, kernel in enumerate(emulator.kernels) if kernel.layout != "any")
-    with pytest.raises(NoKernelError, match="does not fit M=130 N=65 K=33"):
+        if number in products:
+            emulator.launcher.launch(number, SPECIALISED, 0, 0)
+            assert emulator.driver.launches[-1].image == (pack / kernel.image.path).read_bytes()
+        else:
+            with pytest.raises(NoKernelError, match=f"{kernel.name}, split 1, .* do not fit M=128 N=64 K=64"):
+                emulator.launcher.launch(number, SPECIALISED, 0, 0)
+    specialised = next(number for number in products if emulator.kernels[number].layout != "any")
+    with pytest.raises(NoKernelError, match="do not fit M=130 N=65 K=33"):
         emulator.launcher.launch(specialised, GENERIC, 0, 0)
-    with pytest.raises(ValueError, match="kernel 2: the pack has 2"):
-        emulator.launcher.launch(2, GENERIC, 0, 0)
-    assert len(emulator.driver.launches) == len(emulator.kernels)
+    count = len(emulator.kernels)
+    with pytest.raises(ValueError, match=f"kernel {count}: the pack has {count}"):
+        emulator.launcher.launch(count, GENERIC, 0, 0)
+    assert len(emulator.driver.launches) == len(products) == 2
 
 
 @ON_CUDA
