@@ -475,9 +475,9 @@ def bench(
             click.echo(f"\n{report.table(*summary.other_table(name, values))}")
     for path in render(found, folder):
         click.echo(f"wrote {path}", err=True)
-    wrong = [text for line in summary.lines(found) for text in line.not_run]
+    wrong = summary.failures(found)
     if wrong:
-        raise NoKernelError(f"aotmm did not compute, or not rightly: {'; '.join(dict.fromkeys(wrong))}")
+        raise NoKernelError(f"aotmm did not compute, or not rightly: {'; '.join(wrong)}")
 
 
 @contextmanager
@@ -596,7 +596,7 @@ def _pack_to(pack: Pack) -> dict[str, object]:
 
 
 def _selection_to(selection: Selection, rejected: Sequence[Verdict]) -> dict[str, object]:
-    fits = [row for row in selection.verdicts if row.rejected is None]
+    fits = [row for row in selection.verdicts if row.plan is not None]
     return {
         "chosen": None if selection.chosen is None else _verdict_to(selection.chosen),
         "fits": [_verdict_to(row) for row in fits],
@@ -606,5 +606,19 @@ def _selection_to(selection: Selection, rejected: Sequence[Verdict]) -> dict[str
 
 
 def _verdict_to(row: Verdict) -> dict[str, object]:
-    config = asdict(row.kernel.config)
-    return {"kernel": row.kernel.name, "config": config, "cost": row.cost, "grid": row.grid, "waves": row.waves}
+    kernel, plan = row.kernel, row.plan
+    if plan is None:
+        return {"kernel": kernel.name}
+    return {
+        "kernel": kernel.name,
+        "role": kernel.role,
+        "schedule": kernel.schedule,
+        "config": asdict(kernel.config),
+        "launches": plan.launches,
+        "split": plan.split,
+        "grid": plan.grid,
+        "programmatic": plan.programmatic,
+        "cost_ns": plan.cost,
+        "measured": plan.measured,
+        "workspace_bytes": plan.workspace_bytes,
+    }

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aotmm.build import Report
     from aotmm.doctor import Diagnosis
     from aotmm.kernel import Config, Kernel
-    from aotmm.runtime.launcher import Selection, Verdict
+    from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
 
 _WAYS = {
@@ -83,6 +83,7 @@ def list_text(packs: Sequence[Pack]) -> str:
         (
             pack.arch,
             kernel.name,
+            kernel.role,
             types(kernel),
             kernel.layout,
             f"{kernel.config.block_m}x{kernel.config.block_n}x{kernel.config.block_k}",
@@ -94,7 +95,18 @@ def list_text(packs: Sequence[Pack]) -> str:
         for pack in packs
         for kernel in pack.manifest.kernels
     ]
-    header = ("arch", "kernel", "types", "layout", "tile", "epilogue", "registers", "spill bytes", "shared bytes")
+    header = (
+        "arch",
+        "kernel",
+        "role",
+        "types",
+        "layout",
+        "tile",
+        "epilogue",
+        "registers",
+        "spill bytes",
+        "shared bytes",
+    )
     return f"{found}\n\n{table(header, rows)}"
 
 
@@ -103,6 +115,8 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
+        ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.programmatic),
+        ("schedule", kernel.schedule),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", _config(kernel.config)),
@@ -136,28 +150,33 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
 
 
 def selection_text(selection: Selection, rejected: Sequence[Verdict], other_types: int) -> str:
-    """The chosen kernel, those that fit at a higher cost, and why each of `rejected` does not fit."""
+    """The chosen plan, the best one with each other kernel that fits, and why each of `rejected` does not fit."""
     parts = []
     chosen = selection.chosen
-    if chosen is not None:
+    if chosen is not None and chosen.plan is not None:
+        best = chosen.plan
         parts.append(
             facts(
                 [
                     ("chosen", chosen.kernel.name),
                     ("config", _config(chosen.kernel.config)),
-                    ("grid", f"{chosen.grid} blocks, {chosen.waves} waves"),
-                    ("cost", str(chosen.cost)),
+                    ("launches", _launches(best)),
+                    ("grid", f"{best.grid} blocks" + ", which may start early" * best.programmatic),
+                    ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
+                    ("workspace", f"{best.workspace_bytes} B"),
                 ]
             )
         )
-        others = sorted((row for row in selection.verdicts if row.rejected is None), key=lambda row: row.cost)
+        others = [row for row in selection.verdicts if row is not chosen]
+        plans = sorted(
+            ((row.kernel.name, row.plan) for row in others if row.plan is not None), key=lambda pair: pair[1].cost
+        )
         rows = [
-            (row.kernel.name, row.cost, f"{row.cost / max(chosen.cost, 1):.2f}", row.grid, row.waves)
-            for row in others
-            if row is not chosen
+            (name, _microseconds(plan), f"{plan.cost / max(best.cost, 1):.2f}", _launches(plan), plan.grid)
+            for name, plan in plans
         ]
         if rows:
-            parts.append(table(("fits as well", "cost", "x chosen", "grid", "waves"), rows))
+            parts.append(table(("fits as well", "us", "x chosen", "launches", "grid"), rows))
     if rejected:
         parts.append(table(("does not fit", "why"), [(row.kernel.name, row.rejected or "") for row in rejected]))
     if other_types:
@@ -193,6 +212,14 @@ def doctor_text(found: Diagnosis) -> str:
         rows.append(("aotmm.load", found.load_error))
     rows += [("to do", advice) for advice in found.advice]
     return facts(rows)
+
+
+def _launches(plan: Plan) -> str:
+    return ", ".join(plan.launches).replace("partial", f"{plan.split} slices of K")
+
+
+def _microseconds(plan: Plan) -> str:
+    return f"{plan.cost / 1000:.2f}"
 
 
 def _config(config: Config) -> str:

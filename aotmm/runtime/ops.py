@@ -105,7 +105,7 @@ def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, pack:
     Raises:
         TypeError: the pack multiplies no such pair. NoKernelError: it writes or sizes its products otherwise.
     """
-    kernels = pack.manifest.kernels
+    kernels = [kernel for kernel in pack.manifest.kernels if kernel.role == "product"]
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
     if mine not in types:
@@ -207,6 +207,10 @@ def problem(
         bias_strides=bias_strides,
         scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(),
         scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
+        scale_strides=(
+            0 if scale_a is None or scale_a.numel() == 1 else scale_a.stride(-2),
+            0 if scale_b is None or scale_b.numel() == 1 else scale_b.stride(-1),
+        ),
         slope=slope,
     )
 

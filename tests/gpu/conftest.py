@@ -1,12 +1,18 @@
-"""What runs on whatever GPU is there."""
+"""What runs on whatever GPU is there, each test under a time limit."""
 
 from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 import aotmm
 from aotmm.runtime.library import Library
+
+LIMIT_S = 90
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,6 +22,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.path.parts:
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
+@pytest.fixture(scope="session")
+def terminal(pytestconfig: pytest.Config) -> Iterator[int]:
+    """A file descriptor of stderr as it was before pytest caught it."""
+    with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        copy = os.dup(2)
+    yield copy
+    os.close(copy)
+
+
+@pytest.fixture(autouse=True)
+def limit(terminal: int) -> Iterator[Callable[[int], None]]:
+    """Ends the whole run with a traceback if a test takes longer, for nothing can be done on a GPU whose kernel hangs.
+
+    A test that has reason to take longer calls it with the seconds that it needs from then on.
+    """
+
+    def end_after(seconds: int) -> None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=terminal)
+
+    end_after(LIMIT_S)
+    yield end_after
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")

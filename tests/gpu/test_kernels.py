@@ -4,37 +4,53 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from aotmm.folders import data_folder
 from aotmm.kernel import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, OUTPUTS
 from aotmm.runtime.devices import device
-from aotmm.runtime.launcher import Launcher, Problem
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.target import ways_to_run
 from tests.gpu.judge import Epilogue, Judgement, integers, judge, lay_out, random, torch_dtype
 
 # Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
 FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
+WORKSPACE_BYTES = 1 << 30
 
 
-def shapes(kernel: Kernel) -> list[tuple[int, int, int]]:
-    """Sizes (M, N, K) that the kernel's promises allow.
+class Run(NamedTuple):
+    """One product of a kernel: sizes, slices of K, and the layout and what to copy of operands that are not aligned."""
+
+    m: int
+    n: int
+    k: int
+    split: int = 1
+    layout: str = ""
+    copies: int = 0
+
+
+def runs_of(kernel: Kernel) -> list[Run]:
+    """Products that the kernel's promises allow.
 
     Less than a tile, several tiles with ragged edges, a K that passes the pipeline's depth, one that ends inside a
-    step, and none at all.
+    step, none at all, and more tiles than can run at once where blocks take several. A kernel of aligned operands gets
+    copies of others too, and one that splits K every number of slices.
     """
     step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
-    tile = kernel.config
+    least = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "at_least"}
+    tile, split = kernel.config, kernel.role == "partial"
 
     def fit(value: str, size: int) -> int:
         multiple = step.get(value, 1)
-        return max(multiple, size // multiple * multiple)
+        return max(multiple, -(-least.get(value, 0) // multiple) * multiple, size // multiple * multiple)
 
     sizes = [
         (1, 1, 1),
@@ -42,7 +58,23 @@ def shapes(kernel: Kernel) -> list[tuple[int, int, int]]:
         (2 * tile.block_m + 17, 3 * tile.block_n - 9, (tile.num_stages + 2) * tile.block_k + 7),
         (8 * tile.block_m + 1, 9 * tile.block_n - 1, 1000),
     ]
-    return [(fit("M", m), fit("N", n), fit("K", k)) for m, n, k in sizes] + [(fit("M", 33), fit("N", 65), 0)]
+    if kernel.persistent:
+        sizes.append((23 * tile.block_m + 5, 24 * tile.block_n + 3, 3 * tile.block_k + 5))
+    found = [Run(fit("M", m), fit("N", n), fit("K", k)) for m, n, k in sizes]
+    if "K" not in least:
+        found.append(Run(fit("M", 33), fit("N", 65), 0))
+    if split:
+        found = [
+            run._replace(k=fit("K", (2 * slices + number) * tile.block_k + 7), split=slices)
+            for slices in SPLITS
+            for number, run in enumerate(found[:3])
+        ]
+    if kernel.layout != "any" and "a_ptr" in step:
+        copies = COPY_A | COPY_B | (0 if split else COPY_C)
+        bytes_ = DTYPES[kernel.dtype_a].bytes
+        orders = (kernel.layout,) if bytes_ > 1 else LAYOUTS if kernel.layout == "nt" else ()  # 1-byte copies are nt
+        found += [found[2]._replace(layout=order, copies=copies) for order in orders]
+    return found
 
 
 def strides(matrix: torch.Tensor) -> tuple[int, int]:
@@ -71,21 +103,21 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
     return Epilogue(names[turn // 2 % len(names)], 0.125, bias, scale_a, scale_b)
 
 
-def run(
-    launcher: Launcher, number: int, kernel: Kernel, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
+def result_of(
+    pack: Pack, number: int, kernel: Kernel, run: Run, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, turn: int
 ) -> torch.Tensor:
     """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
-    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises)
-    layout = "nn" if kernel.layout == "any" else kernel.layout
+    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises) and not run.copies
+    layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
     pad, offset = (16, 0) if aligned else (3, 1)
     a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad, offset=offset)
     b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad, offset=offset)
-    (m, k), n = a.shape, b.shape[1]
-    c_memory = torch.full((m + 2, n + pad), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
-    c = c_memory[1 : m + 1, :n]
+    pitch = -(-run.n // 16) * 16 + pad
+    c_memory = torch.full((run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
+    c = c_memory[1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
     problem = Problem(
-        m, n, k, strides(a_view), strides(b_view), strides(c),
+        run.m, run.n, run.k, strides(a_view), strides(b_view), strides(c),
         DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c,
         activation=epilogue.activation, slope=epilogue.slope,
         a_ptr=a_view.data_ptr(), b_ptr=b_view.data_ptr(), c_ptr=c.data_ptr(),
@@ -96,44 +128,66 @@ def run(
         scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
         scale_strides=(1, 1),
     )  # fmt: skip
-    launcher.launch(number, problem, a.device.index, torch.cuda.current_stream().cuda_stream)
+    plan = Plan(
+        kernel=number,
+        split=run.split,
+        copies=run.copies,
+        programmatic=kernel.programmatic and turn % 2 == 1,
+        workspace_bytes=WORKSPACE_BYTES,
+    )
+    workspace = torch.full((WORKSPACE_BYTES,), -1, device="cuda", dtype=torch.int8)  # NaN as fp32
+    stream = torch.cuda.current_stream().cuda_stream
+    pack.launcher.run(plan, problem, a.device.index, stream, workspace.data_ptr())
     torch.cuda.synchronize()
     frame = c_memory.clone()
-    frame[1 : m + 1, :n] = -7
+    frame[1 : run.m + 1, : run.n] = -7
     assert (frame == -7).all(), "stored outside C"
     return c
 
 
 def packs() -> list[Any]:
-    """The packs that run on this GPU, by whatever way."""
+    """The packs that run on this GPU, by whatever way, each with every schedule that writes products."""
     if not torch.cuda.is_available():
-        return [pytest.param(None, id="none", marks=pytest.mark.skip(reason="no GPU here"))]
+        return [pytest.param(None, "none", id="none", marks=pytest.mark.skip(reason="no GPU here"))]
     arch = device(0).arch
-    return [pack for folder in FOLDERS for pack in open_packs(folder) if ways_to_run(pack.arch, arch)]
+    found = [pack for folder in FOLDERS for pack in open_packs(folder) if ways_to_run(pack.arch, arch)]
+    return [
+        pytest.param(pack, schedule, id=f"{pack.folder.parent.name}/{pack.arch}-{schedule}")
+        for pack in found
+        for schedule in sorted({k.schedule for k in pack.manifest.kernels if k.role in ("product", "partial")})
+    ]
 
 
-@pytest.mark.parametrize("pack", packs(), ids=str)
-def test_every_kernel_is_right(pack: Pack, generator: torch.Generator, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("pack", "schedule"), packs())
+def test_every_kernel_is_right(
+    pack: Pack, schedule: str, generator: torch.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each kernel of the pack gives bit-exact integer products and errors within both bounds, and stores only C."""
     worst: dict[str, Judgement] = {}
     runs = 0
     with torch.cuda.device(0):
-        for number, kernel in enumerate(pack.launcher.kernels):
-            output = torch_dtype(kernel.dtype_c)
-            name = kernel.dtype_a if kernel.dtype_a == kernel.dtype_b else f"{kernel.dtype_a}-{kernel.dtype_b}"
-            for turn, (m, n, k) in enumerate(shapes(kernel)):
-                a, b = integers(m, n, k, name, output, generator=generator)
-                epilogue = epilogue_of(kernel, turn, m, n, exact=True, generator=generator)
-                c = run(pack.launcher, number, kernel, a, b, epilogue)
+        for number, found in enumerate(pack.launcher.kernels):
+            if found.schedule != schedule:
+                continue
+            name = found.dtype_a if found.dtype_a == found.dtype_b else f"{found.dtype_a}-{found.dtype_b}"
+            for turn, run in enumerate(runs_of(found)):
+                kernel = found
+                if kernel.role == "partial":  # what follows it writes any type and has every epilogue
+                    kernel = replace(found, dtype_c=OUTPUTS[turn % len(OUTPUTS)], epilogue=EPILOGUES[-1])
+                output = torch_dtype(kernel.dtype_c)
+                where = f"{kernel.name} {run}"
+                a, b = integers(*run[:3], name, output, generator=generator)
+                epilogue = epilogue_of(kernel, turn, *run[:2], exact=True, generator=generator)
+                c = result_of(pack, number, kernel, run, a, b, epilogue, turn)
                 exact = judge(c, a, b, name, epilogue, exact=True)
-                assert exact.mismatches == 0, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {exact}"
-                a = random(m, k, kernel.dtype_a, generator=generator)
-                b = random(k, n, kernel.dtype_b, generator=generator)
-                epilogue = epilogue_of(kernel, 2 * (turn + number) + 1, m, n, exact=False, generator=generator)
-                c = run(pack.launcher, number, kernel, a, b, epilogue)
+                assert exact.mismatches == 0, f"{where} {epilogue.activation}: {exact}"
+                a = random(run.m, run.k, kernel.dtype_a, generator=generator)
+                b = random(run.k, run.n, kernel.dtype_b, generator=generator)
+                epilogue = epilogue_of(kernel, 2 * (turn + number) + 1, *run[:2], exact=False, generator=generator)
+                c = result_of(pack, number, kernel, run, a, b, epilogue, turn + 1)
                 noisy = judge(c, a, b, name, epilogue, exact=output is torch.int32, fast=kernel.fast_accum)
-                assert noisy.det <= 1, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {noisy}"
-                assert noisy.prob < 1, f"{kernel.name} {m}x{n}x{k} {epilogue.activation}: {noisy}"
+                assert noisy.det <= 1, f"{where} {epilogue.activation}: {noisy}"
+                assert noisy.prob < 1, f"{where} {epilogue.activation}: {noisy}"
                 key = f"{name} -> {kernel.dtype_c}"
                 before = worst.get(key, Judgement(0, 0.0, 0.0))
                 worst[key] = Judgement(0, max(before.det, noisy.det), max(before.prob, noisy.prob))
@@ -141,11 +195,11 @@ def test_every_kernel_is_right(pack: Pack, generator: torch.Generator, capsys: p
     report = {
         "pack": f"{pack.folder.parent.name}/{pack.arch}",
         "way": ways_to_run(pack.arch, device(0).arch),
-        "kernels": len(pack.launcher.kernels),
+        "schedule": schedule,
         "products": runs,
         "mismatches": 0,
         "largest error / bound (det, prob)": {key: (round(j.det, 3), round(j.prob, 3)) for key, j in worst.items()},
     }
     with capsys.disabled():
         print(json.dumps(report))  # noqa: T201 - the figures that docs/performance.md quotes
-    assert runs == 10 * len(pack.launcher.kernels)
+    assert runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,17 +15,19 @@ import pytest
     ("tool", "clean"),
     [("memcheck", "ERROR SUMMARY: 0 errors"), ("racecheck", "0 hazards displayed (0 errors, 0 warnings)")],
 )
-def test_sanitizer_finds_nothing(tool: str, clean: str) -> None:
+def test_sanitizer_finds_nothing(tool: str, clean: str, limit: Callable[[int], None]) -> None:
     """compute-sanitizer sees no access outside an allocation and no race in shared memory; every result is right."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer is not on PATH")
+    limit(330)
     done = subprocess.run(
         [program, "--tool", tool, sys.executable, "-m", "tests.gpu.sanitize"],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     if "Device not supported" in done.stdout:
         pytest.skip("compute-sanitizer does not support this machine")

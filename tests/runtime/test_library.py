@@ -9,10 +9,13 @@ import pytest
 import torch
 
 import aotmm
+from aotmm import table
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.runtime import library
 from aotmm.runtime.devices import Device, best_pack
+from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
+from aotmm.table import Sample, Shape, Table
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +39,68 @@ def test_load_of_nothing_says_what_to_do(tmp_path: Path) -> None:
         aotmm.load(tmp_path)
     with pytest.raises(ArtifactError, match="is not a folder"):
         aotmm.load(tmp_path / "absent")
+
+
+def tuned(arch: str, *shapes: Shape, device: str = "a test") -> bytes:
+    """A tuning table that knows nothing but these shapes."""
+    return table.write(Table(arch, device, "none", "none", aotmm.__version__, "2026-11-20", 0, (), shapes))
+
+
+def test_a_table_makes_another_library(lib: Library, tmp_path: Path) -> None:
+    """A table goes to the pack of its arch; each has a library of its own, and the same table gives the same one."""
+    paths = [tmp_path / name for name in ("one.json", "copy of one.json", "two.json")]
+    for path, device in zip(paths, ("a", "a", "b"), strict=True):
+        path.write_bytes(tuned("sm90", device=device))
+    one, copy, two = (aotmm.load(table=path) for path in paths)
+    assert one is copy
+    assert len({id(lib), id(one), id(two)}) == 3
+    assert aotmm.load(table=str(paths[0])) is one
+    assert aotmm.load() is lib
+    for library_, wanted in ((lib, None), (one, "a"), (two, "b")):
+        tables = {pack.arch: pack.table and pack.table.device for pack in library_.packs}
+        assert tables == {"gfx90a": None, "sm80": None, "sm90": wanted}
+
+
+def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
+    """What one table says of a shape decides in its library, is called measured there, and changes no other."""
+    pack = next(pack for pack in lib.packs if pack.arch == "sm90")
+    problem = Problem(512, 512, 512, (512, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
+    device = CDevice(132, 232_448)
+    before = pack.launcher.explain(problem, device)
+    fits = {row.kernel.schedule for row in before.verdicts if row.rejected is None and row.kernel.role == "product"}
+    assert len(fits) > 1
+    chosen = []
+    for schedule in sorted(fits):
+        path = tmp_path / f"{schedule}.json"
+        times = (Sample(schedule, split=1, programmatic=False, copies=0, ns=7),)
+        path.write_bytes(tuned("sm90", Shape(2, "nn", False, 512, 512, 512, False, times)))  # noqa: FBT003
+        (mine,) = [other for other in aotmm.load(table=path).packs if other.arch == "sm90"]
+        chosen.append(mine.launcher.explain(problem, device).chosen)
+    assert [row and row.kernel.schedule for row in chosen] == sorted(fits)
+    assert all(row and row.plan and (row.plan.cost, row.plan.measured) == (7, True) for row in chosen)
+    assert pack.launcher.explain(problem, device) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "text"),
+    [
+        ("absent.json", None, r"tuning table .*absent\.json cannot be read: .*; make one: aotmm tune"),
+        ("sm90.json", b"{}", r"sm90\.json: tuning table format None"),
+        ("sm90.json", tuned("sm90")[:-3], r"sm90\.json: not a tuning table"),
+        (
+            "sm90.json",
+            tuned("sm90"),
+            r"sm90\.json is for sm90 \(a test\), the packs in .* are for sm80; build one: aotmm build --arch sm90",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_used(lib: Library, tmp_path: Path, name: str, data: bytes | None, text: str) -> None:
+    """A table that is not there, is broken or for another arch is an error that says so and what to do."""
+    (folder,) = [pack.folder for pack in lib.packs if pack.arch == "sm80"]
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ArtifactError, match=text):
+        aotmm.load(folder, table=tmp_path / name)
 
 
 def test_load_touches_no_gpu(lib: Library) -> None:

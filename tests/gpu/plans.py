@@ -1,0 +1,69 @@
+"""Libraries that are made to take one schedule, by a tuning table in which nothing else is as fast."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import aotmm
+from aotmm import table
+from aotmm.kernel import Kernel
+from aotmm.problem import LAYOUTS
+from aotmm.runtime.launcher import Plan
+from aotmm.runtime.library import Library
+from aotmm.table import Model, Sample, Shape, Table
+
+WIDTHS = (1, 2, 4)  # bytes of an element
+
+
+def schedules(lib: Library, role: str, dtype: str) -> list[str]:
+    """The schedules of the pack that serves this GPU which have kernels of `role` for operands of `dtype`."""
+    kernels = lib.serving(0).manifest.kernels
+    return sorted({kernel.schedule for kernel in kernels if kernel.role == role and kernel.dtype_a == dtype})
+
+
+def chosen(lib: Library, a: torch.Tensor, b: torch.Tensor, **options: Any) -> tuple[Kernel, Plan]:
+    """The kernel and the plan that `matmul` takes for these arguments."""
+    found = lib.explain(a, b, **options).chosen
+    assert found is not None
+    assert found.plan is not None
+    return found.kernel, found.plan
+
+
+def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[int, int, int], int]) -> Library:
+    """A library that takes `schedule` wherever it fits, copies included, because that and helpers cost it nothing.
+
+    splits: into how many slices a schedule that splits divides contiguous operands of shape (M, N, K), of any layout;
+        these products are launched programmatically.
+    folder: where the table goes, which is also what tells the library from others that take the same.
+    """
+    helpers = {kernel.schedule for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
+    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True))
+    tuned = Table(
+        arch=lib.serving(0).arch,
+        device=folder.name,
+        driver="none",
+        torch="none",
+        aotmm=aotmm.__version__,
+        date="2026-11-20",
+        seed=0,
+        models=tuple(Model(name, width, fast, 0.0, 0.0, 0.0, 0.0) for name, width, fast in free),
+        shapes=tuple(
+            Shape(
+                width,
+                layout,
+                fast,
+                *shape,
+                held_out=False,
+                times=(Sample(schedule, split, programmatic=True, copies=0, ns=1),),
+            )
+            for shape, split in (splits.items() if schedule.endswith("_split") else ())
+            for width, layout, fast in itertools.product(WIDTHS, LAYOUTS, (False, True))
+        ),
+    )
+    path = folder / f"{schedule}.json"
+    path.write_bytes(table.write(tuned))
+    return aotmm.load(table=path)

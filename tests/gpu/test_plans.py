@@ -1,0 +1,399 @@
+"""Products of several launches: split along K, with copies of operands, and started before the last one has ended."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotmm
+from aotmm.problem import DTYPES, LAYOUTS
+from aotmm.runtime.library import Library
+from tests.gpu.judge import integers, lay_out, torch_dtype
+from tests.gpu.plans import chosen, preferring, schedules
+
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
+# A shape for each number of slices, so that one table can ask for all of them; K ends inside a step.
+SPLIT_SHAPES = [((200 + 8 * split, 264, 8192 + 16 * split), split) for split in SPLITS]
+LARGE = (1024, 1024, 16_384)  # 8 slices of 4 MiB: more than torch keeps for small tensors
+CAPTURED = (256, 384, 8192)
+LINKS = 200
+CHAINS = ((16, 256), (128, 128), (256, 512), (520, 136))  # sizes of what is passed from link to link
+LONG = 4096  # K of the links that take their time
+TABLE = {
+    **dict(SPLIT_SHAPES),
+    LARGE: 8,
+    CAPTURED: 8,
+    **{(m, n, k): 2 for m, n in CHAINS for k in (m, n)},
+    **{(m, n, LONG): 4 for m, n in CHAINS},
+}
+
+
+def found(role: str, *dtypes: str) -> list[Any]:
+    """The schedules that this GPU has for `role`, with each of `dtypes`."""
+    if not torch.cuda.is_available():
+        return [pytest.param("none", "fp16", marks=pytest.mark.skip(reason="no GPU here"))]
+    pairs = [(schedule, dtype) for dtype in dtypes for schedule in schedules(aotmm.load(), role, dtype)]
+    return pairs or [pytest.param("none", "fp16", marks=pytest.mark.skip(reason=f"no {role} kernels for this GPU"))]
+
+
+@pytest.fixture(scope="session")
+def prefer(lib: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Library]:
+    """The library that takes a schedule, made once for each."""
+    made: dict[str, Library] = {}
+    folder = tmp_path_factory.mktemp("tables")
+
+    def of(schedule: str) -> Library:
+        if schedule not in made:
+            made[schedule] = preferring(lib, schedule, folder, splits=TABLE)
+        return made[schedule]
+
+    return of
+
+
+def operands(
+    shape: tuple[int, int, int], dtype: str, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Contiguous integer operands of `shape`, B column-major for 1-byte types, and their exact product."""
+    m, n, k = shape
+    kind, output = torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    a, b = integers(m, n, k, dtype, output, generator=generator)
+    return lay_out(a, kind, "n"), lay_out(b, kind, "t" if kind.itemsize == 1 else "n"), (a @ b).to(output)
+
+
+# ------------------------------------------------------------------------------------------------------- split
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16", "bf16", "fp8e4"))
+def test_split(prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str) -> None:
+    """Any number of slices gives the exact product, and of random numbers the same bits 20 times."""
+    ours = prefer(schedule)
+    for shape, split in SPLIT_SHAPES:
+        a, b, want = operands(shape, dtype, generator)
+        kernel, plan = chosen(ours, a, b)
+        assert (kernel.schedule, plan.split, plan.measured) == (schedule, split, True)
+        assert torch.equal(ours.matmul(a, b), want), (shape, split)
+        a = torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
+        first = ours.matmul(a, b)
+        assert all(torch.equal(first, ours.matmul(a, b)) for _ in range(20)), (shape, split)
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16"))
+def test_split_beside_a_full_gpu(
+    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+) -> None:
+    """While another stream keeps every multiprocessor busy, split products end, with the same bits."""
+    ours = prefer(schedule)
+    a, b, want = operands(CAPTURED, dtype, generator)
+    assert torch.equal(ours.matmul(a, b), want)
+    big = torch.randn(8192, 8192, generator=generator, device="cuda").half()
+    product, side = torch.empty_like(big), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            torch.matmul(big, big, out=product)
+    beside = [ours.matmul(a, b) for _ in range(20)]
+    assert not side.query(), "the other stream ended before it was in the way"
+    torch.cuda.synchronize()
+    assert all(torch.equal(result, want) for result in beside)
+
+
+# --------------------------------------------------------------------------------------------------- workspace
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3])
+def test_workspaces_of_streams(
+    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+) -> None:
+    """Streams at once, each with its own operands, and memory that is used again as soon as it is given back."""
+    ours = prefer(schedule)
+    streams = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
+    work = [operands(CAPTURED, dtype, generator) for _ in streams]
+    outs = [torch.empty_like(want) for _, _, want in work]
+    wrong = [torch.zeros((), device="cuda", dtype=torch.int64) for _ in streams]
+    sums = 8 * CAPTURED[0] * CAPTURED[1]
+    torch.cuda.synchronize()
+    for _ in range(100):
+        for stream, (a, b, want), out, count in zip(streams, work, outs, wrong, strict=True):
+            with torch.cuda.stream(stream):
+                ours.matmul(a, b, out=out)
+                torch.full((sums,), float("nan"), device="cuda")  # in the block that the workspace had, most likely
+                count.add_((out != want).sum())
+    torch.cuda.synchronize()
+    assert [int(count) for count in wrong] == [0] * len(streams)
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:1])
+def test_nothing_is_kept(
+    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+) -> None:
+    """Workspaces go back to torch: after 50 products as much is allocated as before."""
+    ours = prefer(schedule)
+    a, b, want = operands(CAPTURED, dtype, generator)
+    out = torch.empty_like(want)
+    before = torch.cuda.memory_allocated()
+    for _ in range(50):
+        ours.matmul(a, b, out=out)
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:1])
+def test_without_memory_for_a_workspace(
+    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+) -> None:
+    """Where torch has no memory left, a product that would be split is computed by a kernel that needs none."""
+    ours = prefer(schedule)
+    a, b, want = operands(LARGE, dtype, generator)
+    out = torch.empty_like(want)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    failures = torch.cuda.memory_stats()["num_ooms"]
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        ours.matmul(a, b, out=out)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.memory_stats()["num_ooms"] == failures + 1
+    assert torch.equal(out, want)
+    assert torch.equal(ours.matmul(a, b), want), "with memory it is split again"
+
+
+# -------------------------------------------------------------------------------------------------- CUDA graphs
+
+
+def captured(work: Callable[[], object], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
+    """The launches of `work` as a graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        work()
+    return graph
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3] + found("product", "fp16"))
+@pytest.mark.parametrize("pad", [0, 1])
+def test_capture(
+    lib: Library,
+    tmp_path: Path,
+    generator: torch.Generator,
+    schedule: str,
+    dtype: str,
+    pad: int,
+) -> None:
+    """Captured at their first use and again, split products and copies compute with what a replay finds."""
+    ours = preferring(lib, schedule, tmp_path, splits={CAPTURED: 8})  # its own, so that no kernel is loaded yet
+    contents = [operands(CAPTURED, dtype, generator) for _ in range(3)]
+    a, b, out = (lay_out(tensor, tensor.dtype, "n", pad=pad) for tensor in contents[0])
+    for _ in range(2):
+        graph = captured(lambda: ours.matmul(a, b, out=out))
+        for new_a, new_b, want in contents:
+            a.copy_(new_a)
+            b.copy_(new_b)
+            graph.replay()
+            assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3])
+def test_two_graphs_at_once(
+    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+) -> None:
+    """Graphs that were captured on one stream and replay on two have workspaces of their own."""
+    ours = prefer(schedule)
+    origin = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
+    work = [operands(CAPTURED, dtype, generator) for _ in streams]
+    outs = [[torch.empty_like(want) for _ in range(20)] for _, _, want in work]
+
+    def products(number: int) -> None:
+        a, b, _ = work[number]
+        for out in outs[number]:
+            ours.matmul(a, b, out=out)
+
+    graphs = [captured(lambda number=number: products(number), origin) for number in range(2)]  # type: ignore[misc]
+    for _ in range(50):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for (_, _, want), results in zip(work, outs, strict=True):
+        assert all(torch.equal(out, want) for out in results)
+
+
+# ------------------------------------------------------------------------------------------------------ copies
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where an operand or result lies: `pad` elements between rows, `offset` elements from the start, `step` apart."""
+
+    pad: int = 0
+    offset: int = 0
+    step: int = 1
+
+    def lay_out(self, values: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Tensor:
+        """`values` as such a view."""
+        if self.step == 1:
+            return lay_out(values, dtype, layout, pad=self.pad, offset=self.offset)
+        rows, cols = values.shape
+        wide = torch.zeros(rows, cols, self.step, device=values.device, dtype=dtype)
+        wide[..., 0] = values
+        return wide[..., 0]
+
+    def frame(self, m: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """A row-major place for (m, n) results, and the whole memory that it is in, filled with -7."""
+        pitch = (n + 31) // 16 * 16 * self.step + self.pad
+        memory = torch.full((m + 2, pitch), -7.0, device="cuda").to(dtype)
+        return memory[1 : m + 1, self.offset :: self.step][:, :n], memory
+
+
+ALIGNED, SHIFTED, RAGGED, APART = Form(), Form(pad=16, offset=1), Form(pad=3), Form(step=2)
+FORMS = [
+    (SHIFTED, ALIGNED, ALIGNED),
+    (ALIGNED, RAGGED, ALIGNED),
+    (ALIGNED, ALIGNED, SHIFTED),
+    (RAGGED, SHIFTED, RAGGED),
+    (APART, RAGGED, APART),
+    (ALIGNED, APART, RAGGED),
+]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "dtype"),
+    found("product", "fp16", "bf16", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp8e4"),
+)
+def test_operands_that_are_not_aligned(
+    prefer: Callable[[str], Library],
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: str,
+    dtype: str,
+) -> None:
+    """Copies in every layout and for each operand: the product is exact, and nothing beside the result is written."""
+    ours, kind, output = prefer(schedule), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32" if dtype == "tf32" else "ieee")
+    taken = set()
+    for (m, n, k), layout, forms in itertools.product([(137, 203, 331), (256, 264, 520)], LAYOUTS, FORMS):
+        a, b = integers(m, n, k, dtype, output, generator=generator)
+        form_a, form_b, form_c = forms
+        x, y = form_a.lay_out(a, kind, layout[0]), form_b.lay_out(b, kind, layout[1])
+        out, memory = form_c.frame(m, n, output)
+        kernel, plan = chosen(ours, x, y, out=out)
+        taken.add(kernel.schedule)
+        ours.matmul(x, y, out=out)
+        assert torch.equal(out, (a @ b).to(output)), (layout, forms, kernel.name, plan)
+        out.fill_(-7)
+        assert (memory == -7).all(), (layout, forms, kernel.name, plan)
+    assert schedule in taken, taken
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp16", "fp8e4"])
+def test_large_operands_that_are_not_aligned(lib: Library, generator: torch.Generator, layout: str, dtype: str) -> None:
+    """What the packs themselves choose for large odd sizes is exact."""
+    kind, output = torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    for shape in ((1023, 1025, 1027), (2049, 1100, 3001)):
+        a, b = integers(*shape, dtype, output, generator=generator)
+        assert torch.equal(lib.matmul(lay_out(a, kind, layout[0]), lay_out(b, kind, layout[1])), (a @ b).to(output))
+
+
+# ------------------------------------------------------------------------------------- programmatic launches
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Launches each of which needs what the ones before have done: the state at first, and link number `i`."""
+
+    start: tuple[torch.Tensor, ...]
+    link: Callable[[Library, tuple[torch.Tensor, ...], int], object]
+
+    def run(self, ours: Library, state: tuple[torch.Tensor, ...], after: Callable[[], object]) -> None:
+        """All links from the start, with `after` called after each."""
+        for tensor, first in zip(state, self.start, strict=True):
+            tensor.copy_(first)
+        for number in range(LINKS):
+            self.link(ours, state, number)
+            after()
+
+
+def rotations(count: int, size: int, generator: torch.Generator) -> list[torch.Tensor]:
+    """Orthogonal matrices: no error in a chain of products fades."""
+    noise = torch.randn(count, size, size, generator=generator, device="cuda")
+    return [matrix.half() for matrix in torch.linalg.qr(noise)[0]]
+
+
+def chains(m: int, n: int, generator: torch.Generator) -> dict[str, Chain]:
+    """Chains over matrices of (m, n).
+
+    Every link reads what the last one wrote and overwrites what that one read. Nothing that goes wrong is forgotten:
+    the state is turned or added to, never scaled down.
+    """
+    right, left = rotations(4, n, generator), rotations(4, m, generator)
+    x = torch.randn(m, n, generator=generator, device="cuda").half()
+    long_a = torch.randn(m, LONG, generator=generator, device="cuda").half()
+    long_b = torch.randn(LONG, n, generator=generator, device="cuda").half() / LONG**0.5
+    thin = [torch.randn(m, 32, generator=generator, device="cuda").half() for _ in range(3)]
+    wide = torch.randn(32, LONG, generator=generator, device="cuda").half() / 8
+
+    def first_operand(ours: Library, state: tuple[torch.Tensor, ...], i: int) -> None:
+        ours.matmul(state[i % 2], right[i % 4], out=state[1 - i % 2])
+
+    def second_operand(ours: Library, state: tuple[torch.Tensor, ...], i: int) -> None:
+        ours.matmul(left[i % 4], state[i % 2], out=state[1 - i % 2])
+
+    def bias(ours: Library, state: tuple[torch.Tensor, ...], i: int) -> None:
+        ours.matmul(x, right[i % 4], bias=state[0], out=state[0])
+
+    def beside_torch(ours: Library, state: tuple[torch.Tensor, ...], i: int) -> None:
+        ours.matmul(state[i % 2], right[i % 4], out=state[1 - i % 2])
+        state[i % 2].fill_(float("nan"))  # what the product has read
+        if i % 3 == 0:
+            torch.sub(x, state[1 - i % 2], out=state[i % 2])
+            state[1 - i % 2].copy_(state[i % 2])
+
+    def operand_overwritten(ours: Library, state: tuple[torch.Tensor, ...], i: int) -> None:
+        operand, total, part = state
+        ours.matmul(operand, long_b, out=part)
+        ours.matmul(thin[i % 3], wide, out=operand)  # soon done, and written where the product before it still reads
+        if i % 2:
+            total.add_(part)
+        else:
+            ours.matmul(part, right[i % 4], bias=total, out=total)
+
+    empty = torch.zeros_like(x)
+    return {
+        "first operand": Chain((x, empty), first_operand),
+        "second operand": Chain((x, empty), second_operand),
+        "bias": Chain((x,), bias),
+        "beside torch": Chain((x, empty), beside_torch),
+        "operand overwritten": Chain((long_a, empty, empty), operand_overwritten),
+    }
+
+
+@pytest.mark.parametrize(("schedule", "dtype"), found("product", "fp16") + found("partial", "fp16"))
+def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str) -> None:
+    """Back to back, in a graph and without, chains give the bits that they give with a wait after every link.
+
+    A kernel that was started early and does not wait where it must reads or overwrites what is not ready.
+    """
+    ours = prefer(schedule)
+    a, b, _ = operands((256, 512, LONG), dtype, generator)
+    kernel, plan = chosen(ours, a, b)
+    assert (kernel.schedule, plan.programmatic) == (schedule, kernel.programmatic)
+    for m, n in CHAINS:
+        for name, chain in chains(m, n, generator).items():
+            want, state = (tuple(tensor.clone() for tensor in chain.start) for _ in range(2))
+            chain.run(ours, want, torch.cuda.synchronize)
+            assert any(tensor.isfinite().all() for tensor in want), (name, m, n)
+            graph = captured(lambda c=chain, s=state: c.run(ours, s, lambda: None))  # type: ignore[misc]
+            for work in (lambda c=chain, s=state: c.run(ours, s, lambda: None), *[graph.replay] * 3):  # type: ignore[misc]
+                work()
+                torch.cuda.synchronize()
+                equal = [
+                    torch.equal(x.nan_to_num(nan=9.0), y.nan_to_num(nan=9.0)) for x, y in zip(state, want, strict=True)
+                ]
+                assert all(equal), (name, m, n, equal)
