@@ -22,6 +22,10 @@ class Candidate:
     schedule: str
     plan: Plan
 
+    def plain(self) -> Candidate:
+        """The same without programmatic launches."""
+        return replace(self, plan=replace(self.plan, programmatic=False))
+
     def sample(self, ns: float) -> Sample:
         """Its time as a table holds it."""
         plan = self.plan

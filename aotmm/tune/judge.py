@@ -94,6 +94,7 @@ def _choice(launcher: Launcher, device: CDevice, shape: Shape, dtype: str) -> Ch
     schedule = launcher.kernels[plan.kernel].schedule
     best = min(shape.times, key=lambda sample: sample.ns)
     text = schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
+    text += " programmatic" * plan.programmatic
     for sample in shape.times:
         if sample[:-1] == (schedule, plan.split, plan.programmatic, plan.copies):
             return Choice(shape, text, sample.ns / best.ns, best)

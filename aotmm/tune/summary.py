@@ -81,5 +81,5 @@ def _choice_text(choice: Choice) -> str:
     shape, best = choice.shape, choice.best
     what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} width {shape.width}" + " fast" * shape.fast_accum
     regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"
-    split = f" split {best.split}" * (best.split > 1)
-    return f"{regret}  {what}: {choice.chosen}, best {best.schedule}{split} {best.ns / 1000:.2f} us"
+    how = f" split {best.split}" * (best.split > 1) + " programmatic" * best.programmatic
+    return f"{regret}  {what}: {choice.chosen}, best {best.schedule}{how} {best.ns / 1000:.2f} us"

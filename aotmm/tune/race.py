@@ -1,0 +1,105 @@
+"""Which candidates are timed how often: all of them once, and those that may be the fastest in turn afterwards."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from aotmm.table import Sample
+from aotmm.tune.candidates import Candidate
+from aotmm.tune.workers import Outcome, Running
+
+_REPLAY_NS = 700_000  # of one replay: long against the launch of a graph and the events' resolution
+_LEAST_NS = 2_000  # shorter than any launch
+_LAUNCHES = (2, 100)  # in one graph
+_SINGLE_NS = 1_000_000  # from which on one launch is long enough to be timed alone
+_CONTENDER = 1.5  # times the best so far, up to which a candidate stays in the race
+_ROUNDS = 5
+
+
+class Timer(Protocol):
+    """What runs candidates of one case. Times are in ns per launch."""
+
+    def single(self, candidate: Candidate) -> float:
+        """Time of one launch, with whatever the first launch of a kernel costs."""
+
+    def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
+        """What replays so many launches and times them."""
+
+    def error(self, candidate: Candidate) -> str | None:
+        """What is wrong with the result of what `candidate` ran last; None if it is right."""
+
+
+class _Contender(NamedTuple):
+    candidate: Candidate
+    replay: Callable[[], float]
+    ns: float
+
+
+def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], None]) -> Outcome:
+    """Times `chosen`, those that are expected to be fast first, and calls `tell` before each launch.
+
+    A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
+    with programmatic launches. Nothing of a schedule that is wrong anywhere counts.
+    """
+    wrong: dict[str, str] = {}
+    slow: list[tuple[Candidate, float]] = []
+    contenders: list[_Contender] = []
+    best = math.inf
+    for candidate in chosen:
+        if candidate.schedule in wrong or (candidate.plan.programmatic and candidate.plain() in dict(slow)):
+            continue
+        tell(Running(candidate.family, candidate.schedule, str(candidate)))
+        found = _try(candidate, timer, best)
+        error = timer.error(candidate)
+        if error is not None:
+            wrong[candidate.schedule] = f"{candidate}: {error}"
+        elif isinstance(found, _Contender) and found.ns <= _CONTENDER * best:
+            contenders.append(found)
+            best = min(best, found.ns)
+        else:
+            slow.append((candidate, found.ns if isinstance(found, _Contender) else found))
+    contenders = [row for row in contenders if row.candidate.schedule not in wrong]
+    slow += [(row.candidate, row.ns) for row in contenders if row.ns > _CONTENDER * best]
+    samples = [candidate.sample(ns) for candidate, ns in slow if candidate.schedule not in wrong]
+    samples += _rounds([row for row in contenders if row.ns <= _CONTENDER * best], tell)
+    return Outcome(tuple(samples), wrong)
+
+
+def _try(candidate: Candidate, timer: Timer, best: float) -> _Contender | float:
+    """A first time; a number if the candidate is so slow that one launch tells."""
+    limit = max(_SINGLE_NS, 2 * _CONTENDER * best)
+    ns = timer.single(candidate)
+    if ns > limit:  # perhaps because it was loaded
+        ns = timer.single(candidate)
+    if ns > limit:
+        return ns
+    launches = _launches(min(ns, _CONTENDER * best))
+    replay, ns = _replayed(candidate, timer, launches)
+    if launches * ns < _REPLAY_NS / 2 and launches < _LAUNCHES[1]:  # a launch alone was mostly waiting
+        replay, ns = _replayed(candidate, timer, _launches(ns))
+    return _Contender(candidate, replay, ns)
+
+
+def _launches(ns: float) -> int:
+    return max(_LAUNCHES[0], min(_LAUNCHES[1], round(_REPLAY_NS / max(ns, _LEAST_NS))))
+
+
+def _replayed(candidate: Candidate, timer: Timer, launches: int) -> tuple[Callable[[], float], float]:
+    replay = timer.record(candidate, launches)
+    replay()  # warms up
+    return replay, replay()
+
+
+def _rounds(racing: list[_Contender], tell: Callable[[Running], None]) -> Iterator[Sample]:
+    times: list[list[float]] = [[] for _ in racing]
+    for number in range(_ROUNDS):
+        # Forth and back, so that no candidate always follows the same one.
+        for place in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
+            candidate = racing[place].candidate
+            tell(Running(candidate.family, candidate.schedule, str(candidate)))
+            times[place].append(racing[place].replay())
+    for row, found in zip(racing, times, strict=True):
+        yield row.candidate.sample(statistics.median(found))

@@ -1,0 +1,135 @@
+"""The race: who is timed how often, and what counts, with a timer that makes times up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aotmm.runtime.launcher import Plan
+from aotmm.table import Sample
+from aotmm.tune.candidates import Candidate
+from aotmm.tune.race import race
+from aotmm.tune.workers import Running
+
+
+def candidate(schedule: str, *, split: int = 1, programmatic: bool = False) -> Candidate:
+    """A way to compute the case."""
+    return Candidate("ws", schedule, Plan(kernel=0, split=split, programmatic=programmatic))
+
+
+@dataclass
+class MadeUp:
+    """A timer: ns by schedule, and which schedules are wrong; it counts what it is asked to do."""
+
+    ns: dict[str, float]
+    wrong: tuple[str, ...] = ()
+    waiting_ns: float = 10_000  # of a launch alone
+    loading_ns: float = 10_000  # of the first launch
+    singles: list[str] = field(default_factory=list)
+    replays: list[str] = field(default_factory=list)
+    launches: dict[str, int] = field(default_factory=dict)
+
+    def single(self, candidate: Candidate) -> float:
+        """The first one loads the kernel."""
+        first = candidate.schedule not in self.singles
+        self.singles.append(candidate.schedule)
+        return self.ns[candidate.schedule] + (self.loading_ns if first else self.waiting_ns)
+
+    def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
+        """Times grow with each replay, so that medians are seen."""
+        name = candidate.schedule
+        self.launches[name] = launches
+
+        def replay() -> float:
+            self.replays.append(name)
+            return self.ns[name] + self.replays.count(name)
+
+        return replay
+
+    def error(self, candidate: Candidate) -> str | None:
+        """As told."""
+        return "error 9" if candidate.schedule in self.wrong else None
+
+
+def _run(timer: MadeUp, *chosen: Candidate) -> tuple[dict[str, int], dict[str, str]]:
+    outcome = race(chosen, timer, lambda _: None)
+    return {sample.schedule: sample.ns for sample in outcome.samples}, outcome.wrong
+
+
+def test_those_that_may_be_the_fastest_take_turns() -> None:
+    """Up to 1.5 times the best: two replays at first, five in turn; the median of those counts."""
+    timer = MadeUp({"a": 100_000, "b": 120_000})
+    times, wrong = _run(timer, candidate("a"), candidate("b"))
+    assert times == {"a": 100_005, "b": 120_005}
+    assert wrong == {}
+    assert timer.replays == ["a", "a", "b", "b", *"abbaabbaab"]
+
+
+def test_what_is_clearly_slower_is_timed_once() -> None:
+    """Whether it came before the best or after it."""
+    timer = MadeUp({"slow": 200_000, "best": 100_000, "slower": 300_000})
+    times, _ = _run(timer, candidate("slow"), candidate("best"), candidate("slower"))
+    assert times == {"slow": 200_002, "best": 100_005, "slower": 300_002}
+    assert timer.replays.count("slow") == timer.replays.count("slower") == 2
+
+
+def test_what_is_hopeless_is_not_even_replayed() -> None:
+    """One launch of milliseconds tells enough, once the kernel is loaded."""
+    timer = MadeUp({"best": 100_000, "good": 120_000, "hopeless": 20_000_000}, loading_ns=5_000_000)
+    times, _ = _run(timer, *map(candidate, timer.ns))
+    assert times["hopeless"] == 20_010_000
+    assert set(timer.launches) == {"best", "good"}
+    assert timer.singles == ["best", "good", "good", "hopeless", "hopeless"]
+
+
+def test_graphs_are_long_enough_and_not_too_long() -> None:
+    """About 0.7 ms a replay, 2 to 100 launches; a launch alone that was mostly waiting does not decide."""
+    timer = MadeUp({"tiny": 3_000, "small": 70_000, "large": 3_000_000})
+    for schedule in timer.ns:
+        _run(timer, candidate(schedule))
+    assert timer.launches == {"tiny": 100, "small": 9, "large": 2}
+
+
+def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
+    """Those of the others are."""
+    timer = MadeUp({"a": 100_000, "slow": 300_000})
+    ways = [candidate(name, programmatic=early) for name in ("a", "slow") for early in (False, True)]
+    samples = race(ways, timer, lambda _: None).samples
+    assert sorted((sample.schedule, sample.programmatic) for sample in samples) == [
+        ("a", False),
+        ("a", True),
+        ("slow", False),
+    ]
+
+
+def test_nothing_of_a_wrong_schedule_counts() -> None:
+    """A wrong result makes a schedule's other plans worthless too, and it is run no more."""
+
+    class WrongWhenSplit(MadeUp):
+        def error(self, candidate: Candidate) -> str | None:
+            return "error 9" if candidate.plan.split == 3 else None
+
+    timer = WrongWhenSplit({"a": 100_000, "b": 110_000})
+    times, wrong = _run(timer, *(candidate("a", split=split) for split in (2, 3, 4)), candidate("b"))
+    assert list(times) == ["b"]
+    assert wrong == {"a": "split 3, copies 0: error 9"}
+    assert timer.singles.count("a") == 2  # not with split 4
+
+
+def test_every_launch_is_told_before() -> None:
+    """So that a hang has a name."""
+    told: list[Running] = []
+    race([candidate("a"), candidate("b", split=4)], MadeUp({"a": 1e5, "b": 1e5}), told.append)
+    assert told[:2] == [Running("ws", "a", "split 1, copies 0"), Running("ws", "b", "split 4, copies 0")]
+    assert len(told) == 2 + 2 * 5
+
+
+def test_nothing_to_time() -> None:
+    """A case that no kernel fits has no samples."""
+    assert race([], MadeUp({}), lambda _: None) == ((), {})
+
+
+def test_samples_say_what_was_launched() -> None:
+    """Split, launch and copies are the plan's."""
+    plan = Plan(kernel=3, split=4, copies=3, programmatic=True, cost=1)
+    assert Candidate("ws", "a", plan).sample(99.6) == Sample("a", 4, programmatic=True, copies=3, ns=100)
