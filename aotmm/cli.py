@@ -443,7 +443,8 @@ def bench(
     rendered: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure this machine's GPU against cuBLAS, Triton's tutorial and CUTLASS.
+    """Measure this GPU and other libraries on it.
+
 
     WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/tune/shapes.json), first_result, call_cost, epilogue_cost; everything without it. Providers: aotmm,

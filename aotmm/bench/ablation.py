@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ import aotmm
 from aotmm.bench.cases import Case, Operands, Pool
 from aotmm.bench.check import error, truth
 from aotmm.bench.protocol import GraphStopwatch, in_turn, launches_for
-from aotmm.bench.providers import Call
 from aotmm.errors import SpecError
 from aotmm.runtime.launcher import Launcher, Problem
 from aotmm.tune.shapes import Shape
@@ -45,7 +45,7 @@ def measure(pack: Path) -> dict[str, dict[str, float]]:
         for name, numbers in pairs.items():
             runs = {}
             for order, number in numbers.items():
-                call = _runner(launcher, number)
+                call = partial(_launch, launcher, number)
                 sets[0].out.fill_(float("nan"))
                 call(sets[0])
                 if not error(right, sets[0].out, roundings=1) <= 1:
@@ -70,19 +70,9 @@ def _pairs(launcher: Launcher) -> dict[str, dict[str, int]]:
     return {tile: pair for tile, pair in found.items() if len(pair) == _PAIR}
 
 
-def _runner(launcher: Launcher, number: int) -> Call:
-    """What launches kernel `number` alone on torch's current stream."""
-    ordinal = torch.cuda.current_device()
-    device = launcher.device(ordinal)
-
-    def call(operands: Operands) -> None:
-        (M, K), N = operands.a.shape, operands.b.shape[1]
-        a, b, c = (tensor.data_ptr() for tensor in (operands.a, operands.b, operands.out))
-        strides = ((K, 1), (N, 1), (N, 1))
-        problem = Problem(M, N, K, *strides, "fp16", "fp16", "fp16", a_ptr=a, b_ptr=b, c_ptr=c)
-        plan = launcher.check(problem, device, number).plan
-        if plan is None:
-            raise SpecError(f"{launcher.kernels[number].name} does not fit {M}x{N}x{K}")
-        launcher.run(plan, problem, ordinal, torch.cuda.current_stream().cuda_stream, 0)
-
-    return call
+def _launch(launcher: Launcher, number: int, operands: Operands) -> None:
+    """Launches kernel `number` on torch's current stream."""
+    (M, K), N = operands.a.shape, operands.b.shape[1]
+    a, b, c = (tensor.data_ptr() for tensor in (operands.a, operands.b, operands.out))
+    problem = Problem(M, N, K, (K, 1), (N, 1), (N, 1), "fp16", "fp16", "fp16", a_ptr=a, b_ptr=b, c_ptr=c)
+    launcher.launch(number, problem, torch.cuda.current_device(), torch.cuda.current_stream().cuda_stream)

@@ -154,7 +154,7 @@ class Pool:
         places = iter(torch.split(numbers[: count * sum(sizes)], sizes * count))
         outs = torch.empty(count, _padded(M * N, case.output), device=self.device, dtype=case.output)
         bias = self._take(case.output, N)[:N]
-        scale_a, scale_b = torch.tensor(_SCALES, device=self.device)
+        scale_a, scale_b = (torch.tensor(scale, device=self.device) for scale in _SCALES)
         return [
             Operands(
                 _matrix(next(places), M, K, case.shape.layout[0]),

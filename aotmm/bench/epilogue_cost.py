@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -14,13 +13,14 @@ from aotmm.bench.providers.own import library
 from aotmm.tune.shapes import Shape
 
 _SIZES = (2048, 4096, 8192)
-_EPILOGUES: dict[str, dict[str, Any]] = {
-    "none": {},
-    "bias": {"bias": True},
-    "bias, relu": {"bias": True, "activation": "relu"},
-    "bias, gelu": {"bias": True, "activation": "gelu"},
-    "bias, silu": {"bias": True, "activation": "silu"},
-    "residual": {"residual": True},
+# Dimensions of the bias, which is a residual if it is a matrix, and the activation.
+_EPILOGUES: dict[str, tuple[int, str | None]] = {
+    "none": (0, None),
+    "bias": (1, None),
+    "bias, relu": (1, "relu"),
+    "bias, gelu": (1, "gelu"),
+    "bias, silu": (1, "silu"),
+    "residual": (2, None),
 }
 
 
@@ -33,13 +33,12 @@ def measure() -> dict[str, dict[str, float]]:
 
 def _relative(case: Case, pool: Pool, cache_bytes: int) -> dict[str, float]:
     sets, stopwatch = pool.operands(case, cache_bytes), GraphStopwatch()
-    vector = torch.randn(case.shape.N, device="cuda", dtype=case.output)
     matrix = torch.randn(case.shape.M, case.shape.N, device="cuda", dtype=case.output)
+    biases = (None, matrix[0], matrix)
     runs = {}
-    for name, options in _EPILOGUES.items():
-        bias = vector if "bias" in options else matrix if "residual" in options else None
-        call = partial(_call, bias, options.get("activation"))
-        _check(call, sets[0], bias, options.get("activation"))
+    for name, (dimensions, activation) in _EPILOGUES.items():
+        call = partial(_call, biases[dimensions], activation)
+        _check(call, sets[0], biases[dimensions], activation)
         launches = launches_for(stopwatch.record(call, sets, len(sets))(), len(sets))
         runs[name] = stopwatch.record(call, sets, launches), launches
     samples = in_turn(runs)

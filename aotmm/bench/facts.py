@@ -39,8 +39,9 @@ def collect(ordinal: int) -> dict[str, Any]:
         "copy_bytes_per_s": copy_bandwidth(),
         "aotmm": aotmm.__version__,
         "packs": {
-            pack.arch: f"{len(pack.manifest.kernels)} kernels, Triton {pack.head.provenance.triton}"
+            pack.arch: f"{pack.head.digest[:16]}, Triton {made.triton}, tuned on {made.tuning or 'nothing'}"
             for pack in library.packs
+            for made in [pack.head.provenance]
         },
         "python": platform.python_version(),
         "torch": torch.__version__,

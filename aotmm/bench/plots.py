@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from aotmm.bench.cases import PLANS
 from aotmm.bench.results import Results, Row, geometric_mean, spread
 from aotmm.bench.summary import baseline
 
@@ -18,7 +20,6 @@ _LABELS = {
     "cutlass": "CUTLASS, best of its configurations",
 }
 _SKINNY_M = 64  # rows or columns, up to which a product belongs on the roofline plot
-_SWEEPS = ("squares256", "squares128", "llm", "tall_skinny", "big_k", "ragged", "unaligned", "fp8", "epilogue")
 
 
 def draw(results: Results) -> dict[str, bytes]:
@@ -57,42 +58,35 @@ def _band(row: Row, name: str) -> tuple[float, float]:
 
 
 def _ratios(results: Results) -> Figure | None:
-    """The ratio of every shape, sweep by sweep in the order of their work, with geometric means."""
-    groups = [
-        (sweep, dtype, rows)
-        for sweep in _SWEEPS
-        for dtype in dict.fromkeys(row.case.dtype for row in results.rows)
-        if (rows := _with_ratio(results.of(sweep, dtype)))
+    """The ratio of every shape: a column per sweep, in the order of the shapes' work, with geometric means."""
+    dtypes = list(dict.fromkeys(row.case.dtype for row in results.rows))
+    columns = [
+        (sweep, {dtype: rows for dtype in dtypes if (rows := _with_ratio(results.of(sweep, dtype)))})
+        for sweep in PLANS
+        if _with_ratio(results.of(sweep))
     ]
-    if not groups:
+    if not columns:
         return None
     figure = Figure(figsize=(14, 5.5))
     axis = figure.subplots()
-    ticks: list[float] = []
-    start = 0
-    for _, dtype, rows in groups:
-        ordered = sorted(rows, key=lambda pair: pair[1].case.shape.macs)
-        places = range(start, start + len(ordered))
-        values = [ratio for ratio, _ in ordered]
-        color = _DTYPE_COLORS.get(dtype, "#666666")
-        axis.scatter(places, values, s=9, color=color, label=dtype)
-        axis.hlines(geometric_mean(values), start, places[-1] or 1, color=color, linewidth=1.5)
-        ticks.append(start + len(ordered) / 2)
-        start += len(ordered) + 6
-        axis.axvline(start - 3, color="#dddddd", linewidth=0.8)
+    labels: dict[str, Any] = {}
+    for place, (_, found) in enumerate(columns):
+        for dtype, rows in found.items():
+            values = [ratio for ratio, _ in sorted(rows, key=lambda pair: pair[1].case.shape.macs)]
+            places = [place + 0.06 + 0.88 * number / len(values) for number in range(len(values))]
+            labels[dtype] = axis.scatter(places, values, s=9, color=_DTYPE_COLORS.get(dtype, "#666666"))
+            color = _DTYPE_COLORS.get(dtype, "#666666")
+            axis.hlines(geometric_mean(values), place + 0.04, place + 0.96, color=color, linewidth=1.5)
+        axis.axvline(place, color="#dddddd", linewidth=0.8)
     axis.axhline(1.0, color="#000000", linewidth=0.8)
     axis.set_yscale("log", base=2)
     axis.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0], minor=False)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axis.set_xticks(ticks, [f"{sweep}\n{dtype}" for sweep, dtype, _ in groups], rotation=45, ha="right", fontsize=8)
-    axis.set(
-        title="Every shape, by sweep; within one in the order of work. Above 1: aotmm is faster",
-        ylabel="ratio to torch",
-    )
+    axis.set_xticks([place + 0.5 for place in range(len(columns))], [sweep for sweep, _ in columns])
+    axis.set_xlim(0, len(columns))
+    axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
     axis.grid(axis="y", alpha=0.3)
-    handles, labels = axis.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    axis.legend(unique.values(), unique.keys())
+    axis.legend(labels.values(), labels.keys())
     return figure
 
 

@@ -101,12 +101,12 @@ def _gpu() -> int:
 
 def _rows(todo: Sequence[Work], known: shapes.Shapes, ordinal: int, cache_bytes: int) -> Iterator[Row]:
     """The rows of `todo`, with the state of the GPU meanwhile."""
-    pool = Pool(torch.device("cuda", ordinal))
+    pool, stopwatch = Pool(torch.device("cuda", ordinal)), GraphStopwatch()
     with facts.watched(ordinal) as state:
         for item in todo:
             providers = [provider(name) for name in item.providers]
             held_out = known.held_out(item.case.shape)
-            row = measure(item, providers, pool, GraphStopwatch(), cache_bytes=cache_bytes, held_out=held_out)
+            row = measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, held_out=held_out)
             row.state.update(state.take())
             yield row
 

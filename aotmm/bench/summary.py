@@ -112,6 +112,11 @@ def _line(target: Target, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
     )
 
 
+def failures(results: Results) -> list[str]:
+    """The cases that aotmm did not compute, or wrongly, each with the reason."""
+    return [f"{row.case}: {row.not_run['aotmm']}" for row in results.rows if "aotmm" in row.not_run]
+
+
 def _mean(ratios: Sequence[float | None]) -> float | None:
     known = [ratio for ratio in ratios if ratio is not None]
     return geometric_mean(known) if known else None

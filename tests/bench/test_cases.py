@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -58,7 +60,7 @@ def test_operands(dtype: str, layout: str) -> None:
         assert operands.out.shape == (70, 90)
         assert operands.out.dtype is (torch.bfloat16 if dtype == "fp8e4" else case.storage)
     places = sorted((tensor.data_ptr(), tensor.numel() * tensor.itemsize) for x in sets for tensor in (x.a, x.b, x.out))
-    assert all(start + size <= following for (start, size), (following, _) in zip(places, places[1:], strict=False))
+    assert all(start + size <= following for (start, size), (following, _) in itertools.pairwise(places))
 
 
 def test_large_operands_come_in_three_sets_and_small_ones_not_in_thousands() -> None:

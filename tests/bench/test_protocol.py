@@ -37,7 +37,7 @@ def _almost(operands: Operands) -> None:
     "call",
     [
         pytest.param(lambda operands: operands.out.zero_(), id="zeros"),
-        pytest.param(lambda operands: None, id="nothing written"),
+        pytest.param(torch.is_tensor, id="nothing written"),
         pytest.param(_almost, id="one element off by 1 %"),
     ],
 )

@@ -12,13 +12,14 @@ import torch
 import aotmm
 from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, NotRunError, Provider
-from aotmm.errors import NoKernelError
+from aotmm.errors import AotmmError
+from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 from aotmm.runtime.shapes import products
 
 if TYPE_CHECKING:
-    from aotmm.runtime.launcher import Problem, Selection
+    from aotmm.runtime.launcher import Plan, Problem
 
 
 @cache
@@ -42,30 +43,33 @@ def _prepare(case: Case, sets: Sequence[Operands]) -> Call:
 
     try:
         call(sets[0])
-    except NoKernelError as error:
+    except AotmmError as error:
         raise NotRunError(str(error)) from error
     return call
 
 
 def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
     """What `matmul` launches, launched one after another."""
+    plan = replace(_plan(case, sets[0]), programmatic=False)
     ordinal = sets[0].a.device.index
     launcher = library().launcher(ordinal)
-    chosen = _explain(case, sets[0]).chosen
-    if chosen is None or chosen.plan is None:
-        raise NotRunError("no kernel fits")
-    plan = replace(chosen.plan, programmatic=False)
     workspace = torch.empty(plan.workspace_bytes, device=sets[0].a.device, dtype=torch.uint8)
+    problems = {id(operands): _problem(case, operands) for operands in sets}
 
     def call(operands: Operands) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        launcher.run(plan, _problem(case, operands), ordinal, stream, workspace.data_ptr())
+        launcher.run(plan, problems[id(operands)], ordinal, stream, workspace.data_ptr())
 
     return call
 
 
-def _explain(case: Case, operands: Operands) -> Selection:
-    return library().explain(operands.a, operands.b, out=operands.out, **_options(case, operands))
+def _plan(case: Case, operands: Operands) -> Plan:
+    """The plan that `matmul` takes. Raises NotRunError if there is none."""
+    ordinal = operands.a.device.index
+    try:
+        return library().launcher(ordinal).plan(_problem(case, operands), ordinal, WORKSPACE_LIMIT)
+    except AotmmError as error:
+        raise NotRunError(str(error)) from error
 
 
 def _problem(case: Case, operands: Operands) -> Problem:
@@ -77,8 +81,13 @@ def _problem(case: Case, operands: Operands) -> Problem:
 
 
 def _describe(case: Case, operands: Operands) -> str:
-    """The first line of what `explain` says."""
-    return str(_explain(case, operands)).partition("\n")[0]
+    """The plan: its kernel, how often K is split, what is copied, and the time that it was chosen for."""
+    plan = _plan(case, operands)
+    kernel = library().launcher(operands.a.device.index).kernels[plan.kernel]
+    words = [kernel.name, f"split {plan.split}" * (plan.split > 1), *(x for x in plan.launches if x.startswith("copy"))]
+    words += ["programmatic" * plan.programmatic]
+    words += [f"{plan.cost / 1000:.2f} us {'measured' if plan.measured else 'predicted'}"]
+    return ", ".join(filter(None, words))
 
 
 PROVIDERS = (

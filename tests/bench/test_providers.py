@@ -1,0 +1,74 @@
+"""Providers as far as they go without a GPU: torch's own calls, and what CUTLASS is compiled with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotmm.bench.cases import Case, Pool
+from aotmm.bench.check import error, truth
+from aotmm.bench.providers import NAMES, NotRunError, cutlass, library, provider
+from aotmm.tune.shapes import Shape
+
+SOURCE = (Path(cutlass.__file__).parent / "cutlass.cu").read_text()
+
+
+def test_names() -> None:
+    """Every provider is found under its name; the tutorial's needs Triton."""
+    assert [provider(name).name for name in NAMES if name != "tutorial"] == [x for x in NAMES if x != "tutorial"]
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("torch", Case(Shape(70, 90, 50, "nt"), "fp16")),
+        ("unfused", Case(Shape(70, 90, 50, "nt"), "bf16", activation="relu")),
+        ("unfused", Case(Shape(70, 90, 50, "nn"), "bf16", activation="gelu")),
+        ("addmm", Case(Shape(70, 90, 50, "nt"), "bf16", activation="relu")),
+        ("addmm", Case(Shape(70, 90, 50, "tn"), "bf16", activation="gelu")),
+    ],
+)
+def test_torch(name: str, case: Case) -> None:
+    """torch's calls write the case's result within what their roundings allow."""
+    torch.manual_seed(2)
+    sets = Pool(torch.device("cpu")).operands(case, cache_bytes=1)
+    row = provider(name)
+    row.prepare(case, sets)(sets[0])
+    assert error(truth(case, sets[0]), sets[0].out, row.roundings) <= 1
+
+
+def test_torch_mm_has_no_epilogue() -> None:
+    """A case with an activation is not for torch.mm."""
+    with pytest.raises(NotRunError, match="no epilogue"):
+        library.PROVIDERS[0].prepare(Case(Shape(8, 8, 8, "nn"), "fp16", activation="relu"), [])
+
+
+@pytest.mark.parametrize("config", [*cutlass.HOPPER_CONFIGS, *cutlass.AMPERE_CONFIGS], ids=cutlass.name)
+def test_macros(config: cutlass.Config) -> None:
+    """What a configuration defines is what the source reads, and only Hopper's have a schedule."""
+    macros = dict(text.removeprefix("-D").split("=") for text in cutlass.definitions(config, "bf16"))
+    assert macros["ELEMENT"] == "cutlass::bfloat16_t"
+    assert ("SCHEDULE" in macros) == (config in cutlass.HOPPER_CONFIGS)
+    assert all(re.search(rf"\b{name}\b", SOURCE) for name in macros)
+
+
+def test_cutlass_is_not_run_without_its_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No nvcc, no package, or a product that it is not built for: said, not raised as an error."""
+    prepare = provider("cutlass").prepare
+    for case, reason in (
+        (Case(Shape(512, 512, 512, "nt"), "fp16"), "layout nn"),
+        (Case(Shape(256, 512, 512, "nn"), "fp16"), "sizes 512 to 8192"),
+    ):
+        with pytest.raises(NotRunError, match=reason):
+            prepare(case, [])
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(NotRunError, match="no nvcc on the PATH"):
+        cutlass.build("fp16", (9, 0), tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda _: "/bin/true")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(NotRunError, match="nvidia-cutlass is not installed: pip install"):
+        cutlass.build("fp16", (9, 0), tmp_path)

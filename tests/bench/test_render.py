@@ -1,0 +1,71 @@
+"""Everything that people read is made of results.json alone, anywhere, and loads nothing."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from aotmm.bench import results
+from aotmm.bench.render import render
+from aotmm.errors import SpecError
+from tests.bench.samples import sample
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_all_files(tmp_path: Path) -> None:
+    """CSV, three plots and the report, from results that were written and read again."""
+    results.write(sample(), tmp_path)
+    found = results.read(tmp_path)
+    written = render(found, tmp_path)
+    assert [path.name for path in written] == [
+        "results.csv", "squares.png", "ratio.png", "roofline.png", "report.html",
+    ]  # fmt: skip
+    for path in written[1:4]:
+        assert path.read_bytes().startswith(PNG)
+    with written[0].open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == sum(len(row.times) + len(row.not_run) for row in found.rows)
+    assert render(found, tmp_path) == written, "and once more over them"
+
+
+def test_the_report_loads_nothing(tmp_path: Path) -> None:
+    """No address in it, all images inside, every shape listed, text from kernels escaped."""
+    page = (render(sample(), tmp_path)[-1]).read_text()
+    assert not re.search(r"https?://|//[a-z]", re.sub(r"base64,[^\"]*", "", page))
+    tags: list[tuple[str, dict[str, str | None]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: tags.append((tag, dict(attrs)))  # type: ignore[method-assign]
+    parser.feed(page)
+    assert not {"script", "link", "iframe"} & {tag for tag, _ in tags}
+    images = [str(attributes["src"]) for tag, attributes in tags if tag == "img"]
+    assert len(images) == 3
+    assert all(source.startswith("data:image/png;base64,") for source in images)
+    for row in sample().rows:
+        assert str(row.case) in page
+    assert "tile &lt;&amp;&gt; co" in page
+    assert 'class="missed"' in page
+    assert "first result, torch.matmul" in page
+
+
+def test_a_part_of_a_run(tmp_path: Path) -> None:
+    """Results with further measurements only, or with one sweep, have a report too, without the plots they lack."""
+    found = sample()
+    found.rows = []
+    assert [path.name for path in render(found, tmp_path)] == ["results.csv", "report.html"]
+    found = sample()
+    found.rows = found.of("squares256", "fp16")
+    assert [path.name for path in render(found, tmp_path)] == ["results.csv", "squares.png", "ratio.png", "report.html"]
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CSV is written all the same, and the error says how to get the rest elsewhere."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "aotmm.bench.plots", raising=False)
+    with pytest.raises(SpecError, match=r"need matplotlib.*aotmm bench --render"):
+        render(sample(), tmp_path)
+    assert (tmp_path / "results.csv").is_file()

@@ -1,0 +1,107 @@
+"""`aotmm bench` on the GPU that is there, over shapes so small that it takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from aotmm.bench import run as bench
+from aotmm.bench.cases import PLANS, Case, Pool
+from aotmm.bench.check import error, truth
+from aotmm.bench.protocol import GraphStopwatch
+from aotmm.bench.providers import NotRunError, provider
+from aotmm.bench.results import Row, read
+from aotmm.cli import main
+from aotmm.errors import SpecError
+from aotmm.runtime.library import Library
+from aotmm.tune import shapes
+from aotmm.tune.shapes import Shape
+
+ENTRIES = [[256, 256, 256, "nn"], [256, 264, 200, "nn"]]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every sweep has two small shapes, fp8 and epilogue one, in nt."""
+    sweeps = {name: ENTRIES if name not in ("fp8", "epilogue") else [[256, 256, 256, "nt"]] for name in PLANS}
+    body = {name: {"about": "", "shapes": rows} for name, rows in sweeps.items()}
+    (tmp_path / "tiny.json").write_text(json.dumps({"held_out_seed": 1, "sweeps": body}))
+    found = shapes.read(tmp_path / "tiny.json")
+    monkeypatch.setattr("aotmm.bench.run.shapes.read", lambda: found)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_run(tmp_path: Path, lib: Library) -> None:
+    """One command measures, checks, writes everything, and continues what it finds."""
+    fp8 = any(kernel.dtype_a == "fp8e4" for kernel in lib.serving(0).manifest.kernels)
+    what = ["squares256", "ragged", "epilogue", *["fp8"] * fp8]
+    arguments = ["bench", *what, "--out", str(tmp_path)]
+    for name in ("aotmm", "aotmm_plain", "torch", "unfused", "addmm", "scaled_mm"):
+        arguments += ["--provider", name]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 0, found.output
+    for name in ("results.json", "results.csv", "ratio.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+    rows = read(tmp_path).rows
+    assert len(rows) == 2 * 2 + 2 * 2 + 2 * fp8
+    for row in rows:
+        assert not row.not_run, row
+        assert {"aotmm", "aotmm_plain"} < set(row.times)
+        assert all(0 < times.error <= 1 for times in row.times.values())
+        assert all(us > 0 for times in row.times.values() for us in times.graph_us)
+        assert not row.times["aotmm_plain"].isolated_us
+        assert row.times["aotmm"].note
+    again: list[Row | str] = []
+    bench.run(what, tmp_path, again.append, providers=["aotmm"])
+    assert again == [], "all of it was there"
+
+
+def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:
+    """A folder with results of other software is refused, and named with what differs."""
+    (tmp_path / "results.json").write_text(
+        json.dumps({"format": 1, "facts": {"torch": "0.1"}, "rows": [], "other": {}})
+    )
+    with pytest.raises(SpecError, match=r"torch 0\.1 and now"):
+        bench.run(["squares256"], tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_tutorial(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tutorial's kernel, just in time, is right on a shape that its tiles do not divide."""
+    pytest.importorskip("triton")
+    from aotmm.bench.providers import tutorial
+
+    every = tutorial.configs("cuda" if torch.version.hip is None else "hip")
+    monkeypatch.setattr(tutorial, "configs", lambda _: every[4:6])
+    tutorial._kernel.cache_clear()
+    case = Case(Shape(200, 264, 104, "nn"), dtype)
+    _check("tutorial", case)
+    tutorial._kernel.cache_clear()
+
+
+def test_cutlass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUTLASS kernel is right, where nvcc and the headers are."""
+    from aotmm.bench.providers import cutlass
+
+    monkeypatch.setattr(cutlass, "HOPPER_CONFIGS", cutlass.HOPPER_CONFIGS[:1])
+    monkeypatch.setattr(cutlass, "AMPERE_CONFIGS", cutlass.AMPERE_CONFIGS[-1:])
+    try:
+        _check("cutlass", Case(Shape(520, 768, 512, "nn"), "fp16"))
+    except NotRunError as reason:
+        pytest.skip(str(reason))
+
+
+def _check(name: str, case: Case) -> None:
+    row: Any = provider(name)
+    sets = Pool(torch.device("cuda", 0)).operands(case, cache_bytes=1)
+    run = GraphStopwatch().record(row.prepare(case, sets), sets, len(sets))
+    for operands in sets:
+        operands.out.fill_(float("nan"))
+    assert run() > 0
+    assert error(truth(case, sets[-1]), sets[-1].out, row.roundings) <= 1
+    assert row.describe(case, sets[0])
