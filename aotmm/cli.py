@@ -445,7 +445,6 @@ def bench(
 ) -> None:
     """Measure this GPU and other libraries on it.
 
-
     WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/tune/shapes.json), first_result, call_cost, epilogue_cost; everything without it. Providers: aotmm,
     aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before it is timed.
