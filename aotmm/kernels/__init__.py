@@ -39,15 +39,8 @@ class Variant:
 
     @property
     def first_warps(self) -> int:
-        """Warps that the kernel starts with; one that is warp-specialised adds others to its first consumer itself.
-
-        A consumer is one warpgroup, or two that run the same code in step: 1 or 2 % slower, but half of the code, which
-        an epilogue makes large.
-        """
-        if self.family not in WARP_SPECIALISED:
-            return self.config.num_warps
-        together = self.epilogue != "none" and self.config.num_warps == 2 * WARPGROUP and self.family != "pingpong"
-        return 2 * WARPGROUP if together else WARPGROUP
+        """Warps that the kernel starts with: one that is warp-specialised adds others to its first consumer itself."""
+        return WARPGROUP if self.family in WARP_SPECIALISED else self.config.num_warps
 
     @property
     def schedule(self) -> str:

@@ -10,13 +10,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from aotmm.kernels import Specialisation, Variant, hopper
+from aotmm.kernels import WARPGROUP, Specialisation, Variant, hopper
 from aotmm.kernels.hopper import (
     Ending,
     Tiling,
     Work,
     buffers,
+    await_operands,
+    fetch_factors,
     leave_tile,
+    put_factors,
+    room_for_factors,
     make_ring,
     multiply,
     produce,
@@ -25,19 +29,22 @@ from aotmm.kernels.hopper import (
 
 
 @gluon.jit
-def consume(ring, c_desc, c1_desc, c_smem, c1_smem, work, ending, SLAB: gl.constexpr):
+def consume(ring, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl.constexpr):
     """A consumer warpgroup: multiplies slab SLAB of tile after tile."""
     t = work.tiling
+    await_operands(t)
     stage = 0
     phase = 0
     for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         row, col, part = work.place(unit)
+        row += SLAB * (t.ROWS // t.PARTS)
+        held = fetch_factors(row, col, ending, t)
         first, end = work.steps_of(part)
         acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
         acc, acc1 = settle(ring, t, acc, acc1, stage)
-        row += SLAB * (t.ROWS // t.PARTS)
+        factors = put_factors(room, SLAB, held, t)
         leave_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), ending, t
+            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, ending, t
         )  # fmt: skip
     if not t.PARTIAL:
         tma.store_wait(0)
@@ -48,7 +55,7 @@ def cooperative(
     x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
     bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
     activation, slope,
-    PARTS: gl.constexpr, WARPS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
+    PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
     WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
     SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
@@ -56,13 +63,14 @@ def cooperative(
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        PARTS, WARPS, ROWS, COLS, COLS1, WIDTH, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
+        PARTS, ROWS, COLS, COLS1, WIDTH, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
         PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
     ring = make_ring(x_desc, y_desc, y1_desc, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if COLS1 > 0 and COLS1 < WIDTH and not PARTIAL else c
+    room = room_for_factors(t, PARTS)
     ending = Ending(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
@@ -70,7 +78,7 @@ def cooperative(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
                 (produce, (x_desc, y_desc, y1_desc, ring, work)),
             ],
             [1],
@@ -79,8 +87,8 @@ def cooperative(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(1))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
                 (produce, (x_desc, y_desc, y1_desc, ring, work)),
             ],
             [4, 1],
@@ -89,9 +97,9 @@ def cooperative(
     else:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(1))),
-                (consume, (ring, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(2))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
+                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(2))),
                 (produce, (x_desc, y_desc, y1_desc, ring, work)),
             ],
             [4, 4, 1],
@@ -100,5 +108,5 @@ def cooperative(
 
 
 def specialise(variant: Variant) -> Specialisation:
-    """The cooperative kernel of `variant`: its num_warps are those of its consumers."""
-    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // variant.first_warps)
+    """The cooperative kernel of `variant`: a warpgroup for every four of its num_warps."""
+    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // WARPGROUP)

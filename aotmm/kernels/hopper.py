@@ -1,9 +1,9 @@
 """What the warp-specialised kernels for Hopper (sm90) share. They are written in Gluon.
 
-One warp copies boxes of both operands into a ring of shared memory through tensor maps (TMA); consumers, mostly a
-warpgroup each, multiply them with wgmma, one in flight, and hand every stage back through a barrier. Sums leave through
-shared memory and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two
-are two accumulators side by side.
+One warp copies boxes of both operands into a ring of shared memory through tensor maps (TMA); consumer warpgroups
+multiply them with wgmma, one in flight, and hand every stage back through a barrier. Sums leave through shared memory
+and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two are two
+accumulators side by side.
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T (family
 `swapped`), because a wgmma always has 64 rows and C may have fewer.
@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernel import Promise
 from aotmm.kernels import WARPGROUP, Descriptor, Specialisation, Variant
-from aotmm.kernels.epilogue import finish
+from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
 from aotmm.problem import DTYPES
 
 VECTOR_BYTES = 16
@@ -43,12 +43,11 @@ BARRIER_BYTES = 1024  # more than all barriers take
 class Tiling:
     """What a block computes at a time, and how; all of it is constant.
 
-    X has PARTS slabs of ROWS // PARTS rows, one for each consumer (of WARPS warps) that works on a tile; Y has
+    X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has
     COLS + COLS1 columns, COLS1 being 0 or a second width. Results leave WIDTH columns at a time.
     """
 
     PARTS: gl.constexpr
-    WARPS: gl.constexpr
     ROWS: gl.constexpr
     COLS: gl.constexpr
     COLS1: gl.constexpr
@@ -136,6 +135,15 @@ class Ending:
     slope: gl.tensor
 
 
+@gluon.aggregate
+class Factors:
+    """What the epilogue needs of one slab, in fp32: one number per row of C, and two per column."""
+
+    scale_a: gl.base_value
+    scale_b: gl.base_value
+    bias: gl.base_value
+
+
 @gluon.jit
 def buffers(desc, COUNT: gl.constexpr):
     """COUNT boxes in shared memory."""
@@ -217,8 +225,8 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
     BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [t.WARPS, 1], [16, t.COLS, 256 // BITS])
-    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [t.WARPS, 1], [16, COLS1, 256 // BITS])
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS])
+    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS])
     acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
     acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
@@ -228,7 +236,12 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
         if t.PRECISE:
             # what Hopper's fp8 tensor cores add up is moved to fp32 after every step
             product = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
-            product = warpgroup_mma_wait(0, deps=(product,))
+            if t.COLS1 > 0:
+                product1 = warpgroup_mma(x, operand(ring.y1, stage, t.Y_K_MAJOR), acc1, use_acc=False, is_async=True)
+                product, product1 = warpgroup_mma_wait(0, deps=(product, product1))
+                acc1 += product1
+            else:
+                product = warpgroup_mma_wait(0, deps=(product,))
             mbarrier.arrive(ring.empty.index(stage))
             acc += product
         else:
@@ -260,14 +273,102 @@ def settle(ring, tiling, acc, acc1, stage):
 
 
 @gluon.jit
-def leave(sums, row, col, part, c_desc, c_smem, ending, tiling, WIDTH: gl.constexpr):
+def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.constexpr):
+    """COUNT numbers from `first` on, as fp32; OTHER past `size` and where none are given."""
+    PER_THREAD: gl.constexpr = COUNT // 128 if COUNT > 128 else 1
+    i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([PER_THREAD], [32], [4], [0]))
+    return gl.load(ptr + i.to(gl.int64) * stride, mask=(i < size) & given, other=OTHER).to(gl.float32)
+
+
+@gluon.jit
+def fetch_factors(row, col, ending, tiling):
+    """Starts reading what the epilogue of the slab at `row` of X and `col` of Y needs.
+
+    It is read before the products and used after them: nothing waits for it.
+    """
+    e = ending
+    t = tiling
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    WIDE: gl.constexpr = t.COLS if t.COLS1 == 0 else 2 * t.COLS
+    MS: gl.constexpr = t.COLS if t.SWAPPED else PART
+    NS: gl.constexpr = PART if t.SWAPPED else WIDE
+    if t.EPILOGUE == "none" and not t.SCALED:
+        return Factors(0, 0, 0)
+    else:
+        m = col if t.SWAPPED else row
+        n = row if t.SWAPPED else col
+        return Factors(
+            fetch(e.scale_a_ptr, e.stride_scale_a, e.scale_a_ptr.to(gl.int64) != 0, m, e.M, 1.0, MS),
+            fetch(e.scale_b_ptr, e.stride_scale_b, e.scale_b_ptr.to(gl.int64) != 0, n, e.N, 1.0, NS),
+            fetch(e.bias_ptr, e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS),
+        )
+
+
+@gluon.jit
+def room_for_factors(tiling, COUNT: gl.constexpr):
+    """Shared memory through which factors reach the threads that need them, COUNT times."""
+    t = tiling
+    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    WIDE: gl.constexpr = t.COLS if t.COLS1 == 0 else 2 * t.COLS
+    MS: gl.constexpr = t.COLS if t.SWAPPED else PART
+    NS: gl.constexpr = PART if t.SWAPPED else WIDE
+    if t.EPILOGUE == "none" and not t.SCALED:
+        return Factors(0, 0, 0)
+    else:
+        return Factors(
+            gl.allocate_shared_memory(gl.float32, [COUNT, MS], LAYOUT),
+            gl.allocate_shared_memory(gl.float32, [COUNT, NS], LAYOUT),
+            gl.allocate_shared_memory(gl.float32, [COUNT, NS], LAYOUT),
+        )
+
+
+@gluon.jit
+def put_factors(room, INDEX: gl.constexpr, held, tiling):
+    """What was read, in shared memory."""
+    if tiling.EPILOGUE == "none" and not tiling.SCALED:
+        return room
+    else:
+        placed = Factors(room.scale_a.index(INDEX), room.scale_b.index(INDEX), room.bias.index(INDEX))
+        placed.scale_a.store(held.scale_a)
+        placed.scale_b.store(held.scale_b)
+        placed.bias.store(held.bias)
+        return placed
+
+
+@gluon.jit
+def conclude(sums, m, n, factors, OFFSET: gl.constexpr, ending, tiling):
+    """activation(scales * sums + bias) for the chunk at row m and column n of C, OFFSET columns into the slab."""
+    e = ending
+    MS: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    NS: gl.constexpr = gl.SliceLayout(0, sums.type.layout)
+    sums *= factors.scale_a.load(MS)[:, None]
+    sums *= factors.scale_b.slice(OFFSET, sums.shape[1]).load(NS)[None, :]
+    if tiling.EPILOGUE != "none":
+        sums += factors.bias.slice(OFFSET, sums.shape[1]).load(NS)[None, :]
+        if e.bias_rank == MATRIX:
+            rows = m + gl.arange(0, sums.shape[0], layout=MS)
+            cols = n + gl.arange(0, sums.shape[1], layout=NS)
+            offsets = rows.to(gl.int64)[:, None] * e.stride_bias_m + cols.to(gl.int64)[None, :] * e.stride_bias_n
+            inside = (rows[:, None] < e.M) & (cols[None, :] < e.N)
+            sums += gl.load(e.bias_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
+        if e.activation != 0:
+            if tiling.EPILOGUE == "linear":
+                sums = linear(sums, e.activation, e.slope)
+            else:
+                sums = activate(sums, e.activation, e.slope)
+    return sums
+
+
+@gluon.jit
+def leave(sums, row, col, part, c_desc, c_smem, factors, OFFSET: gl.constexpr, ending, tiling, WIDTH: gl.constexpr):
     """Writes the sums of rows `row`... and columns `col`..., WIDTH columns at a time."""
     e = ending
     if sums.shape[1] > WIDTH:
         HALF: gl.constexpr = sums.shape[1] // 2
         left, right = sums.reshape([sums.shape[0], 2, HALF]).permute((0, 2, 1)).split()
-        leave(left, row, col, part, c_desc, c_smem, e, tiling, WIDTH)
-        leave(right, row, col + HALF, part, c_desc, c_smem, e, tiling, WIDTH)
+        leave(left, row, col, part, c_desc, c_smem, factors, OFFSET, e, tiling, WIDTH)
+        leave(right, row, col + HALF, part, c_desc, c_smem, factors, OFFSET + HALF, e, tiling, WIDTH)
     else:
         if tiling.SWAPPED:
             chunk = sums.permute((1, 0))
@@ -277,17 +378,14 @@ def leave(sums, row, col, part, c_desc, c_smem, ending, tiling, WIDTH: gl.conste
             chunk = sums
             m = row
             n = col
-        ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
-        ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
         if tiling.PARTIAL:
+            ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
+            ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
             slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
             gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
         else:
             if tiling.SCALED or tiling.EPILOGUE != "none":
-                chunk = finish(
-                    chunk, e.bias_ptr, e.bias_rank, e.stride_bias_m, e.stride_bias_n, e.scale_a_ptr, e.scale_b_ptr,
-                    e.stride_scale_a, e.stride_scale_b, e.activation, e.slope, ms, ns, e.M, e.N, tiling.EPILOGUE,
-                )  # fmt: skip
+                chunk = conclude(chunk, m, n, factors, OFFSET, e, tiling)
             tma.store_wait(0)
             c_smem.store(chunk.to(c_desc.dtype))
             fence_async_shared()
@@ -295,14 +393,21 @@ def leave(sums, row, col, part, c_desc, c_smem, ending, tiling, WIDTH: gl.conste
 
 
 @gluon.jit
-def leave_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, ending, tiling):
+def leave_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, ending, tiling):
     """Writes the sums of one slab of a tile."""
     t = tiling
-    leave(acc, row, col, part, c_desc, c_smem, ending, t, t.WIDTH)
+    leave(acc, row, col, part, c_desc, c_smem, factors, 0, ending, t, t.WIDTH)
     if t.COLS1 >= t.WIDTH:
-        leave(acc1, row, col + t.COLS, part, c_desc, c_smem, ending, t, t.WIDTH)
+        leave(acc1, row, col + t.COLS, part, c_desc, c_smem, factors, t.COLS, ending, t, t.WIDTH)
     elif t.COLS1 > 0:
-        leave(acc1, row, col + t.COLS, part, c1_desc, c1_smem, ending, t, t.COLS1)
+        leave(acc1, row, col + t.COLS, part, c1_desc, c1_smem, factors, t.COLS, ending, t, t.COLS1)
+
+
+@gluon.jit
+def await_operands(tiling):
+    """The kernel before this one may have written what the epilogue reads; the producer waits for the rest."""
+    if tiling.SCALED or tiling.EPILOGUE != "none":
+        gdc_wait()
 
 
 def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False) -> Specialisation:
@@ -313,7 +418,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
 
     Args:
         function: the jit function.
-        parts: consumers that work on one tile.
+        parts: consumer warpgroups that work on one tile.
         swapped: whether X is B^T.
     """
     config = variant.config
@@ -345,7 +450,6 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     scaled = eight_bit and not partial
     constants: dict[str, Any] = {
         "PARTS": parts,
-        "WARPS": variant.first_warps,
         "ROWS": rows,
         "COLS": cols,
         "COLS1": cols1,

@@ -14,7 +14,11 @@ from aotmm.kernels.hopper import (
     Work,
     barriers,
     buffers,
+    await_operands,
+    fetch_factors,
     leave_tile,
+    put_factors,
+    room_for_factors,
     make_ring,
     multiply,
     produce,
@@ -23,25 +27,28 @@ from aotmm.kernels.hopper import (
 
 
 @gluon.jit
-def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, work, ending, TURN: gl.constexpr):
+def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, TURN: gl.constexpr):
     """A consumer warpgroup: every second tile of this block, beginning with number TURN.
 
     It skips the stages of the other's tiles. Without turns a wait for one phase of a barrier could be answered by
     another that came around the ring.
     """
     t = work.tiling
+    await_operands(t)
     at = TURN * work.steps  # steps of all tiles before this one
     phase = 1 - TURN
     first_unit = gl.program_id(0) + TURN * gl.num_programs(0)
     for unit in range(first_unit, work.count(), 2 * gl.num_programs(0)):
         row, col, part = work.place(unit)
+        held = fetch_factors(row, col, ending, t)
         mbarrier.wait(turns.index(TURN), phase)
         stage = at % t.STAGES
         acc, acc1, stage, _ = multiply(ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps)
         mbarrier.arrive(turns.index(1 - TURN))
         acc, acc1 = settle(ring, t, acc, acc1, stage)
+        factors = put_factors(room, TURN, held, t)
         leave_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), ending, t
+            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, ending, t
         )  # fmt: skip
         at += 2 * work.steps
         phase ^= 1
@@ -53,7 +60,7 @@ def pingpong(
     x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
     bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
     activation, slope,
-    PARTS: gl.constexpr, WARPS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
+    PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
     WIDTH: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
     SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
@@ -61,13 +68,14 @@ def pingpong(
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        PARTS, WARPS, ROWS, COLS, COLS1, WIDTH, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
+        PARTS, ROWS, COLS, COLS1, WIDTH, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
         PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
     ring = make_ring(x_desc, y_desc, y1_desc, t)
     c = ring.x if PARTIAL else buffers(c_desc, 2)
     c1 = buffers(c1_desc, 2) if COLS1 > 0 and COLS1 < WIDTH and not PARTIAL else c
+    room = room_for_factors(t, 2)
     ending = Ending(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
@@ -75,8 +83,8 @@ def pingpong(
     turns = barriers(2, 1)
     gl.warp_specialize(
         [
-            (consume, (ring, turns, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(0))),
-            (consume, (ring, turns, c_desc, c1_desc, c, c1, work, ending, gl.constexpr(1))),
+            (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+            (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
             (produce, (x_desc, y_desc, y1_desc, ring, work)),
         ],
         [4, 1],

@@ -6,10 +6,10 @@ waste. Such products read all of B once, so what counts is how many bytes are on
 
 from __future__ import annotations
 
-from aotmm.kernels import Specialisation, Variant, hopper
+from aotmm.kernels import WARPGROUP, Specialisation, Variant, hopper
 from aotmm.kernels.cooperative import cooperative
 
 
 def specialise(variant: Variant) -> Specialisation:
-    """The swapped kernel of `variant`: its num_warps are those of its consumers."""
-    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // variant.first_warps, swapped=True)
+    """The swapped kernel of `variant`: a warpgroup for every four of its num_warps."""
+    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // WARPGROUP, swapped=True)
