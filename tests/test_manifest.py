@@ -209,7 +209,7 @@ def test_wrong_head(change: Change, words: str) -> None:
         (lambda body: body.update(name="two"), "two kernels have the same name"),
         (lambda body: body.update(dtype_a="fp64"), "[0]: dtype_a 'fp64' is unknown; known: fp16, bf16"),
         (lambda body: body.update(dtype_b=16), "[0]: dtype_b 16 is unknown"),
-        (lambda body: body.update(dtype_c="fp8e5"), "[0]: dtype_c 'fp8e5' is unknown; known: fp16, bf16, fp32, int32"),
+        (lambda body: body.update(dtype_c="fp64"), "[0]: dtype_c 'fp64' is unknown; known: fp16, bf16, fp32, tf32"),
         (lambda body: body.update(layout="xx"), "[0]: layout 'xx' is unknown; known: nn, nt, tn, tt, any"),
         (lambda body: body.update(epilogue="gelu"), "[0]: epilogue 'gelu' is unknown; known: none, linear, smooth"),
         (lambda body: body.update(fast_accum=1), "[0]: fast_accum: expected bool, found 1"),

@@ -66,7 +66,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     promise_lists = list(dict.fromkeys(kernel.promises for kernel in kernels))
     schedules = sorted({kernel.schedule for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
-    order, groups = _groups(kernels, promise_lists)
+    order, classes, groups = _groups(kernels, promise_lists)
     rows = [
         {
             "kernel": kernel,
@@ -100,6 +100,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             schedules=schedules,
             pointer_alignment=_pointer_alignment(promise_lists),
             order=order,
+            classes=classes,
             groups=groups,
             shapes=known.shapes,
             times=known.times,
@@ -126,25 +127,11 @@ def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
 
 def _groups(
     kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]
-) -> tuple[list[int], list[dict[str, object]]]:
-    """Kernel numbers in the order in which selection looks at them, and the groups by what it looks for."""
+) -> tuple[list[int], list[tuple[int, int]], list[dict[str, object]]]:
+    """aotmm_order, aotmm_classes and the groups of core.h: what selection goes through, by what it looks for."""
 
     def storage(dtype: str) -> str:
         return f"AOTMM_{DTYPES[dtype].storage.upper()}"
-
-    keys: dict[str, Callable[[Kernel], tuple[object, ...]]] = {
-        "product": lambda kernel: tuple(map(storage, (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))),
-        "partial": lambda kernel: tuple(map(storage, (kernel.dtype_a, kernel.dtype_b))),
-        "reduce": lambda kernel: (storage(kernel.dtype_c),),
-        "copy": lambda kernel: (DTYPES[kernel.dtype_a].bytes,),
-    }
-    types = ("AOTMM_DTYPE_COUNT",)
-    tables = {
-        "product": ("products", types * 3),
-        "partial": ("partials", types * 2),
-        "reduce": ("reduces", types),
-        "copy": ("copies", (max(row.bytes for row in DTYPES.values()) + 1,)),
-    }
 
     def rank(number: int) -> tuple[object, ...]:
         kernel = kernels[number]
@@ -153,20 +140,35 @@ def _groups(
             return promise_lists.index(kernel.promises), kernel.schedule, epilogue, number
         return epilogue, -kernel.vector_bytes, -len(kernel.promises), number
 
+    types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
+    tables: dict[str, tuple[str, tuple[object, ...], Callable[[Kernel], tuple[object, ...]]]] = {
+        "product": ("products", (types,) * 3, lambda k: (storage(k.dtype_a), storage(k.dtype_b), storage(k.dtype_c))),
+        "partial": ("partials", (types,) * 2, lambda k: (storage(k.dtype_a), storage(k.dtype_b))),
+        "reduce": ("reduces", (types,), lambda k: (storage(k.dtype_c),)),
+        "copy": ("copies", (widths,), lambda k: (DTYPES[k.dtype_a].bytes,)),
+    }
     order: list[int] = []
+    classes: list[tuple[int, int]] = []
     groups: list[dict[str, object]] = []
-    for role in ROLES:
+    for role, (name, dimensions, key_of) in tables.items():
         found: dict[tuple[object, ...], list[int]] = {}
         for number, kernel in enumerate(kernels):
             if kernel.role == role:
-                found.setdefault(keys[role](kernel), []).append(number)
+                found.setdefault(key_of(kernel), []).append(number)
         entries = []
         for key in sorted(found, key=str):
-            entries.append((key, len(order), len(found[key])))
-            order += sorted(found[key], key=rank)
-        name, dimensions = tables[role]
+            numbers = sorted(found[key], key=rank)
+            if role in ("product", "partial"):
+                runs = [list(run) for _, run in itertools.groupby(numbers, lambda number: kernels[number].promises)]
+                entries.append((key, len(classes), len(runs)))
+                for run in runs:
+                    classes.append((len(order), len(run)))
+                    order += run
+            else:
+                entries.append((key, len(order), len(numbers)))
+                order += numbers
         groups.append({"name": name, "dimensions": dimensions, "entries": entries})
-    return order, groups
+    return order, classes, groups
 
 
 def _constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:

@@ -246,11 +246,13 @@ static quantities copy_quantities(const quantities *q, const quantities *moved, 
 
 /* Blocks of a launch of that many units of work; 0 if a grid cannot have so many. */
 static uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device *device) {
-  int64_t most = (int64_t)k->resident * device->multiprocessors / k->num_ctas;
-  if (units > MAX_GRID / k->num_ctas) return 0;
-  if (k->persistent && units > most) units = most ? most : 1;
-  if ((uint64_t)units * k->num_ctas > driver_max_threads / k->threads) return 0;
-  return (uint32_t)units * k->num_ctas;
+  if (units > MAX_GRID || units * k->num_ctas > MAX_GRID) return 0;
+  if (k->persistent) {
+    int64_t most = (int64_t)k->resident * device->multiprocessors / k->num_ctas;
+    if (units > most) units = most ? most : 1;
+  }
+  uint64_t blocks = (uint64_t)units * k->num_ctas;
+  return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
 static int64_t tiles_of(const aotmm_kernel *k, int64_t M, int64_t N) {
@@ -293,6 +295,12 @@ static int64_t set_sums(quantities *q, const aotmm_kernel *k, int64_t split, int
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
   q->value[AOTMM_VALUE_SPLIT] = split;
   return region(times(times(rows, cols), 4 * split));
+}
+
+static void set_no_sums(quantities *q) {
+  q->value[AOTMM_VALUE_WORKSPACE_PTR] = 0;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = 0;
+  q->value[AOTMM_VALUE_SPLIT] = 1;
 }
 
 /* ---- the time model, as launcher.h writes it */
@@ -433,14 +441,13 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* The way with fewest copies that keeps the promises of `k`, or -1. A reduce writes any C, so it is never copied. */
-static int way_for(query *s, const aotmm_kernel *k) {
-  int partial = k->role == AOTMM_ROLE_PARTIAL;
-  for (int i = 0; i < s->count; i++) {
-    if (partial && s->ways[i].copies & AOTMM_COPY_C) continue;
-    if (partial) set_sums(&s->ways[i].q, k, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-    if (first_broken(k, &s->ways[i].q) == k->promise_count) return i;
-  }
+/* The way with fewest copies that keeps the promises of `k`, or -1. A reduce writes any C, so it is never copied. For a
+   partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
+static int way_for(const query *s, const aotmm_kernel *k) {
+  for (int i = 0; i < s->count; i++)
+    if (!(k->role == AOTMM_ROLE_PARTIAL && s->ways[i].copies & AOTMM_COPY_C) &&
+        first_broken(k, &s->ways[i].q) == k->promise_count)
+      return i;
   return -1;
 }
 
@@ -449,34 +456,46 @@ static int64_t scratch_of(const aotmm_kernel *k, uint32_t grid) {
   return k->global_scratch_bytes ? region((int64_t)grid * k->global_scratch_bytes) : 0;
 }
 
-/* Puts the plan with these slices into `plan` if it is cheaper than what is there. `cost` < 0: nothing is. */
+static int bits(uint32_t copies) { return __builtin_popcount(copies); }
+
+/* Whether `a` is chosen over `b` where both cost the same. */
+static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
+  const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
+  if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
+  if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
+  if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
+  return a->kernel < b->kernel;
+}
+
+/* What a kernel would do: the best plan so far, of any kernel (cost < 0: none), and why there is none. */
+typedef struct search {
+  aotmm_plan best;
+  int64_t found; /* as in aotmm_verdict */
+} search;
+
+/* Makes the plan with these slices the best if it is; returns a reason, AOTMM_FITS also where another is better. */
 static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
-                        const aotmm_time *measured, int64_t tiles, int64_t sums, aotmm_verdict *verdict) {
+                        const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  aotmm_plan *plan = &verdict->plan;
-  int64_t units = times(tiles, split);
-  uint32_t grid = grid_of(k, units, s->device);
-  if (!grid && units) {
-    verdict->found = units;
-    return AOTMM_TOO_MANY_BLOCKS;
-  }
-  int64_t bytes = s->ways[way].bytes + sums + scratch_of(k, grid);
-  if (bytes > s->limit) {
-    verdict->found = bytes;
-    return AOTMM_TOO_MUCH_WORKSPACE;
-  }
   int64_t cost = measured ? measured->ns : as_cost(time);
-  if (plan->cost >= 0 && cost >= plan->cost) return AOTMM_FITS;
+  if (to->best.cost >= 0 && cost > to->best.cost) return AOTMM_FITS;
   int programmatic = measured ? measured->programmatic
                               : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < PROGRAMMATIC_BELOW_NS;
-  *plan = (aotmm_plan){.kernel = kernel,
-                       .split = split,
-                       .copies = s->ways[way].copies,
-                       .grid = grid,
-                       .programmatic = (uint32_t)(programmatic && k->programmatic),
-                       .measured = measured != NULL,
-                       .workspace_bytes = (uint64_t)bytes,
-                       .cost = cost};
+  aotmm_plan plan = {.kernel = kernel,
+                     .split = split,
+                     .copies = s->ways[way].copies,
+                     .programmatic = (uint32_t)(programmatic && k->programmatic),
+                     .measured = measured != NULL,
+                     .cost = cost};
+  if (to->best.cost == cost && !preferred(&plan, &to->best)) return AOTMM_FITS;
+  int64_t units = times(tiles, split);
+  plan.grid = grid_of(k, units, s->device);
+  to->found = units;
+  if (!plan.grid && units) return AOTMM_TOO_MANY_BLOCKS;
+  to->found = s->ways[way].bytes + sums + scratch_of(k, plan.grid);
+  if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
+  plan.workspace_bytes = (uint64_t)to->found;
+  to->best = plan;
   return AOTMM_FITS;
 }
 
@@ -485,7 +504,7 @@ static double bytes_read(const aotmm_problem *p) {
   return (double)p->M * (double)p->K * element_bytes[p->dtype_a] + (double)p->K * (double)p->N * element_bytes[p->dtype_b];
 }
 
-static int32_t plan_product(const query *s, int way, uint32_t kernel, aotmm_verdict *verdict) {
+static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_problem *p = s->problem;
   int64_t tiles = times(tiles_of(k, p->M, p->N), p->batch);
@@ -495,34 +514,50 @@ static int32_t plan_product(const query *s, int way, uint32_t kernel, aotmm_verd
     double bytes = (double)p->batch * (bytes_read(p) + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
     time = main_time(s, kernel, tiles, ceil_div(p->K, k->block_k), 1, bytes) + s->ways[way].time;
   }
-  return consider(s, way, kernel, 1, time, measured, tiles, 0, verdict);
+  return consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
 
-/* Cheaper plans than `verdict` has; `way_for` has placed the sums. */
-static int32_t plan_partial(const query *s, int way, uint32_t kernel, aotmm_verdict *verdict) {
+/* Whether no number of slices can be better than the best: all multiprocessors busy all the time take longer. */
+static int hopeless(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, double bytes, const search *to) {
+  const aotmm_constants *c = s->tuning->constants + kernel;
+  double busy = (double)tiles * (double)steps * c->step, moving = bytes * c->byte;
+  busy /= (double)s->device->multiprocessors * c->blocks;
+  return to->best.cost >= 0 && (busy > moving ? busy : moving) + c->base > (double)to->best.cost * (1 + 1e-9) + 1;
+}
+
+static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   static const uint8_t splits[] = AOTMM_SPLITS;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_problem *p = s->problem;
   int64_t tiles = tiles_of(k, p->M, p->N), steps = ceil_div(p->K, k->block_k);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
-  const quantities *q = &s->ways[way].q;
-  int reduce = reduce_for(p, q, s->device);
-  if (reduce < 0) return AOTMM_NO_SPLIT;
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  int32_t reason = AOTMM_NO_SPLIT, fits = 0;
-  double read = bytes_read(p), slab = 4.0 * (double)q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
+  double read = bytes_read(p);
+  if (!measured && hopeless(s, kernel, tiles, steps, read, to)) return AOTMM_FITS;
+  quantities *q = &s->ways[way].q;
+  set_sums(q, k, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
+  int fits = first_broken(k, q) == k->promise_count, reduce = fits ? reduce_for(p, q, s->device) : -1;
+  int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
+  set_no_sums(q);
+  if (reduce < 0) return AOTMM_NO_SPLIT;
+  int32_t reason = AOTMM_NO_SPLIT;
+  fits = 0;
   for (unsigned i = 0; i < sizeof splits; i++) {
     uint32_t split = splits[i];
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
     double time = 0;
     if (!measured)
-      time = main_time(s, kernel, tiles, steps, split, read + split * slab) + reduce_time(s, reduce, split) +
-             s->ways[way].time;
-    int64_t sums = region(times(q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z], 4 * split));
-    reason = consider(s, way, kernel, split, time, measured, tiles, sums, verdict);
+      time = main_time(s, kernel, tiles, steps, split, read + split * 4.0 * (double)slab) +
+             reduce_time(s, reduce, split) + s->ways[way].time;
+    reason = consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
+}
+
+static int32_t plan_kernel(query *s, int way, uint32_t kernel, search *to) {
+  int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
+  return product ? plan_product(s, way, kernel, to) : plan_partial(s, way, kernel, to);
 }
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
@@ -532,7 +567,6 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
   const aotmm_kernel *k = aotmm_kernels + kernel;
   memset(verdict, 0, sizeof *verdict);
-  verdict->plan.cost = -1;
   if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL) {
     verdict->reason = AOTMM_NO_PRODUCT;
     return AOTMM_OK;
@@ -552,53 +586,40 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
     verdict->reason = AOTMM_TOO_MUCH_SHARED;
     verdict->found = device->shared_bytes;
   } else {
-    verdict->reason = (k->role == AOTMM_ROLE_PRODUCT ? plan_product : plan_partial)(&s, way, kernel, verdict);
+    search found = {.best.cost = -1};
+    verdict->reason = plan_kernel(&s, way, kernel, &found);
+    if (verdict->reason == AOTMM_FITS)
+      verdict->plan = found.best;
+    else
+      verdict->found = found.found;
   }
   return AOTMM_OK;
 }
 
-static int bits(uint32_t copies) { return __builtin_popcount(copies); }
-
-/* Whether `a` is chosen over `b` where both cost the same. */
-static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
-  const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
-  if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
-  if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
-  if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
-  return a->kernel < b->kernel;
-}
-
-/* Improves `best` by the kernels of a group. */
-static void search(query *s, aotmm_group group, aotmm_plan *best) {
-  const aotmm_kernel *last = NULL, *planned = NULL;
+/* Considers the kernels of a group, by classes of equal promises. */
+static void consider_group(query *s, aotmm_group group, search *to) {
   int32_t needed = epilogue(s->problem);
-  int way = -1;
-  for (int i = 0; i < group.count; i++) {
-    uint32_t number = aotmm_order[group.first + i];
-    const aotmm_kernel *k = aotmm_kernels + number;
-    int product = k->role == AOTMM_ROLE_PRODUCT;
-    if ((product && k->epilogue < needed) || k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
-    /* a kernel that differs in nothing but a richer epilogue is not faster */
-    if (planned && k->promises == planned->promises && k->schedule == planned->schedule) continue;
-    if (!product || !last || k->promises != last->promises) way = way_for(s, k);
-    last = k;
-    if (way < 0) continue;
-    aotmm_verdict verdict;
-    verdict.plan.cost = -1;
-    if ((product ? plan_product : plan_partial)(s, way, number, &verdict) != AOTMM_FITS) continue;
-    planned = k;
-    if (best->cost < 0 || verdict.plan.cost < best->cost ||
-        (verdict.plan.cost == best->cost && preferred(&verdict.plan, best)))
-      *best = verdict.plan;
+  for (const aotmm_group *class = aotmm_classes + group.first, *end = class + group.count; class < end; class++) {
+    int way = way_for(s, aotmm_kernels + aotmm_order[class->first]);
+    const char *planned = NULL;
+    for (int i = 0; way >= 0 && i < class->count; i++) {
+      uint32_t number = aotmm_order[class->first + i];
+      const aotmm_kernel *k = aotmm_kernels + number;
+      if (k->schedule == planned) continue; /* it differs in nothing but a richer epilogue, and so is not faster */
+      if (k->role == AOTMM_ROLE_PRODUCT && k->epilogue < needed) continue;
+      if (k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
+      if (plan_kernel(s, way, number, to) == AOTMM_FITS) planned = k->schedule;
+    }
   }
 }
 
 static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   start(&s, p, device, limit);
-  plan->cost = -1;
-  search(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], plan);
-  if (s.limit) search(&s, aotmm_partials[p->dtype_a][p->dtype_b], plan);
+  search found = {.best.cost = -1};
+  consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], &found);
+  if (s.limit) consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
+  *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
                     "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",

@@ -26,7 +26,6 @@ typedef struct aotmm_tuning {
   const aotmm_time *times;
 } aotmm_tuning;
 
-/* Some entries of aotmm_order. */
 typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
@@ -37,13 +36,16 @@ extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
 extern const aotmm_tuning aotmm_built_tuning;
-/* Numbers of kernels. Products and partials of equal promises and schedule follow each other, the plainer epilogue first;
-   reduces and copies are in the order of preference. */
+/* Numbers of kernels. Products and partials of equal types and promises are a class, in which those of equal schedule
+   follow each other, the plainer epilogue first; reduces and copies are in the order of preference. */
 extern const uint16_t aotmm_order[];
-extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* by storage types */
-extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];                    /* of A and B */
-extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT];                                        /* by type of C */
-extern const aotmm_group aotmm_copies[5]; /* by bytes of an element */
+extern const aotmm_group aotmm_classes[]; /* in aotmm_order */
+/* In aotmm_classes, by storage types. */
+extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
+extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* of A and B */
+/* In aotmm_order. */
+extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
+extern const aotmm_group aotmm_copies[5];                  /* by bytes of an element */
 
 int aotmm_check(const aotmm_problem *, const aotmm_device *, uint32_t kernel, aotmm_verdict *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
