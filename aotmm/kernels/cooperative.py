@@ -15,15 +15,15 @@ from aotmm.kernels.hopper import (
     Ending,
     Tiling,
     Work,
-    buffers,
     await_operands,
+    buffers,
     fetch_factors,
     leave_tile,
-    put_factors,
-    room_for_factors,
     make_ring,
     multiply,
     produce,
+    put_factors,
+    room_for_factors,
     settle,
 )
 
