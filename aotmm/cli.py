@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from aotmm.build import Progress, Report
     from aotmm.kernel import Kernel
-    from aotmm.runtime.launcher import Selection, Verdict
+    from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
 
 INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
@@ -261,12 +261,13 @@ def explain(
         selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
     except ValueError as error:
         raise SpecError(str(error)) from error
-    refused = [row for row in selection.verdicts if row.rejected is not None]
+    judged = [row for row in selection.verdicts if row.kernel.role in ("product", "partial")]
+    refused = [row for row in judged if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
     types = f"{element.name} x {other.name} -> {problem.dtype_c}"
     what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
     if as_json:
-        body = _selection_to(selection, rejected)
+        body = _selection_to(selection, rejected, len(refused) - len(rejected))
         device = {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes}
         _print_json({"arch": arch, "folder": str(pack.folder), "problem": asdict(problem), "device": device, **body})
     else:
@@ -275,7 +276,8 @@ def explain(
         click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
     if selection.chosen is None:
-        has = ", ".join(sorted({f"{report.types(k)} with epilogue {k.epilogue}" for k in pack.manifest.kernels}))
+        products = [kernel for kernel in pack.manifest.kernels if kernel.role == "product"]
+        has = ", ".join(sorted({f"{report.types(kernel)} with epilogue {kernel.epilogue}" for kernel in products}))
         raise NoKernelError(
             f"no kernel in pack {arch} fits {what}, which needs epilogue {ACTIVATIONS[activation]}; it has: {has}",
             tuple(f"{row.kernel.name}: {row.rejected}" for row in refused),
@@ -595,20 +597,17 @@ def _pack_to(pack: Pack) -> dict[str, object]:
     return {**where, "provenance": asdict(head.provenance), "kernels": kernels}
 
 
-def _selection_to(selection: Selection, rejected: Sequence[Verdict]) -> dict[str, object]:
-    fits = [row for row in selection.verdicts if row.plan is not None]
+def _selection_to(selection: Selection, rejected: Sequence[Verdict], other_types: int) -> dict[str, object]:
+    chosen = selection.chosen
     return {
-        "chosen": None if selection.chosen is None else _verdict_to(selection.chosen),
-        "fits": [_verdict_to(row) for row in fits],
+        "chosen": None if chosen is None or chosen.plan is None else _plan_to(chosen.kernel, chosen.plan),
+        "fits": [_plan_to(row.kernel, row.plan) for row in selection.verdicts if row.plan is not None],
         "rejected": [{"kernel": row.kernel.name, "reason": row.rejected} for row in rejected],
-        "other_types": len(selection.verdicts) - len(fits) - len(rejected),
+        "other_types": other_types,
     }
 
 
-def _verdict_to(row: Verdict) -> dict[str, object]:
-    kernel, plan = row.kernel, row.plan
-    if plan is None:
-        return {"kernel": kernel.name}
+def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
     return {
         "kernel": kernel.name,
         "role": kernel.role,

@@ -49,6 +49,8 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
         Kernel(
             name=name,
             family="tile",
+            role="product",
+            schedule="tile_128x256x64_g8_s3_w8",
             source="a paper",
             symbol="tile",
             dtype_a="fp16",
@@ -57,6 +59,8 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             layout="nn",
             epilogue="none",
             fast_accum=False,
+            persistent=False,
+            programmatic=False,
             config=Config(128, 256, 64, 8, 3, 8),
             threads=256,
             num_ctas=1,
@@ -81,7 +85,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
         min_driver=0,
         host=f"{platform.machine()}-linux-gnu",
         provenance=Provenance(
-            "0.1.0", "3.9.0", "ptxas 12.9", "cc", "classic", "1" * 64, line_info=False, fp_fusion=True
+            "0.1.0", "3.9.0", "ptxas 12.9", "cc", "classic", "1" * 64, "a GPU", line_info=False, fp_fusion=True
         ),
         library=file(f"libaotmm_{arch}.so", b"no library"),
         library_key="2" * 64,
@@ -263,7 +267,7 @@ def test_list(packs: Path) -> None:
     lines = run("list", packs).stdout.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["arch", "kernels"], ["sm80", "2"], ["sm90", "1"]]
     row = next(line for line in lines if line.startswith("sm90") and NAME in line)
-    assert " ".join(row.split()) == f"sm90 {NAME} fp16 x fp16 -> fp16 nn 128x256x64 none 242 12 98304"
+    assert " ".join(row.split()) == f"sm90 {NAME} product fp16 x fp16 -> fp16 nn 128x256x64 none 242 12 98304"
     assert len(lines) == 3 + 1 + 1 + 3
 
 
@@ -275,6 +279,8 @@ def test_list_json(packs: Path) -> None:
     assert list(body[0]) == ["arch", "folder", "host", "provenance", "kernels"]
     assert body[1]["kernels"][0] == {
         "name": NAME,
+        "role": "product",
+        "schedule": "tile_128x256x64_g8_s3_w8",
         "dtype_a": "fp16",
         "dtype_b": "fp16",
         "dtype_c": "fp16",

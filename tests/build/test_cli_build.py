@@ -63,7 +63,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config set of one tile; with the generic kernel, every arch gets two."""
+    """A config set of one tile; with the generic kernel and four copies, every arch gets six kernels."""
     return write_set(tmp_path_factory.mktemp("configs"), TILE.format(32, 2))
 
 
@@ -99,7 +99,7 @@ def test_build_again(packs: Path, configs: Path) -> None:
     header, *rows = [line.split() for line in done.stdout.splitlines()]
     assert header == ["arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"]
     for arch, row in zip(("sm80", "sm90"), rows, strict=True):
-        assert (row[:2], row[4:8]) == ([arch, "2"], ["0", "2", "0", str(packs / arch)])
+        assert (row[:2], row[4:8]) == ([arch, "6"], ["0", "6", "0", str(packs / arch)])
         assert row[8:] == ["(as", "it", "was)"]
     assert content(packs / "sm80") == before
 
@@ -116,7 +116,7 @@ def test_build_says_what_it_drops(packs: Path, tmp_path: Path) -> None:
     assert last.split()[:3] == ["sm80", name, "needs"]
     assert "sm80 has 166912 B" in last
     (row,) = json.loads(run(*words, "--json").stdout)
-    assert (row["kernels"], row["compiled"], row["linked"]) == (1, 0, False)
+    assert (row["kernels"], row["compiled"], row["linked"]) == (5, 0, False)
     assert row["dropped"][0]["kernel"] == name
     assert row["folder"] == str(tmp_path / "out" / "sm80")
 
@@ -131,7 +131,7 @@ def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
     os.close(master)
     assert done.returncode == 0
     assert "sm80" in shown
-    assert "2/2" in shown
+    assert "6/6" in shown
     assert [row["arch"] for row in json.loads(done.stdout)] == ["sm80"]
 
 
@@ -223,7 +223,9 @@ def test_list_of_a_build(packs: Path) -> None:
     """Every kernel that was built is listed, by arch."""
     body = json.loads(run("list", packs, "--json").stdout)
     assert [pack["arch"] for pack in body] == sorted(TARGETS)
-    assert all([kernel["name"] for kernel in pack["kernels"]] == [ANY, NN] for pack in body)
+    for pack in body:
+        assert [kernel["name"] for kernel in pack["kernels"] if kernel["role"] == "product"] == [ANY, NN]
+        assert [kernel["role"] for kernel in pack["kernels"]].count("copy") == 4
 
 
 def test_inspect_of_a_build(packs: Path) -> None:
@@ -276,9 +278,9 @@ def test_explain(packs: Path, arch: str) -> None:
     body = explain(packs, 512, 256, 128, arch=arch)
     device = TARGETS[arch]
     assert body["device"] == {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
-    assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["waves"]) == (NN, 16 * 4, 1)
+    assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["launches"]) == (NN, 16 * 4, ["product"])
     assert [row["kernel"] for row in body["fits"]] == [ANY, NN]
-    assert body["fits"][0]["cost"] > body["fits"][1]["cost"]
+    assert body["fits"][0]["cost_ns"] > body["fits"][1]["cost_ns"]
     assert body["rejected"] == []
 
 
@@ -289,7 +291,6 @@ def test_explain(packs: Path, arch: str) -> None:
         ((512, 257, 128), "stride_bk=257 is not divisible by 8"),
         ((512, 256, 128, "--layout", "nt"), "stride_bn=128 is not 1"),
         ((512, 256, 128, "--layout", "tn"), "stride_ak=512 is not 1"),
-        ((512, 256, 128, "--align", 8), "a_ptr=8 is not divisible by 16"),
         ((2**20, 2**20, 128), "c_extent=1099511627775 is not below 2147483648"),
     ],
 )
@@ -300,12 +301,19 @@ def test_explain_names_the_broken_promise(packs: Path, words: tuple[str | int, .
     assert body["rejected"] == [{"kernel": NN, "reason": reason}]
 
 
+def test_explain_tells_copies(packs: Path) -> None:
+    """A tile that needs aligned operands gets copies of others, for which the plan has a workspace."""
+    (row,) = [row for row in explain(packs, 512, 256, 128, "--align", 8)["fits"] if row["kernel"] == NN]
+    assert row["launches"] == ["copy A", "copy B", "product", "copy C"]
+    assert row["workspace_bytes"] == 2 * (512 * 128 + 128 * 256 + 512 * 256)
+
+
 def test_explain_text(packs: Path) -> None:
-    """The text has the chosen kernel with grid and waves, the broken promises, and costs of what else fits."""
+    """The text has the chosen kernel with its plan, the broken promises, and times of what else fits."""
     text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
     assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
-    assert f"chosen  {NN}\nconfig  BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
-    assert "grid    64 blocks, 1 waves" in text
+    assert f"chosen     {NN}\nconfig     BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
+    assert "launches   product\ngrid       64 blocks\ntime       " in text
     assert any(line.startswith(ANY) for line in text.splitlines())
     text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
     assert f"{NN}  stride_am=100 is not divisible by 8" in text
@@ -359,19 +367,19 @@ def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
     result = run("doctor", "--pack", tmp_path / "packs", "--json")
     body = json.loads(result.stdout)
     assert [(pack["arch"], pack["kernels"], pack["error"]) for pack in body["packs"]] == [
-        (arch, 2, None) for arch in sorted(TARGETS)
+        (arch, 6, None) for arch in sorted(TARGETS)
     ]
     assert result.exit_code == body["exit_code"] == 0
     text = run("doctor", "--pack", tmp_path / "packs").stdout
     for row in TARGETS.values():
-        assert f"{row.name}: 2 kernels" in text
+        assert f"{row.name}: 6 kernels" in text
         assert f"kernels that aotmm ships for it have run on {row.executed_on}" in text
     library = tmp_path / "packs" / "sm80" / "libaotmm_sm80.so"
     library.write_bytes(library.read_bytes()[:-1] + b"x")
     result = run("doctor", "--pack", tmp_path / "packs")
     assert result.exit_code == ArtifactError.exit_code
     assert "libaotmm_sm80.so was altered" in result.stdout
-    assert "sm90: 2 kernels" in result.stdout
+    assert "sm90: 6 kernels" in result.stdout
 
 
 @pytest.mark.parametrize(
