@@ -13,7 +13,7 @@ from aotmm.build.variants import variants as all_variants
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
 from aotmm.kernels import Variant
-from aotmm.problem import EPILOGUES, INPUTS, LAYOUTS, OUTPUTS
+from aotmm.problem import INPUTS, LAYOUTS, OUTPUTS
 from aotmm.target import TARGETS, Target, target
 
 # Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, num_stages, num_warps
@@ -128,16 +128,18 @@ def test_classic() -> None:
 def test_default(arch: str) -> None:
     """The default set has each type of the arch in each layout, and one generic kernel for each output type.
 
-    16- and 32-bit types have every epilogue in every layout; mixed fp8 comes in its tensor cores' own layout alone.
+    16- and 32-bit types have every epilogue and split K in every layout; mixed fp8 comes in its tensor cores' own
+    layout alone.
     """
     found = variants(config_set("default"), target(arch))
     special = {(inputs(v), v.layout) for v in found if v.layout != "any" and v.aligned}
     dtypes = TARGETS[arch].dtypes
     assert special == {(dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)}
-    full = {(v.dtype_a, v.layout, v.epilogue) for v in found if v.layout != "any" and v.aligned}
-    assert full >= {
-        (dtype, layout, epilogue) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for epilogue in EPILOGUES
-    }
+    wide = [(v.dtype_a, v.layout, v.epilogue, v.role) for v in found if v.layout != "any" and v.aligned]
+    kinds = (("none", "product"), ("smooth", "product"), ("none", "partial"))  # smooth stands in for linear
+    assert {
+        (dtype, layout, *kind) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for kind in kinds
+    } <= set(wide)
     generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any")
     assert generic == sorted(
         (dtype, out, "none" if dtype == "int8" else "smooth")

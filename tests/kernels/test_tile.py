@@ -25,6 +25,7 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 IMAGES_PER_CALL = 4
 EDGE = Product(70, 90, 100)
 LARGEST_K = 2048
+SHARED_OF_8_9 = 101_376  # bytes. Source: CUDA programming guide, table of compute capabilities
 SHAPES_PER_IMAGE = 6
 # By what a kernel has: activations that keep integers exact, and those that random numbers get.
 EXACT = {"none": ("none",), "linear": ("relu", "leaky_relu"), "smooth": ("leaky_relu", "relu")}
@@ -107,6 +108,12 @@ def test_every_image_is_right(arch: str, dtype: str, interpreted_pack: Callable[
     assert _wrong(outcomes) == []
     assert {outcome.kernel for outcome in outcomes} == {kernels[number].name for number in numbers}
     assert len(outcomes) == len(work) == SHAPES_PER_IMAGE * len(numbers) > 0
+
+
+def test_smaller_gpus_of_the_major_have_every_kernel(interpreted_pack: Callable[[str], Path]) -> None:
+    """No kernel for sm80 needs more shared memory than a block has on 8.6 and 8.9."""
+    kernels = open_pack(interpreted_pack("sm80")).manifest.kernels
+    assert [kernel.name for kernel in kernels if kernel.shared_bytes > SHARED_OF_8_9] == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
