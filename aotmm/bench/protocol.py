@@ -45,10 +45,11 @@ class GraphStopwatch:
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
         """As `Stopwatch.record`."""
-        call(sets[0])  # outside the graph, for what is loaded or allocated once
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
+            call(sets[0])  # outside the graph, for what is loaded or allocated once
+            torch.cuda.synchronize()
             graph.capture_begin()
             try:
                 for number in range(launches):
@@ -92,7 +93,7 @@ def measure(
 ) -> Row:
     """The times of one case.
 
-    A provider that cannot run, or whose product is wrong, is not timed; the row says why.
+    A provider that cannot run, that fails, or whose product is wrong is not timed; the row says why.
     """
     case, sets = work.case, pool.operands(work.case, cache_bytes)
     truths = [(operands.out, truth(case, operands)) for operands in (sets[0], sets[-1])]
@@ -103,6 +104,8 @@ def measure(
             ready[provider.name] = _prepared(provider, case, sets, truths, stopwatch)
         except NotRunError as reason:
             not_run[provider.name] = str(reason)
+        except Exception as failure:  # noqa: BLE001 - whatever a library raises, it is not timed and the others are
+            not_run[provider.name] = f"failed: {type(failure).__name__}: {failure}"
     del truths
     graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()})
     single = tuple(provider.name for provider in providers if provider.isolated and provider.name in ready)

@@ -68,15 +68,7 @@ def html(results: Results, plots: Mapping[str, bytes]) -> str:
         plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
         rows=results.rows,
         names=[name for name in NAMES if any(name in row.times for row in results.rows)],
-        about={name: _about(name) for name in NAMES},
+        about={name: provider(name).about for name in NAMES},
         other=[other_table(name, values) for name, values in results.other.items()],
         figure=figure,
     )
-
-
-def _about(name: str) -> str:
-    """What a provider is; nothing where its library is not installed."""
-    try:
-        return provider(name).about
-    except ModuleNotFoundError:
-        return ""

@@ -69,8 +69,11 @@ def test_a_provider_that_cannot_run_says_why() -> None:
     def refuse(_case: Case, _sets: Sequence[Operands]) -> Call:
         raise NotRunError("no nvcc here")
 
-    row = _measure(FakeStopwatch(), Provider("absent", "", refuse), right())
-    assert row.not_run == {"absent": "no nvcc here"}
+    def fail(_: Operands) -> None:
+        raise ValueError("illegal address")
+
+    row = _measure(FakeStopwatch(), Provider("absent", "", refuse), right(), _wrong(fail))
+    assert row.not_run == {"absent": "no nvcc here", "wrong": "failed: ValueError: illegal address"}
     assert list(row.times) == ["right"]
     assert (row.held_out, row.sweeps) == (True, ("mine",))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,13 @@ from aotmm.tune.shapes import Shape
 SOURCE = (Path(cutlass.__file__).parent / "cutlass.cu").read_text()
 
 
-def test_names() -> None:
-    """Every provider is found under its name; the tutorial's needs Triton."""
-    assert [provider(name).name for name in NAMES if name != "tutorial"] == [x for x in NAMES if x != "tutorial"]
+def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every provider is found under its name; without its library it says so when it is asked to multiply."""
+    assert [provider(name).name for name in NAMES] == list(NAMES)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "aotmm.bench.providers.tutorial", raising=False)
+    with pytest.raises(NotRunError, match="triton is not installed"):
+        provider("tutorial").prepare(Case(Shape(8, 8, 8, "nn"), "fp16"), [])
 
 
 @pytest.mark.parametrize(

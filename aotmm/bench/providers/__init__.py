@@ -49,7 +49,17 @@ NAMES = tuple(_MODULES)
 
 
 def provider(name: str) -> Provider:
-    """The provider called `name`, one of `NAMES`."""
-    module = importlib.import_module(f"aotmm.bench.providers.{_MODULES[name]}")
+    """The provider called `name`, one of `NAMES`; without its library, one that is not run."""
+    try:
+        module = importlib.import_module(f"aotmm.bench.providers.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        return _absent(name, f"{error.name} is not installed")
     found: Provider = {row.name: row for row in module.PROVIDERS}[name]
     return found
+
+
+def _absent(name: str, reason: str) -> Provider:
+    def refuse(_case: Case, _sets: Sequence[Operands]) -> Call:
+        raise NotRunError(reason)
+
+    return Provider(name, f"not run: {reason}", refuse)
