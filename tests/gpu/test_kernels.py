@@ -109,11 +109,16 @@ def result_of(
     """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
     aligned = any(promise.relation == "multiple_of" for promise in kernel.promises) and not run.copies
     layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
-    pad, offset = (16, 0) if aligned else (3, 1)
-    a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad, offset=offset)
-    b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad, offset=offset)
-    pitch = -(-run.n // 16) * 16 + pad
-    c_memory = torch.full((run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
+
+    def padding(length: int) -> int:
+        """What follows each row (column) of that length; rows of a multiple of 16 elements are aligned in any type."""
+        return 16 + -length % 16 if aligned else 3
+
+    offset = 0 if aligned else 1
+    pad_a, pad_b = (padding(x.shape[1 if order == "n" else 0]) for x, order in zip((a, b), layout, strict=True))
+    a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad_a, offset=offset)
+    b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad_b, offset=offset)
+    c_memory = torch.full((run.m + 2, run.n + padding(run.n)), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
     c = c_memory[1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
     problem = Problem(
