@@ -109,14 +109,14 @@ LIPSCHITZ = {"gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25}
 def epilogue_error(x: torch.Tensor, y: torch.Tensor, activation: str) -> torch.Tensor:
     """What evaluating the epilogue in fp32 may add, for the exact argument x and value y: a few units of 2^-23.
 
-    gelu subtracts numbers of size x; the exponential of sigmoids has a relative error that grows with its argument.
+    The exponential of sigmoids has a relative error that grows with its argument, and overflows before y vanishes;
+    gelu's argument is a fit as well; tanh is the difference of a sigmoid and a constant.
     """
-    if activation == "gelu":
-        return 2.0**-21 * x.abs()
-    if activation in ("gelu_tanh", "silu", "sigmoid"):
-        argument = 1.6 * (x + 0.0448 * x**3) if activation == "gelu_tanh" else x
-        return 2.0**-22 * y.abs() * (4 + argument.abs()) + 2.0**-120  # the exponential overflows before y vanishes
-    return 2.0**-22 * y.abs() + 2.0**-24 * x.abs()
+    if activation in ("gelu", "gelu_tanh", "silu", "sigmoid"):
+        argument = 1.6 * (x + 0.0448 * x**3) if activation in ("gelu", "gelu_tanh") else x
+        fit = 2.0**-20 * x.abs() if activation == "gelu" else 0.0
+        return fit + 2.0**-22 * y.abs() * (4 + argument.abs()) + 2.0**-120
+    return (2.0**-19 if activation == "tanh" else 2.0**-22) * y.abs() + 2.0**-24 * x.abs()
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ def activated(x: Array, activation: str, slope: float) -> Array:
 def epilogue_error(x: Array, y: Array, activation: str) -> Array:
     """What evaluating the epilogue in fp32 may add, for the exact argument x and value y: a few units of 2^-23.
 
-    gelu subtracts numbers of size x; the exponential of sigmoids has a relative error that grows with its argument.
+    The exponential of sigmoids has a relative error that grows with its argument, and overflows before y vanishes;
+    gelu's argument is a fit as well; tanh is the difference of a sigmoid and a constant.
     """
-    if activation == "gelu":
-        return np.asarray(2.0**-21 * np.abs(x))
-    if activation in ("gelu_tanh", "silu", "sigmoid"):
-        argument = 1.6 * (x + 0.0448 * x**3) if activation == "gelu_tanh" else x
-        return np.asarray(2.0**-22 * np.abs(y) * (4 + np.abs(argument)) + 2.0**-120)
-    return np.asarray(2.0**-22 * np.abs(y) + 2.0**-24 * np.abs(x))
+    if activation in ("gelu", "gelu_tanh", "silu", "sigmoid"):
+        argument = 1.6 * (x + 0.0448 * x**3) if activation in ("gelu", "gelu_tanh") else x
+        fit = 2.0**-20 * np.abs(x) if activation == "gelu" else 0.0
+        return np.asarray(fit + 2.0**-22 * np.abs(y) * (4 + np.abs(argument)) + 2.0**-120)
+    return np.asarray((2.0**-19 if activation == "tanh" else 2.0**-22) * np.abs(y) + 2.0**-24 * np.abs(x))
 
 
 @dataclass(frozen=True)
