@@ -8,7 +8,8 @@ a little to where it starts, so that one which no sample tells anything of stays
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,12 +59,13 @@ class Fit:
 
 def fit(points: Sequence[Point]) -> Fit:
     """The constants for the launches of one schedule; the more they differ in shape, the better. Needs one point."""
-    waves, steps, moved, ns, known, weight = torch.tensor(points, dtype=torch.float64).T
-    samples = _Samples(waves, steps, moved, ns.log(), known, weight)
-    best = min((_descend(samples, start) for start in _starts(samples)), key=lambda found: found[1])
-    constants = Constants(*best[0].exp().tolist())
-    wrong = (samples.predicted(best[0]) - samples.log_ns).square()
-    return Fit(constants, float((wrong.mul(weight).sum() / weight.sum()).sqrt()))
+    with _one_thread():
+        samples = _Samples(*torch.tensor(points, dtype=torch.float64).T)
+        logs, losses = _descend(samples, _starts(samples))
+        best = logs[losses.argmin()]
+        wrong = (samples.predicted(best[None])[0] - samples.ns.log()).square()
+        error = (wrong.mul(samples.weight).sum() / samples.weight.sum()).sqrt()
+        return Fit(Constants(*best.exp().tolist()), float(error))
 
 
 def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
@@ -85,69 +87,77 @@ def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
 
 
 class _Samples(NamedTuple):
+    """The fields of all points, as columns."""
+
     waves: torch.Tensor
     steps: torch.Tensor
     moved: torch.Tensor
-    log_ns: torch.Tensor
+    ns: torch.Tensor
     known: torch.Tensor
     weight: torch.Tensor
 
     def predicted(self, logs: torch.Tensor) -> torch.Tensor:
-        """Logarithm of the time that constants with these logarithms predict."""
-        base, step, tile, byte = logs.exp()
+        """Logarithms of the times (starts, points) that constants with the logarithms `logs` (starts, 4) predict."""
+        base, step, tile, byte = logs.exp().T[..., None]
         work = torch.maximum(self.waves * (self.steps * step + tile), self.moved * byte)
         return torch.log(self.known + base + work)
 
     def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
-        """(points, constants): how `predicted` changes with `logs`."""
-        base, step, tile, byte = logs.exp()
+        """(starts, points, 4): how `predicted` changes with `logs`."""
+        base, step, tile, byte = logs.exp().T[..., None]
         along, per_tile, memory = self.waves * self.steps * step, self.waves * tile, self.moved * byte
         compute = (along + per_tile >= memory).double()
-        parts = torch.stack([base.expand_as(memory), along * compute, per_tile * compute, memory * (1 - compute)], 1)
-        return parts / self.predicted(logs).exp()[:, None]
+        parts = [base.expand_as(memory), along * compute, per_tile * compute, memory * (1 - compute)]
+        return torch.stack(parts, -1) / self.predicted(logs).exp()[..., None]
 
 
-def _starts(samples: _Samples) -> list[torch.Tensor]:
+def _starts(samples: _Samples) -> torch.Tensor:
     """Logarithms of constants from which the descent begins: fast and slow memory, small and large base."""
-    ns = samples.log_ns.exp()
-    rest = (ns - samples.known).clamp(min=0.1 * ns)
+    rest = (samples.ns - samples.known).clamp(min=0.1 * samples.ns)
     step = float((rest / (samples.waves * samples.steps)).quantile(0.1))
     byte = float((rest / samples.moved).quantile(0.02))
     base = min(float(rest.min()) / 2, 3000.0)
-    return [
-        torch.tensor([base * scale, step, 4 * step, byte * slower], dtype=torch.float64).log()
-        for scale in (1.0, 0.3)
-        for slower in (0.5, 1.0, 1.5)
-    ]
+    rows = [(base * scale, step, 4 * step, byte * slower) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]
+    return torch.tensor(rows, dtype=torch.float64).log()
 
 
-def _descend(samples: _Samples, start: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """Levenberg-Marquardt from `start`: the logarithms that it ends at, and their loss."""
-    logs, damping = start.clone(), 1e-2
-    loss = _loss(samples, logs, start)
+def _descend(samples: _Samples, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Levenberg-Marquardt from each start: the logarithms (starts, 4) that it ends at, and their losses."""
+    logs, damping, prior = starts, torch.full((len(starts),), 1e-2).double(), _PRIOR * torch.eye(4).double()
+    loss = _loss(samples, logs, starts)
     for _ in range(_ITERATIONS):
-        wrong = samples.predicted(logs) - samples.log_ns
+        wrong = samples.predicted(logs) - samples.ns.log()
         slopes = samples.derivatives(logs)
-        weighted = slopes * (samples.weight * _confidence(wrong))[:, None]
-        normal = weighted.T @ slopes + _PRIOR * torch.eye(len(logs), dtype=torch.float64)
-        gradient = weighted.T @ wrong + _PRIOR * (logs - start)
-        step = torch.linalg.solve(normal + damping * torch.diag(normal.diagonal()), gradient).clamp(-1, 1)
-        candidate = logs - step
-        found = _loss(samples, candidate, start)
-        if found < loss:
-            logs, loss, damping = candidate, found, damping / 3
-        else:
-            damping *= 4
+        weighted = (slopes * (samples.weight * _confidence(wrong))[..., None]).mT
+        normal = weighted @ slopes + prior
+        gradient = (weighted @ wrong[..., None])[..., 0] + _PRIOR * (logs - starts)
+        damped = normal + damping[:, None, None] * torch.diag_embed(normal.diagonal(dim1=1, dim2=2))
+        candidates = logs - torch.linalg.solve(damped, gradient).clamp(-1, 1)
+        found = _loss(samples, candidates, starts)
+        better = found < loss
+        logs = torch.where(better[:, None], candidates, logs)
+        loss = torch.where(better, found, loss)
+        damping = torch.where(better, damping / 3, damping * 4)
     return logs, loss
 
 
 def _confidence(wrong: torch.Tensor) -> torch.Tensor:
     """Weight of each error in a Huber loss: what is far off decides less."""
-    return (_OUTLIER / wrong.abs().clamp(min=_OUTLIER)).clamp(max=1.0)
+    return _OUTLIER / wrong.abs().clamp(min=_OUTLIER)
 
 
-def _loss(samples: _Samples, logs: torch.Tensor, start: torch.Tensor) -> float:
-    wrong = samples.predicted(logs) - samples.log_ns
-    size = wrong.abs()
-    huber = torch.where(size < _OUTLIER, wrong.square() / 2, _OUTLIER * (size - _OUTLIER / 2))
-    return float((samples.weight * huber).sum() + _PRIOR * (logs - start).square().sum() / 2)
+def _loss(samples: _Samples, logs: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    wrong = (samples.predicted(logs) - samples.ns.log()).abs()
+    huber = torch.where(wrong < _OUTLIER, wrong.square() / 2, _OUTLIER * (wrong - _OUTLIER / 2))
+    return (samples.weight * huber).sum(1) + _PRIOR * (logs - starts).square().sum(1) / 2
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Lets torch use one thread: on matrices as small as these, several take many times longer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
