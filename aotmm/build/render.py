@@ -74,7 +74,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             "promises": promise_lists.index(kernel.promises),
             "width": DTYPES[kernel.dtype_a].bytes,
             "resident": resident(kernel, target),
-            "constants": _constants(kernel, target, tuning),
+            "constants": constants(kernel, target, tuning),
             "measured": known.schedules.index(kernel.schedule)
             if kernel.schedule in known.schedules
             else "AOTMM_UNMEASURED",
@@ -171,7 +171,7 @@ def _groups(
     return order, classes, groups
 
 
-def _constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:
+def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:
     """Constants of the time model of launcher.h: fitted ones, or estimates from the tile and the data sheet."""
     key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
     for model in tuning.models if tuning is not None else ():

@@ -6,24 +6,27 @@ import collections
 import ctypes
 import functools
 import hashlib
-import struct
-from collections.abc import Callable
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from aotmm.errors import ArtifactError
+from aotmm import table
+from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.kernel import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, OUTPUTS, input_types
-from aotmm.runtime.launcher import INVALID, NO_KERNEL, OK, CDevice, Launcher, Problem
-from aotmm.runtime.pack import open_pack
+from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, input_types
+from aotmm.runtime.launcher import ANY_WORKSPACE, INVALID, CDevice, CPlan, Launcher, Problem
+from aotmm.runtime.pack import load_verified, open_pack
+from aotmm.table import Model, Sample, Shape, Table
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
+from tests.native.reference import Reference, keeps_promises, quantities, same_types, tiles
 
 PROBLEMS = 10_000
+COMPARED = 1_000
 SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
 USUAL_SIZES = (1, 8, 24, 64, 100, 128, 256, 1000, 4096)
 PADDINGS = {True: (0, 16, 112), False: (0, 1, 8, 100)}
@@ -49,72 +52,13 @@ def dense(m: int, n: int, k: int, dtype: str = "fp16") -> Problem:
     return Problem(m, n, k, *strides, *types, a_ptr=256, b_ptr=256, c_ptr=256, allow_tf32=dtype == "tf32")
 
 
-def quantities(problem: Problem) -> dict[str, int | None]:
-    """What promises are about and parameters hold; None stands for a stride that multiplies only 0."""
-    p, sizes = problem, {"M": problem.M, "N": problem.N, "K": problem.K, "batch": problem.batch}
-    found: dict[str, int | None] = {
-        name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr")
-    }
-    found |= sizes | {"allow_tf32": int(p.allow_tf32), "fast_accum": int(p.fast_accum), "zero": 0}
-    found["activation"] = list(ACTIVATIONS).index(p.activation)
-    (found["slope"],) = struct.unpack("<I", struct.pack("<f", p.slope))
-    found |= dict(zip(("stride_scale_a", "stride_scale_b"), p.scale_strides, strict=True))
-    found["stride_bias_z"] = p.bias_strides[0]
-    for names, dimensions, strides in (
-        (("stride_am", "stride_ak"), "MK", p.strides_a),
-        (("stride_bk", "stride_bn"), "KN", p.strides_b),
-        (("stride_cm", "stride_cn"), "MN", p.strides_c),
-        (("stride_bias_m", "stride_bias_n"), "MN", p.bias_strides[1:]),
-        (("stride_az", "stride_bz", "stride_cz"), ("batch",) * 3, p.batch_strides),
-    ):
-        for name, dimension, stride in zip(names, dimensions, strides, strict=True):
-            found[name] = None if sizes[dimension] == 1 else stride
-    for matrix, rows, cols, strides in (
-        ("a", p.M, p.K, p.strides_a),
-        ("b", p.K, p.N, p.strides_b),
-        ("c", p.M, p.N, p.strides_c),
-    ):
-        last = sum((size - 1) * stride for size, stride in zip((rows, cols), strides, strict=True) if size > 1)
-        found[f"{matrix}_extent"] = min(last, 2**63 - 1) if rows and cols else 0
-    found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
-    return found
-
-
-KEEPS: dict[str, Callable[[int, int], bool]] = {
-    "equals": lambda value, operand: value == operand,
-    "multiple_of": lambda value, operand: value % operand == 0,
-    "below": lambda value, operand: value < operand,
-}
-
-
-def keeps_promises(kernel: Kernel, values: dict[str, int | None]) -> bool:
-    """Whether every promise of `kernel` holds."""
-    return all(
-        (value := values[promise.value]) is None or KEEPS[promise.relation](value, promise.operand)
-        for promise in kernel.promises
-    )
-
-
-def same_types(kernel: Kernel, problem: Problem) -> bool:
-    """Whether `kernel` multiplies these types and can do what the problem asks for after the sum."""
-    storage = DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage
-    needed = "linear" if problem.bias_ptr else "none"
-    needed = max(needed, ACTIVATIONS[problem.activation], key=EPILOGUES.index)
-    return (*storage, kernel.dtype_c) == (problem.dtype_a, problem.dtype_b, problem.dtype_c) and EPILOGUES.index(
-        kernel.epilogue
-    ) >= EPILOGUES.index(needed)
-
-
-def tiles(kernel: Kernel, problem: Problem) -> int:
-    """Tiles of all of C."""
-    return -(-problem.M // kernel.config.block_m) * -(-problem.N // kernel.config.block_n) * problem.batch
-
-
 def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
     """A random product, from tidy to absurd, and a device."""
     tidy = bool(rng.random() < 0.5)
     sizes = USUAL_SIZES if tidy or rng.random() < 0.5 else SIZES
     m, n, k = (int(rng.choice(sizes)) for _ in range(3))
+    if rng.random() < 0.1:
+        m, n, k = (*map(int, rng.choice((64, 100), 2)), 2**14)
     name_a, name_b = input_types(str(rng.choice([name for name in TARGETS[arch].dtypes if name != "tf32"])))
     size = DTYPES[name_a].bytes
 
@@ -170,46 +114,103 @@ def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
     return problem, CDevice(int(rng.integers(1, 200)), int(rng.choice(SHARED)))
 
 
-def reason(kernel: Kernel, problem: Problem, values: dict[str, int | None], device: CDevice) -> str:
-    """Why `kernel` does not fit by its manifest entry, "" if it fits."""
-    if not same_types(kernel, problem):
-        return "types"
-    if not keeps_promises(kernel, values):
-        return "promise"
-    if kernel.shared_bytes > device.shared_bytes:
-        return "shared"
-    return "blocks" if tiles(kernel, problem) * kernel.num_ctas > largest_grid(kernel) else ""
+def kind(rejected: str | None) -> str:
+    """The kind of reason that the launcher gives, in the words of `Reference.check`."""
+    words = {
+        "it is for": "types",
+        "which other kernels' plans launch": "no product",
+        "K is not split": "no split",
+        "more than a grid can have": "blocks",
+        "of device memory to work in": "workspace",
+        "of shared memory": "shared",
+        "": "promise",
+    }
+    return next(name for text, name in words.items() if text in (rejected or ""))
 
 
-def largest_grid(kernel: Kernel) -> int:
-    """Blocks that a grid of `kernel` may have: HIP counts its threads in 32 bits."""
-    return MAX_GRID if kernel.image.path.endswith(".cubin") else min(MAX_GRID, (2**32 - 1) // kernel.threads)
+def tuning_for(arch: str) -> Table:
+    """Random constants and times for half of a pack's schedules, on shapes that `draw` often draws."""
+    rng = np.random.default_rng(3)
+    kernels = launcher(arch).kernels
+    kinds = sorted({(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
+    models = tuple(
+        Model(*key, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5), (4, 3, 4, -2))))
+        for key in kinds
+        if rng.random() < 0.5
+    )
+    shapes = []
+    for width, layout, fast, m, n, k in itertools.product((1, 2), LAYOUTS, (False, True), *[(8, 64, 256)] * 3):
+        names = sorted({name for name, w, _ in kinds if w == width and rng.random() < 0.3})
+        times = tuple(
+            Sample(
+                name,
+                int(rng.choice(SPLITS)) if name.endswith("_split") else 1,
+                programmatic=bool(rng.random() < 0.5),
+                copies=int(rng.choice([0, 0, 3])),
+                ns=int(rng.integers(1000, 9000)),
+            )
+            for name in names
+        )
+        shapes.append(Shape(width, layout, fast, m, n, k, held_out=False, times=times))
+    return Table(arch, "none", "none", "none", "0", "2026-11-20", 0, models, tuple(shapes))
 
 
+@pytest.mark.parametrize("tuned", [False, True], ids=["as built", "retuned"])
 @pytest.mark.parametrize("arch", TARGETS)
-def test_nothing_is_admitted_that_breaks_a_promise(arch: str) -> None:
-    """Over thousands of random products a kernel fits exactly when its manifest says so, and the cheapest is chosen."""
+def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # noqa: FBT001
+    """Over random products every verdict and every chosen plan equals that of the rules written down in Python.
+
+    So nothing is admitted that breaks a promise, and what is chosen is the cheapest by the model of launcher.h.
+    """
     rng = np.random.default_rng(20261120)
-    mm, chosen_layouts, reasons = launcher(arch), collections.Counter[str](), collections.Counter[str]()
-    for _ in range(PROBLEMS):
+    pack = load_apart(arch)
+    built, tuning = table.shipped(arch), tuning_for(arch)
+    if tuned:
+        pack.retune(tuning)
+    reference = Reference(pack.kernels, target(arch), overlaid(built, tuning) if tuned else built)
+    seen: dict[str, collections.Counter[str]] = {
+        name: collections.Counter() for name in ("reasons", "plans", "layouts")
+    }
+    for number in range(COMPARED):
         problem, device = draw(rng, arch)
-        selection, values, fitting = mm.explain(problem, device), quantities(problem), []
-        for verdict in selection.verdicts:
-            why = reason(verdict.kernel, problem, values, device)
-            reasons[why] += 1
-            assert (verdict.rejected is None) == (why == ""), (problem, verdict, why)
-            if verdict.rejected is None:
-                fitting.append(verdict)
-                assert verdict.grid == tiles(verdict.kernel, problem) * verdict.kernel.num_ctas
-                assert verdict.waves == -(-tiles(verdict.kernel, problem) // device.multiprocessors)
-        if selection.chosen is None:
-            assert fitting == []
-            chosen_layouts["none"] += 1
-            continue
-        assert selection.chosen == min(fitting, key=lambda verdict: verdict.cost)  # the first of those that are equal
-        chosen_layouts[selection.chosen.kernel.layout] += 1
-    assert min(reasons[why] for why in ("types", "promise", "shared", "blocks", "")) > 0
-    assert min(chosen_layouts[layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > 100, chosen_layouts
+        limit = (0, 2**20, 2**40, ANY_WORKSPACE)[rng.integers(4)]
+        some = [n for n, k in enumerate(pack.kernels) if number % 10 == 0 and same_types(k, problem)]
+        some.append(int(rng.integers(len(pack.kernels))))
+        for kernel in some:
+            found, wanted = pack.check(problem, device, kernel), reference.check(problem, device, kernel)
+            assert (found.plan or kind(found.rejected)) == wanted, (
+                problem,
+                pack.kernels[kernel],
+                device.multiprocessors,
+            )
+            seen["reasons"][wanted if isinstance(wanted, str) else "fits"] += 1
+        plan = reference.select(problem, device, min(limit, 2**40))
+        try:
+            assert pack.select(problem, device, limit) == plan, (problem, device.multiprocessors, limit)
+        except NoKernelError:
+            assert plan is None, (problem, plan)
+        if plan is not None:
+            seen["plans"].update(
+                [*plan.launches, *(name for name in ("programmatic", "measured") if getattr(plan, name))]
+            )
+        seen["layouts"][pack.kernels[plan.kernel].layout if plan else "none"] += 1
+    assert set(seen["reasons"]) >= {"types", "promise", "shared", "blocks", "no product", "fits"}, seen
+    launched = {"product", "partial", "reduce", "copy A", "copy B", "copy C"}
+    assert set(seen["plans"]) >= launched | ({"measured"} if tuned else set()), seen
+    assert min(seen["layouts"][layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > COMPARED // 100, seen
+
+
+def load_apart(arch: str) -> Launcher:
+    """A launcher with a library of its own, which a test may retune."""
+    pack = open_pack(default_pack(arch))
+    return Launcher(load_verified(pack.folder, pack.head.library), arch, lambda: pack.manifest.kernels)
+
+
+def overlaid(built: Table | None, tuning: Table) -> Table:
+    """What a launcher that was built with one table goes by after it was retuned with another."""
+    known = {(model.schedule, model.width, model.fast_accum) for model in tuning.models}
+    kept = [] if built is None else [m for m in built.models if (m.schedule, m.width, m.fast_accum) not in known]
+    return replace(tuning, models=(*tuning.models, *kept))
 
 
 @pytest.mark.parametrize("arch", TARGETS)
@@ -218,7 +219,8 @@ def test_there_is_always_a_kernel(arch: str) -> None:
     rng = np.random.default_rng(1)
     kinds = {
         (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage, kernel.dtype_c)
-        for kernel in open_pack(default_pack(arch)).manifest.kernels
+        for kernel in launcher(arch).kernels
+        if kernel.role == "product"
     }
     pairs = [input_types(name) for name in TARGETS[arch].dtypes]
     assert kinds == {
@@ -235,29 +237,36 @@ def test_there_is_always_a_kernel(arch: str) -> None:
         smallest = CDevice(device.multiprocessors, 49_152)
         found = selected(launcher(arch), problem, smallest)
         generic = any(
-            tiles(kernel, problem) <= largest_grid(kernel)
+            tiles(kernel, problem.M, problem.N) * problem.batch <= largest_grid(kernel)
             for kernel in launcher(arch).kernels
-            if kernel.layout == "any" and same_types(kernel, replace(problem, activation="none", bias_ptr=0))
+            if (kernel.role, kernel.layout) == ("product", "any")
+            and same_types(kernel, replace(problem, activation="none", bias_ptr=0))
         )
         assert found is not None if generic else (found is None or found.layout != "any"), problem
 
 
+def largest_grid(kernel: Kernel) -> int:
+    """Blocks that a grid of `kernel` may have: HIP counts its threads in 32 bits."""
+    return MAX_GRID if kernel.image.path.endswith(".cubin") else min(MAX_GRID, (2**32 - 1) // kernel.threads)
+
+
 def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
-    """The kernel that is chosen, without the verdicts on the others."""
-    chosen = ctypes.c_uint32()
-    status = mm._c.select(ctypes.byref(problem.to_c()), ctypes.byref(device), ctypes.byref(chosen))
-    assert status in (OK, NO_KERNEL)
-    return None if status else mm.kernels[chosen.value]
+    """The kernel that is chosen where there is no workspace."""
+    try:
+        return mm.kernels[mm.select(problem, device, 0).kernel]
+    except NoKernelError:
+        return None
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("arch", TARGETS)
 def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
-    """A product that fits a specialised kernel no longer fits it after any one promise is broken."""
+    """A product that fits a specialised kernel does not after any one promise broke, unless what broke it is copied."""
     device, fitting = CDevice(108, target(arch).shared_bytes), dense(256, 256, 256, dtype)
     batched = replace(fitting, batch=2)
     for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts):
-        if verdict.rejected is not None or verdict.kernel.layout != "nn" or verdict.kernel.vector_bytes != 16:
+        kernel = verdict.kernel
+        if verdict.plan is None or (kernel.role, kernel.layout, kernel.vector_bytes) != ("product", "nn", 16):
             continue
         breaking = [
             replace(fitting, a_ptr=258),
@@ -278,21 +287,23 @@ def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
             replace(fitting, strides_c=(2**31 // 255 // 8 * 8 + 8, 1)),
         ]
         for problem in breaking:
-            found = launcher(arch).explain(problem, device)
-            assert found.verdicts[number].rejected is not None, (verdict, problem)
-            assert found.chosen is not None
+            plan = launcher(arch).check(problem, device, number).plan
+            assert plan is None or plan.copies, (verdict, problem)
+            assert selected(launcher(arch), problem, device) is not None
 
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_threads_of_a_grid_are_counted(arch: str) -> None:
     """HIP takes fewer than 2^32 threads in a grid, CUDA 2^31 blocks: one matrix more finds no kernel and is told so."""
-    generic = next(k for k in launcher(arch).kernels if (k.layout, k.dtype_a, k.dtype_c) == ("any", "fp16", "fp16"))
+    kind = ("product", "any", "fp16", "fp16")
+    generic = next(k for k in launcher(arch).kernels if (k.role, k.layout, k.dtype_a, k.dtype_c) == kind)
     most, device = largest_grid(generic), CDevice(104, target(arch).shared_bytes)
     assert most == ((2**32 - 1) // 256 if arch == "gfx90a" else MAX_GRID)
     product = replace(dense(1, 1, 1), strides_a=(5, 7), c_ptr=258, activation="tanh")
     found = launcher(arch).explain(replace(product, batch=most), device)
     assert found.chosen is not None
-    assert found.chosen.grid == most
+    assert found.chosen.plan is not None
+    assert found.chosen.plan.grid == most
     found = launcher(arch).explain(replace(product, batch=most + 1), device)
     assert found.chosen is None
     reasons = {verdict.rejected for verdict in found.verdicts if verdict.kernel == generic}
@@ -352,8 +363,7 @@ def test_numbers_that_name_nothing(field: str, number: int) -> None:
     """Through the C interface an unknown dtype or activation number is an invalid call, told with the number."""
     mm, problem = launcher("sm80"), dense(8, 8, 8).to_c()
     setattr(problem, field, number)
-    chosen = ctypes.c_uint32()
-    status = mm._c.select(ctypes.byref(problem), ctypes.byref(CDevice(108, 166_912)), ctypes.byref(chosen))
+    status = mm._c.select(ctypes.byref(problem), ctypes.byref(CDevice(108, 166_912)), 0, ctypes.byref(CPlan()))
     assert status == INVALID
     assert f"{field}={number}" in mm._c.last_error().contents.text.decode()
 
@@ -399,7 +409,7 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
             found = int.from_bytes(block[item.offset : item.offset + item.bytes], "little")
             assert found == value, (kernel.name, item, problem)
         assert kernel.parameters[-1].offset + kernel.parameters[-1].bytes == len(block)
-        assert launch.grid == (tiles(kernel, problem) * kernel.num_ctas, 1, 1)
+        assert launch.grid == (tiles(kernel, problem.M, problem.N) * problem.batch * kernel.num_ctas, 1, 1)
         assert (launch.block, launch.shared) == ((kernel.threads, 1, 1), kernel.shared_bytes)
         assert hashlib.sha256(launch.image).hexdigest() == kernel.image.sha256
         layouts[kernel.layout] += 1
