@@ -1,0 +1,439 @@
+"""Selection a second time: the text of launcher.h and docs/format.md in Python, to compare the C code with.
+
+Quantities are dicts in which None stands for the stride of a dimension of size 1: it multiplies only 0, and whatever
+is promised of it being equal to or at least something holds.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aotmm.build.render import constants
+from aotmm.kernel import Kernel, resident
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, SPLITS
+from aotmm.runtime.launcher import CDevice, Plan, Problem
+from aotmm.table import Sample, Table
+from aotmm.target import Target
+
+MAX_GRID = 2**31 - 1
+MAX_WORKSPACE = 2**40
+PROGRAMMATIC_NS = 30_000
+SEEN_ADDRESS = 256  # where a workspace is taken to be
+
+Values = dict[str, int | None]
+
+KEEPS: dict[str, Callable[[int, int], bool]] = {
+    "equals": lambda value, operand: value == operand,
+    "multiple_of": lambda value, operand: value % operand == 0,
+    "below": lambda value, operand: value < operand,
+    "at_least": lambda value, operand: value >= operand,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Names of the quantities of A, B or C."""
+
+    pointer: str
+    rows: str
+    cols: str
+    row_stride: str
+    col_stride: str
+    extent: str
+
+
+OPERANDS = (
+    Operand("a_ptr", "M", "K", "stride_am", "stride_ak", "a_extent"),
+    Operand("b_ptr", "K", "N", "stride_bk", "stride_bn", "b_extent"),
+    Operand("c_ptr", "M", "N", "stride_cm", "stride_cn", "c_extent"),
+)
+A, B, C = range(3)
+
+
+# ------------------------------------------------------------------------------------------------------ quantities
+def quantities(problem: Problem) -> Values:
+    """What promises are about and parameters hold."""
+    p, sizes = problem, {"M": problem.M, "N": problem.N, "K": problem.K, "batch": problem.batch}
+    found: Values = {
+        name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr")
+    }
+    found |= sizes | {"allow_tf32": int(p.allow_tf32), "fast_accum": int(p.fast_accum), "zero": 0}
+    found["activation"] = list(ACTIVATIONS).index(p.activation)
+    (found["slope"],) = struct.unpack("<I", struct.pack("<f", p.slope))
+    found |= dict(zip(("stride_scale_a", "stride_scale_b"), p.scale_strides, strict=True))
+    found["stride_bias_z"] = p.bias_strides[0]
+    for names, dimensions, strides in (
+        (("stride_am", "stride_ak"), "MK", p.strides_a),
+        (("stride_bk", "stride_bn"), "KN", p.strides_b),
+        (("stride_cm", "stride_cn"), "MN", p.strides_c),
+        (("stride_bias_m", "stride_bias_n"), "MN", p.bias_strides[1:]),
+        (("stride_az", "stride_bz", "stride_cz"), ("batch",) * 3, p.batch_strides),
+    ):
+        for name, dimension, stride in zip(names, dimensions, strides, strict=True):
+            found[name] = None if sizes[dimension] == 1 else stride
+    found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
+    found |= {"workspace_ptr": 0, "workspace_stride_m": 0, "workspace_stride_z": 0, "split": 1, "global_scratch": 0}
+    return with_extents(found)
+
+
+def with_extents(values: Values) -> Values:
+    """The same with what follows from sizes and strides."""
+    found = dict(values)
+    for operand in OPERANDS:
+        rows, cols = sized(values, operand.rows), sized(values, operand.cols)
+        strides = (values[operand.row_stride], values[operand.col_stride])
+        last = sum((size - 1) * (stride or 0) for size, stride in zip((rows, cols), strides, strict=True))
+        found[operand.extent] = min(last, 2**63 - 1) if rows and cols else 0
+    return found
+
+
+def sized(values: Values, name: str) -> int:
+    """A quantity that is never None."""
+    value = values[name]
+    assert value is not None
+    return value
+
+
+def keeps_promises(kernel: Kernel, values: Values) -> bool:
+    """Whether every promise of `kernel` holds."""
+    for promise in kernel.promises:
+        value = values[promise.value]
+        if value is None:
+            value = promise.operand if promise.relation in ("equals", "at_least") else 0
+        if not KEEPS[promise.relation](value, promise.operand):
+            return False
+    return True
+
+
+def epilogue_of(problem: Problem) -> int:
+    """The least epilogue that `problem` needs, by number."""
+    return max(
+        EPILOGUES.index(ACTIVATIONS[problem.activation]), EPILOGUES.index("linear" if problem.bias_ptr else "none")
+    )
+
+
+def same_types(kernel: Kernel, problem: Problem) -> bool:
+    """Whether plans for `problem` may have `kernel` in their middle, by types and epilogue."""
+    inputs = (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage) == (problem.dtype_a, problem.dtype_b)
+    if kernel.role != "product":
+        return inputs and kernel.role == "partial"
+    return inputs and kernel.dtype_c == problem.dtype_c and EPILOGUES.index(kernel.epilogue) >= epilogue_of(problem)
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def tiles(kernel: Kernel, rows: int, cols: int) -> int:
+    """Tiles of a matrix."""
+    return ceil_div(rows, kernel.config.block_m) * ceil_div(cols, kernel.config.block_n)
+
+
+# ---------------------------------------------------------------------------------------------------------- copies
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a matrix lies in the workspace: lines of `length` contiguous elements, `pitch` apart."""
+
+    transposed: bool
+    lines: int
+    length: int
+    pitch: int
+    bytes: int
+
+
+def lies_well(values: Values, number: int, width: int) -> bool:
+    """Whether fast kernels take an operand as it is."""
+    operand = OPERANDS[number]
+
+    def contiguous(along: str, across: str) -> bool:
+        unit, stride = values[along], values[across]
+        return unit in (1, None) and (stride is None or (stride > 0 and stride * width % 16 == 0))
+
+    rows = contiguous(operand.col_stride, operand.row_stride)
+    cols = contiguous(operand.row_stride, operand.col_stride)
+    turned = {A: cols and width > 1, B: cols, C: False}[number]
+    straight = {A: rows, B: rows and width > 1, C: rows}[number]
+    return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
+
+
+def place(values: Values, number: int, width: int) -> Place:
+    """Where a copy of an operand lies."""
+    operand = OPERANDS[number]
+    rows, cols = values[operand.col_stride] in (1, None), values[operand.row_stride] in (1, None)
+    transposed = {A: width > 1 and cols and not rows, B: width == 1 or not rows, C: False}[number]
+    sizes = sized(values, operand.rows), sized(values, operand.cols)
+    lines, length = sizes[::-1] if transposed else sizes
+    pitch = ceil_div(length * width, 128) * 128 // width
+    return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * width, 256) * 256)
+
+
+def with_copies(values: Values, places: dict[int, Place], address: int) -> Values:
+    """The problem with the operands of `places` in a workspace."""
+    found = dict(values)
+    for number, where in sorted(places.items()):
+        operand = OPERANDS[number]
+        strides = (operand.row_stride, operand.col_stride)
+        lines, along = strides[::-1] if where.transposed else strides
+        found[operand.pointer] = address
+        found[lines] = None if values[lines] is None else where.pitch
+        found[along] = None if values[along] is None else 1
+        address += where.bytes
+    return with_extents(found)
+
+
+def copy_values(values: Values, moved: Values, number: int, where: Place) -> Values:
+    """What the copy of an operand into the workspace, or of C out of it, is launched with."""
+    operand = OPERANDS[number]
+    source, target = (moved, values) if number == C else (values, moved)
+    cols_first = values["stride_cm"] in (1, None) and values["stride_cn"] not in (1, None)
+    turned = cols_first if number == C else where.transposed
+    sizes, strides = (operand.rows, operand.cols), (operand.row_stride, operand.col_stride)
+    if turned:
+        sizes, strides = sizes[::-1], strides[::-1]
+    lines, length = (sized(values, name) for name in sizes)
+    return quantities(
+        Problem(
+            lines,
+            length,
+            length,
+            (source[strides[0]] or 0, source[strides[1]] or 0),
+            (0, 0),
+            (target[strides[0]] or 0, target[strides[1]] or 0),
+            "fp16",
+            "fp16",
+            "fp16",
+            a_ptr=sized(source, operand.pointer),
+            c_ptr=sized(target, operand.pointer),
+            slope=0.0,
+        )
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- selection
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to place the operands, and what the copies take."""
+
+    copies: int
+    bytes: int
+    ns: float
+    values: Values
+
+
+class Reference:
+    """Selection over the kernels of one pack, with the constants and times of `tuning`."""
+
+    def __init__(self, kernels: tuple[Kernel, ...], target: Target, tuning: Table | None) -> None:
+        self.kernels = kernels
+        self.target = target
+        self.constants = [constants(kernel, target, tuning) for kernel in kernels]
+        self.shapes = {} if tuning is None else {
+            (shape.width, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
+            for shape in tuning.shapes
+        }  # fmt: skip
+
+    # ---- launches
+    def grid(self, kernel: Kernel, units: int, device: CDevice) -> int | None:
+        """Blocks of a launch; None if a grid cannot have so many."""
+        blocks = units * kernel.num_ctas
+        if blocks > MAX_GRID:
+            return None
+        if kernel.persistent:
+            slots = resident(kernel, self.target) * device.multiprocessors // kernel.num_ctas
+            blocks = min(units, max(slots, 1)) * kernel.num_ctas
+        return None if self.target.backend == "hip" and blocks * kernel.threads >= 2**32 else blocks
+
+    def helper(self, role: str, suits: Callable[[Kernel], bool], values: Values, device: CDevice) -> int | None:
+        """Number of the reduce or copy that plans have: the plainest epilogue, then what promises most."""
+
+        def rank(number: int) -> tuple[int, ...]:
+            kernel = self.kernels[number]
+            return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.promises), number
+
+        fitting = [
+            number
+            for number, kernel in enumerate(self.kernels)
+            if kernel.role == role
+            and suits(kernel)
+            and kernel.shared_bytes <= device.shared_bytes
+            and keeps_promises(kernel, values)
+            and self.grid(kernel, tiles(kernel, sized(values, "M"), sized(values, "N")), device)
+        ]
+        return min(fitting, key=rank, default=None)
+
+    def copier(self, width: int, values: Values, device: CDevice) -> int | None:
+        """The copy kernel for elements of that many bytes."""
+        return self.helper("copy", lambda kernel: DTYPES[kernel.dtype_a].bytes == width, values, device)
+
+    def reducer(self, problem: Problem, values: Values, device: CDevice) -> int | None:
+        """The reduce kernel for a problem."""
+        least = epilogue_of(problem)
+        return self.helper(
+            "reduce",
+            lambda kernel: kernel.dtype_c == problem.dtype_c and EPILOGUES.index(kernel.epilogue) >= least,
+            values,
+            device,
+        )
+
+    # ---- plans
+    def ways(self, problem: Problem, device: CDevice, limit: int) -> Iterator[Way]:
+        """How the operands may lie, without copies first."""
+        values = quantities(problem)
+        yield Way(0, 0, 0.0, values)
+        if limit == 0 or problem.batch != 1 or 0 in (problem.M, problem.N, problem.K):
+            return
+        widths = [DTYPES[name].bytes for name in (problem.dtype_a, problem.dtype_b, problem.dtype_c)]
+        needed = [number for number in (A, B, C) if not lies_well(values, number, widths[number])]
+        operands = [number for number in needed if number != C]
+        for chosen in dict.fromkeys((tuple(operands), tuple(needed) if C in needed else ())):
+            if not chosen:
+                continue
+            places = {number: place(values, number, widths[number]) for number in chosen}
+            moved = with_copies(values, places, SEEN_ADDRESS)
+            copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
+            kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
+            size = sum(where.bytes for where in places.values())
+            if size <= limit and None not in kernels:
+                ns = 0.0
+                for kernel, (number, copied) in zip(kernels, copies, strict=True):
+                    base, _, _, byte, _ = self.constants[kernel or 0]
+                    elements = float(sized(copied, "M")) * float(sized(copied, "N"))
+                    ns += base + elements * (2 * widths[number]) * byte
+                yield Way(sum(1 << number for number in chosen), size, ns, moved)
+
+    def check(self, problem: Problem, device: CDevice, number: int) -> Plan | str:
+        """The best plan with one kernel, or the kind of reason why there is none."""
+        if self.kernels[number].role not in ("product", "partial"):
+            return "no product"
+        if not same_types(self.kernels[number], problem):
+            return "types"
+        return self._best(problem, device, number, list(self.ways(problem, device, MAX_WORKSPACE)), MAX_WORKSPACE)
+
+    def select(self, problem: Problem, device: CDevice, limit: int) -> Plan | None:
+        """The best plan of all."""
+        plainest: dict[object, tuple[tuple[int, int], Plan]] = {}
+        ways = list(self.ways(problem, device, limit))
+        for number, kernel in enumerate(self.kernels):
+            plan = self._best(problem, device, number, ways, limit) if same_types(kernel, problem) else "types"
+            if isinstance(plan, Plan):
+                key = (kernel.role, kernel.schedule, kernel.promises)
+                rank = (EPILOGUES.index(kernel.epilogue), number)
+                plainest[key] = min(plainest.get(key, (rank, plan)), (rank, plan), key=lambda row: row[0])
+        return min((plan for _, plan in plainest.values()), key=self._rank, default=None)
+
+    def _best(self, problem: Problem, device: CDevice, number: int, ways: list[Way], limit: int) -> Plan | str:
+        kernel = self.kernels[number]
+        partial = kernel.role == "partial"
+        way = next((w for w in ways if not (partial and w.copies >> C & 1) and keeps_promises(kernel, w.values)), None)
+        if way is None:
+            return "promise"
+        if kernel.shared_bytes > device.shared_bytes:
+            return "shared"
+        found = (self._partial if partial else self._product)(problem, device, number, way, limit)
+        plans = [plan for plan in found if isinstance(plan, Plan)]
+        return min(plans, key=lambda plan: plan.cost) if plans else found[-1]
+
+    def _rank(self, plan: Plan) -> tuple[int, ...]:
+        kernel = self.kernels[plan.kernel]
+        copies = plan.copies.bit_count()
+        return plan.cost, copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel
+
+    def _product(self, problem: Problem, device: CDevice, number: int, way: Way, limit: int) -> list[Plan | str]:
+        kernel, p = self.kernels[number], problem
+        units = tiles(kernel, p.M, p.N) * p.batch
+        written = float(p.M) * float(p.N) * DTYPES[p.dtype_c].bytes
+        ns = self._main_ns(problem, device, number, units, 1, float(p.batch) * (bytes_read(p) + written))
+        return [self._plan(problem, device, number, way, 1, units, 0, (ns, ns + way.ns), limit)]
+
+    def _partial(self, problem: Problem, device: CDevice, number: int, way: Way, limit: int) -> list[Plan | str]:
+        kernel, p = self.kernels[number], problem
+        steps = ceil_div(p.K, kernel.config.block_k)
+        units = tiles(kernel, p.M, p.N)
+        slab = units * kernel.config.block_m * kernel.config.block_n
+        cols = ceil_div(p.N, kernel.config.block_n) * kernel.config.block_n
+        values = way.values | {
+            "workspace_ptr": SEEN_ADDRESS, "workspace_stride_m": cols, "workspace_stride_z": slab, "split": SPLITS[-1]
+        }  # fmt: skip
+        if p.batch != 1 or units == 0 or not keeps_promises(kernel, values):
+            return ["no split"]
+        reduce = self.reducer(problem, values, device)
+        if reduce is None:
+            return ["no split"]
+        base, _, _, byte, _ = self.constants[reduce]
+        plans: list[Plan | str] = ["no split"]
+        for split in SPLITS:
+            if steps < 2 * split:
+                continue
+            sample = self._measured(problem, way, kernel)
+            if sample is not None and sample.split != split:
+                continue
+            ns = self._main_ns(problem, device, number, units, split, bytes_read(p) + split * 4.0 * slab)
+            rest = base + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * byte
+            sums = ceil_div(4 * split * slab, 256) * 256
+            plans.append(self._plan(problem, device, number, way, split, units, sums, (ns, ns + rest + way.ns), limit))
+        return plans
+
+    def _main_ns(self, problem: Problem, device: CDevice, number: int, units: int, split: int, moved: float) -> float:
+        base, step, tile, byte, blocks = self.constants[number]
+        waves = ceil_div(units * split, device.multiprocessors * blocks)
+        steps = ceil_div(ceil_div(problem.K, self.kernels[number].config.block_k), split)
+        return base + max(float(waves) * (float(steps) * step + tile), moved * byte)
+
+    def _measured(self, problem: Problem, way: Way, kernel: Kernel) -> Sample | None:
+        layout = layout_of(way.values)
+        if way.copies or problem.batch != 1 or layout is None or (kernel.fast_accum and not problem.fast_accum):
+            return None
+        width = DTYPES[problem.dtype_a].bytes
+        shape = (width, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
+        sample = self.shapes.get(shape, {}).get(kernel.schedule)
+        return sample if sample is not None and sample.split in (1, *SPLITS) else None
+
+    def _plan(
+        self,
+        problem: Problem,
+        device: CDevice,
+        number: int,
+        way: Way,
+        split: int,
+        units: int,
+        sums: int,
+        ns: tuple[float, float],
+        limit: int,
+    ) -> Plan | str:
+        """A plan; `ns` is the predicted time of the main kernel, and of all."""
+        kernel = self.kernels[number]
+        grid = self.grid(kernel, units * split, device)
+        if grid is None:
+            return "blocks"
+        size = way.bytes + sums
+        if size > limit:
+            return "workspace"
+        sample = self._measured(problem, way, kernel)
+        early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < PROGRAMMATIC_NS
+        return Plan(
+            kernel=number,
+            split=split,
+            copies=way.copies,
+            grid=grid,
+            programmatic=early and kernel.programmatic,
+            measured=sample is not None,
+            workspace_bytes=size,
+            cost=sample.ns if sample else int(ns[1]) if ns[1] < 9e18 else 2**63 - 1,
+        )
+
+
+def bytes_read(problem: Problem) -> float:
+    """Bytes of A and B."""
+    m, n, k = float(problem.M), float(problem.N), float(problem.K)
+    return m * k * DTYPES[problem.dtype_a].bytes + k * n * DTYPES[problem.dtype_b].bytes
+
+
+def layout_of(values: Values) -> str | None:
+    """The layout that a table would call this, None if neither stride of an operand is 1."""
+    order = ""
+    for row, col in (("stride_am", "stride_ak"), ("stride_bk", "stride_bn")):
+        order += "n" if values[col] in (1, None) else "t" if values[row] in (1, None) else "?"
+    return order if order in LAYOUTS else None
