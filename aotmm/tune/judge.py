@@ -80,23 +80,34 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 def _regret(
     launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[Shape], after: Table, dtypes: dict[int, str]
 ) -> Regret:
+    rows = {(s.width, s.layout, s.M, s.N, s.K, s.fast_accum): s.times for s in after.shapes}
     launcher.retune(by)
     try:
-        return Regret(tuple(_choice(launcher, device, shape, dtypes[shape.width]) for shape in shapes if shape.times))
+        choices = []
+        for shape in shapes:
+            # Products that allow fast sums can have precise ones, which have rows of their own.
+            kinds = (False, True) if shape.fast_accum else (False,)
+            product = (shape.width, shape.layout, shape.M, shape.N, shape.K)
+            times = {fast: rows.get((*product, fast), ()) for fast in kinds}
+            if any(times.values()):
+                choices.append(_choice(launcher, device, shape, times, dtypes[shape.width]))
+        return Regret(tuple(choices))
     finally:
         launcher.retune(after)
 
 
-def _choice(launcher: Launcher, device: CDevice, shape: Shape, dtype: str) -> Choice:
+def _choice(
+    launcher: Launcher, device: CDevice, shape: Shape, times: dict[bool, tuple[Sample, ...]], dtype: str
+) -> Choice:
     case = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
     problem = problem_of(case, output_of(launcher, dtype), _ALIGNED, _ALIGNED, _ALIGNED)
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)
-    schedule = launcher.kernels[plan.kernel].schedule
-    best = min(shape.times, key=lambda sample: sample.ns)
-    text = schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
+    kernel = launcher.kernels[plan.kernel]
+    best = min((sample for samples in times.values() for sample in samples), key=lambda sample: sample.ns)
+    text = kernel.schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
     text += " programmatic" * plan.programmatic
-    for sample in shape.times:
-        if sample[:-1] == (schedule, plan.split, plan.programmatic, plan.copies):
+    for sample in times[kernel.fast_accum]:
+        if sample[:-1] == (kernel.schedule, plan.split, plan.programmatic, plan.copies):
             return Choice(shape, text, sample.ns / best.ns, best)
     return Choice(shape, text, None, best)
 

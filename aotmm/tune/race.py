@@ -16,7 +16,7 @@ _LEAST_NS = 2_000  # shorter than any launch
 _LAUNCHES = (2, 100)  # in one graph
 _SINGLE_NS = 1_000_000  # from which on one launch is long enough to be timed alone
 _CONTENDER = 1.5  # times the best so far, up to which a candidate stays in the race
-_ROUNDS = 5
+_ROUNDS = 7
 
 
 class Timer(Protocol):

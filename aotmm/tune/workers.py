@@ -66,7 +66,7 @@ class Patience:
     """Seconds that a worker may take to start, and then between two signs of life."""
 
     start_s: float = 240.0
-    silence_s: float = 12.0
+    silence_s: float = 20.0
 
 
 PATIENCE = Patience()
