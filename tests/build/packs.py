@@ -45,6 +45,29 @@ num_stages = 2
 num_warps = 4
 """
 
+# One tile as a product and as what gives sums of slices of K, and what helps both.
+PLANS = """
+dtypes = ["fp16"]
+layouts = ["nn", "nt"]
+epilogues = ["none", "linear"]
+source = "tests"
+
+[[config]]
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 2
+num_warps = 4
+
+[[config]]
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 2
+num_warps = 4
+split = true
+"""
+
 
 @functools.cache
 def default_pack(arch: str) -> Path:
@@ -61,6 +84,14 @@ def tiny_pack(arch: str) -> Path:
     configs = _folder() / "tiny.toml"
     configs.write_text(TINY)
     return build((arch,), _folder() / "tiny", configs=str(configs))[0].folder
+
+
+@functools.cache
+def plans_pack(arch: str) -> Path:
+    """A pack of one tile that has plans of every kind, built once per session."""
+    configs = _folder() / "plans.toml"
+    configs.write_text(PLANS)
+    return build((arch,), _folder() / "plans", configs=str(configs))[0].folder
 
 
 def checkout(folder: Path) -> Path:

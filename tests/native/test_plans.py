@@ -1,0 +1,494 @@
+"""Plans: slices of K, copies, tensor maps and workspaces, executed by interpreters or recorded by fake drivers."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aotmm.build import link, render
+from aotmm.build.compile import file
+from aotmm.errors import DriverError, NoKernelError
+from aotmm.kernel import Kernel, Parameter, TensorMap
+from aotmm.manifest import write as write_manifest
+from aotmm.problem import SPLITS
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CPlan, CTable, Plan, Problem
+from aotmm.runtime.pack import open_pack
+from aotmm.table import Model, Sample, Shape, Table
+from aotmm.target import target
+from tests.build.packs import plans_pack
+from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
+
+STREAM = 0x5EA0
+ON_CUDA = pytest.mark.parametrize("pack", ["sm80"], indirect=True)
+ON_HIP = pytest.mark.parametrize("pack", ["gfx90a"], indirect=True)
+DEEP = Product(70, 136, 520)  # 3 x 3 tiles of 64, 9 steps along K
+BIG = 64 << 20
+
+
+@pytest.fixture(params=ARCHS)
+def pack(request: pytest.FixtureRequest) -> Path:
+    """A pack of one tile as product and as partial, with what helps them."""
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    return plans_pack(request.param)
+
+
+def number_of(emulator: Emulator, role: str, layout: str = "nn") -> int:
+    """The kernel of that role and layout that can do most after the sum."""
+    found = [
+        (k.epilogue == "linear", n) for n, k in enumerate(emulator.kernels) if (k.role, k.layout) == (role, layout)
+    ]
+    return max(found)[1]
+
+
+def problem_of(m: int, n: int, k: int, **changes: Any) -> Problem:
+    """A row-major fp16 product at addresses that nothing is read from."""
+    plain = Problem(m, n, k, (k, 1), (n, 1), (n, 1), "fp16", "fp16", "fp16", "none", 1 << 40, 2 << 40, 3 << 40)
+    return replace(plain, **changes)
+
+
+def arguments(kernel: Kernel, block: bytes) -> dict[str, int]:
+    """The values in a parameter block, by quantity."""
+    return {
+        item.value: int.from_bytes(block[item.offset : item.offset + item.bytes], "little", signed=True)
+        for item in kernel.parameters
+    }
+
+
+def changed_pack(pack: Path, folder: Path, change: Any) -> Path:
+    """A copy of `pack` with every kernel's entry changed, and with other tables in its launcher."""
+    whole, row = open_pack(pack).manifest, target(pack.name)
+    kernels = tuple(change(kernel) for kernel in whole.kernels)
+    (folder / "images").symlink_to(pack / "images")
+    (folder / "launcher.c").write_text(render.source(row, kernels))
+    (folder / "launcher.h").write_text(render.header((row.name,)))
+    library = link.link_launcher(row, folder, link.compiler()[0])
+    entry = dataclasses.replace(whole, kernels=kernels, library=file(library.name, library.read_bytes()))
+    for name, data in write_manifest(entry).items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+# -------------------------------------------------------------------------------------------------------- execution
+PRODUCTS = {
+    "whole tiles": replace(DEEP, M=64, N=128, K=512),
+    "edges": DEEP,
+    "scattered C": replace(DEEP, step_c=2),
+    "unaligned": replace(DEEP, offset=1, padding=3),
+    "epilogue": replace(DEEP, bias="matrix", activation="relu", scales="rows"),
+    "column-major B": replace(DEEP, layout="nt", offset=1),
+    "random": replace(DEEP, exact=False),
+}
+
+
+@pytest.mark.parametrize("role", ["product", "partial"])
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+@own_process
+def test_executed(pack: Path, product: Product, role: str) -> None:
+    """Products in slices of K and by copies are right, whatever lay in the workspace before."""
+    emulator = Emulator(pack)
+    outcome = emulator.run(product, number_of(emulator, role, product.layout))
+    assert outcome.complaints == ()
+    plan = outcome.plan
+    assert plan is not None
+    assert (plan.split > 1) == (role == "partial")
+    assert plan.workspace_bytes > 0 or (role == "product" and plan.copies == 0)
+
+
+@own_process
+def test_every_number_of_slices(pack: Path) -> None:
+    """Each number of slices that K has steps for gives the same exact sums, the last slices being shorter or not."""
+    emulator = Emulator(pack)
+    partial = number_of(emulator, "partial")
+    for split in [split for split in SPLITS if split <= 9]:
+        outcome = emulator.run(DEEP, plan=Plan(partial, split, workspace_bytes=BIG >> 4))
+        assert outcome.complaints == (), split
+        assert emulator.driver.launches[0].grid == (6 * split, 1, 1)
+
+
+@own_process
+def test_sums_are_in_order(pack: Path) -> None:
+    """A split product is the same bits every time: the fp32 sums of the slices, added from the first to the last."""
+    emulator = Emulator(pack)
+    product = replace(DEEP, out="fp32", exact=False)
+    kernel, seen = number_of(emulator, "partial"), set()
+    for _ in range(2):
+        case = Case(product)
+        plan = Plan(kernel, 4, workspace_bytes=BIG >> 4)
+        workspace = emulator.place(case, plan)
+        emulator.launcher.run(plan, case.problem, 0, 0, workspace)
+        seen.add(case.operands["C"].view.tobytes())
+    assert len(seen) == 1
+    memory = next(array for name, array, _ in emulator.driver.buffers if name == "workspace")
+    slabs = memory.view(np.float32)[: 4 * 128 * 192].reshape(4, 128, 192)
+    total = slabs[0]
+    for slab in slabs[1:]:
+        total = total + slab
+    assert total[:70, :136].tobytes() == case.operands["C"].view.tobytes()
+
+
+@own_process
+def test_chosen_by_itself(pack: Path) -> None:
+    """Selection splits what is deep and narrow, copies what is unaligned and large, and neither without a workspace."""
+    emulator = Emulator(pack, execute=False)
+    mm, device = emulator.launcher, emulator.launcher.device(0)
+    deep, large = problem_of(512, 512, 65_536), problem_of(4096, 4096, 4096)
+    assert mm.select(deep, device).split > 1
+    assert mm.select(deep, device, 0).split == 1
+    assert mm.select(large, device).launches == ("product",)
+    shifted = replace(large, a_ptr=large.a_ptr + 2)
+    assert mm.select(shifted, device).launches == ("copy A", "product")
+    assert mm.select(shifted, device, 0).launches == ("product",)
+    assert mm.select(replace(large, strides_c=(1, 4096)), device).launches[-1] in ("copy C", "reduce")
+    assert mm.select(replace(large, batch=2, a_ptr=large.a_ptr + 2), device).launches == ("product",)
+    for problem in (deep, large, shifted):
+        plan = mm.select(problem, device)
+        for limit in (plan.workspace_bytes - 1, plan.workspace_bytes):
+            assert mm.select(problem, device, max(limit, 0)).workspace_bytes <= max(limit, 0)
+        assert mm.select(problem, device, plan.workspace_bytes) == plan
+
+
+# ------------------------------------------------------------------------------------------------------- workspaces
+@own_process
+def test_workspace_is_used_as_planned(pack: Path) -> None:
+    """Copies of A, of B, of C and the sums follow each other at multiples of 256 bytes, in lines of 128."""
+    emulator = Emulator(pack, execute=False)
+    base, run = 1 << 44, emulator.launcher.run
+    problem = problem_of(70, 136, 520, a_ptr=(1 << 40) + 2, b_ptr=(2 << 40) + 2, c_ptr=(3 << 40) + 2)
+    sizes = {"A": 70 * 576 * 2, "B": 520 * 192 * 2, "C": 70 * 192 * 2, "sums": 3 * 128 * 192 * 4}
+    sizes = {name: -(-size // 256) * 256 for name, size in sizes.items()}
+    a, b, c = base, base + sizes["A"], base + sizes["A"] + sizes["B"]
+
+    product = number_of(emulator, "product")
+    plan = emulator.plan(problem, product)
+    assert (plan.copies, plan.workspace_bytes) == (COPY_A | COPY_B | COPY_C, c + sizes["C"] - base)
+    run(plan, problem, 0, STREAM, base)
+    first, second, main, last = emulator.driver.launches
+    assert {launch.stream for launch in emulator.driver.launches} == {STREAM}
+    copier = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(first.image))
+    found = arguments(copier, first.params)
+    assert (found["a_ptr"], found["c_ptr"], found["M"], found["N"]) == (problem.a_ptr, a, 70, 520)
+    assert (found["stride_am"], found["stride_cm"]) == (520, 576)
+    found = arguments(copier, second.params)
+    assert (found["a_ptr"], found["c_ptr"], found["M"], found["N"]) == (problem.b_ptr, b, 520, 136)
+    found = arguments(emulator.kernels[product], main.params)
+    assert (found["a_ptr"], found["b_ptr"], found["c_ptr"]) == (a, b, c)
+    assert (found["stride_am"], found["stride_bk"], found["stride_cm"]) == (576, 192, 192)
+    found = arguments(copier, last.params)
+    assert (found["a_ptr"], found["c_ptr"], found["stride_am"], found["stride_cm"]) == (c, problem.c_ptr, 192, 136)
+
+    partial = number_of(emulator, "partial")
+    plan = replace(emulator.plan(problem, partial), split=3, workspace_bytes=c + sizes["sums"] - base)
+    assert plan.copies == COPY_A | COPY_B, "a reduce writes any C"
+    emulator.driver.launches.clear()
+    run(plan, problem, 0, STREAM, base)
+    main, last = emulator.driver.launches[2:]
+    found = arguments(emulator.kernels[partial], main.params)
+    sums = {"workspace_ptr": c, "workspace_stride_m": 192, "workspace_stride_z": 128 * 192, "split": 3}
+    assert sums.items() <= (found | sums).items()
+    assert found["workspace_ptr"] == c
+    reducer = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(last.image))
+    assert sums.items() <= arguments(reducer, last.params).items()
+    assert emulator.driver.misuse == []
+
+
+def _digest(image: bytes) -> str:
+    return file("", image).sha256
+
+
+@own_process
+def test_plans_that_do_not_fit(pack: Path) -> None:
+    """`run` refuses, before any launch, what would read or write where it must not, and names kernel and problem."""
+    emulator = Emulator(pack, execute=False)
+    problem = problem_of(70, 136, 520)
+    product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
+    need = 3 * 128 * 192 * 4
+    good = [Plan(product), Plan(partial, 3, workspace_bytes=need)]
+    wrong = [
+        (Plan(product, 2, workspace_bytes=BIG), problem),
+        (Plan(partial, 1, workspace_bytes=BIG), problem),
+        (Plan(partial, 0, workspace_bytes=BIG), problem),
+        (Plan(partial, 10, workspace_bytes=BIG), problem),  # more slices than steps
+        (Plan(partial, 17, workspace_bytes=BIG), problem_of(70, 136, 5200)),
+        (Plan(partial, 2**31, workspace_bytes=BIG), problem),
+        (Plan(partial, 3, workspace_bytes=need - 1), problem),
+        (Plan(partial, 3, COPY_C, workspace_bytes=BIG), problem),
+        (Plan(product, copies=8, workspace_bytes=BIG), problem),
+        (Plan(product, copies=COPY_A), problem),
+        (Plan(partial, 3, workspace_bytes=BIG), replace(problem, batch=2)),
+        (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, batch=2)),
+        (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, K=0)),
+        (Plan(number_of(emulator, "product", "nt")), problem),
+        (Plan(product), replace(problem, a_ptr=problem.a_ptr + 2)),
+        (Plan(product), replace(problem, activation="tanh")),
+        (Plan(product), replace(problem, dtype_c="fp32")),
+        (Plan(partial, 3, workspace_bytes=BIG), replace(problem, activation="tanh")),  # no reduce has it
+        (Plan(number_of(emulator, "copy")), problem),
+        (Plan(product), problem_of(2**33, 2**33, 8)),
+    ]
+    for plan, what in wrong:
+        with pytest.raises(NoKernelError, match=f"kernel {emulator.kernels[plan.kernel].name}, split .* do not fit M="):
+            emulator.launcher.run(plan, what, 0, 0, 1 << 44)
+    with pytest.raises(ValueError, match="kernel 999: the pack has"):
+        emulator.launcher.run(Plan(999), problem, 0, 0)
+    for address in (0, (1 << 44) + 128):
+        with pytest.raises(ValueError, match=f"the plan needs {need} bytes at a multiple of 256"):
+            emulator.launcher.run(good[1], problem, 0, 0, address)
+    with pytest.raises(ValueError, match="sizes are not negative"):
+        emulator.launcher.run(good[0], replace(problem, M=-1), 0, 0)
+    assert emulator.driver.launches == []
+    for plan in good:
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
+        emulator.launcher.run(plan, replace(problem, M=0), 0, 0)
+    assert len(emulator.driver.launches) == 3
+    assert emulator.driver.misuse == []
+
+
+def test_no_workspace_is_too_large_to_count(pack: Path) -> None:
+    """Workspaces that would pass 2^40 bytes are refused without an overflow."""
+    mm = open_pack(pack).launcher
+    device = CDevice(108, 166_912)
+    for m, n in ((2**30, 2**12), (2**31 - 2**17, 2**31 - 2**17), (2**20, 2**20)):
+        problem = problem_of(m, n, 4096, a_ptr=2)
+        for number, kernel in enumerate(mm.kernels):
+            if kernel.role in ("product", "partial"):
+                plan = mm.check(problem, device, number).plan
+                assert plan is None or plan.workspace_bytes <= 2**40
+        try:
+            assert mm.select(problem, device).workspace_bytes <= 2**40
+        except NoKernelError:
+            assert pack.name == "gfx90a" or m * n > 2**40, "more blocks than a grid can have"
+
+
+@own_process
+def test_scratch_memory_of_kernels(pack: Path, tmp_path: Path) -> None:
+    """Scratch that a kernel asks for is in the workspace, for every block; without a workspace it is not taken."""
+
+    def scratchy(kernel: Kernel) -> Kernel:
+        if kernel.role != "product":
+            return kernel
+        parameters = tuple(
+            replace(item, value="global_scratch" if item.name == "global_scratch" else item.value)
+            for item in kernel.parameters
+        )
+        return replace(kernel, parameters=parameters, global_scratch_bytes=384)
+
+    emulator = Emulator(changed_pack(pack, tmp_path, scratchy), execute=False)
+    problem, product = problem_of(70, 136, 520), number_of(emulator, "product")
+    plan = emulator.plan(problem, product)
+    assert (plan.grid, plan.workspace_bytes) == (6, 6 * 384)
+    emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
+    assert arguments(emulator.kernels[product], emulator.driver.launches[0].params)["global_scratch"] == 1 << 44
+    with pytest.raises(NoKernelError):
+        emulator.launcher.matmul(problem, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- launching
+@own_process
+def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
+    """A persistent kernel gets as many blocks as the device holds at once, and no more than there is work."""
+    folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, persistent=kernel.role == "product"))
+    mm = open_pack(folder).launcher
+    product = max(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == ("product", "nn"))
+    resident = render.resident(mm.kernels[product], target(pack.name))
+    for size, multiprocessors in ((8192, 108), (8192, 20), (640, 108), (64, 108)):
+        plan = mm.check(problem_of(size, size, size), CDevice(multiprocessors, 166_912), product).plan
+        assert plan is not None
+        assert plan.grid == min((size // 64) ** 2, multiprocessors * resident)
+
+
+@ON_CUDA
+@own_process
+def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
+    """Short products of kernels that can are launched programmatically, long ones not; a plan may say otherwise."""
+    folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, programmatic=kernel.role != "copy"))
+    emulator = Emulator(folder, execute=False)
+
+    def early(plan: Plan, problem: Problem) -> list[bool]:
+        """Of each launch of a plan: whether it was programmatic."""
+        before, found = len(emulator.driver.calls), []
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
+        for call in emulator.driver.calls[before:]:
+            if call.name == "cuLaunchKernelEx":
+                found.append(False)
+            elif call.name == "attribute" and call.arguments == {"id": "6", "value": "1,0,0"}:
+                found[-1] = True
+        return found
+
+    short, long_ = problem_of(256, 256, 256), problem_of(2048, 2048, 2048)
+    product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
+    assert (emulator.plan(short, product).programmatic, emulator.plan(long_, product).programmatic) == (True, False)
+    for problem in (short, long_):
+        for said in (False, True):
+            assert early(Plan(product, programmatic=said), problem) == [said]
+            split = Plan(partial, 2, programmatic=said, workspace_bytes=BIG)
+            assert early(split, problem) == [said, said]
+    copied = Plan(product, copies=COPY_A, programmatic=True, workspace_bytes=BIG)
+    assert early(copied, short) == [False, True]
+    assert not emulator.plan(short, partial).programmatic
+    assert emulator.driver.misuse == []
+
+
+def with_map(kernel: Kernel) -> Kernel:
+    """The kernel with its first pointer replaced by a tensor map of A, which its binary knows nothing of."""
+    if kernel.role != "product" or kernel.layout != "nn":
+        return kernel
+    mapped = TensorMap("fp16", inner="K", outer="M", stride="stride_am", box_inner=64, box_outer=32, swizzle=3)
+    end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
+    return replace(kernel, parameters=(*kernel.parameters, Parameter("a", "tensordesc", "a_ptr", end, 128, mapped)))
+
+
+@ON_CUDA
+@own_process
+def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
+    """The driver encodes a map of the matrix as it lies, copied or not; a single line has a stride that it takes."""
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map), execute=False)
+    product = number_of(emulator, "product")
+    base, a = 1 << 44, 1 << 40
+    cases = [
+        (problem_of(70, 136, 520), {"address": hex(a), "dim0": "520", "dim1": "70"}),
+        (problem_of(70, 136, 520, a_ptr=a + 2), {"address": hex(base), "dim0": "520", "dim1": "70"}),
+        (problem_of(1, 136, 520), {"address": hex(a), "dim0": "520", "dim1": "1"}),
+        (problem_of(1, 136, 528, strides_a=(3, 1)), {"address": hex(a), "dim0": "528", "dim1": "1"}),
+    ]
+    for problem, wanted in cases:
+        emulator.launcher.run(emulator.plan(problem, product), problem, 0, 0, base)
+        *_, call = [call for call in emulator.driver.calls if call.name == "cuTensorMapEncodeTiled"]
+        fixed = {"type": "6", "rank": "2", "box0": "64", "box1": "32", "swizzle": "3"}
+        assert {name: call.arguments[name] for name in fixed | wanted} == fixed | wanted
+    assert [call.name for call in emulator.driver.calls].count("cuTensorMapEncodeTiled") == len(cases)
+    emulator.driver.fail_next("cuTensorMapEncodeTiled", 1)
+    before = len(emulator.driver.launches)
+    with pytest.raises(DriverError, match="cuTensorMapEncodeTiled failed on CUDA device 0 for kernel tile_fp16"):
+        emulator.launcher.run(Plan(product), problem_of(70, 136, 520), 0, 0)
+    assert len(emulator.driver.launches) == before
+    assert emulator.driver.misuse == []
+
+
+@ON_HIP
+@own_process
+def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
+    """A kernel with a tensor map is refused on HIP, in words."""
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map), execute=False)
+    with pytest.raises(NoKernelError, match="takes tensor maps, which HIP does not have"):
+        emulator.launcher.run(Plan(number_of(emulator, "product")), problem_of(70, 136, 520), 0, 0)
+
+
+# ---------------------------------------------------------------------------------------------- memory and tables
+def table_of(arch: str, *times: Sample, models: tuple[Model, ...] = ()) -> Table:
+    """A table with these times for 512 x 512 x 1024 and no other shape."""
+    shape = Shape(2, "nn", fast_accum=False, M=512, N=512, K=1024, held_out=False, times=times)
+    return Table(arch, "none", "none", "none", "0", "2026-11-20", 0, models, (shape,))
+
+
+@own_process
+def test_tables(pack: Path) -> None:
+    """A table's time for a shape decides there, its constants everywhere else; the next table replaces the times."""
+    emulator = Emulator(pack, execute=False)
+    mm, shape, other = emulator.launcher, problem_of(512, 512, 1024), problem_of(512, 512, 1032)
+    product, partial = (emulator.kernels[number_of(emulator, role)].schedule for role in ("product", "partial"))
+    before = mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)
+    mm.retune(table_of(emulator.arch, Sample(product, 1, True, 0, 700), Sample(partial, 6, False, 0, 600)))  # noqa: FBT003
+    found = mm.plan(shape, 0, BIG)
+    assert (found.split, found.cost, found.measured, found.programmatic) == (6, 600, True, False)
+    found = mm.plan(shape, 0, 0)
+    assert (found.split, found.cost, found.measured, found.programmatic) == (1, 700, True, False)
+    assert mm.plan(other, 0, BIG) == before[1]
+    assert not mm.plan(replace(shape, batch=2), 0, BIG).measured
+    assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + 2), 0, BIG).measured
+    model = Model(product, 2, fast_accum=False, base=100.0, step=1.0, tile=0.0, byte=0.0)
+    mm.retune(table_of(emulator.arch, models=(model,)))
+    found = mm.plan(shape, 0, BIG)
+    assert (found.split, found.cost, found.measured) == (1, 116, False)
+    nothing = Table(emulator.arch, "none", "none", "none", "0", "2026-11-20", 0, (), ())
+    mm.retune(nothing)
+    assert (mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)) == before
+    for number in (1, 2**31):
+        with pytest.raises(ValueError, match="shape 0 has times"):
+            mm._raise(mm._c.retune(ctypes.byref(_wrong_table(number))))
+
+
+def _wrong_table(count: int) -> CTable:
+    from aotmm.runtime.launcher import CShape
+
+    shapes = (CShape * 1)(CShape(M=1, N=1, K=1, width=2, first=0, count=count))
+    wrong = CTable(shape_count=1)
+    wrong.shapes = shapes
+    return wrong
+
+
+@own_process
+def test_a_plan_is_remembered_for_what_it_holds_for(pack: Path) -> None:
+    """Asking again after the problem changed in any field gives what a fresh selection gives."""
+    emulator = Emulator(pack, execute=False)
+    mm, device, rng = emulator.launcher, emulator.launcher.device(0), np.random.default_rng(0)
+    problem, seen = problem_of(512, 512, 1024), set()
+    for _ in range(4000):
+        changes: list[dict[str, Any]] = [
+            {"a_ptr": (1 << 40) + int(rng.choice([0, 2, 16, 256]))},
+            {"b_ptr": (2 << 40) + int(rng.choice([0, 8, 512]))},
+            {"c_ptr": (3 << 40) + int(rng.choice([0, 2]))},
+            {"bias_ptr": int(rng.choice([0, 4 << 40, (4 << 40) + 2]))},
+            {"scale_a_ptr": int(rng.choice([0, 5 << 40]))},
+            {"activation": str(rng.choice(["none", "relu"]))},
+            {"M": int(rng.choice([64, 512])), "batch": int(rng.choice([1, 1, 2]))},
+            {"strides_a": (int(rng.choice([1024, 1025])), 1)},
+            {"strides_b": (int(rng.choice([512, 520])), 1)},
+            {"strides_c": (int(rng.choice([512, 513])), 1)},
+            {"dtype_c": str(rng.choice(["fp16", "fp32"]))},
+        ]
+        problem = replace(problem, **changes[rng.integers(len(changes))])
+        limit = int(rng.choice([0, BIG]))
+        plan = mm.plan(problem, 0, limit)
+        assert plan == mm.select(problem, device, limit), problem
+        seen.add(plan)
+    assert len(seen) > 10
+
+
+@own_process
+def test_threads_remember_for_themselves(pack: Path) -> None:
+    """Threads that plan while another retunes get the plan of one table or the other, and of the last in the end."""
+    emulator = Emulator(pack, execute=False)
+    mm, problem = emulator.launcher, problem_of(512, 512, 1024)
+    schedule = emulator.kernels[number_of(emulator, "product")].schedule
+    tables = [table_of(emulator.arch, Sample(schedule, 1, programmatic=False, copies=0, ns=ns)) for ns in (11, 22)]
+    mm.retune(tables[0])
+    stop, costs = threading.Event(), set()
+
+    def work() -> None:
+        while not stop.is_set():
+            costs.add(mm.plan(problem, 0, BIG).cost)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for turn in range(200):
+        mm.retune(tables[turn % 2])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert costs <= {11, 22}
+    assert mm.plan(problem, 0, BIG).cost == 22
+
+
+def test_empty_products_have_empty_plans(pack: Path) -> None:
+    """Products without elements have plans that launch nothing, found without a driver."""
+    mm = open_pack(pack).launcher
+    for problem in (problem_of(0, 64, 64), problem_of(64, 0, 64)):
+        assert mm.plan(problem, 0, BIG) == Plan(0)
+
+
+def test_plans_as_values() -> None:
+    """A plan goes to C and back unchanged, and says what it launches."""
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123)
+    assert Plan.from_c(plan.to_c()) == plan
+    assert ctypes.sizeof(CPlan) == 40
+    assert plan.launches == ("copy A", "copy B", "partial", "reduce")
+    assert Plan(0, copies=COPY_C).launches == ("product", "copy C")
