@@ -64,13 +64,13 @@ class Library:
     ) -> torch.Tensor:
         """activation(scale_a * scale_b * (a @ b) + bias), computed in fp32 and rounded once.
 
-        Takes the shapes that `torch.matmul` takes. Runs on the tensors' device, on torch's current stream there, without
-        waiting for it. fp32 operands are multiplied in tf32 where torch's settings allow it
+        Takes the shapes that `torch.matmul` takes. Runs on the tensors' device, on torch's current stream there,
+        without waiting for it. fp32 operands are multiplied in tf32 where torch's settings allow it
         (`torch.backends.cuda.matmul.fp32_precision` is "tf32") and the arch has it.
 
-        Some products are faster with memory to work in, for slices of K or aligned copies of operands: it is torch's, at
-        most `aotmm.problem.WORKSPACE_LIMIT` bytes, and given back before this returns. Where there is none left, the
-        product is computed without.
+        Some products are faster with memory to work in, for slices of K or aligned copies of operands: it is torch's,
+        at most `aotmm.problem.WORKSPACE_LIMIT` bytes, and given back before this returns. Where there is none left,
+        the product is computed without.
 
         Args:
             a: (..., M, K) or (K) of fp16, bf16, fp32, float8 or int8; any strides, any alignment.
