@@ -405,8 +405,8 @@ class Launcher:
         c_table = CTable(len(models), len(schedules), len(known.shapes), len(known.times))
         c_table.models = (CModel * len(models))(*models)
         c_table.schedules = (c_char_p * len(schedules))(*schedules)
-        c_table.shapes = (CShape * len(known.shapes))(*known.shapes)
-        c_table.times = (CTime * len(known.times))(*known.times)
+        c_table.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
+        c_table.times = (CTime * len(known.times))(*(CTime(*row) for row in known.times))
         self._raise(self._c.retune(byref(c_table)))
 
     def preload(self, ordinal: int) -> None:

@@ -15,10 +15,10 @@ import pytest
 from aotmm.build import link, render
 from aotmm.build.compile import file
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.kernel import Kernel, Parameter, TensorMap
+from aotmm.kernel import Kernel, Parameter, TensorMap, resident
 from aotmm.manifest import write as write_manifest
 from aotmm.problem import SPLITS
-from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CPlan, CTable, Plan, Problem
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.table import Model, Sample, Shape, Table
 from aotmm.target import target
@@ -297,11 +297,11 @@ def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
     folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, persistent=kernel.role == "product"))
     mm = open_pack(folder).launcher
     product = max(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == ("product", "nn"))
-    resident = render.resident(mm.kernels[product], target(pack.name))
+    held = resident(mm.kernels[product], target(pack.name))
     for size, multiprocessors in ((8192, 108), (8192, 20), (640, 108), (64, 108)):
         plan = mm.check(problem_of(size, size, size), CDevice(multiprocessors, 166_912), product).plan
         assert plan is not None
-        assert plan.grid == min((size // 64) ** 2, multiprocessors * resident)
+        assert plan.grid == min((size // 64) ** 2, multiprocessors * held)
 
 
 @ON_CUDA
@@ -416,8 +416,6 @@ def test_tables(pack: Path) -> None:
 
 
 def _wrong_table(count: int) -> CTable:
-    from aotmm.runtime.launcher import CShape
-
     shapes = (CShape * 1)(CShape(M=1, N=1, K=1, width=2, first=0, count=count))
     wrong = CTable(shape_count=1)
     wrong.shapes = shapes
