@@ -38,7 +38,8 @@ class Candidate:
 
 def output_of(launcher: Launcher, dtype: str) -> str:
     """The output type that most products of `dtype` in the pack have: kernels of one schedule are equally fast."""
-    outputs = [kernel.dtype_c for kernel in launcher.kernels if kernel.dtype_a == dtype and kernel.role == "product"]
+    products = [kernel for kernel in launcher.kernels if kernel.role == "product"]
+    outputs = [kernel.dtype_c for kernel in products if kernel.dtype_a == kernel.dtype_b == dtype]
     return max(OUTPUTS, key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
 
 

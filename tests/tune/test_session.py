@@ -58,7 +58,7 @@ def test_every_schedule_that_fits_is_a_candidate_once(pack: Pack, dtype: str) ->
     ways = [(schedule, plan.split, plan.programmatic) for schedule, plan in found]
     assert len(ways) == len(set(ways))
     kernels = pack.launcher.kernels
-    mine = [k for k in kernels if k.dtype_a == dtype and not k.fast_accum and k.layout in ("nt", "any")]
+    mine = [k for k in kernels if k.dtype_a == k.dtype_b == dtype and not k.fast_accum and k.layout in ("nt", "any")]
     assert {schedule for schedule, _ in found} == {k.schedule for k in mine if k.role in ("product", "partial")}
     for schedule, plan in found:
         same = [k for k in mine if k.schedule == schedule and k.dtype_c == kernels[plan.kernel].dtype_c]
