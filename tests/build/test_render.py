@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import re
 import subprocess
 import sys
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jinja2 import UndefinedError
 
-from aotmm.build import render
-from aotmm.errors import ArtifactError
-from aotmm.kernel import Kernel
-from aotmm.problem import ABI, ACTIVATIONS, ATTRIBUTES, DTYPE_CODES, DTYPES, EPILOGUES, RELATIONS, VALUES
+from aotmm.build import link, render
+from aotmm.errors import ArtifactError, CompileError
+from aotmm.kernel import Kernel, Promise, resident
+from aotmm.problem import (
+    ABI,
+    ACTIVATIONS,
+    ATTRIBUTES,
+    DTYPE_CODES,
+    DTYPES,
+    EPILOGUES,
+    LAYOUTS,
+    RELATIONS,
+    ROLES,
+    SPLITS,
+    TENSOR_MAP_TYPES,
+    VALUES,
+)
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
+from aotmm.table import Model, Sample, Shape, Table
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.samples import kernel
@@ -27,7 +42,16 @@ from tests.samples import kernel
 class CParameter(Structure):
     """aotmm_parameter."""
 
-    _fields_ = (("value", c_uint16), ("bytes", c_uint16), ("offset", c_uint32))
+    _fields_ = (("value", c_uint16), ("bytes", c_uint16), ("offset", c_uint32), ("map", c_uint32))
+
+
+class CTensorMap(Structure):
+    """aotmm_tensor_map."""
+
+    _fields_ = tuple(
+        (name, c_uint16)
+        for name in ("type", "element_bytes", "inner", "outer", "stride", "box_inner", "box_outer", "swizzle")
+    )
 
 
 class CPromise(Structure):
@@ -42,66 +66,79 @@ class CAttribute(Structure):
     _fields_ = (("id", c_int32), ("value", c_uint32 * 3))
 
 
+TABLES = {"parameters": CParameter, "promises": CPromise, "attributes": CAttribute, "maps": CTensorMap}
+FLAGS = ("fast_accum", "persistent", "programmatic")
+SAME = ("threads", "num_ctas", "shared_bytes", "global_scratch_bytes", "vector_bytes")
+BLOCK = ("block_m", "block_n", "block_k")
+
+
 class CKernel(Structure):
     """aotmm_kernel."""
 
     _fields_ = (
-        ("name", c_char_p),
-        ("symbol", c_char_p),
+        *((name, c_char_p) for name in ("name", "symbol", "schedule")),
         ("image", c_void_p),
         ("ptx", c_void_p),
         ("image_bytes", c_uint64),
         ("ptx_bytes", c_uint64),
-        *((name, c_int32) for name in ("dtype_a", "dtype_b", "dtype_c", "epilogue")),
-        *((name, c_uint32) for name in ("block_m", "block_n", "block_k", "threads", "num_ctas", "shared_bytes")),
-        *((name, c_uint32) for name in ("vector_bytes", "mac_cost")),
-        *((f"{name}_count", c_uint32) for name in ("parameter", "promise", "attribute")),
-        ("parameters", POINTER(CParameter)),
-        ("promises", POINTER(CPromise)),
-        ("attributes", POINTER(CAttribute)),
+        *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", *FLAGS)),
+        *((name, c_uint32) for name in (*BLOCK, *SAME, "resident")),
+        *((f"{table[:-1]}_count", c_uint32) for table in TABLES),
+        *((table, POINTER(row)) for table, row in TABLES.items()),
     )
 
 
-def expected(entry: Kernel) -> dict[str, Any]:
+def expected(entry: Kernel, arch: str) -> dict[str, Any]:
     """What the C table has to say of a kernel."""
-    same = ("block_m", "block_n", "block_k")
+    maps = [item.tensor_map for item in entry.parameters if item.tensor_map is not None]
     return {
         "name": entry.name.encode(),
         "symbol": entry.symbol.encode(),
+        "schedule": entry.schedule.encode(),
         "image_bytes": entry.image.bytes,
         "ptx_bytes": entry.ptx.bytes if entry.ptx else 0,
+        "role": ROLES.index(entry.role),
         "dtype_a": DTYPE_CODES.index(entry.dtype_a),
         "dtype_b": DTYPE_CODES.index(entry.dtype_b),
         "dtype_c": DTYPE_CODES.index(entry.dtype_c),
         "epilogue": EPILOGUES.index(entry.epilogue),
-        **{name: getattr(entry.config, name) for name in same},
-        "threads": entry.threads,
-        "num_ctas": entry.num_ctas,
-        "shared_bytes": entry.shared_bytes,
-        "vector_bytes": entry.vector_bytes,
-        # fp8 sums that are moved to fp32 on the way cost an addition more
-        "mac_cost": DTYPES[entry.dtype_a].mac_cost + (entry.dtype_a[:3] == "fp8" and not entry.fast_accum),
-        "parameters": [(VALUES.index(p.value), p.bytes, p.offset) for p in entry.parameters],
+        "width": DTYPES[entry.dtype_a].bytes,
+        **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
+        **{name: getattr(entry.config, name) for name in BLOCK},
+        "resident": resident(entry, target(arch)),
+        "parameters": [
+            (VALUES.index(p.value), p.bytes, p.offset, 0 if p.tensor_map is None else 1 + maps.index(p.tensor_map))
+            for p in entry.parameters
+        ],
         "promises": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.promises],
         "attributes": [(ATTRIBUTES[a.name], a.value) for a in entry.attributes],
+        "maps": [
+            (
+                TENSOR_MAP_TYPES[row.dtype],
+                DTYPES[row.dtype].bytes,
+                *(VALUES.index(name) for name in (row.inner, row.outer, row.stride)),
+                row.box_inner,
+                row.box_outer,
+                row.swizzle,
+            )
+            for row in maps
+        ],
     }
 
 
 def found(entry: CKernel) -> dict[str, Any]:
     """What the C table says of a kernel."""
-    tables = {"parameters": "parameter_count", "promises": "promise_count", "attributes": "attribute_count"}
-    plain = {name for name, *_ in CKernel._fields_} - {"image", "ptx", *tables, *tables.values()}
+    counts = {table: f"{table[:-1]}_count" for table in TABLES}
+    plain = {name for name, *_ in CKernel._fields_} - {"image", "ptx", *counts, *counts.values()}
     return {name: getattr(entry, name) for name in plain} | {
         table: [
             tuple(tuple(value) if isinstance(value, ctypes.Array) else value for value in fields)
             for fields in (
-                tuple(
-                    getattr(getattr(entry, table)[number], name) for name, *_ in getattr(entry, table)._type_._fields_
-                )
-                for number in range(getattr(entry, count))
+                tuple(getattr(getattr(entry, table)[number], name) for name, *_ in row._fields_)
+                for number in range(getattr(entry, counts[table]))
             )
         ]
-        for table, count in tables.items()
+        for table, row in TABLES.items()
     }
 
 
@@ -113,7 +150,7 @@ def test_tables_say_what_the_manifest_says(arch: str) -> None:
     table = ctypes.cast(pack.launcher._c.kernels, POINTER(CKernel))
     for number, entry in enumerate(pack.manifest.kernels):
         row = table[number]
-        assert found(row) == expected(entry)
+        assert found(row) == expected(entry, arch)
         assert ctypes.string_at(row.image, row.image_bytes) == (folder / entry.image.path).read_bytes()
         assert row.image % 64 == 0
         if entry.ptx is None:
@@ -138,11 +175,62 @@ def test_same_bytes_each_time() -> None:
 
 def test_missing_value_is_an_error() -> None:
     """A template never prints a value that is not there."""
-    incomplete: Any = SimpleNamespace(
-        name="one", dtype_a="fp16", fast_accum=False, image=SimpleNamespace(sha256="0"), ptx=None
-    )
     with pytest.raises(UndefinedError):
-        render.source(target("sm80"), (incomplete,))
+        render._environment().get_template("launcher.c.jinja").render(version="0", arch="sm80", schedules=[])
+
+
+def test_equal_promises_are_one_table() -> None:
+    """Kernels of equal promises share one table, which is what selection goes by; others have their own."""
+    other = dataclasses.replace(kernel("three"), promises=(Promise("a_ptr", "multiple_of", 8),))
+    text = render.source(target("sm80"), (kernel("one"), other, kernel("two")))
+    assert text.count("static const aotmm_promise promises_") == 2
+    assert [line[-1] for line in re.findall(r"\.promises = promises_\d", text)] == ["0", "1", "0"]
+    assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
+    assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
+    assert "const aotmm_group aotmm_classes[] = {\n    {0, 2},\n    {2, 1},\n};" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"promises": (Promise("K", "multiple_of", 24),)}, "multiple_of 24: not a power of two"),
+        ({"promises": (Promise("K", "multiple_of", 0),)}, "multiple_of 0: not a power of two"),
+        ({"parameters": (dataclasses.replace(kernel("one").parameters[2], offset=32),)}, "b is no tensor map"),
+    ],
+)
+def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    """What the launch core cannot check or fill is refused when the launcher is linked."""
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one.cubin").write_bytes(b"one")
+    (tmp_path / "launcher.c").write_text(render.source(target("sm80"), (dataclasses.replace(kernel("one"), **change),)))
+    (tmp_path / "launcher.h").write_text(render.header(("sm80",)))
+    with pytest.raises(CompileError, match=words):
+        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+
+
+def test_tuning_table_in_the_source() -> None:
+    """The constants and best times of a table are in the source, those of schedules that the pack lacks are not."""
+    mine = kernel("one").schedule
+    samples = (
+        Sample("absent", 1, programmatic=False, copies=0, ns=1),
+        Sample(mine, 1, programmatic=False, copies=0, ns=900),
+        Sample(mine, 1, programmatic=True, copies=0, ns=800),
+        Sample(mine, 1, programmatic=True, copies=1, ns=700),
+        Sample(mine, 5, programmatic=True, copies=0, ns=600),
+    )
+    shapes = (
+        Shape(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
+        Shape(2, "nn", fast_accum=True, M=8, N=16, K=32, held_out=False, times=samples[:1]),
+        Shape(2, "nn", fast_accum=True, M=9, N=16, K=32, held_out=False, times=samples[4:]),
+        Shape(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
+    )
+    models = tuple(Model(mine, width, fast_accum=True, base=float(width), step=2.5, tile=3.0, byte=0.5) for width in (1, 2))
+    table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
+    text = render.source(target("sm80"), (kernel("one"),), table)
+    assert "constants[] = {\n    {2.0, 2.5, 3.0, 0.5, 3},\n};" in text
+    assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0, 0, 1},\n    {8, 16, 32, 2, 1, 1, 1, 1},\n    {0},\n};" in text
+    assert "times[] = {\n    {0, 1, 0, 900},\n    {0, 1, 1, 800},\n    {0},\n};" in text
+    assert "schedules[] = {0};" in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +253,11 @@ _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_verdict) == %d, "aotmm_verdict");
+_Static_assert(sizeof(aotmm_plan) == %d, "aotmm_plan");
+_Static_assert(sizeof(aotmm_model) == %d, "aotmm_model");
+_Static_assert(sizeof(aotmm_time) == %d, "aotmm_time");
+_Static_assert(sizeof(aotmm_shape) == %d, "aotmm_shape");
+_Static_assert(sizeof(aotmm_table) == %d, "aotmm_table");
 _Static_assert(sizeof(aotmm_launcher) == %d, "aotmm_launcher");
 const aotmm_launcher *(*entry)(void) = aotmm_launcher_sm90;
 """
@@ -173,13 +266,24 @@ const aotmm_launcher *(*entry)(void) = aotmm_launcher_sm90;
 @pytest.mark.parametrize("language", ["c11", "c++17"])
 def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
-    sizes = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel, launcher._CVerdict, launcher._CLauncher)
+    tables = (launcher.CPlan, launcher.CModel, launcher.CTime, launcher.CShape, launcher.CTable)
+    inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
+    sizes = (*inputs, launcher.CVerdict, *tables, launcher._CLauncher)
     text = PROGRAM % (len(VALUES), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
-    for kind, names in (("", DTYPES), ("ACTIVATION_", ACTIVATIONS), ("EPILOGUE_", EPILOGUES), ("VALUE_", VALUES)):
+    for kind, names in (
+        ("", DTYPES),
+        ("ACTIVATION_", ACTIVATIONS),
+        ("EPILOGUE_", EPILOGUES),
+        ("ROLE_", ROLES),
+        ("LAYOUT_", LAYOUTS),
+        ("VALUE_", VALUES),
+        ("", RELATIONS),
+    ):
         for number, name in enumerate(names):
             text += f'_Static_assert(AOTMM_{kind}{name.upper()} == {number}, "{name}");\n'
     least = ", ".join(str(EPILOGUES.index(name)) for name in ACTIVATIONS.values())
     assert f"#define AOTMM_ACTIVATION_EPILOGUES {{{least}}}\n" in render.header()
+    assert f"#define AOTMM_SPLITS {{{', '.join(map(str, SPLITS))}}}" in render.header()
     source = tmp_path / {"c11": "program.c", "c++17": "program.cc"}[language]
     source.write_text(text if language == "c11" else text.replace("_Static_assert", "static_assert"))
     (tmp_path / "launcher.h").write_text(render.header())
