@@ -23,13 +23,17 @@ _GET_TORCH = "https://pytorch.org/get-started/locally"
 
 @dataclass(frozen=True, slots=True)
 class PackState:
-    """One pack folder: what is in it, or `error`, why it cannot be used."""
+    """One pack folder: what is in it, or `error`, why it cannot be used.
+
+    `tuning` says where and when the times were measured that its launcher selects by; "" if it has estimates only.
+    """
 
     folder: str
     arch: str | None = None
     kernels: int = 0
     bytes: int = 0
     executed_on: str | None = None
+    tuning: str | None = None
     error: str | None = None
 
 
@@ -133,7 +137,8 @@ def _pack(folder: Path) -> tuple[Pack | None, PackState]:
     except ArtifactError as error:
         return None, PackState(str(folder), error=str(error))
     size = sum(file.bytes for file in files)
-    return pack, PackState(str(folder), pack.arch, kernels, size, TARGETS[pack.arch].executed_on)
+    tuning = pack.head.provenance.tuning
+    return pack, PackState(str(folder), pack.arch, kernels, size, TARGETS[pack.arch].executed_on, tuning)
 
 
 def _torch() -> tuple[str | None, str | None, list[str]]:

@@ -201,6 +201,7 @@ def doctor_text(found: Diagnosis) -> str:
                 ("pack", f"{pack.arch}: {pack.kernels} kernels, {pack.bytes / 1e6:.1f} MB, intact, {pack.folder}")
             )
             rows.append(("", f"kernels that aotmm ships for it have run on {pack.executed_on}"))
+            rows.append(("", f"goes by times {f'measured on {pack.tuning}' if pack.tuning else 'that are estimates'}"))
     for gpu in found.devices:
         rows.append((f"device {gpu.ordinal}", f"{gpu.name}, {gpu.arch}"))
         if gpu.error is not None:

@@ -482,7 +482,7 @@ def test_doctor_json_keys(tmp_path: Path) -> None:
         "exit_code",
     ]
     assert list(body) == keys
-    assert list(body["packs"][0]) == ["folder", "arch", "kernels", "bytes", "executed_on", "error"]
+    assert list(body["packs"][0]) == ["folder", "arch", "kernels", "bytes", "executed_on", "tuning", "error"]
 
 
 @pytest.mark.parametrize(

@@ -374,6 +374,7 @@ def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
     for row in TARGETS.values():
         assert f"{row.name}: 6 kernels" in text
         assert f"kernels that aotmm ships for it have run on {row.executed_on}" in text
+    assert text.count("goes by times ") == len(TARGETS)
     library = tmp_path / "packs" / "sm80" / "libaotmm_sm80.so"
     library.write_bytes(library.read_bytes()[:-1] + b"x")
     result = run("doctor", "--pack", tmp_path / "packs")
