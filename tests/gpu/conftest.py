@@ -12,7 +12,7 @@ import torch
 import aotmm
 from aotmm.runtime.library import Library
 
-LIMIT_S = 90
+LIMIT_S = 180  # of a test; a module whose tests are quick has a LIMIT_S of its own
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +34,7 @@ def terminal(pytestconfig: pytest.Config) -> Iterator[int]:
 
 
 @pytest.fixture(autouse=True)
-def limit(terminal: int) -> Iterator[Callable[[int], None]]:
+def limit(terminal: int, request: pytest.FixtureRequest) -> Iterator[Callable[[int], None]]:
     """Ends the whole run with a traceback if a test takes longer, for nothing can be done on a GPU whose kernel hangs.
 
     A test that has reason to take longer calls it with the seconds that it needs from then on.
@@ -43,7 +43,7 @@ def limit(terminal: int) -> Iterator[Callable[[int], None]]:
     def end_after(seconds: int) -> None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=terminal)
 
-    end_after(LIMIT_S)
+    end_after(getattr(request.module, "LIMIT_S", LIMIT_S))
     yield end_after
     faulthandler.cancel_dump_traceback_later()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from tests.gpu.judge import Epilogue, Judgement, integers, judge, lay_out, rando
 
 # Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
 FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]
+LIMIT_S = 60  # of each kernel; the driver may have to compile it first
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 WORKSPACE_BYTES = 1 << 30
 
@@ -166,7 +168,11 @@ def packs() -> list[Any]:
 
 @pytest.mark.parametrize(("pack", "schedule"), packs())
 def test_every_kernel_is_right(
-    pack: Pack, schedule: str, generator: torch.Generator, capsys: pytest.CaptureFixture[str]
+    pack: Pack,
+    schedule: str,
+    generator: torch.Generator,
+    capsys: pytest.CaptureFixture[str],
+    limit: Callable[[int], None],
 ) -> None:
     """Each kernel of the pack gives bit-exact integer products and errors within both bounds, and stores only C."""
     worst: dict[str, Judgement] = {}
@@ -176,6 +182,7 @@ def test_every_kernel_is_right(
         for number, found in enumerate(pack.launcher.kernels):
             if found.schedule != schedule:
                 continue
+            limit(LIMIT_S)
             name = found.dtype_a if found.dtype_a == found.dtype_b else f"{found.dtype_a}-{found.dtype_b}"
             for turn, run in enumerate(runs_of(found)):
                 kernel = found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aotmm.runtime.library import Library
 from tests.gpu.judge import integers, lay_out, torch_dtype
 from tests.gpu.plans import chosen, preferring, schedules
 
+LIMIT_S = 60
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 # A shape for each number of slices, so that one table can ask for all of them; K ends inside a step.
 SPLIT_SHAPES = [((200 + 8 * split, 264, 8192 + 16 * split), split) for split in SPLITS]
@@ -229,11 +230,15 @@ def test_two_graphs_at_once(
 
 @dataclass(frozen=True)
 class Form:
-    """Where an operand or result lies: `pad` elements between rows, `offset` elements from the start, `step` apart."""
+    """Where an operand or result lies: `pad` elements between rows, `offset` elements from the start, `step` apart.
+
+    A result may be `turned`: column-major.
+    """
 
     pad: int = 0
     offset: int = 0
     step: int = 1
+    turned: bool = False
 
     def lay_out(self, values: torch.Tensor, dtype: torch.dtype, layout: str) -> torch.Tensor:
         """`values` as such a view."""
@@ -245,13 +250,17 @@ class Form:
         return wide[..., 0]
 
     def frame(self, m: int, n: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """A row-major place for (m, n) results, and the whole memory that it is in, filled with -7."""
+        """A place for (m, n) results, and the whole memory that it is in, filled with -7."""
+        if self.turned:
+            out, memory = replace(self, turned=False).frame(n, m, dtype)
+            return out.T, memory
         pitch = (n + 31) // 16 * 16 * self.step + self.pad
         memory = torch.full((m + 2, pitch), -7.0, device="cuda").to(dtype)
         return memory[1 : m + 1, self.offset :: self.step][:, :n], memory
 
 
 ALIGNED, SHIFTED, RAGGED, APART = Form(), Form(pad=16, offset=1), Form(pad=3), Form(step=2)
+TURNED, RAGGED_TURNED = Form(turned=True), Form(pad=3, turned=True)
 FORMS = [
     (SHIFTED, ALIGNED, ALIGNED),
     (ALIGNED, RAGGED, ALIGNED),
@@ -259,6 +268,8 @@ FORMS = [
     (RAGGED, SHIFTED, RAGGED),
     (APART, RAGGED, APART),
     (ALIGNED, APART, RAGGED),
+    (ALIGNED, ALIGNED, TURNED),
+    (SHIFTED, ALIGNED, RAGGED_TURNED),
 ]
 
 
