@@ -40,6 +40,7 @@ def test_numbers_of_the_c_interface() -> None:
     assert VALUES[27:33] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
     assert VALUES[STATED_VALUES] == "slope"
     assert VALUES[33:38] == ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch")
+    assert VALUES[38:] == ("c_span",)
 
 
 def test_ids_of_the_driver() -> None:

@@ -192,8 +192,10 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start_worker() -> None:
-    # Triton prints what the assembler refuses, which is in its exception too; stdout belongs to the caller.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # Triton prints what the assembler refuses, which is in its exception too, and Gluon complains at exit.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
 
 
 def _write_images(folder: Path, kept: list[Compiled]) -> None:

@@ -65,8 +65,9 @@ def activate(x, activation, slope):
     result is off by less than 2^-20 of |x|, where torch's own 1 + erf(x) is off by 2^-24.
     """
     if (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU):
-        square = tl.minimum(x * x, 36.0)  # the polynomial is large enough there for s to be 0 or 1
+        square = x * x
         if activation == GELU:
+            square = tl.minimum(square, 36.0)  # there the polynomial is large enough for s to be 0 or 1
             p = 5.284106485703433e-13 * square - 1.225481053440669e-10
             p = p * square + 9.820941235326019e-09
             p = p * square - 4.0106705855757807e-07
@@ -76,8 +77,8 @@ def activate(x, activation, slope):
             p = p * square + 0.07264040783901794
             p = p * square + 1.5957787221774133
         else:
-            first = tl.where(activation == GELU_TANH, 1.5957691216057308, tl.where(activation == TANH, 2.0, 1.0))
-            p = tl.where(activation == GELU_TANH, 1.5957691216057308 * 0.044715, 0.0) * square + first
+            p = 1.5957691216057308 * (1.0 + 0.044715 * square)
+            p = tl.where(activation == GELU_TANH, p, tl.where(activation == TANH, 2.0, 1.0))
         s = libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x * p))
         if activation == TANH:
             # 2 s - 1 loses the digits of a small x

@@ -121,6 +121,7 @@ static quantities quantities_of(const aotmm_problem *p) {
   for (int i = 0; i < OPERANDS; i++) set_extent(&q, i);
   value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
   value[AOTMM_VALUE_SPLIT] = 1;
+  value[AOTMM_VALUE_C_SPAN] = p->N;
   return q;
 }
 
@@ -181,6 +182,7 @@ static int lies_well(const quantities *q, int i, int64_t width) {
   int rows = unit(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, width);
   int cols = unit(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, width);
   if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
+  if (i == 2 && q->value[AOTMM_VALUE_C_SPAN] * width & (VECTOR_BYTES - 1)) return 0;
   return i == 0 ? rows || (cols && width > 1) : i == 1 ? cols || (rows && width > 1) : rows;
 }
 
@@ -216,6 +218,7 @@ static quantities with_copies(const quantities *q, const place *places, uint32_t
     moved.value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
     moved.value[along] = q->free >> along & 1 ? 0 : 1;
     set_extent(&moved, i);
+    if (i == 2) moved.value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
     address += places[i].bytes;
   }
   return moved;
