@@ -1,0 +1,111 @@
+"""What selection costs, in ns.
+
+    python -m tests.native.selection_cost PACK
+
+Per shape: `select` for sizes that change with every call, with any workspace and with none; then `plan` for one problem
+whose addresses change, which it remembers. The last needs a GPU of the pack's arch. Each is the least of many rounds.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from aotmm.build import link, render
+from aotmm.runtime.pack import open_pack
+from aotmm.target import target
+
+PROGRAM = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <time.h>
+#include "launcher.h"
+
+enum { CALLS = 2000, ROUNDS = 30 };
+static const aotmm_launcher *mm;
+static aotmm_device device = {%d, %d};
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return 1e9 * t.tv_sec + t.tv_nsec;
+}
+
+static aotmm_problem product(int64_t m, int64_t n, int64_t k, int nt, int64_t offset) {
+  return (aotmm_problem){.a_ptr = 4096 + offset, .b_ptr = 8192, .c_ptr = 16384, .M = m, .N = n, .K = k,
+                         .stride_am = k, .stride_ak = 1, .stride_bk = nt ? 1 : n, .stride_bn = nt ? k : 1,
+                         .stride_cm = n, .stride_cn = 1, .batch = 1};
+}
+
+static double cold(aotmm_problem p, uint64_t limit) {
+  double least = 1e9;
+  aotmm_plan plan;
+  for (int round = 0; round < ROUNDS; round++) {
+    double begin = now();
+    for (int i = 0; i < CALLS; i++) {
+      p.M += i & 1 ? 1 : -1;
+      mm->select(&p, &device, limit, &plan);
+    }
+    double each = (now() - begin) / CALLS;
+    if (each < least) least = each;
+  }
+  return least;
+}
+
+static double remembered(aotmm_problem p) {
+  double least = 1e9;
+  aotmm_plan plan;
+  if (mm->plan(&p, 0, UINT64_MAX, &plan)) return -1;
+  for (int round = 0; round < ROUNDS; round++) {
+    double begin = now();
+    for (int i = 0; i < CALLS; i++) {
+      p.a_ptr += 4096;
+      mm->plan(&p, 0, UINT64_MAX, &plan);
+    }
+    double each = (now() - begin) / CALLS;
+    if (each < least) least = each;
+  }
+  return least;
+}
+
+int main(int count, char **names) {
+  void *library = count == 3 ? dlopen(names[1], RTLD_NOW) : NULL;
+  const aotmm_launcher *(*entry)(void) = NULL;
+  if (library) *(void **)&entry = dlsym(library, names[2]);
+  if (!entry) return 1;
+  mm = entry();
+  const struct {
+    const char *name;
+    aotmm_problem problem;
+  } cases[] = {{"4096 x 4096 x 4096", product(4096, 4096, 4096, 0, 0)},
+               {"1024 x 1024 x 1024 nt", product(1024, 1024, 1024, 1, 0)},
+               {"512 x 512 x 65536", product(512, 512, 65536, 0, 0)},
+               {"16 x 4096 x 4096 nt", product(16, 4096, 4096, 1, 0)},
+               {"3000 x 3080 x 2056", product(3000, 3080, 2056, 0, 0)},
+               {"1024 cubed, A off by 2 bytes", product(1024, 1024, 1024, 0, 2)}};
+  printf("%%u kernels; ns per call\\n", mm->kernel_count);
+  printf("%%-30s %%8s %%13s %%11s\\n", "", "select", "no workspace", "remembered");
+  for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+    printf("%%-30s %%8.1f %%13.1f %%11.1f\\n", cases[i].name, cold(cases[i].problem, UINT64_MAX),
+           cold(cases[i].problem, 0), remembered(cases[i].problem));
+  return 0;
+}
+"""
+
+
+def main(folder: Path) -> None:
+    """Prints the table for the pack in `folder`."""
+    pack = open_pack(folder)
+    row = target(pack.arch)
+    with tempfile.TemporaryDirectory() as place:
+        (Path(place) / "cost.c").write_text(PROGRAM % (row.multiprocessors, row.shared_bytes))
+        (Path(place) / "launcher.h").write_text(render.header((pack.arch,)))
+        subprocess.run([*link.compiler()[0], "-O2", "-I.", "cost.c", "-ldl", "-o", "cost"], cwd=place, check=True)
+        library = (folder / pack.head.library.path).resolve()
+        subprocess.run([Path(place) / "cost", library, f"aotmm_launcher_{pack.arch}"], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
