@@ -29,7 +29,7 @@ WORKSPACE_BYTES = 1 << 30
 
 
 class Run(NamedTuple):
-    """One product of a kernel: sizes, slices of K, and the layout and what to copy of operands that are not aligned."""
+    """One product of a kernel: sizes, slices of K, the layout if it is not the kernel's, and what is not aligned."""
 
     m: int
     n: int
@@ -49,6 +49,8 @@ def runs_of(kernel: Kernel) -> list[Run]:
     step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
     least = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "at_least"}
     tile, split = kernel.config, kernel.role == "partial"
+    any_n = step.get("N", 1)  # of the product, where C in the workspace has longer rows
+    step["N"] = max(any_n, step.get("c_span", 1))
 
     def fit(value: str, size: int) -> int:
         multiple = step.get(value, 1)
@@ -75,7 +77,9 @@ def runs_of(kernel: Kernel) -> list[Run]:
         copies = COPY_A | COPY_B | (0 if split else COPY_C)
         bytes_ = DTYPES[kernel.dtype_a].bytes
         orders = (kernel.layout,) if bytes_ > 1 else LAYOUTS if kernel.layout == "nt" else ()  # 1-byte copies are nt
-        found += [found[2]._replace(layout=order, copies=copies) for order in orders]
+        odd = found[2]._replace(n=sizes[2][1] // any_n * any_n)
+        found += [odd._replace(layout=order, copies=copies) for order in orders]
+        found += [] if split else [odd._replace(copies=COPY_C)]
     return found
 
 
@@ -110,18 +114,21 @@ def result_of(
     pack: Pack, number: int, kernel: Kernel, run: Run, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, turn: int
 ) -> torch.Tensor:
     """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
-    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises) and not run.copies
+    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises)
     layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
 
-    def padding(length: int) -> int:
+    def padding(length: int, copied: int) -> int:
         """What follows each row (column) of that length; rows of a multiple of 16 elements are aligned in any type."""
-        return 16 + -length % 16 if aligned else 3
+        return 16 + -length % 16 if aligned and not copied else 3
 
-    offset = 0 if aligned else 1
-    pad_a, pad_b = (padding(x.shape[1 if order == "n" else 0]) for x, order in zip((a, b), layout, strict=True))
-    a_view = lay_out(a, torch_dtype(kernel.dtype_a), layout[0], pad=pad_a, offset=offset)
-    b_view = lay_out(b, torch_dtype(kernel.dtype_b), layout[1], pad=pad_b, offset=offset)
-    c_memory = torch.full((run.m + 2, run.n + padding(run.n)), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
+    def place(values: torch.Tensor, dtype: str, order: str, copied: int) -> torch.Tensor:
+        pad = padding(values.shape[1 if order == "n" else 0], copied)
+        return lay_out(values, torch_dtype(dtype), order, pad=pad, offset=0 if aligned and not copied else 1)
+
+    a_view = place(a, kernel.dtype_a, layout[0], run.copies & COPY_A)
+    b_view = place(b, kernel.dtype_b, layout[1], run.copies & COPY_B)
+    pitch = run.n + padding(run.n, run.copies & COPY_C)
+    c_memory = torch.full((run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
     c = c_memory[1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
     problem = Problem(
