@@ -102,30 +102,32 @@ class Measured:
     """The measured part of a table as launchers hold it: `aotmm_shape` and `aotmm_time` of launcher.h, field by field.
 
     Attributes:
-        schedules: names, by the numbers in `times`.
-        shapes: M, N, K, width, fast_accum, layout (its number), first of its times, how many; in the launcher's order.
-        times: schedule, split, programmatic, ns: the best of each schedule.
+        schedules: names, in order.
+        shapes: M, N, K, width, fast_accum, layout (its number), in the launcher's order.
+        times: by shape and schedule: ns, split, programmatic of the best; zeros where there is none.
     """
 
     schedules: list[str]
     shapes: list[tuple[int, ...]]
-    times: list[tuple[int, ...]]
+    times: list[list[tuple[int, ...]]]
 
 
 def measured(table: Table, schedules: Collection[str]) -> Measured:
     """What selection takes from `table` for those of `schedules` that it knows."""
-    found = Measured([], [], [])
+    rows = []
     for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)):
-        first = len(found.times)
-        for name, sample in sorted(shape.best().items()):
-            if name in schedules and sample.split in (1, *SPLITS):
-                if name not in found.schedules:
-                    found.schedules.append(name)
-                found.times.append((found.schedules.index(name), sample.split, int(sample.programmatic), sample.ns))
-        layout, count = LAYOUTS.index(shape.layout), len(found.times) - first
-        if count:
-            found.shapes.append((shape.M, shape.N, shape.K, shape.width, int(shape.fast_accum), layout, first, count))
-    return found
+        best = {
+            name: (sample.ns, sample.split, int(sample.programmatic))
+            for name, sample in shape.best().items()
+            if name in schedules and sample.split in (1, *SPLITS)
+        }
+        if best:
+            layout = LAYOUTS.index(shape.layout)
+            rows.append(((shape.M, shape.N, shape.K, shape.width, int(shape.fast_accum), layout), best))
+    names = sorted({name for _, best in rows for name in best})
+    return Measured(
+        names, [key for key, _ in rows], [[best.get(name, (0, 0, 0)) for name in names] for _, best in rows]
+    )
 
 
 def shipped(arch: str) -> Table | None:

@@ -75,6 +75,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             "width": DTYPES[kernel.dtype_a].bytes,
             "resident": resident(kernel, target),
             "constants": constants(kernel, target, tuning),
+            "blocks": (kernel.config.block_m, kernel.config.block_n, kernel.config.block_k),
             "measured": known.schedules.index(kernel.schedule)
             if kernel.schedule in known.schedules
             else "AOTMM_UNMEASURED",
@@ -104,6 +105,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             groups=groups,
             shapes=known.shapes,
             times=known.times,
+            measured_count=len(known.schedules),
         )
     )
 
@@ -127,7 +129,7 @@ def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
 
 def _groups(
     kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]
-) -> tuple[list[int], list[tuple[int, int]], list[dict[str, object]]]:
+) -> tuple[list[int], list[tuple[int, int, int]], list[dict[str, object]]]:
     """aotmm_order, aotmm_classes and the groups of core.h: what selection goes through, by what it looks for."""
 
     def storage(dtype: str) -> str:
@@ -148,7 +150,7 @@ def _groups(
         "copy": ("copies", (widths,), lambda k: (DTYPES[k.dtype_a].bytes,)),
     }
     order: list[int] = []
-    classes: list[tuple[int, int]] = []
+    classes: list[tuple[int, int, int]] = []
     groups: list[dict[str, object]] = []
     for role, (name, dimensions, key_of) in tables.items():
         found: dict[tuple[object, ...], list[int]] = {}
@@ -162,13 +164,23 @@ def _groups(
                 runs = [list(run) for _, run in itertools.groupby(numbers, lambda number: kernels[number].promises)]
                 entries.append((key, len(classes), len(runs)))
                 for run in runs:
-                    classes.append((len(order), len(run)))
+                    classes.append((len(order), len(run), _units(kernels[run[0]].promises)))
                     order += run
             else:
                 entries.append((key, len(order), len(numbers)))
                 order += numbers
         groups.append({"name": name, "dimensions": dimensions, "entries": entries})
     return order, classes, groups
+
+
+def _units(promises: tuple[Promise, ...]) -> int:
+    """The strides of A, B and C that are promised to be 1, as bits in the order of VALUES."""
+    first = VALUES.index("stride_am")
+    return sum(
+        1 << (VALUES.index(p.value) - first)
+        for p in promises
+        if (p.relation, p.operand) == ("equals", 1) and p.value in VALUES[first : VALUES.index("stride_cn") + 1]
+    )
 
 
 def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:

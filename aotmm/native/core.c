@@ -148,6 +148,12 @@ static int64_t ceil_div(int64_t a, int64_t b) {
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
 }
 
+/* size / block, rounded up, by aotmm_constants.per_*: exact because size * block is below 2^64 / block. */
+static int64_t blocks_in(int64_t size, uint32_t block, uint64_t per_block) {
+  if (size >> 40 || !per_block) return ceil_div(size, block);
+  return (int64_t)((unsigned __int128)(uint64_t)(size + block - 1) * per_block >> 64);
+}
+
 /* Not negative, and the largest int64 when the product is more. */
 static int64_t times(int64_t a, int64_t b) {
   int64_t product;
@@ -258,18 +264,26 @@ static uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
-static int64_t tiles_of(const aotmm_kernel *k, int64_t M, int64_t N) {
-  return times(ceil_div(M, k->block_m), ceil_div(N, k->block_n));
+static int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_constants *c = aotmm_built_tuning.constants + kernel;
+  return times(blocks_in(M, k->block_m, c->per_m), blocks_in(N, k->block_n, c->per_n));
+}
+
+/* Steps along K. */
+static int64_t steps_of(uint32_t kernel, int64_t K) {
+  return blocks_in(K, aotmm_kernels[kernel].block_k, aotmm_built_tuning.constants[kernel].per_k);
 }
 
 /* The first kernel of a group that has the epilogue and keeps its promises, or -1. */
 static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
   for (int i = 0; i < group.count; i++) {
-    const aotmm_kernel *k = aotmm_kernels + aotmm_order[group.first + i];
+    uint32_t number = aotmm_order[group.first + i];
+    const aotmm_kernel *k = aotmm_kernels + number;
     if (k->epilogue >= epilogue && k->shared_bytes <= (uint32_t)device->shared_bytes &&
         first_broken(k, q) == k->promise_count &&
-        grid_of(k, tiles_of(k, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
-      return aotmm_order[group.first + i];
+        grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
+      return (int)number;
   }
   return -1;
 }
@@ -321,9 +335,10 @@ typedef struct query {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
+    uint32_t units; /* as in aotmm_class */
     quantities q;
   } ways[OPERANDS];
-  const aotmm_shape *measured[2]; /* by fast_accum; NULL if there is none */
+  const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
 } query;
 
 static double copy_time(const query *s, int kernel, const quantities *copy, int width) {
@@ -348,13 +363,9 @@ static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64
 
 /* What was measured of a kernel on this shape, or NULL. */
 static const aotmm_time *measured_time(const query *s, uint32_t kernel) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  const aotmm_shape *shape = s->measured[k->fast_accum];
+  const aotmm_time *times_ = s->measured[aotmm_kernels[kernel].fast_accum];
   uint16_t schedule = s->tuning->schedules[kernel];
-  if (!shape || schedule == AOTMM_UNMEASURED) return NULL;
-  for (const aotmm_time *t = s->tuning->times + shape->first, *end = t + shape->count; t < end; t++)
-    if (t->schedule == schedule) return t;
-  return NULL;
+  return times_ && schedule != AOTMM_UNMEASURED && times_[schedule].ns ? times_ + schedule : NULL;
 }
 
 static int before(const aotmm_shape *a, const aotmm_shape *b) {
@@ -365,7 +376,8 @@ static int before(const aotmm_shape *a, const aotmm_shape *b) {
   return a->N != b->N ? a->N < b->N : a->K < b->K;
 }
 
-static const aotmm_shape *find_shape(const aotmm_tuning *t, const aotmm_shape *wanted) {
+/* The times of a shape, or NULL. */
+static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
   uint32_t low = 0, high = t->shape_count;
   while (low < high) {
     uint32_t middle = (low + high) / 2;
@@ -374,7 +386,8 @@ static const aotmm_shape *find_shape(const aotmm_tuning *t, const aotmm_shape *w
     else
       high = middle;
   }
-  return low < t->shape_count && !before(wanted, t->shapes + low) ? t->shapes + low : NULL;
+  int found = low < t->shape_count && !before(wanted, t->shapes + low);
+  return found ? t->times + (size_t)low * t->schedule_count : NULL;
 }
 
 static void find_measured(query *s) {
@@ -386,10 +399,17 @@ static void find_measured(query *s) {
   aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
   wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
   for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
-    s->measured[wanted.fast_accum] = find_shape(s->tuning, &wanted);
+    s->measured[wanted.fast_accum] = find_times(s->tuning, &wanted);
 }
 
 /* ---- search */
+
+static uint32_t units_of(const quantities *q) {
+  uint32_t units = 0;
+  for (int i = 0; AOTMM_VALUE_STRIDE_AM + i <= AOTMM_VALUE_STRIDE_CN; i++)
+    units |= (uint32_t)unit(q, AOTMM_VALUE_STRIDE_AM + i) << i;
+  return units;
+}
 
 /* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
 static void add_way(query *s, const place *places, uint32_t copies) {
@@ -406,6 +426,7 @@ static void add_way(query *s, const place *places, uint32_t copies) {
     if (kernel < 0) return;
     time += copy_time(s, kernel, &copy, element_bytes[types[i]]);
   }
+  s->ways[s->count].units = units_of(&moved);
   s->ways[s->count].copies = copies;
   s->ways[s->count].bytes = bytes;
   s->ways[s->count].time = time;
@@ -423,6 +444,7 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->ways[0].bytes = 0;
   s->ways[0].time = 0;
   s->ways[0].q = quantities_of(p);
+  s->ways[0].units = units_of(&s->ways[0].q);
   s->measured[0] = s->measured[1] = NULL;
   find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -444,11 +466,11 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* The way with fewest copies that keeps the promises of `k`, or -1. A reduce writes any C, so it is never copied. For a
-   partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
-static int way_for(const query *s, const aotmm_kernel *k) {
+/* The way with fewest copies that keeps the promises of `k`, which include `units`, or -1. A reduce writes any C, so it is
+   never copied. For a partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
+static int way_for(const query *s, const aotmm_kernel *k, uint32_t units) {
   for (int i = 0; i < s->count; i++)
-    if (!(k->role == AOTMM_ROLE_PARTIAL && s->ways[i].copies & AOTMM_COPY_C) &&
+    if (!(units & ~s->ways[i].units) && !(k->role == AOTMM_ROLE_PARTIAL && s->ways[i].copies & AOTMM_COPY_C) &&
         first_broken(k, &s->ways[i].q) == k->promise_count)
       return i;
   return -1;
@@ -508,14 +530,13 @@ static double bytes_read(const aotmm_problem *p) {
 }
 
 static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_problem *p = s->problem;
-  int64_t tiles = times(tiles_of(k, p->M, p->N), p->batch);
+  int64_t tiles = times(tiles_of(kernel, p->M, p->N), p->batch);
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   double time = 0;
   if (!measured) {
     double bytes = (double)p->batch * (bytes_read(p) + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
-    time = main_time(s, kernel, tiles, ceil_div(p->K, k->block_k), 1, bytes) + s->ways[way].time;
+    time = main_time(s, kernel, tiles, steps_of(kernel, p->K), 1, bytes) + s->ways[way].time;
   }
   return consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
@@ -532,7 +553,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   static const uint8_t splits[] = AOTMM_SPLITS;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_problem *p = s->problem;
-  int64_t tiles = tiles_of(k, p->M, p->N), steps = ceil_div(p->K, k->block_k);
+  int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   double read = bytes_read(p);
@@ -580,7 +601,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   }
   query s;
   start(&s, problem, device, UINT64_MAX);
-  int way = way_for(&s, k);
+  int way = way_for(&s, k, 0);
   if (way < 0) {
     verdict->reason = AOTMM_BROKEN_PROMISE;
     verdict->promise = first_broken(k, &s.ways[0].q);
@@ -602,8 +623,8 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
 /* Considers the kernels of a group, by classes of equal promises. */
 static void consider_group(query *s, aotmm_group group, search *to) {
   int32_t needed = epilogue(s->problem);
-  for (const aotmm_group *class = aotmm_classes + group.first, *end = class + group.count; class < end; class++) {
-    int way = way_for(s, aotmm_kernels + aotmm_order[class->first]);
+  for (const aotmm_class *class = aotmm_classes + group.first, *end = class + group.count; class < end; class++) {
+    int way = way_for(s, aotmm_kernels + aotmm_order[class->first], class->units);
     const char *planned = NULL;
     for (int i = 0; way >= 0 && i < class->count; i++) {
       uint32_t number = aotmm_order[class->first + i];
@@ -759,7 +780,7 @@ typedef struct launches {
 
 static uint32_t helper_grid(int kernel, const quantities *q, const aotmm_device *device) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  return grid_of(k, tiles_of(k, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device);
+  return grid_of(k, tiles_of((uint32_t)kernel, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device);
 }
 
 static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
@@ -772,14 +793,15 @@ static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
 /* Checks a plan against a problem, and completes it. */
 static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
                    int64_t workspace, launches *all) {
-  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
+  const uint32_t kernel = plan->kernel;
+  const aotmm_kernel *k = aotmm_kernels + kernel;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   int partial = k->role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
   all->q = quantities_of(p);
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
-      (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || ceil_div(p->K, k->block_k) < plan->split : plan->split != 1) ||
+      (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
       (p->batch != 1 && (partial || plan->copies)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
@@ -804,7 +826,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
     address += sums;
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
-  int64_t units = times(times(tiles_of(k, p->M, p->N), p->batch), plan->split);
+  int64_t units = times(times(tiles_of(kernel, p->M, p->N), p->batch), plan->split);
   all->grid = grid_of(k, units, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
@@ -875,22 +897,6 @@ int aotmm_preload(int ordinal) {
 
 /* ---------------------------------------------------------------------------------------------------- tuning */
 
-static int valid_table(const aotmm_table *table) {
-  for (uint32_t i = 0; i < table->shape_count; i++) {
-    const aotmm_shape *shape = table->shapes + i;
-    if (shape->first > table->time_count || shape->count > table->time_count - shape->first)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u has times %u and %u more, the table %u", i, shape->first,
-                        shape->count, table->time_count);
-    if (i && !before(shape - 1, shape))
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u is not in ascending order", i);
-  }
-  for (uint32_t i = 0; i < table->time_count; i++)
-    if (table->times[i].schedule >= table->schedule_count)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "time %u: schedule %u of %u", i, table->times[i].schedule,
-                        table->schedule_count);
-  return AOTMM_OK;
-}
-
 /* What the table says of a kernel; constants that it lacks stay what they were built with. */
 static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *schedule) {
   const aotmm_kernel *k = aotmm_kernels + number;
@@ -899,28 +905,30 @@ static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constan
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
     if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
-      *constants = (aotmm_constants){m->base, m->step, m->tile, m->byte, k->resident};
+      constants->base = m->base, constants->step = m->step, constants->tile = m->tile, constants->byte = m->byte,
+      constants->blocks = k->resident;
   }
   for (uint32_t i = 0; i < table->schedule_count; i++)
     if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
 }
 
 int aotmm_retune(const aotmm_table *table) {
-  int status = valid_table(table);
-  if (status) return status;
+  for (uint32_t i = 1; i < table->shape_count; i++)
+    if (!before(table->shapes + i - 1, table->shapes + i))
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
   /* one block: the new tuning, then what it points to, in order of alignment */
-  size_t shapes = table->shape_count * sizeof *table->shapes, times_ = table->time_count * sizeof *table->times;
-  size_t constants = aotmm_kernel_count * sizeof(aotmm_constants), schedules = aotmm_kernel_count * sizeof(uint16_t);
-  aotmm_tuning *fresh = malloc(sizeof *fresh + constants + shapes + times_ + schedules);
+  size_t time_count = (size_t)table->shape_count * table->schedule_count;
+  aotmm_tuning *fresh = malloc(sizeof *fresh + aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
+                               table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time));
   if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_constants *new_constants = (aotmm_constants *)(fresh + 1);
-  aotmm_shape *new_shapes = (aotmm_shape *)(new_constants + aotmm_kernel_count);
-  aotmm_time *new_times = (aotmm_time *)(new_shapes + table->shape_count);
-  uint16_t *new_schedules = (uint16_t *)(new_times + table->time_count);
-  memcpy(new_shapes, table->shapes, shapes);
-  memcpy(new_times, table->times, times_);
-  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, new_constants + i, new_schedules + i);
-  *fresh = (aotmm_tuning){new_constants, new_schedules, table->shape_count, new_shapes, new_times};
+  aotmm_constants *constants = (aotmm_constants *)(fresh + 1);
+  aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
+  aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
+  uint16_t *schedules = (uint16_t *)(new_times + time_count);
+  if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
+  if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants + i, schedules + i);
+  *fresh = (aotmm_tuning){constants, schedules, table->shape_count, table->schedule_count, shapes, new_times};
   __atomic_store_n(&tuning, fresh, __ATOMIC_RELEASE);
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
   return AOTMM_OK;

@@ -11,24 +11,31 @@ enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-/* Constants of the time model of one kernel; `blocks` is how many a multiprocessor is taken to work on at once. */
+/* Constants of the time model of one kernel, and of dividing by its tile: a cache line. */
 typedef struct aotmm_constants {
   double base, step, tile, byte;
-  uint32_t blocks;
+  uint64_t per_m, per_n, per_k; /* 2^64 / block, rounded up; 0 for a block of 1 */
+  uint32_t blocks;              /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;
 
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
   const aotmm_constants *constants; /* by kernel */
-  const uint16_t *schedules;        /* by kernel: its schedule's number in `times`, or AOTMM_UNMEASURED */
-  uint32_t shape_count;
+  const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
+  uint32_t shape_count, schedule_count;
   const aotmm_shape *shapes; /* in ascending order */
-  const aotmm_time *times;
+  const aotmm_time *times;   /* by shape and schedule */
 } aotmm_tuning;
 
 typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
+
+/* Kernels of equal types and promises, some of aotmm_order. `units` are the strides that they want to be 1: a bit for each,
+   from AOTMM_VALUE_STRIDE_AM on. */
+typedef struct aotmm_class {
+  uint16_t first, count, units;
+} aotmm_class;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
@@ -36,10 +43,10 @@ extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
 extern const aotmm_tuning aotmm_built_tuning;
-/* Numbers of kernels. Products and partials of equal types and promises are a class, in which those of equal schedule
-   follow each other, the plainer epilogue first; reduces and copies are in the order of preference. */
+/* Numbers of kernels. Products and partials are in classes, in which those of equal schedule follow each other, the plainer
+   epilogue first; reduces and copies are in the order of preference. */
 extern const uint16_t aotmm_order[];
-extern const aotmm_group aotmm_classes[]; /* in aotmm_order */
+extern const aotmm_class aotmm_classes[];
 /* In aotmm_classes, by storage types. */
 extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* of A and B */

@@ -16,7 +16,6 @@ from ctypes import (
     c_int,
     c_int32,
     c_int64,
-    c_uint8,
     c_uint16,
     c_uint32,
     c_uint64,
@@ -98,7 +97,7 @@ class CModel(Structure):
 class CTime(Structure):
     """aotmm_time."""
 
-    _fields_ = [("schedule", c_uint16), ("split", c_uint8), ("programmatic", c_uint8), ("ns", c_uint32)]
+    _fields_ = [("ns", c_uint32), ("split", c_uint16), ("programmatic", c_uint16)]
 
 
 class CShape(Structure):
@@ -107,7 +106,6 @@ class CShape(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("M", "N", "K")),
         *((name, c_int32) for name in ("width", "fast_accum", "layout")),
-        *((name, c_uint32) for name in ("first", "count")),
     ]
 
 
@@ -115,7 +113,7 @@ class CTable(Structure):
     """aotmm_table."""
 
     _fields_ = [
-        *((f"{name}_count", c_uint32) for name in ("model", "schedule", "shape", "time")),
+        *((f"{name}_count", c_uint32) for name in ("model", "schedule", "shape")),
         ("models", POINTER(CModel)),
         ("schedules", POINTER(c_char_p)),
         ("shapes", POINTER(CShape)),
@@ -402,11 +400,12 @@ class Launcher:
             CModel(m.schedule.encode(), m.width, m.fast_accum, m.base, m.step, m.tile, m.byte) for m in table.models
         ]
         schedules = [name.encode() for name in known.schedules]
-        c_table = CTable(len(models), len(schedules), len(known.shapes), len(known.times))
+        times = [CTime(*time) for row in known.times for time in row]
+        c_table = CTable(len(models), len(schedules), len(known.shapes))
         c_table.models = (CModel * len(models))(*models)
         c_table.schedules = (c_char_p * len(schedules))(*schedules)
         c_table.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
-        c_table.times = (CTime * len(known.times))(*(CTime(*row) for row in known.times))
+        c_table.times = (CTime * len(times))(*times)
         self._raise(self._c.retune(byref(c_table)))
 
     def preload(self, ordinal: int) -> None:

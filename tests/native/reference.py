@@ -75,6 +75,7 @@ def quantities(problem: Problem) -> Values:
             found[name] = None if sizes[dimension] == 1 else stride
     found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
     found |= {"workspace_ptr": 0, "workspace_stride_m": 0, "workspace_stride_z": 0, "split": 1, "global_scratch": 0}
+    found["c_span"] = p.N
     return with_extents(found)
 
 
@@ -154,6 +155,8 @@ def lies_well(values: Values, number: int, width: int) -> bool:
 
     rows = contiguous(operand.col_stride, operand.row_stride)
     cols = contiguous(operand.row_stride, operand.col_stride)
+    if number == C and sized(values, "c_span") * width % 16:
+        return False
     turned = {A: cols and width > 1, B: cols, C: False}[number]
     straight = {A: rows, B: rows and width > 1, C: rows}[number]
     return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
@@ -180,6 +183,8 @@ def with_copies(values: Values, places: dict[int, Place], address: int) -> Value
         found[operand.pointer] = address
         found[lines] = None if values[lines] is None else where.pitch
         found[along] = None if values[along] is None else 1
+        if number == C:
+            found["c_span"] = where.pitch
         address += where.bytes
     return with_extents(found)
 
