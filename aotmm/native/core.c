@@ -1,6 +1,7 @@
 /* Selection and launch: everything that does not depend on the driver. */
 #include "core.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -150,7 +151,7 @@ static int64_t ceil_div(int64_t a, int64_t b) {
 
 /* size / block, rounded up, by aotmm_constants.per_*: exact because size * block is below 2^64 / block. */
 static int64_t blocks_in(int64_t size, uint32_t block, uint64_t per_block) {
-  if (size >> 40 || !per_block) return ceil_div(size, block);
+  if (size >> 40) return ceil_div(size, block);
   return (int64_t)((unsigned __int128)(uint64_t)(size + block - 1) * per_block >> 64);
 }
 
@@ -330,6 +331,7 @@ typedef struct query {
   const aotmm_device *device;
   const aotmm_tuning *tuning;
   int64_t limit; /* of the workspace */
+  double bytes_read, bytes_moved; /* of A and B; by a product */
   int count;     /* ways to place the operands, the one without copies first */
   struct {
     uint32_t copies;
@@ -352,10 +354,11 @@ static double reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
 }
 
-static double main_time(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, uint32_t split, double bytes) {
+/* `steps` are those of a slice. */
+static double main_time(const query *s, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
   const aotmm_constants *c = s->tuning->constants + kernel;
-  int64_t waves = ceil_div(times(tiles, split), (int64_t)s->device->multiprocessors * c->blocks);
-  double busy = (double)waves * ((double)ceil_div(steps, split) * c->step + c->tile), moving = bytes * c->byte;
+  int64_t waves = ceil_div(units, (int64_t)s->device->multiprocessors * c->blocks);
+  double busy = (double)waves * ((double)steps * c->step + c->tile), moving = bytes * c->byte;
   return c->base + (busy > moving ? busy : moving);
 }
 
@@ -395,7 +398,7 @@ static void find_measured(query *s) {
   const quantities *q = &s->ways[0].q;
   int rows_a = unit(q, AOTMM_VALUE_STRIDE_AK), cols_a = unit(q, AOTMM_VALUE_STRIDE_AM);
   int rows_b = unit(q, AOTMM_VALUE_STRIDE_BN), cols_b = unit(q, AOTMM_VALUE_STRIDE_BK);
-  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
+  if (s->tuning->shape_count == 0 || p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
   aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
   wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
   for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
@@ -445,6 +448,9 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->ways[0].time = 0;
   s->ways[0].q = quantities_of(p);
   s->ways[0].units = units_of(&s->ways[0].q);
+  s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
+                  (double)p->K * (double)p->N * element_bytes[p->dtype_b];
+  s->bytes_moved = (double)p->batch * (s->bytes_read + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
   s->measured[0] = s->measured[1] = NULL;
   find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -492,18 +498,21 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   return a->kernel < b->kernel;
 }
 
-/* What a kernel would do: the best plan so far, of any kernel (cost < 0: none), and why there is none. */
+/* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_verdict. */
 typedef struct search {
   aotmm_plan best;
-  int64_t found; /* as in aotmm_verdict */
+  double time; /* from which on a plan costs more */
+  int64_t found;
 } search;
+
+static search nothing_found(void) { return (search){.best.cost = -1, .time = INFINITY}; }
 
 /* Makes the plan with these slices the best if it is; returns a reason, AOTMM_FITS also where another is better. */
 static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  int64_t cost = measured ? measured->ns : as_cost(time);
-  if (to->best.cost >= 0 && cost > to->best.cost) return AOTMM_FITS;
+  if (time >= to->time) return AOTMM_FITS;
+  int64_t cost = as_cost(time);
   int programmatic = measured ? measured->programmatic
                               : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < PROGRAMMATIC_BELOW_NS;
   aotmm_plan plan = {.kernel = kernel,
@@ -521,32 +530,25 @@ static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split
   if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
   plan.workspace_bytes = (uint64_t)to->found;
   to->best = plan;
+  to->time = (double)cost + 1;
   return AOTMM_FITS;
-}
-
-/* Bytes that a product moves, but for its result. */
-static double bytes_read(const aotmm_problem *p) {
-  return (double)p->M * (double)p->K * element_bytes[p->dtype_a] + (double)p->K * (double)p->N * element_bytes[p->dtype_b];
 }
 
 static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
   const aotmm_problem *p = s->problem;
   int64_t tiles = times(tiles_of(kernel, p->M, p->N), p->batch);
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  double time = 0;
-  if (!measured) {
-    double bytes = (double)p->batch * (bytes_read(p) + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
-    time = main_time(s, kernel, tiles, steps_of(kernel, p->K), 1, bytes) + s->ways[way].time;
-  }
+  double time = measured ? measured->ns
+                         : main_time(s, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
   return consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
 
 /* Whether no number of slices can be better than the best: all multiprocessors busy all the time take longer. */
-static int hopeless(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, double bytes, const search *to) {
+static int hopeless(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, const search *to) {
   const aotmm_constants *c = s->tuning->constants + kernel;
-  double busy = (double)tiles * (double)steps * c->step, moving = bytes * c->byte;
-  busy /= (double)s->device->multiprocessors * c->blocks;
-  return to->best.cost >= 0 && (busy > moving ? busy : moving) + c->base > (double)to->best.cost * (1 + 1e-9) + 1;
+  double busy = (double)tiles * (double)steps * c->step, slots = (double)s->device->multiprocessors * c->blocks;
+  double moving = s->bytes_read * c->byte, left = (to->time - c->base) * (1 + 1e-9);
+  return busy > left * slots || moving > left;
 }
 
 static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
@@ -556,8 +558,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  double read = bytes_read(p);
-  if (!measured && hopeless(s, kernel, tiles, steps, read, to)) return AOTMM_FITS;
+  if (!measured && hopeless(s, kernel, tiles, steps, to)) return AOTMM_FITS;
   quantities *q = &s->ways[way].q;
   set_sums(q, k, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
   int fits = first_broken(k, q) == k->promise_count, reduce = fits ? reduce_for(p, q, s->device) : -1;
@@ -569,10 +570,10 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   for (unsigned i = 0; i < sizeof splits; i++) {
     uint32_t split = splits[i];
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
-    double time = 0;
-    if (!measured)
-      time = main_time(s, kernel, tiles, steps, split, read + split * 4.0 * (double)slab) +
-             reduce_time(s, reduce, split) + s->ways[way].time;
+    double time = measured ? measured->ns
+                           : main_time(s, kernel, times(tiles, split), ceil_div(steps, split),
+                                       s->bytes_read + split * 4.0 * (double)slab) +
+                                 reduce_time(s, reduce, split) + s->ways[way].time;
     reason = consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
@@ -610,7 +611,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
     verdict->reason = AOTMM_TOO_MUCH_SHARED;
     verdict->found = device->shared_bytes;
   } else {
-    search found = {.best.cost = -1};
+    search found = nothing_found();
     verdict->reason = plan_kernel(&s, way, kernel, &found);
     if (verdict->reason == AOTMM_FITS)
       verdict->plan = found.best;
@@ -640,7 +641,7 @@ static void consider_group(query *s, aotmm_group group, search *to) {
 static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   start(&s, p, device, limit);
-  search found = {.best.cost = -1};
+  search found = nothing_found();
   consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], &found);
   if (s.limit) consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
   *plan = found.best;

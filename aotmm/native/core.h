@@ -14,7 +14,7 @@ typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its f
 /* Constants of the time model of one kernel, and of dividing by its tile: a cache line. */
 typedef struct aotmm_constants {
   double base, step, tile, byte;
-  uint64_t per_m, per_n, per_k; /* 2^64 / block, rounded up; 0 for a block of 1 */
+  uint64_t per_m, per_n, per_k; /* 2^64 / block, rounded up; not for a block of 1 */
   uint32_t blocks;              /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;
 
