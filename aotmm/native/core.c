@@ -13,6 +13,9 @@ enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, V
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
 
+/* For what selection does for every kernel: a call costs as much as what it is for. */
+#define HOT static inline __attribute__((always_inline))
+
 static __thread aotmm_error last_error;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -126,7 +129,7 @@ static quantities quantities_of(const aotmm_problem *p) {
   return q;
 }
 
-static int kept(const aotmm_promise *promise, const quantities *q) {
+HOT int kept(const aotmm_promise *promise, const quantities *q) {
   int64_t found = q->value[promise->value];
   switch (promise->relation) {
     case AOTMM_EQUALS: return found == promise->operand || q->free >> promise->value & 1;
@@ -143,20 +146,20 @@ static uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
   return i;
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) {
+HOT int64_t ceil_div(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
   uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
 }
 
 /* size / block, rounded up, by aotmm_constants.per_*: exact because size * block is below 2^64 / block. */
-static int64_t blocks_in(int64_t size, uint32_t block, uint64_t per_block) {
+HOT int64_t blocks_in(int64_t size, uint32_t block, uint64_t per_block) {
   if (size >> 40) return ceil_div(size, block);
   return (int64_t)((unsigned __int128)(uint64_t)(size + block - 1) * per_block >> 64);
 }
 
 /* Not negative, and the largest int64 when the product is more. */
-static int64_t times(int64_t a, int64_t b) {
+HOT int64_t times(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
@@ -265,14 +268,14 @@ static uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
-static int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
+HOT int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_constants *c = aotmm_built_tuning.constants + kernel;
   return times(blocks_in(M, k->block_m, c->per_m), blocks_in(N, k->block_n, c->per_n));
 }
 
 /* Steps along K. */
-static int64_t steps_of(uint32_t kernel, int64_t K) {
+HOT int64_t steps_of(uint32_t kernel, int64_t K) {
   return blocks_in(K, aotmm_kernels[kernel].block_k, aotmm_built_tuning.constants[kernel].per_k);
 }
 
@@ -305,9 +308,11 @@ static int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_d
 }
 
 /* Places the partial sums of a kernel in `q`; returns their bytes. */
-static int64_t set_sums(quantities *q, const aotmm_kernel *k, int64_t split, int64_t address) {
-  int64_t rows = ceil_div(q->value[AOTMM_VALUE_M], k->block_m) * k->block_m;
-  int64_t cols = ceil_div(q->value[AOTMM_VALUE_N], k->block_n) * k->block_n;
+static int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_constants *c = aotmm_built_tuning.constants + kernel;
+  int64_t rows = blocks_in(q->value[AOTMM_VALUE_M], k->block_m, c->per_m) * k->block_m;
+  int64_t cols = blocks_in(q->value[AOTMM_VALUE_N], k->block_n, c->per_n) * k->block_n;
   q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
@@ -332,6 +337,7 @@ typedef struct query {
   const aotmm_tuning *tuning;
   int64_t limit; /* of the workspace */
   double bytes_read, bytes_moved; /* of A and B; by a product */
+  double least_reduce;            /* no reduce takes less */
   int count;     /* ways to place the operands, the one without copies first */
   struct {
     uint32_t copies;
@@ -355,7 +361,7 @@ static double reduce_time(const query *s, int kernel, uint32_t split) {
 }
 
 /* `steps` are those of a slice. */
-static double main_time(const query *s, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
+HOT double main_time(const query *s, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
   const aotmm_constants *c = s->tuning->constants + kernel;
   int64_t waves = ceil_div(units, (int64_t)s->device->multiprocessors * c->blocks);
   double busy = (double)waves * ((double)steps * c->step + c->tile), moving = bytes * c->byte;
@@ -365,7 +371,7 @@ static double main_time(const query *s, uint32_t kernel, int64_t units, int64_t 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
 /* What was measured of a kernel on this shape, or NULL. */
-static const aotmm_time *measured_time(const query *s, uint32_t kernel) {
+HOT const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *times_ = s->measured[aotmm_kernels[kernel].fast_accum];
   uint16_t schedule = s->tuning->schedules[kernel];
   return times_ && schedule != AOTMM_UNMEASURED && times_[schedule].ns ? times_ + schedule : NULL;
@@ -507,11 +513,10 @@ typedef struct search {
 
 static search nothing_found(void) { return (search){.best.cost = -1, .time = INFINITY}; }
 
-/* Makes the plan with these slices the best if it is; returns a reason, AOTMM_FITS also where another is better. */
+/* Makes the plan with these slices, which takes less than to->time, the best if it is; returns why it does not fit. */
 static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  if (time >= to->time) return AOTMM_FITS;
   int64_t cost = as_cost(time);
   int programmatic = measured ? measured->programmatic
                               : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < PROGRAMMATIC_BELOW_NS;
@@ -540,15 +545,16 @@ static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   double time = measured ? measured->ns
                          : main_time(s, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
-  return consider(s, way, kernel, 1, time, measured, tiles, 0, to);
+  return time >= to->time ? AOTMM_FITS : consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
 
-/* Whether no number of slices can be better than the best: all multiprocessors busy all the time take longer. */
+/* Whether no number of slices can be better than the best: two with all multiprocessors busy all the time are not. */
 static int hopeless(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, const search *to) {
   const aotmm_constants *c = s->tuning->constants + kernel;
-  double busy = (double)tiles * (double)steps * c->step, slots = (double)s->device->multiprocessors * c->blocks;
-  double moving = s->bytes_read * c->byte, left = (to->time - c->base) * (1 + 1e-9);
-  return busy > left * slots || moving > left;
+  double busy = (double)tiles * ((double)steps * c->step + 2 * c->tile);
+  double slots = (double)s->device->multiprocessors * c->blocks;
+  double left = to->time * (1 + 1e-9) - c->base - s->least_reduce;
+  return busy > left * slots || s->bytes_read * c->byte > left;
 }
 
 static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
@@ -560,7 +566,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   if (!measured && hopeless(s, kernel, tiles, steps, to)) return AOTMM_FITS;
   quantities *q = &s->ways[way].q;
-  set_sums(q, k, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
+  set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
   int fits = first_broken(k, q) == k->promise_count, reduce = fits ? reduce_for(p, q, s->device) : -1;
   int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
@@ -574,7 +580,8 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
                            : main_time(s, kernel, times(tiles, split), ceil_div(steps, split),
                                        s->bytes_read + split * 4.0 * (double)slab) +
                                  reduce_time(s, reduce, split) + s->ways[way].time;
-    reason = consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
+    reason = time >= to->time ? AOTMM_FITS
+                              : consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
@@ -612,6 +619,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
     verdict->found = device->shared_bytes;
   } else {
     search found = nothing_found();
+    s.least_reduce = 0;
     verdict->reason = plan_kernel(&s, way, kernel, &found);
     if (verdict->reason == AOTMM_FITS)
       verdict->plan = found.best;
@@ -638,12 +646,23 @@ static void consider_group(query *s, aotmm_group group, search *to) {
   }
 }
 
+static double least_reduce(const query *s) {
+  aotmm_group group = aotmm_reduces[s->problem->dtype_c];
+  double least = INFINITY;
+  for (int i = 0; i < group.count; i++) {
+    double time = reduce_time(s, aotmm_order[group.first + i], 2);
+    if (time < least) least = time;
+  }
+  return least;
+}
+
 static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   start(&s, p, device, limit);
   search found = nothing_found();
   consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], &found);
-  if (s.limit) consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
+  s.least_reduce = least_reduce(&s);
+  if (s.limit && s.least_reduce < found.time) consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
@@ -822,7 +841,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
   }
   address = workspace + used;
   if (partial) {
-    int64_t sums = set_sums(&all->q, k, plan->split, address);
+    int64_t sums = set_sums(&all->q, kernel, plan->split, address);
     used += sums;
     address += sums;
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
