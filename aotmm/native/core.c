@@ -661,8 +661,10 @@ static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t l
   start(&s, p, device, limit);
   search found = nothing_found();
   consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], &found);
-  s.least_reduce = least_reduce(&s);
-  if (s.limit && s.least_reduce < found.time) consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
+  if (s.limit) {
+    s.least_reduce = least_reduce(&s);
+    consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
+  }
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",

@@ -31,6 +31,14 @@ block_n = 32
 block_k = 32
 num_stages = 2
 num_warps = 2
+
+[[config]]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+split = true
 """
 BUILD = """
 import sys
@@ -40,6 +48,7 @@ if __name__ == "__main__":
     build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1)
 """
 KERNEL, EPILOGUE, CORE = "kernels/tile.py", "kernels/epilogue.py", "native/core.c"
+REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"
 
 EDGE = Product(40, 72, 104)
 LOOSE = replace(EDGE, M=37, N=70, K=99, padding=1, offset=1)
@@ -55,6 +64,8 @@ PRODUCTS = {
     "vector": replace(LOOSE, bias="vector", activation="leaky_relu", exact=False),
     "special": replace(EDGE, special=True, exact=False, activation="relu"),
     "empty": replace(EDGE, K=0, bias="vector"),
+    "split": replace(EDGE, K=2048, bias="vector"),
+    "copied": replace(EDGE, K=64, offset=1, padding=1),
 }
 
 
@@ -68,10 +79,10 @@ class Mutant:
     seen_by: tuple[str, ...]
 
 
-STORE = "(rows[:, None] < M) & (cols[None, :] < N))\n\n\ndef specialise"
+STORE = "mask=(rows[:, None] < M) & (cols[None, :] < N))\n\n\n@triton.jit\ndef partial"
 MUTANTS = {
     "one K block dropped": Mutant(
-        KERNEL, "in range(0, K, BLOCK_K)", "in range(BLOCK_K, K, BLOCK_K)", ("exact", "random", "deep", "loose")
+        KERNEL, "in range(first_k,", "in range(first_k + BLOCK_K,", ("exact", "random", "deep", "loose", "split")
     ),
     "fp16 accumulator": Mutant(
         KERNEL, "out_dtype=ACC)\n", "out_dtype=ACC).to(tl.float16).to(ACC)\n", ("exact", "random", "deep")
@@ -80,10 +91,10 @@ MUTANTS = {
         KERNEL,
         "tl.store(c_ptrs, acc.to",
         "acc = (acc.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)\n    tl.store(c_ptrs, acc.to",
-        ("exact", "random", "deep", "loose"),
+        ("exact", "random", "loose"),
     ),
     "M and N swapped": Mutant(
-        KERNEL, STORE, STORE.replace("< M", "< @").replace("< N", "< M").replace("@", "N"), ("exact", "loose")
+        KERNEL, STORE, STORE.replace("< M", "< ?").replace("< N", "< M").replace("?", "N"), ("exact", "loose")
     ),
     "tiles of M and N swapped": Mutant(KERNEL, "tiles_n = tl.cdiv(N,", "tiles_n = tl.cdiv(M,", ("exact", "random")),
     "a stride off by one": Mutant(
@@ -103,16 +114,35 @@ MUTANTS = {
         ("finished",),
     ),
     "NaN lost in the activation": Mutant(EPILOGUE, "PropagateNan.ALL", "PropagateNan.NONE", ("special",)),
-    "scale of the wrong row": Mutant(EPILOGUE, "rows % M, cols % N)", "(rows + 1) % M, cols % N)", ("finished",)),
-    "bias by row": Mutant(
+    "scale of the wrong row": Mutant(
+        EPILOGUE, "rows.to(tl.int64) * stride_scale_a", "(rows ^ 1).to(tl.int64) * stride_scale_a", ("finished",)
+    ),
+    "bias of the next column": Mutant(
         EPILOGUE,
         "cols.to(tl.int64) * stride_bias_n, mask=cols < N",
-        "rows.to(tl.int64) * stride_bias_n, mask=rows < M",
-        ("empty", "vector"),
+        "(cols ^ 1).to(tl.int64) * stride_bias_n, mask=cols < N",
+        ("empty", "vector", "split"),
     ),
-    "no launch bounds of N": Mutant(CORE, "ceil_div(p->N, k->block_n)", "ceil_div(p->M, k->block_n)", ("exact",)),
-    "batch not launched": Mutant(CORE, "__builtin_mul_overflow(tiles, p->batch, &tiles)", "0", ("batch",)),
-    "promises of alignment not checked": Mutant(CORE, "return found % promise->operand == 0;", "return 1;", ("loose",)),
+    "no launch bounds of N": Mutant(CORE, "tiles_of(k, p->M, p->N)", "tiles_of(k, p->M, p->M)", ("exact",)),
+    "batch not launched": Mutant(
+        CORE, "times(tiles_of(k, p->M, p->N), p->batch)", "tiles_of(k, p->M, p->N)", ("batch",)
+    ),
+    "promises of alignment not checked": Mutant(
+        CORE, "return !(found & (promise->operand - 1));", "return 1;", ("loose",)
+    ),
+    "a slice left out": Mutant(REDUCE, "tl.range(0, split,", "tl.range(1, split,", ("split",)),
+    "sums of the next row": Mutant(
+        REDUCE,
+        "rows.to(tl.int64)[:, None] * workspace_stride_m",
+        "(rows ^ 1).to(tl.int64)[:, None] * workspace_stride_m",
+        ("split",),
+    ),
+    "an operand copied to where another lies": Mutant(CORE, "    address += places[i].bytes;", "", ("copied",)),
+    "lines of copies overlap": Mutant(
+        CORE, "found.pitch = bytes / width;", "found.pitch = bytes / width - 64;", ("copied",)
+    ),
+    "C not copied back": Mutant(CORE, "status == AOTMM_OK && plan->copies & AOTMM_COPY_C", "0", ("copied",)),
+    "a copy shifted": Mutant(COPY, "tl.load(a_ptrs, mask=inside)", "tl.load(a_ptrs + 1, mask=inside)", ("copied",)),
     "strides swapped": Mutant(
         CORE,
         "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);",
