@@ -420,6 +420,24 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
+@pytest.mark.parametrize("arch", [arch for arch in TARGETS if not table.shipped_path(arch).exists()])
+def test_estimates_are_sensible(arch: str) -> None:
+    """Where nothing was measured, deep products are split, large ones not, and few rows get flat tiles."""
+    mm, device = launcher(arch), CDevice(target(arch).multiprocessors, target(arch).shared_bytes)
+
+    def chosen(m: int, n: int, k: int) -> tuple[int, int, int]:
+        plan = mm.select(dense(m, n, k), device)
+        config = mm.kernels[plan.kernel].config
+        return plan.split, config.block_m, config.block_n
+
+    assert chosen(512, 512, 65_536)[0] > 1
+    for size in (1024, 2048, 4096, 8192):
+        assert chosen(size, size, size)[0] == 1
+    assert min(chosen(8192, 8192, 8192)[1:]) >= 128
+    assert max(chosen(256, 256, 256)[1:]) <= 64
+    assert chosen(16, 4096, 4096)[1] <= 32
+
+
 @pytest.mark.parametrize("count", [0, -1])
 def test_device_that_was_not_read(count: int) -> None:
     """Facts of a device that nobody filled in are an invalid call, not a division by zero."""

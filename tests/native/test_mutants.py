@@ -123,9 +123,9 @@ MUTANTS = {
         "(cols ^ 1).to(tl.int64) * stride_bias_n, mask=cols < N",
         ("empty", "vector", "split"),
     ),
-    "no launch bounds of N": Mutant(CORE, "tiles_of(k, p->M, p->N)", "tiles_of(k, p->M, p->M)", ("exact",)),
+    "no launch bounds of N": Mutant(CORE, "tiles_of(kernel, p->M, p->N)", "tiles_of(kernel, p->M, p->M)", ("exact",)),
     "batch not launched": Mutant(
-        CORE, "times(tiles_of(k, p->M, p->N), p->batch)", "tiles_of(k, p->M, p->N)", ("batch",)
+        CORE, "times(tiles_of(kernel, p->M, p->N), p->batch)", "tiles_of(kernel, p->M, p->N)", ("batch",)
     ),
     "promises of alignment not checked": Mutant(
         CORE, "return !(found & (promise->operand - 1));", "return 1;", ("loose",)
