@@ -89,7 +89,7 @@ def _build_pack(
     start = time.monotonic()
     folder = out / row.name
     sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
-    results, compiled = _compile(row, wanted, sources, assembler, Cache(out / ".cache"), jobs, progress)
+    results, compiled = _compile(row, wanted, assembler, Cache(out / ".cache"), jobs, progress)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
     dropped = tuple(
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
@@ -146,14 +146,14 @@ def _build_pack(
 def _compile(
     row: Target,
     wanted: list[Variant],
-    sources: str,
     assembler: str,
     cache: Cache,
     jobs: int | None,
     progress: Progress,
 ) -> tuple[list[Compiled], int]:
     """Every variant's kernel, in order, and how many of them had to be compiled."""
-    keys = [compiling.key(variant, sources, assembler) for variant in wanted]
+    sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
+    keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
     found = {key: cache.get(key) for key in keys}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)

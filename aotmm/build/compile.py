@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import importlib
@@ -62,13 +63,29 @@ def assembler(target: Target) -> str:
     return f"ptxas {re.findall(r'V([0-9.]+)', done.stdout)[0]}"
 
 
-def kernel_sources() -> str:
-    """Digest of every kernel source file, and of the vocabulary whose numbers they contain."""
+def kernel_sources(family: str | None = None) -> str:
+    """Digest of every kernel source file, or of those that one family uses, and of the vocabulary that they contain."""
     folder = Path(aotmm.kernels.__file__).parent
+    names = {path.stem for path in folder.glob("*.py")} if family is None else _used_by(family, folder)
     digest = hashlib.sha256()
-    for path in [*sorted(folder.glob("*.py")), folder.parent / "problem.py"]:
+    for path in [*(folder / f"{name}.py" for name in sorted(names)), folder.parent / "problem.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _used_by(family: str, folder: Path) -> set[str]:
+    """The modules of `folder` that a family's module imports, directly or not, itself included."""
+    found, waiting = {"__init__"}, [family]
+    while waiting:
+        name = waiting.pop()
+        if name in found or not (folder / f"{name}.py").exists():
+            continue
+        found.add(name)
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                waiting += [part.split(".")[2] for part in parts if part.startswith("aotmm.kernels.")]
+    return found
 
 
 def options(variant: Variant) -> dict[str, Any]:
