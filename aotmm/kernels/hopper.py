@@ -415,8 +415,8 @@ def leave(sums, row, col, part, c_desc, c_smem, factors, OFFSET: gl.constexpr, e
 def leave_in_turns(sums, row, col, c_desc, c_smem, factors, ending, tiling):
     """`leave` with an activation, as a loop over quarters: code for every column does not fit the instruction cache.
 
-    Registers cannot be indexed, so the quarters change places. Measured on an H200 at 2048^3 with gelu: 34 us, where code
-    for every column takes 41; with relu, whose code is short, 30 against 28.
+    Registers cannot be indexed, so the quarters change places. Measured on an H200 at 2048^3 with gelu: 34 us, where
+    code for every column takes 41; with relu, whose code is short, 30 against 28.
     """
     WIDTH: gl.constexpr = sums.shape[1] // 4
     left, right = halves(sums)
