@@ -121,7 +121,30 @@ def test_every_launch_is_told_before() -> None:
     told: list[Running] = []
     race([candidate("a"), candidate("b", split=4)], MadeUp({"a": 1e5, "b": 1e5}), told.append)
     assert told[:2] == [Running("ws", "a", "split 1, copies 0"), Running("ws", "b", "split 4, copies 0")]
-    assert len(told) == 2 + 2 * 7
+    assert len(told) == 2 + 2 * 7 + 2 + 2 * 3
+
+
+def test_long_replays_decide_between_the_fastest() -> None:
+    """Who is slower when the GPU is busy for milliseconds loses; the others' times stay, the best one's level too."""
+
+    class Throttled(MadeUp):
+        def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
+            if launches * self.ns[candidate.schedule] < 5e6:
+                return super().record(candidate, launches)
+            self.replays.append(f"long {candidate.schedule}")
+            return lambda: {"hungry": 150_000.0, "modest": 120_000.0}[candidate.schedule]
+
+    timer = Throttled({"hungry": 100_000, "modest": 105_000, "third": 130_000})
+    times, _ = _run(timer, *map(candidate, timer.ns))
+    assert times == {"modest": 100_006, "hungry": 125_008, "third": 130_006}
+    assert timer.replays[-2:] == ["long hungry", "long modest"]
+
+
+def test_short_products_have_no_final() -> None:
+    """They draw little power."""
+    timer = MadeUp({"a": 10_000, "b": 10_000})
+    _run(timer, *map(candidate, timer.ns))
+    assert max(timer.launches.values()) <= 70
 
 
 def test_nothing_to_time() -> None:
