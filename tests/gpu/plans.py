@@ -20,9 +20,9 @@ WIDTHS = (1, 2, 4)  # bytes of an element
 
 
 def schedules(lib: Library, role: str, dtype: str) -> list[str]:
-    """The schedules of the pack that serves this GPU which have kernels of `role` for operands of `dtype`."""
+    """The schedules of this GPU's pack which have kernels of `role` for `dtype` that add up in fp32."""
     kernels = lib.serving(0).manifest.kernels
-    return sorted({kernel.schedule for kernel in kernels if kernel.role == role and kernel.dtype_a == dtype})
+    return sorted({k.schedule for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
 
 
 def chosen(lib: Library, a: torch.Tensor, b: torch.Tensor, **options: Any) -> tuple[Kernel, Plan]:
