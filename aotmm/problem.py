@@ -80,8 +80,8 @@ ROLES = ("product", "partial", "reduce", "copy")
 # strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
 # element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix. Partial sums
 # are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch is the address
-# of the memory that Triton's compiler asked for. c_span is how many elements of a row of C may be written: N, or the whole
-# pitch of a C in the workspace.
+# of the memory that Triton's compiler asked for. c_span is how many elements of a row of C may be written: N, or the
+# whole pitch of a C in the workspace.
 VALUES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",

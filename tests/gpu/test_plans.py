@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -157,7 +158,7 @@ def test_without_memory_for_a_workspace(
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     held = []  # what torch keeps for later
     try:
-        with pytest.raises(torch.OutOfMemoryError):
+        with contextlib.suppress(torch.OutOfMemoryError):
             while True:
                 held.append(torch.empty((1 << 20) + 1, device="cuda", dtype=torch.int8))
         failures = torch.cuda.memory_stats()["num_ooms"]
