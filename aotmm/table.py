@@ -47,8 +47,8 @@ class Sample(NamedTuple):
 class Model:
     """Constants of the time of one schedule for operands of `width` bytes per element.
 
-    t = base + max(waves * (steps * step + tile), bytes * byte): base in ns, step in ns per step along K, tile in ns
-    per tile, byte in ns per byte. Schedules "reduce" and "copy" have base and byte only.
+    The formula is in `templates/launcher.h.jinja`: base in ns, step in ns per step along K, tile in ns per tile, byte
+    in ns per byte of memory, load in ns per byte that all tiles load. Reduces and copies have base and byte only.
     """
 
     schedule: str
@@ -58,6 +58,7 @@ class Model:
     step: float
     tile: float
     byte: float
+    load: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ def _model(body: object, where: str) -> Model:
         schedule=_text(row["schedule"], _NAME, f"{where}: schedule"),
         width=_word(row["width"], _WIDTHS, f"{where}: width"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
-        **{name: _constant(row[name], f"{where}: {name}") for name in ("base", "step", "tile", "byte")},
+        **{name: _constant(row[name], f"{where}: {name}") for name in ("base", "step", "tile", "byte", "load")},
     )
 
 

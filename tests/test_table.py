@@ -28,8 +28,8 @@ TABLE = Table(
     date="2026-11-20",
     seed=4,
     models=(
-        Model("reduce", 2, fast_accum=False, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4),
-        Model("ws_a", 2, fast_accum=False, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4),
+        Model("reduce", 2, fast_accum=False, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4, load=0.0),
+        Model("ws_a", 2, fast_accum=False, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4, load=5e-5),
     ),
     shapes=(
         Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),

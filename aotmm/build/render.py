@@ -183,17 +183,17 @@ def _units(promises: tuple[Promise, ...]) -> int:
     )
 
 
-def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, int]:
-    """Constants of the time model of launcher.h: fitted ones, or estimates from the tile and the data sheet."""
+def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, float, int]:
+    """Base, step, tile, byte, load and blocks of launcher.h: fitted, or estimated from tile and data sheet."""
     key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
     for model in tuning.models if tuning is not None else ():
         if (model.schedule, model.width, model.fast_accum) == key:
-            return model.base, model.step, model.tile, model.byte, resident(kernel, target)
+            return model.base, model.step, model.tile, model.byte, model.load, resident(kernel, target)
     byte = 1 / target.bandwidth
     if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
-        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.promises else 8), 1
+        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.promises else 8), 0.0, 1
     if kernel.role == "reduce":
-        return _BASE_NS, 0.0, 0.0, byte, 1
+        return _BASE_NS, 0.0, 0.0, byte, 0.0, 1
     config = kernel.config
     # A step costs its multiply-adds and its loads, which are slower when they are narrow. 64 is where loading a tile of
     # 128 x 128 costs as much as multiplying it: a guess that was right enough on an H200 before there were tables.
@@ -203,7 +203,7 @@ def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[flo
     step = config.block_k * (macs + loads) / rate
     if kernel.role == "partial":  # slices are for where they win by more than the estimates may be wrong
         step *= 1.25
-    return _BASE_NS, step, step, byte, 1
+    return _BASE_NS, step, step, byte, 0.0, 1
 
 
 def _mac_cost(kernel: Kernel) -> int:

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_GRID = 0x7fffffff, MIN_STEPS = 2 /* along K, of a slice */, PROGRAMMATIC_BELOW_NS = 30000 };
+enum { MAX_GRID = 0x7fffffff, MIN_STEPS = 2 /* along K, of a slice */, PROGRAMMATIC_BELOW_NS = 50000 };
+enum { FULL_PROGRAMMATIC_BELOW_NS = 12000 /* of a launch that does not leave room for the next */, SPLIT_LINES = 3 };
 enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
@@ -344,6 +345,7 @@ typedef struct query {
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
     uint32_t units; /* as in aotmm_class */
+    uint32_t row_a, col_b; /* bytes of an element of A and of B, as loads_of counts them */
     quantities q;
   } ways[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
@@ -360,12 +362,28 @@ static double reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
 }
 
+/* Units of work that a device takes at once. */
+HOT int64_t slots_of(const query *s, uint32_t kernel) {
+  return (int64_t)s->device->multiprocessors * s->tuning->constants[kernel].blocks;
+}
+
+/* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */
+HOT double loads_of(const query *s, int way, uint32_t kernel) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  return k->block_k * (k->block_m * s->ways[way].row_a + k->block_n * s->ways[way].col_b);
+}
+
+/* A kernel computes while it loads, but for a quarter of whichever takes less. */
+HOT double overlapped(double busy, double moving) {
+  return busy > moving ? busy + 0.25 * moving : moving + 0.25 * busy;
+}
+
 /* `steps` are those of a slice. */
-HOT double main_time(const query *s, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
+HOT double main_time(const query *s, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
   const aotmm_constants *c = s->tuning->constants + kernel;
-  int64_t waves = ceil_div(units, (int64_t)s->device->multiprocessors * c->blocks);
-  double busy = (double)waves * ((double)steps * c->step + c->tile), moving = bytes * c->byte;
-  return c->base + (busy > moving ? busy : moving);
+  double busy = (double)ceil_div(units, slots_of(s, kernel)) * ((double)steps * c->step + c->tile);
+  double moving = bytes * c->byte + (double)units * (double)steps * loads_of(s, way, kernel) * c->load;
+  return c->base + overlapped(busy, moving);
 }
 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
@@ -420,6 +438,18 @@ static uint32_t units_of(const quantities *q) {
   return units;
 }
 
+/* What the last way's quantities say of it. */
+static void describe_way(query *s) {
+  const quantities *q = &s->ways[s->count - 1].q;
+  const int64_t *value = q->value;
+  int64_t rows_a = value[unit(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
+  int64_t cols_b = value[unit(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
+  uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
+  s->ways[s->count - 1].units = units_of(q);
+  s->ways[s->count - 1].row_a = width_a * (rows_a * width_a % LINE_BYTES ? SPLIT_LINES : 1);
+  s->ways[s->count - 1].col_b = width_b * (cols_b * width_b % LINE_BYTES ? SPLIT_LINES : 1);
+}
+
 /* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
 static void add_way(query *s, const place *places, uint32_t copies) {
   const aotmm_problem *p = s->problem;
@@ -435,12 +465,12 @@ static void add_way(query *s, const place *places, uint32_t copies) {
     if (kernel < 0) return;
     time += copy_time(s, kernel, &copy, element_bytes[types[i]]);
   }
-  s->ways[s->count].units = units_of(&moved);
   s->ways[s->count].copies = copies;
   s->ways[s->count].bytes = bytes;
   s->ways[s->count].time = time;
   s->ways[s->count].q = moved;
   s->count++;
+  describe_way(s);
 }
 
 static void start(query *s, const aotmm_problem *p, const aotmm_device *device, uint64_t limit) {
@@ -453,7 +483,7 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->ways[0].bytes = 0;
   s->ways[0].time = 0;
   s->ways[0].q = quantities_of(p);
-  s->ways[0].units = units_of(&s->ways[0].q);
+  describe_way(s);
   s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
                   (double)p->K * (double)p->N * element_bytes[p->dtype_b];
   s->bytes_moved = (double)p->batch * (s->bytes_read + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
@@ -513,13 +543,20 @@ typedef struct search {
 
 static search nothing_found(void) { return (search){.best.cost = -1, .time = INFINITY}; }
 
+/* Predicted time from which on a launch does not gain from beginning before the one before it ends. */
+static double programmatic_below(const query *s, uint32_t kernel, int64_t units) {
+  int64_t slots = slots_of(s, kernel);
+  return units > slots / 2 && units <= slots ? FULL_PROGRAMMATIC_BELOW_NS : PROGRAMMATIC_BELOW_NS;
+}
+
 /* Makes the plan with these slices, which takes less than to->time, the best if it is; returns why it does not fit. */
 static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int64_t cost = as_cost(time);
+  int64_t units = times(tiles, split);
   int programmatic = measured ? measured->programmatic
-                              : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < PROGRAMMATIC_BELOW_NS;
+                              : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < programmatic_below(s, kernel, units);
   aotmm_plan plan = {.kernel = kernel,
                      .split = split,
                      .copies = s->ways[way].copies,
@@ -527,7 +564,6 @@ static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split
                      .measured = measured != NULL,
                      .cost = cost};
   if (to->best.cost == cost && !preferred(&plan, &to->best)) return AOTMM_FITS;
-  int64_t units = times(tiles, split);
   plan.grid = grid_of(k, units, s->device);
   to->found = units;
   if (!plan.grid && units) return AOTMM_TOO_MANY_BLOCKS;
@@ -544,17 +580,17 @@ static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to
   int64_t tiles = times(tiles_of(kernel, p->M, p->N), p->batch);
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   double time = measured ? measured->ns
-                         : main_time(s, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
+                         : main_time(s, way, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
   return time >= to->time ? AOTMM_FITS : consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
 
 /* Whether no number of slices can be better than the best: two with all multiprocessors busy all the time are not. */
-static int hopeless(const query *s, uint32_t kernel, int64_t tiles, int64_t steps, const search *to) {
+static int hopeless(const query *s, int way, uint32_t kernel, int64_t tiles, int64_t steps, const search *to) {
   const aotmm_constants *c = s->tuning->constants + kernel;
-  double busy = (double)tiles * ((double)steps * c->step + 2 * c->tile);
-  double slots = (double)s->device->multiprocessors * c->blocks;
+  double busy = (double)tiles * ((double)steps * c->step + 2 * c->tile) / (double)slots_of(s, kernel);
+  double moving = s->bytes_read * c->byte + (double)tiles * (double)steps * loads_of(s, way, kernel) * c->load;
   double left = to->time * (1 + 1e-9) - c->base - s->least_reduce;
-  return busy > left * slots || s->bytes_read * c->byte > left;
+  return overlapped(busy, moving) > left;
 }
 
 static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
@@ -564,7 +600,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  if (!measured && hopeless(s, kernel, tiles, steps, to)) return AOTMM_FITS;
+  if (!measured && hopeless(s, way, kernel, tiles, steps, to)) return AOTMM_FITS;
   quantities *q = &s->ways[way].q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
   int fits = first_broken(k, q) == k->promise_count, reduce = fits ? reduce_for(p, q, s->device) : -1;
@@ -577,7 +613,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
     uint32_t split = splits[i];
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
     double time = measured ? measured->ns
-                           : main_time(s, kernel, times(tiles, split), ceil_div(steps, split),
+                           : main_time(s, way, kernel, times(tiles, split), ceil_div(steps, split),
                                        s->bytes_read + split * 4.0 * (double)slab) +
                                  reduce_time(s, reduce, split) + s->ways[way].time;
     reason = time >= to->time ? AOTMM_FITS
@@ -928,7 +964,7 @@ static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constan
     const aotmm_model *m = table->models + i;
     if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
       constants->base = m->base, constants->step = m->step, constants->tile = m->tile, constants->byte = m->byte,
-      constants->blocks = k->resident;
+      constants->load = m->load, constants->blocks = k->resident;
   }
   for (uint32_t i = 0; i < table->schedule_count; i++)
     if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;

@@ -11,9 +11,9 @@ enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-/* Constants of the time model of one kernel, and of dividing by its tile: a cache line. */
+/* Constants of the time model of one kernel, and of dividing by its tile. */
 typedef struct aotmm_constants {
-  double base, step, tile, byte;
+  double base, step, tile, byte, load;
   uint64_t per_m, per_n, per_k; /* 2^64 / block, rounded up; not for a block of 1 */
   uint32_t blocks;              /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;

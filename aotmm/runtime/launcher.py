@@ -21,7 +21,7 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
@@ -90,7 +90,7 @@ class CModel(Structure):
     _fields_ = [
         ("schedule", c_char_p),
         *((name, c_int32) for name in ("width", "fast_accum")),
-        *((name, c_double) for name in ("base", "step", "tile", "byte")),
+        *((name, c_double) for name in ("base", "step", "tile", "byte", "load")),
     ]
 
 
@@ -396,9 +396,7 @@ class Launcher:
     def retune(self, table: Table) -> None:
         """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
         known = measured(table, {kernel.schedule for kernel in self.kernels})
-        models = [
-            CModel(m.schedule.encode(), m.width, m.fast_accum, m.base, m.step, m.tile, m.byte) for m in table.models
-        ]
+        models = [CModel(m.schedule.encode(), *astuple(m)[1:]) for m in table.models]
         schedules = [name.encode() for name in known.schedules]
         times = [CTime(*time) for row in known.times for time in row]
         c_table = CTable(len(models), len(schedules), len(known.shapes))

@@ -1,6 +1,7 @@
 """The constants of the launcher's time model (`templates/launcher.h.jinja`), fitted to measured times.
 
-    time = base + max(waves * (steps * step + tile), bytes * byte)
+    busy = waves * (steps * step + tile)    moving = bytes * byte + loads * load
+    time = base + max(busy, moving) + 0.25 * min(busy, moving)
 
 Least squares of the logarithm of the time, because selection compares ratios, with every constant positive and drawn
 a little to where it starts, so that one which no sample tells anything of stays what physics says.
@@ -17,6 +18,8 @@ import torch
 
 _ITERATIONS = 60
 _PRIOR = 1e-3  # weight of the start, in samples: no more than what nothing else decides
+_LOAD = 5e-5  # ns per byte that tiles load, to start from: 20 TB/s, more than any L2
+_SERIAL = 0.25  # part of the lesser of computing and moving that does not overlap with the other
 _OUTLIER = 0.1  # relative error from which on a sample counts less
 _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
 
@@ -24,29 +27,32 @@ _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels m
 class Point(NamedTuple):
     """One measured launch, by the quantities of the model, in ns.
 
-    `known` is the part of its time that other models account for. `weight` says how much it matters: 1 for the fastest
-    of its shape.
+    `loads` are the bytes that all tiles load, `known` is the part of its time that other models account for. `weight`
+    says how much it matters: 1 for the fastest of its shape.
     """
 
     waves: int
     steps: int
     bytes: int
+    loads: int
     ns: float
     known: float = 0.0
     weight: float = 1.0
 
 
 class Constants(NamedTuple):
-    """base in ns, step in ns per step along K, tile in ns per tile, byte in ns per byte."""
+    """base in ns, step in ns per step along K, tile in ns per tile, byte and load in ns per byte of either."""
 
     base: float
     step: float
     tile: float
     byte: float
+    load: float
 
-    def time(self, waves: int, steps: int, bytes_moved: int) -> float:
+    def time(self, waves: int, steps: int, bytes_moved: int, loads: int) -> float:
         """Predicted time in ns."""
-        return self.base + max(waves * (steps * self.step + self.tile), bytes_moved * self.byte)
+        busy, moving = waves * (steps * self.step + self.tile), bytes_moved * self.byte + loads * self.load
+        return self.base + max(busy, moving) + _SERIAL * min(busy, moving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
     ns is what is left of a measured time after the others' part; it may be noisy, even negative.
     """
     rows = torch.tensor(times, dtype=torch.float64)
-    best, least = Constants(0.0, 0.0, 0.0, 0.0), float("inf")
+    best, least = Constants(0.0, 0.0, 0.0, 0.0, 0.0), float("inf")
     for bandwidth in _BANDWIDTHS:
         byte = 1e-3 / bandwidth
         base = max(0.0, float(((rows[:, 2] - rows[:, 1] * byte) / rows[:, 0]).median()))
@@ -82,7 +88,7 @@ def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
         # Relative to the time, but not below that of a launch: differences of like times are noise.
         loss = float((wrong / (rows[:, 2].abs() + 1000.0)).abs().mean())
         if loss < least:
-            best, least = Constants(base, 0.0, 0.0, byte), loss
+            best, least = Constants(base, 0.0, 0.0, byte, 0.0), loss
     return best
 
 
@@ -92,23 +98,28 @@ class _Samples(NamedTuple):
     waves: torch.Tensor
     steps: torch.Tensor
     moved: torch.Tensor
+    loads: torch.Tensor
     ns: torch.Tensor
     known: torch.Tensor
     weight: torch.Tensor
 
     def predicted(self, logs: torch.Tensor) -> torch.Tensor:
-        """Logarithms of the times (starts, points) that constants with the logarithms `logs` (starts, 4) predict."""
-        base, step, tile, byte = logs.exp().T[..., None]
-        work = torch.maximum(self.waves * (self.steps * step + tile), self.moved * byte)
-        return torch.log(self.known + base + work)
+        """Logarithms of the times (starts, points) that constants with the logarithms `logs` (starts, 5) predict."""
+        return torch.log(self.known + sum(self._parts(logs)))
 
     def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
-        """(starts, points, 4): how `predicted` changes with `logs`."""
-        base, step, tile, byte = logs.exp().T[..., None]
-        along, per_tile, memory = self.waves * self.steps * step, self.waves * tile, self.moved * byte
-        compute = (along + per_tile >= memory).double()
-        parts = [base.expand_as(memory), along * compute, per_tile * compute, memory * (1 - compute)]
-        return torch.stack(parts, -1) / self.predicted(logs).exp()[..., None]
+        """(starts, points, 5): how `predicted` changes with `logs`."""
+        parts = self._parts(logs)
+        return torch.stack(parts, -1) / (self.known + sum(parts))[..., None]
+
+    def _parts(self, logs: torch.Tensor) -> list[torch.Tensor]:
+        """What each constant adds to the time, (starts, points) each."""
+        base, step, tile, byte, load = logs.exp().T[..., None]
+        busy = [self.waves * self.steps * step, self.waves * tile]
+        moving = [self.moved * byte, self.loads * load]
+        computes = sum(busy) > sum(moving)
+        shares = (torch.where(computes, 1.0, _SERIAL), torch.where(computes, _SERIAL, 1.0))
+        return [base.expand_as(computes), *(shares[0] * part for part in busy), *(shares[1] * part for part in moving)]
 
 
 def _starts(samples: _Samples) -> torch.Tensor:
@@ -117,13 +128,17 @@ def _starts(samples: _Samples) -> torch.Tensor:
     step = float((rest / (samples.waves * samples.steps)).quantile(0.1))
     byte = float((rest / samples.moved).quantile(0.02))
     base = min(float(rest.min()) / 2, 3000.0)
-    rows = [(base * scale, step, 4 * step, byte * slower) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]
+    rows = [(base * scale, step, 4 * step, byte * slower, _LOAD) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]
     return torch.tensor(rows, dtype=torch.float64).log()
 
 
 def _descend(samples: _Samples, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levenberg-Marquardt from each start: the logarithms (starts, 4) that it ends at, and their losses."""
-    logs, damping, prior = starts, torch.full((len(starts),), 1e-2).double(), _PRIOR * torch.eye(4).double()
+    """Levenberg-Marquardt from each start: the logarithms (starts, 5) that it ends at, and their losses."""
+    logs, damping, prior = (
+        starts,
+        torch.full((len(starts),), 1e-2).double(),
+        _PRIOR * torch.eye(starts.shape[1]).double(),
+    )
     loss = _loss(samples, logs, starts)
     for _ in range(_ITERATIONS):
         wrong = samples.predicted(logs) - samples.ns.log()

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aotmm.kernel import Kernel, resident
@@ -15,12 +16,19 @@ from aotmm.table import Model, Sample, Shape
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 
-_PROGRAMMATIC_NS = 30_000  # below which selection launches a product programmatically that was not measured
+# Below which selection launches a product programmatically that was not measured, and one whose units leave no room for
+# those of the next launch.
+_PROGRAMMATIC_NS, _FULL_PROGRAMMATIC_NS = 50_000, 12_000
+_LINE_BYTES, _SPLIT_LINES = 128, 3  # of caches; how many times a load counts that lies across them
 _SUM_BYTES = 4  # of an element of partial sums
 _OUTPUT_BYTES = 2  # of an element of C: what is measured writes fp16 or bf16
 _REDUCE_BASE_NS = 1000.0  # cannot be told from that of the partial before it: only their sum shows
 _REDUCE_TBPS = (2.0, 4.0, 8.0)  # partial sums come back from memory or from L2
 _LEAST_WEIGHT = 0.01  # of a sample that is far from the best
+_ROUNDS = 3  # of fits, each after what the one before it leaves for all schedules of a product alike
+_COMMON_PRIOR = 5.0  # samples that say nothing is left alike
+
+_Product = tuple[int, str, int, int, int]
 
 
 class Key(NamedTuple):
@@ -61,14 +69,16 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
     plain: dict[Key, list[_Timed]] = {}
     copied: dict[Key, list[_Timed]] = {}
     for shape in shapes:
-        for sample in _like_selection(shape):
+        best = min((sample.ns for sample in shape.times), default=0)
+        early = {(sample[:2], sample.copies): sample.ns for sample in shape.times if sample.programmatic}
+        for sample in shape.times:
             key = Key(sample.schedule, shape.width, shape.fast_accum)
             if key in kinds:
-                weight = max(_LEAST_WEIGHT, (min(s.ns for s in shape.times) / sample.ns) ** 2)
-                rows = copied if sample.copies else plain
-                rows.setdefault(key, []).append(_Timed(shape, sample, kinds[key], weight))
+                row = _Timed(shape, sample, kinds[key], max(_LEAST_WEIGHT, (best / sample.ns) ** 3))
+                if sample.programmatic == _is_early(row, early.get((sample[:2], sample.copies), math.inf), gpu):
+                    (copied if sample.copies else plain).setdefault(key, []).append(row)
     reduce = _fit_reduce([rows for rows in plain.values() if rows[0].kernel.role == "partial"], gpu)
-    found = {key: _fit(rows, gpu, reduce) for key, rows in plain.items()}
+    found = _fit_all(plain, gpu, reduce)
     copy = _fit_copy({key: rows for key, rows in copied.items() if key in found}, gpu, found, reduce)
     fitted = [
         Fitted(Model(*key, *result.constants), len(plain[key]), result.error) for key, result in sorted(found.items())
@@ -85,48 +95,102 @@ def _key(kernel: Kernel) -> Key:
     return Key(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
 
 
-def _like_selection(shape: Shape) -> Iterator[Sample]:
-    """The samples that were launched as selection launches what was not measured on its shape."""
-    programmatic = {sample[:2] + sample[3:4]: sample.ns for sample in shape.times if sample.programmatic}
-    for sample in shape.times:
-        early = programmatic.get(sample[:2] + sample[3:4], math.inf)
-        if sample.programmatic == (sample.split == 1 and early < _PROGRAMMATIC_NS):
-            yield sample
+def _is_early(row: _Timed, early: float, gpu: Gpu) -> bool:
+    """Whether selection launches programmatically what was not measured and then takes `early` ns."""
+    slots = _slots(row.kernel, gpu)
+    full = slots // 2 < _tiles(row) * row.sample.split <= slots
+    return row.kernel.role == "product" and early < (_FULL_PROGRAMMATIC_NS if full else _PROGRAMMATIC_NS)
 
 
-def _fit(rows: list[_Timed], gpu: Gpu, reduce: Constants | None) -> Fit:
-    return fit([_point(row, gpu, reduce) for row in rows])
+def _slots(kernel: Kernel, gpu: Gpu) -> int:
+    """Units of work that the GPU takes at once."""
+    return gpu.multiprocessors * resident(kernel, gpu.target)
+
+
+def _tiles(row: _Timed) -> int:
+    config = row.kernel.config
+    return math.ceil(row.shape.M / config.block_m) * math.ceil(row.shape.N / config.block_n)
+
+
+def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None) -> dict[Key, Fit]:
+    """The models of all schedules, but for what is common to them on a product.
+
+    What makes all of them slower, as where the GPU lowers its clock, says nothing of which one is fastest.
+    """
+    common: defaultdict[_Product, float] = defaultdict(float)  # logarithms of measured over predicted times
+    for _ in range(_ROUNDS):
+        found = {key: _fit(rows, gpu, reduce, common) for key, rows in timed.items()}
+        wrong: defaultdict[_Product, float] = defaultdict(float)
+        weights: defaultdict[_Product, float] = defaultdict(float)
+        for key, rows in timed.items():
+            for row in rows:
+                point = _point(row, gpu, reduce)
+                wrong[_product(row)] += point.weight * math.log(point.ns / _time(point, found[key].constants))
+                weights[_product(row)] += point.weight
+        common = defaultdict(
+            float, {product: wrong[product] / (weight + _COMMON_PRIOR) for product, weight in weights.items()}
+        )
+    return found
+
+
+def _fit(rows: list[_Timed], gpu: Gpu, reduce: Constants | None, common: defaultdict[_Product, float]) -> Fit:
+    points = [_point(row, gpu, reduce) for row in rows]
+    return fit(
+        [point._replace(ns=point.ns / math.exp(common[_product(row)])) for row, point in zip(rows, points, strict=True)]
+    )
+
+
+def _time(point: Point, constants: Constants) -> float:
+    return point.known + constants.time(point.waves, point.steps, point.bytes, point.loads)
+
+
+def _product(row: _Timed) -> _Product:
+    """What is computed; sums may be fast or precise."""
+    shape = row.shape
+    return shape.width, shape.layout, shape.M, shape.N, shape.K
 
 
 def _point(row: _Timed, gpu: Gpu, reduce: Constants | None) -> Point:
     """A sample without copies in the model's terms."""
     shape, (_, split, *_), kernel = row.shape, row.sample, row.kernel
     config = kernel.config
-    rows, cols = math.ceil(shape.M / config.block_m), math.ceil(shape.N / config.block_n)
+    units = _tiles(row) * split
     steps = math.ceil(math.ceil(shape.K / config.block_k) / split)
-    waves = math.ceil(rows * cols * split / (gpu.multiprocessors * resident(kernel, gpu.target)))
+    waves = math.ceil(units / _slots(kernel, gpu))
+    lines = _lines(row)
+    loads = units * steps * config.block_k * (config.block_m * lines[0] + config.block_n * lines[1]) * shape.width
     moved = (shape.M * shape.K + shape.K * shape.N) * shape.width
     known = 0.0
     if kernel.role == "partial":
-        moved += split * rows * cols * config.block_m * config.block_n * _SUM_BYTES
+        moved += units * config.block_m * config.block_n * _SUM_BYTES
         if reduce is not None:
             known = _reduce_time(row, reduce)
     else:
         moved += shape.M * shape.N * _OUTPUT_BYTES
-    return Point(waves, steps, moved, float(row.sample.ns), known, row.weight)
+    return Point(waves, steps, moved, loads, float(row.sample.ns), known, row.weight)
+
+
+def _lines(row: _Timed) -> tuple[int, int]:
+    """How many times loads of A and of B count."""
+    shape, copies = row.shape, row.sample.copies
+    pitches = (shape.K if shape.layout[0] == "n" else shape.M, shape.N if shape.layout[1] == "n" else shape.K)
+    split_a, split_b = (
+        pitch * shape.width % _LINE_BYTES > 0 and not copies >> operand & 1 for operand, pitch in enumerate(pitches)
+    )
+    return _SPLIT_LINES if split_a else 1, _SPLIT_LINES if split_b else 1
 
 
 def _reduce_time(row: _Timed, reduce: Constants) -> float:
     shape = row.shape
-    return reduce.time(0, 0, shape.M * shape.N * (_SUM_BYTES * row.sample.split + _OUTPUT_BYTES))
+    return reduce.time(0, 0, shape.M * shape.N * (_SUM_BYTES * row.sample.split + _OUTPUT_BYTES), 0)
 
 
 def _fit_reduce(partials: list[list[_Timed]], gpu: Gpu) -> Constants | None:
     """Constants of the reduce with which the partials' own models fit best; None without partials."""
     if not partials:
         return None
-    choices = [Constants(_REDUCE_BASE_NS, 0.0, 0.0, 1e-3 / tbps) for tbps in _REDUCE_TBPS]
-    return min(choices, key=lambda reduce: sum(_fit(rows, gpu, reduce).error for rows in partials))
+    choices = [Constants(_REDUCE_BASE_NS, 0.0, 0.0, 1e-3 / tbps, 0.0) for tbps in _REDUCE_TBPS]
+    return min(choices, key=lambda reduce: sum(_fit(rows, gpu, reduce, defaultdict(float)).error for rows in partials))
 
 
 def _fit_copy(
@@ -137,7 +201,7 @@ def _fit_copy(
     for key, rows in copied.items():
         for row in rows:
             point = _point(row, gpu, reduce)
-            rest = point.ns - point.known - models[key].constants.time(point.waves, point.steps, point.bytes)
+            rest = point.ns - _time(point, models[key].constants)
             shape = row.shape
             sizes = (
                 shape.M * shape.K * shape.width,

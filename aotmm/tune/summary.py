@@ -20,7 +20,8 @@ def text(measured: Measured | None, verdict: Verdict) -> Iterator[str]:
     for row in verdict.fitted:
         model = row.model
         what = f"width {model.width}" + ", fast" * model.fast_accum
-        constants = f"{model.base:.0f} ns + {model.step:.1f}/step + {model.tile:.0f}/tile, {model.byte:.3g}/byte"
+        constants = f"{model.base:.0f} ns, {model.step:.1f}/step, {model.tile:.0f}/tile"
+        constants += f", {model.byte:.3g}/byte, {model.load:.3g}/byte loaded"
         error = "" if row.error is None else f", error {row.error:.1%}"
         yield f"model {model.schedule} ({what}): {constants}; {row.samples} samples{error}"
     yield from _regret_text("models alone, shapes they were fitted to", verdict.models)

@@ -225,12 +225,13 @@ def test_tuning_table_in_the_source() -> None:
         Shape(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
     )
     models = tuple(
-        Model(mine, width, fast_accum=True, base=float(width), step=2.5, tile=3.0, byte=0.5) for width in (1, 2)
+        Model(mine, width, fast_accum=True, base=float(width), step=2.5, tile=3.0, byte=0.5, load=0.25)
+        for width in (1, 2)
     )
     table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
     text = render.source(target("sm80"), (kernel("one"),), table)
     per_block = ", ".join(f"UINT64_MAX / {block} + 1" for block in (64, 128, 32))
-    assert f"constants[] = {{\n    {{2.0, 2.5, 3.0, 0.5, {per_block}, 3}},\n}};" in text
+    assert f"constants[] = {{\n    {{2.0, 2.5, 3.0, 0.5, 0.25, {per_block}, 3}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
     assert "schedules[] = {0};" in text

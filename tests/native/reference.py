@@ -19,7 +19,9 @@ from aotmm.target import Target
 
 MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
-PROGRAMMATIC_NS = 30_000
+PROGRAMMATIC_NS = 50_000
+FULL_PROGRAMMATIC_NS = 12_000  # of a launch that leaves no room for the next one
+SPLIT_LINES = 3  # times that a load across cache lines counts
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 
 Values = dict[str, int | None]
@@ -304,7 +306,7 @@ class Reference:
             if size <= limit and None not in kernels:
                 ns = 0.0
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
-                    base, _, _, byte, _ = self.constants[kernel or 0]
+                    base, _, _, byte, *_ = self.constants[kernel or 0]
                     elements = float(sized(copied, "M")) * float(sized(copied, "N"))
                     ns += base + elements * (2 * widths[number]) * byte
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
@@ -350,7 +352,7 @@ class Reference:
         kernel, p = self.kernels[number], problem
         units = tiles(kernel, p.M, p.N) * p.batch
         written = float(p.M) * float(p.N) * DTYPES[p.dtype_c].bytes
-        ns = self._main_ns(problem, device, number, units, 1, float(p.batch) * (bytes_read(p) + written))
+        ns = self._main_ns(problem, device, number, way, units, 1, float(p.batch) * (bytes_read(p) + written))
         return [self._plan(problem, device, number, way, 1, units, 0, (ns, ns + way.ns), limit)]
 
     def _partial(self, problem: Problem, device: CDevice, number: int, way: Way, limit: int) -> list[Plan | str]:
@@ -367,7 +369,7 @@ class Reference:
         reduce = self.reducer(problem, values, device)
         if reduce is None:
             return ["no split"]
-        base, _, _, byte, _ = self.constants[reduce]
+        base, _, _, byte, *_ = self.constants[reduce]
         plans: list[Plan | str] = ["no split"]
         for split in SPLITS:
             if steps < 2 * split:
@@ -375,17 +377,27 @@ class Reference:
             sample = self._measured(problem, way, kernel)
             if sample is not None and sample.split != split:
                 continue
-            ns = self._main_ns(problem, device, number, units, split, bytes_read(p) + split * 4.0 * slab)
+            moved = bytes_read(p) + split * 4.0 * slab
+            ns = self._main_ns(problem, device, number, way, units, split, moved)
             rest = base + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * byte
             sums = ceil_div(4 * split * slab, 256) * 256
             plans.append(self._plan(problem, device, number, way, split, units, sums, (ns, ns + rest + way.ns), limit))
         return plans
 
-    def _main_ns(self, problem: Problem, device: CDevice, number: int, units: int, split: int, moved: float) -> float:
-        base, step, tile, byte, blocks = self.constants[number]
-        waves = ceil_div(units * split, device.multiprocessors * blocks)
-        steps = ceil_div(ceil_div(problem.K, self.kernels[number].config.block_k), split)
-        return base + max(float(waves) * (float(steps) * step + tile), moved * byte)
+    def _main_ns(
+        self, problem: Problem, device: CDevice, number: int, way: Way, tiles: int, split: int, moved: float
+    ) -> float:
+        base, step, tile, byte, load, blocks = self.constants[number]
+        config, units = self.kernels[number].config, tiles * split
+        waves = ceil_div(units, device.multiprocessors * blocks)
+        steps = ceil_div(ceil_div(problem.K, config.block_k), split)
+        row, col = (
+            width * (SPLIT_LINES if pitch * width % 128 else 1) for pitch, width in pitches(problem, way.values)
+        )
+        loads = float(config.block_k * (config.block_m * row + config.block_n * col))
+        busy = float(waves) * (float(steps) * step + tile)
+        moving = moved * byte + float(units) * float(steps) * loads * load
+        return base + (max(busy, moving) + 0.25 * min(busy, moving))
 
     def _measured(self, problem: Problem, way: Way, kernel: Kernel) -> Sample | None:
         layout = layout_of(way.values)
@@ -417,7 +429,9 @@ class Reference:
         if size > limit:
             return "workspace"
         sample = self._measured(problem, way, kernel)
-        early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < PROGRAMMATIC_NS
+        slots = device.multiprocessors * self.constants[number][-1]
+        least = FULL_PROGRAMMATIC_NS if slots // 2 < units * split <= slots else PROGRAMMATIC_NS
+        early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < least
         return Plan(
             kernel=number,
             split=split,
@@ -434,6 +448,15 @@ def bytes_read(problem: Problem) -> float:
     """Bytes of A and B."""
     m, n, k = float(problem.M), float(problem.N), float(problem.K)
     return m * k * DTYPES[problem.dtype_a].bytes + k * n * DTYPES[problem.dtype_b].bytes
+
+
+def pitches(problem: Problem, values: Values) -> Iterator[tuple[int, int]]:
+    """How far apart rows of A and columns of B are if contiguous, else columns and rows; bytes of an element."""
+    for along, across, dtype in (
+        ("stride_ak", "stride_am", problem.dtype_a),
+        ("stride_bk", "stride_bn", problem.dtype_b),
+    ):
+        yield values[across if values[along] in (1, None) else along] or 0, DTYPES[dtype].bytes
 
 
 def layout_of(values: Values) -> str | None:

@@ -134,7 +134,7 @@ def tuning_for(arch: str) -> Table:
     kernels = launcher(arch).kernels
     kinds = sorted({(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
     models = tuple(
-        Model(*key, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5), (4, 3, 4, -2))))
+        Model(*key, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5, -6), (4, 3, 4, -2, -3))))
         for key in kinds
         if rng.random() < 0.5
     )

@@ -403,7 +403,7 @@ def test_tables(pack: Path) -> None:
     assert mm.plan(other, 0, BIG) == before[1]
     assert not mm.plan(replace(shape, batch=2), 0, BIG).measured
     assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + 2), 0, BIG).measured
-    model = Model(product, 2, fast_accum=False, base=100.0, step=1.0, tile=0.0, byte=0.0)
+    model = Model(product, 2, fast_accum=False, base=100.0, step=1.0, tile=0.0, byte=0.0, load=0.0)
     mm.retune(table_of(emulator.arch, models=(model,)))
     found = mm.plan(shape, 0, BIG)
     assert (found.split, found.cost, found.measured) == (1, 116, False)

@@ -10,7 +10,7 @@ import pytest
 
 from aotmm.tune.fit import Constants, Point, fit, fit_helper
 
-TRUTH = Constants(2500.0, 85.0, 900.0, 2.4e-4)
+TRUTH = Constants(2500.0, 85.0, 900.0, 2.4e-4, 5e-5)
 
 
 def _points(truth: Constants, count: int, noise: float, *, block: tuple[int, int] = (128, 256)) -> list[Point]:
@@ -19,33 +19,34 @@ def _points(truth: Constants, count: int, noise: float, *, block: tuple[int, int
     found = []
     for _ in range(count):
         M, N, K = (int(2 ** rng.uniform(low, 13.5)) + 1 for low in (0, 5, 6))
-        waves = math.ceil(math.ceil(M / block[0]) * math.ceil(N / block[1]) / 132)
+        units = math.ceil(M / block[0]) * math.ceil(N / block[1])
         steps, moved = math.ceil(K / 64), 2 * (M * K + K * N + M * N)
-        found.append(Point(waves, steps, moved, truth.time(waves, steps, moved) * rng.gauss(1, noise)))
+        sizes = (math.ceil(units / 132), steps, moved, units * steps * 64 * sum(block) * 2)
+        found.append(Point(*sizes, truth.time(*sizes) * rng.gauss(1, noise)))
     return found
 
 
 def test_constants_are_found() -> None:
-    """Each constant within 5 % from 200 launches with 2 % of noise."""
+    """Each constant within 15 % from 200 launches with 2 % of noise."""
     found = fit(_points(TRUTH, 200, 0.02))
     for ours, true in zip(found.constants, TRUTH, strict=True):
-        assert ours == pytest.approx(true, rel=0.05)
+        assert ours == pytest.approx(true, rel=0.15)
     assert found.error == pytest.approx(0.02, rel=0.3)
 
 
 @pytest.mark.parametrize(
     "truth",
     [
-        Constants(1200.0, 300.0, 100.0, 2.2e-4),
-        Constants(4000.0, 30.0, 6000.0, 1e-3),
-        Constants(2000.0, 60.0, 1e3, 1e-4),
+        Constants(1200.0, 300.0, 100.0, 2.2e-4, 1e-5),
+        Constants(4000.0, 30.0, 6000.0, 1e-3, 5e-5),
+        Constants(2000.0, 60.0, 1e3, 1e-4, 1e-4),
     ],
 )
 def test_times_are_predicted(truth: Constants) -> None:
     """New launches within 5 %, for schedules bound by arithmetic, by memory and by their epilogue."""
     found = fit(_points(truth, 150, 0.0)).constants
     for point in _points(truth, 60, 0.0):
-        assert found.time(point.waves, point.steps, point.bytes) == pytest.approx(point.ns, rel=0.05)
+        assert found.time(point.waves, point.steps, point.bytes, point.loads) == pytest.approx(point.ns, rel=0.05)
 
 
 def test_a_few_wrong_times_do_not_matter() -> None:
@@ -70,7 +71,7 @@ def test_few_launches_give_something_positive(count: int) -> None:
     found = fit(points).constants
     assert all(0 < value < 1e5 for value in found)
     for point in points:
-        assert found.time(point.waves, point.steps, point.bytes) == pytest.approx(point.ns, rel=0.1)
+        assert found.time(point.waves, point.steps, point.bytes, point.loads) == pytest.approx(point.ns, rel=0.1)
 
 
 def test_helpers() -> None:

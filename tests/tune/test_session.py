@@ -121,7 +121,8 @@ def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
         moved += plan.split * rows * cols * config.block_m * config.block_n * 4 - sizes[2]
         more += 1200 + wanted.M * wanted.N * (4 * plan.split + 2) / 4000
     more += sum(1500 + 2 * size / 3000 for bit, size in enumerate(sizes) if plan.copies >> bit & 1)
-    ns = 2200 + max(waves * (steps * step + 900), moved / 3900) + more
+    busy, moving = waves * (steps * step + 900), moved / 3900
+    ns = 2200 + max(busy, moving) + 0.25 * min(busy, moving) + more
     noisy: float = ns * dice.gauss(1, 0.01)
     return noisy
 
@@ -162,7 +163,7 @@ def test_selection_by_the_models_is_nearly_the_best(
         assert regret.unmeasured == 0
         assert regret.mean < 1.015
         assert regret.worst < 1.1
-    assert all(row.error is None or row.error < 0.03 for row in verdict.fitted)
+    assert all(row.error is None or row.error < 0.05 for row in verdict.fitted)
     roles = {kernel.schedule: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.schedule] for model in made.models} == {"product", "partial", "reduce", "copy"}
 
