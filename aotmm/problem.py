@@ -104,7 +104,12 @@ WORKSPACE_LIMIT = 2 << 30
 RELATIONS = ("equals", "multiple_of", "below", "at_least")
 
 # Launch attributes, with the ids of CUlaunchAttributeID (CUDA driver API, section "Types").
-ATTRIBUTES = {"cooperative": 2, "cluster_dimension": 4, "programmatic_stream_serialization": 6}
+ATTRIBUTES = {
+    "cooperative": 2,
+    "cluster_dimension": 4,
+    "cluster_scheduling_policy_preference": 5,
+    "programmatic_stream_serialization": 6,
+}
 
 # Element types of tensor maps, with the numbers of CUtensorMapDataType (there; "Tensor Map Object Management").
 TENSOR_MAP_TYPES = {

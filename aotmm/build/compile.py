@@ -19,7 +19,7 @@ from typing import Any
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernel import Kernel, Parameter, Promise, TensorMap
+from aotmm.kernel import Attribute, Kernel, Parameter, Promise, TensorMap
 from aotmm.kernels import Descriptor, Specialisation, Variant
 from aotmm.manifest import File
 from aotmm.problem import DTYPES, VALUES
@@ -102,6 +102,8 @@ def options(variant: Variant) -> dict[str, Any]:
             "matrix_instr_nonkdim": config.matrix_instr_nonkdim,
             "kpack": config.kpack,
         }
+    if variant.num_ctas > 1:
+        chosen["num_ctas"] = variant.num_ctas
     if target.ptx_version is not None:
         chosen["ptx_version"] = target.ptx_version
     return chosen
@@ -185,7 +187,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         vector_bytes=plan.vector_bytes,
         parameters=_parameters(target, text, symbol, plan, metadata),
         promises=_promises(variant, plan),
-        attributes=(),
+        attributes=_attributes(metadata.num_ctas),
         image=file(f"images/{variant.name}.{target.image}", image),
         ptx=None if ptx is None else file(f"images/{variant.name}.ptx", ptx),
         key=digest,
@@ -228,13 +230,25 @@ def _promises(variant: Variant, plan: Specialisation) -> tuple[Promise, ...]:
     return tuple(found)
 
 
+def _attributes(num_ctas: int) -> tuple[Attribute, ...]:
+    """What a launch of clusters of that many blocks needs; blocks of a cluster are spread over multiprocessors."""
+    if num_ctas == 1:
+        return ()
+    return (
+        Attribute("cluster_dimension", (num_ctas, 1, 1)),
+        Attribute("cluster_scheduling_policy_preference", (1, 0, 0)),
+    )
+
+
 def _descriptor_type(row: Descriptor) -> str:
     """Gluon's spelling of a tensor descriptor's type, which includes how a box lies in shared memory."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.language import str_to_ty
 
     element = DTYPES[row.dtype].triton
-    layout = NVMMASharedLayout.get_default_for(list(row.box), str_to_ty(element, None))
+    layout = NVMMASharedLayout.get_default_for(
+        list(row.box), str_to_ty(element, None), cga_layout=[list(basis) for basis in row.cluster] or None
+    )
     return f"tensordesc<{element}[{row.box[0]},{row.box[1]}],{layout!r}>"
 
 

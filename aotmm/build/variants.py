@@ -80,6 +80,13 @@ _WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
 FAMILIES = {
     "tile": Family(_NUMBERS),
     "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m"),
+    "clustered": Family(
+        _WGMMA | {"block_m": (128, 256, 384), "num_warps": (4, 8, 12)},
+        ("sm90",),
+        ("fp16", "bf16"),
+        warpgroups="block_m",
+        roles=("product",),
+    ),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,)}, ("sm90",), _WGMMA_DTYPES, roles=("product",)
     ),

@@ -13,7 +13,8 @@ from aotmm.kernel import Config, Promise
 from aotmm.target import Target
 
 WARPGROUP = 4  # warps that issue one wgmma together
-WARP_SPECIALISED = ("cooperative", "pingpong", "swapped")  # families whose warps have parts of their own to play
+WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have parts to play
+CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, of that many
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,11 @@ class Variant:
         return WARPGROUP if self.family in WARP_SPECIALISED else self.config.num_warps
 
     @property
+    def num_ctas(self) -> int:
+        """Blocks of a cluster."""
+        return CLUSTERED.get(self.family, 1)
+
+    @property
     def schedule(self) -> str:
         """What the time of the kernel depends on, apart from types and epilogue."""
         access = "_any" if self.layout == "any" else "" if self.aligned else "_narrow"
@@ -67,6 +73,7 @@ class Descriptor:
         sizes: the quantities that are its sizes, the contiguous dimension last.
         strides: the quantities that are its strides, in elements, in the same order; the last one is 1.
         box: what the kernel transfers at a time, in the same order.
+        cluster: how the blocks of a cluster divide a box (Gluon's `cga_layout`); empty without a cluster.
     """
 
     value: str
@@ -74,6 +81,7 @@ class Descriptor:
     sizes: tuple[str, str]
     strides: tuple[str, str]
     box: tuple[int, int]
+    cluster: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Family `cooperative`: one to three consumer warpgroups of a block multiply the slabs of one tile. For Hopper.
 
-Also what splits K (role "partial"), and what family `swapped` launches.
+Also what splits K (role "partial"), and what families `swapped` and `clustered` launch.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language.nvidia.hopper import cluster, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from aotmm.kernels import WARPGROUP, Specialisation, Variant, hopper
@@ -55,7 +55,8 @@ def cooperative(
     x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
     bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
     activation, slope,
-    PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
+    CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
+    WIDTH: gl.constexpr,
     IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
     SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
@@ -63,7 +64,7 @@ def cooperative(
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        PARTS, ROWS, COLS, COLS1, WIDTH, IN_TURNS, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
+        CTAS, PARTS, ROWS, COLS, COLS1, WIDTH, IN_TURNS, BLOCK_K, GROUP, STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL,
         PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
@@ -105,6 +106,8 @@ def cooperative(
             [4, 4, 1],
             [CONSUMER, CONSUMER, PRODUCER],
         )
+    if CTAS > 1:
+        cluster.barrier()  # a block must not leave while others may still arrive at its barriers
 
 
 def specialise(variant: Variant) -> Specialisation:

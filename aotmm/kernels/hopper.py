@@ -43,10 +43,12 @@ BARRIER_BYTES = 512  # more than all barriers take
 class Tiling:
     """What a block computes at a time, and how; all of it is constant.
 
+    CTAS blocks of a cluster share a tile: they have equal parts of the rows of each slab, and the same columns.
     X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has
     COLS + COLS1 columns, COLS1 being 0 or a second width. Results leave WIDTH columns at a time; IN_TURNS by a loop.
     """
 
+    CTAS: gl.constexpr
     PARTS: gl.constexpr
     ROWS: gl.constexpr
     COLS: gl.constexpr
@@ -106,13 +108,17 @@ class Work:
 
 @gluon.aggregate
 class Ring:
-    """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` say whose turn each stage is."""
+    """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` say whose turn each stage is.
+
+    `all_empty` says it for all blocks of the cluster, in the first of them, which loads Y for all.
+    """
 
     x: gl.shared_memory_descriptor
     y: gl.shared_memory_descriptor
     y1: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    all_empty: gl.shared_memory_descriptor
 
 
 @gluon.aggregate
@@ -152,9 +158,9 @@ def buffers(desc, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """COUNT barriers, each of which ARRIVALS arrivals complete."""
-    found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr, SHARED: gl.constexpr = False):
+    """COUNT barriers, each of which ARRIVALS arrivals complete: of every block, or SHARED, of both blocks of a pair."""
+    found = mbarrier.allocate_mbarrier(batch=COUNT, two_ctas=SHARED)
     for i in gl.static_range(COUNT):
         mbarrier.init(found.index(i), count=ARRIVALS)
     return found
@@ -166,10 +172,11 @@ def make_ring(x_desc, y_desc, y1_desc, tiling):
     t = tiling
     full = barriers(t.STAGES, 1)
     empty = barriers(t.STAGES, t.PARTS)
+    all_empty = barriers(t.STAGES, t.PARTS, True) if t.CTAS > 1 else empty
     x = buffers(x_desc, t.STAGES * t.PARTS)
     y = buffers(y_desc, t.STAGES)
     y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
-    return Ring(x, y, y1, full, empty)
+    return Ring(x, y, y1, full, empty, all_empty)
 
 
 @gluon.jit
@@ -180,12 +187,12 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr):
-    """Starts copying a box that begins at `along` (row of X or column of Y) and `k`."""
+def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constexpr):
+    """Starts copying a box that begins at `along` (row of X or column of Y) and `k`; MULTICAST, to every block."""
     if K_MAJOR:
-        tma.async_load(desc, [along, k], bar, smem)
+        tma.async_load(desc, [along, k], bar, smem, multicast=MULTICAST)
     else:
-        tma.async_load(desc, [k, along], bar, smem)
+        tma.async_load(desc, [k, along], bar, smem, multicast=MULTICAST)
 
 
 @gluon.jit
@@ -193,8 +200,9 @@ def produce(x_desc, y_desc, y1_desc, ring, work):
     """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
     gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
     t = work.tiling
-    BYTES: gl.constexpr = t.PARTS * x_desc.block_type.nbytes + y_desc.block_type.nbytes
-    TOTAL: gl.constexpr = BYTES + (y1_desc.block_type.nbytes if t.COLS1 > 0 else 0)
+    BYTES: gl.constexpr = t.PARTS * x_desc.nbytes_per_cta + y_desc.nbytes_per_cta
+    TOTAL: gl.constexpr = BYTES + (y1_desc.nbytes_per_cta if t.COLS1 > 0 else 0)
+    TOGETHER: gl.constexpr = t.CTAS > 1
     stage = 0
     phase = 1
     for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
@@ -206,10 +214,13 @@ def produce(x_desc, y_desc, y1_desc, ring, work):
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.expect(bar, TOTAL)
             for i in gl.static_range(t.PARTS):
-                load(x_desc, row + i * (t.ROWS // t.PARTS), k, bar, ring.x.index(stage * t.PARTS + i), t.X_K_MAJOR)
-            load(y_desc, col, k, bar, ring.y.index(stage), t.Y_K_MAJOR)
+                x = row + i * (t.ROWS // t.PARTS)
+                load(x_desc, x, k, bar, ring.x.index(stage * t.PARTS + i), t.X_K_MAJOR, False)
+            if TOGETHER:
+                mbarrier.wait(ring.all_empty.index(stage), phase)
+            load(y_desc, col, k, bar, ring.y.index(stage), t.Y_K_MAJOR, TOGETHER)
             if t.COLS1 > 0:
-                load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR)
+                load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR, TOGETHER)
             stage, phase = next_stage(stage, phase, t.STAGES)
 
 
@@ -220,14 +231,23 @@ def operand(smem, index, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
+def hand_back(ring, tiling, stage, pred):
+    """This consumer is done with a stage."""
+    mbarrier.arrive(ring.empty.index(stage), pred=pred)
+    if tiling.CTAS > 1:
+        mbarrier.arrive(ring.all_empty.index(stage), pred=pred)
+
+
+@gluon.jit
 def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
     """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight."""
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
     BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS])
-    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS])
+    PAIR: gl.constexpr = [[1, 0]] if t.CTAS > 1 else []
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS], PAIR)
+    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS], PAIR)
     acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
     acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
@@ -243,7 +263,7 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
                 acc1 += product1
             else:
                 product = warpgroup_mma_wait(0, deps=(product,))
-            mbarrier.arrive(ring.empty.index(stage))
+            hand_back(ring, t, stage, True)
             acc += product
         else:
             acc = warpgroup_mma(x, y, acc, use_acc=step > first, is_async=True)
@@ -255,7 +275,7 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
                 acc = warpgroup_mma_wait(1, deps=(acc,))
             # The stage before is computed, not carried along: the compiler takes a variable that begins as another
             # carried one to be constant.
-            mbarrier.arrive(ring.empty.index((stage + t.STAGES - 1) % t.STAGES), pred=step > first)
+            hand_back(ring, t, (stage + t.STAGES - 1) % t.STAGES, step > first)
         stage, phase = next_stage(stage, phase, t.STAGES)
     return acc, acc1, stage, phase
 
@@ -269,7 +289,7 @@ def settle(ring, tiling, acc, acc1, stage):
             acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        mbarrier.arrive(ring.empty.index((stage + t.STAGES - 1) % t.STAGES))
+        hand_back(ring, t, (stage + t.STAGES - 1) % t.STAGES, True)
     return acc, acc1
 
 
@@ -452,7 +472,7 @@ def await_operands(tiling):
         gdc_wait()
 
 
-def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False) -> Specialisation:
+def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False, ctas: int = 1) -> Specialisation:
     """A kernel of these families for `variant`.
 
     It promises what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first product
@@ -462,6 +482,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         function: the jit function.
         parts: consumer warpgroups that work on one tile.
         swapped: whether X is B^T.
+        ctas: blocks of a cluster, which share a tile of block_m rows.
     """
     config = variant.config
     rows, columns = (config.block_n, config.block_m) if swapped else (config.block_m, config.block_n)
@@ -473,16 +494,21 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     a, b = _operand(variant, "a"), _operand(variant, "b")
     x, y = (b, a) if swapped else (a, b)
     part = rows // parts
-    descriptors = {"x_desc": _described(x, part, config.block_k), "y_desc": _described(y, cols, config.block_k)}
+    divided, whole = (True, False) if ctas > 1 else (None, None)
+    descriptors = {
+        "x_desc": _described(x, part, config.block_k, divided),
+        "y_desc": _described(y, cols, config.block_k, whole),
+    }
     if cols1:
-        descriptors["y1_desc"] = _described(y, cols1, config.block_k)
+        descriptors["y1_desc"] = _described(y, cols1, config.block_k, whole)
     in_turns = variant.epilogue == "smooth" and not swapped and not cols1
-    width = cols if swapped else cols // 4 if in_turns else _width(variant, part, cols, cols1)
+    width = cols if swapped else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
     if not partial:
-        descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width))
+        descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width), divided)
         if 0 < cols1 < width:
-            descriptors["c1_desc"] = _result(variant, (part, cols1))
+            descriptors["c1_desc"] = _result(variant, (part, cols1), divided)
     constants: dict[str, Any] = {
+        "CTAS": ctas,
         "PARTS": parts,
         "ROWS": rows,
         "COLS": cols,
@@ -561,29 +587,36 @@ def _operand(variant: Variant, name: str) -> dict[str, str]:
     }
 
 
-def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor:
-    """Boxes of `along` rows of X, or columns of Y, and block_k of K."""
+def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool | None) -> Descriptor:
+    """Boxes of `along` rows of X, or columns of Y, and block_k of K.
+
+    In a cluster every block has a part of the box if it is `divided`, else all of it; None: there is no cluster.
+    """
+    k_major = operand_["inner"] == "K"
     return Descriptor(
         value=operand_["value"],
         dtype=operand_["dtype"],
         sizes=(operand_["outer"], operand_["inner"]),
         strides=(operand_["stride"], operand_["unit"]),
-        box=(along, block_k) if operand_["inner"] == "K" else (block_k, along),
+        box=(along, block_k) if k_major else (block_k, along),
+        cluster=() if divided is None else ((int(divided and k_major), int(divided and not k_major)),),
     )
 
 
-def _result(variant: Variant, box: tuple[int, int]) -> Descriptor:
-    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box)
+def _result(variant: Variant, box: tuple[int, int], divided: bool | None) -> Descriptor:
+    cluster_ = () if divided is None else ((1, 0),)
+    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box, cluster_)
 
 
-def _width(variant: Variant, part: int, cols: int, cols1: int) -> int:
+def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int:
     """Columns of results that leave together: the most that fit in shared memory, at most a row without conflicts.
 
     Every consumer has room of its own for `part` rows of them, beside the ring and the factors of the epilogue.
     """
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
-    taken = config.num_stages * (config.block_m + config.block_n) * config.block_k * element + BARRIER_BYTES
+    part //= ctas
+    taken = config.num_stages * (config.block_m // ctas + config.block_n) * config.block_k * element + BARRIER_BYTES
     if element == 1 or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
     width = min(cols, ROW_BYTES // c.bytes)
