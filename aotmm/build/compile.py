@@ -157,7 +157,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     except Exception as error:  # the compiler raises many kinds
         raise CompileError(
             f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
-            f"from {variant.source}):\n{type(error).__name__}: {error}"
+            f"from {variant.source}):\n{_words(error)}"
         ) from error
     registers, spill_bytes = _resources(target, image, text, symbol)
     ptx = text.encode() if target.ptx_version is not None else None
@@ -193,6 +193,14 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         key=digest,
     )
     return Compiled(kernel, image, ptx)
+
+
+def _words(error: BaseException) -> str:
+    """What an error says, and what its innermost cause says: Triton wraps one error in another per inlined call."""
+    words, first = f"{type(error).__name__}: {error}", error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    return words if first is error else f"{words}\ncaused by {type(first).__name__}: {first}"
 
 
 def file(path: str, data: bytes) -> File:
