@@ -1,0 +1,378 @@
+"""The warp-specialised kernels for Hopper: what the compiler made of them, and what the manifest says of that.
+
+Nothing is executed here: no interpreter runs wgmma and TMA. The results of these kernels are what tests/gpu runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from aotmm.build.compile import I32_LIMIT, compile_variant
+from aotmm.kernel import Config, Kernel, TensorMap
+from aotmm.kernels import Variant
+from aotmm.problem import DTYPES
+from aotmm.target import target
+from tests.native.emulation import in_worker
+
+SM90 = target("sm90")
+LAYOUTS = {"nn": "fp16", "nt": "bf16", "tn": "fp16", "tt": "bf16"}  # both types, which differ in nothing here
+# Small rings, so that they compile fast: block_m, block_n, block_k, group_m, num_stages, num_warps.
+CONFIGS = {
+    "cooperative-1": ("cooperative", Config(64, 64, 64, 8, 4, 4)),
+    "cooperative-1-two-widths": ("cooperative", Config(64, 96, 64, 8, 4, 4)),
+    "cooperative-2": ("cooperative", Config(128, 64, 64, 8, 3, 8)),
+    "cooperative-2-two-widths": ("cooperative", Config(128, 144, 64, 8, 3, 8)),
+    "cooperative-3": ("cooperative", Config(192, 64, 64, 8, 3, 12)),
+    "cooperative-3-two-widths": ("cooperative", Config(192, 192, 64, 8, 3, 12)),
+    "pingpong": ("pingpong", Config(64, 128, 64, 8, 4, 8)),
+    "pingpong-two-widths": ("pingpong", Config(64, 96, 64, 8, 4, 8)),
+    "swapped": ("swapped", Config(16, 128, 64, 8, 4, 8)),
+}
+# Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
+EIGHT_BIT = ("cooperative-1", "cooperative-2-two-widths", "cooperative-3", "pingpong", "swapped")
+SPLITS = ("cooperative-1", "cooperative-2-two-widths", "swapped")
+PADDING_WARPS = 3  # the producer is one warp of a warpgroup
+ROW_BYTES = 128  # the widest box of a swizzled tensor map
+
+
+def variant(name: str, layout: str = "nt", dtype: str = "fp16", **fields: Any) -> Variant:
+    """A product of tile `name`; of fp8 with the sums in fp32 unless told otherwise."""
+    family, config = CONFIGS[name]
+    eight_bit = DTYPES[dtype].bytes == 1
+    return replace(
+        Variant(
+            target=SM90,
+            family=family,
+            dtype_a=dtype,
+            dtype_b=dtype,
+            dtype_c="bf16" if eight_bit else dtype,
+            layout=layout,
+            aligned=True,
+            epilogue="none",
+            fast_accum=False,
+            config=replace(config, block_k=128) if eight_bit else config,
+            source="tests",
+        ),
+        **fields,
+    )
+
+
+PRODUCTS = [
+    *(variant(name, layout, dtype) for name in CONFIGS for layout, dtype in LAYOUTS.items()),
+    *(variant(name, "nt", "fp8e4", fast_accum=fast) for name in EIGHT_BIT for fast in (False, True)),
+]
+PARTIALS = [variant(name, role="partial", dtype_c="fp32") for name in SPLITS]
+FINISHED = [
+    variant("cooperative-2", epilogue="linear"),
+    variant("cooperative-2", epilogue="smooth"),
+    variant("pingpong", epilogue="smooth"),
+    variant("swapped", epilogue="linear"),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
+]
+ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
+every_variant = pytest.mark.parametrize("made", ALL, ids=lambda made: made.name)
+
+
+# ------------------------------------------------------------------------------------------------- what is looked at
+@dataclass(frozen=True)
+class Made:
+    """A compiled kernel: its manifest entry, and the compiler's two texts of it."""
+
+    kernel: Kernel
+    ttgir: str
+    ptx: str
+
+
+def make(made: Variant) -> Made:
+    """Compiles as a build does, and keeps the texts that a build does not."""
+    import triton
+
+    texts: list[dict[str, Any]] = []
+    compiler = triton.compile
+
+    def keep(*arguments: Any, **options: Any) -> Any:
+        built = compiler(*arguments, **options)
+        texts.append({name: built.asm[name] for name in ("ttgir", "ptx")})
+        return built
+
+    triton.compile = keep
+    try:
+        kernel = compile_variant(made, "key").kernel
+    finally:
+        triton.compile = compiler
+    (found,) = texts
+    return Made(kernel, found["ttgir"], found["ptx"])
+
+
+@functools.cache
+def compiled(made: Variant) -> Made:
+    """`make` in a worker process, once per session: pytest's own process never imports Triton."""
+    return in_worker(make, made)
+
+
+def consumers(made: Variant) -> int:
+    """How many warpgroups multiply."""
+    return made.config.num_warps // 4
+
+
+def slabs(made: Variant) -> int:
+    """How many warpgroups share a tile."""
+    return 1 if made.family == "pingpong" else consumers(made)
+
+
+def widths(made: Variant) -> list[int]:
+    """The columns of the accumulators: the largest power of two in the tile's, and what is left."""
+    columns = made.config.block_m if made.family == "swapped" else made.config.block_n
+    first = 1 << (columns.bit_length() - 1)
+    return [first] if first == columns else [first, columns - first]
+
+
+def partitions(ttgir: str) -> list[list[str]]:
+    """The lines of what each group of warps does, the producer's last."""
+    lines = ttgir.splitlines()
+    starts = [n for n, line in enumerate(lines) if re.match(r"    (default \{|partition\d+\()", line)]
+    return [lines[first:end] for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """An scf.for: what it carries ({name: initial value}), what its next turn gets, its results' name, its lines."""
+
+    carried: dict[str, str]
+    next: tuple[str, ...]
+    results: str
+    first: int
+    last: int
+    body: tuple[str, ...]
+
+
+def loops(lines: list[str]) -> Iterator[Loop]:
+    """Every loop in `lines`, inner ones after what they are in."""
+    for first, line in enumerate(lines):
+        if head := re.match(r"( *)(?:(%\w+)(?::\d+)? = )?scf\.for ", line):
+            last = next(n for n in range(first + 1, len(lines)) if lines[n].startswith(f"{head[1]}}}"))
+            carried = re.findall(r"(%\w+) = (%[\w#]+)", line.partition("iter_args(")[2])
+            given = lines[last - 1].partition("scf.yield ")[2].partition(" : ")[0]
+            yield Loop(
+                dict(carried), tuple(given.split(", ")), head[2] or "", first, last, tuple(lines[first + 1 : last])
+            )
+
+
+def derived(lines: tuple[str, ...] | list[str], seeds: set[str]) -> set[str]:
+    """The values in `lines` that are computed from `seeds`, these included."""
+    found = set(seeds)
+    for line in lines:
+        result, equals, rest = line.strip().partition(" = ")
+        if equals and "scf.for" not in rest and found & set(re.findall(r"%\w+", rest)):
+            found |= set(re.findall(r"%\w+", result))
+    return found
+
+
+def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
+    """The first operand of every `operation`."""
+    return re.findall(rf"{re.escape(operation)} (%\w+)", "\n".join(lines))
+
+
+def indices(lines: tuple[str, ...] | list[str]) -> dict[str, str]:
+    """The index of everything that is taken out of an array in shared memory."""
+    return dict(re.findall(r"(%\w+) = ttg\.memdesc_index %\w+\[(%\w+)\]", "\n".join(lines)))
+
+
+def is_k_loop(loop: Loop) -> bool:
+    """Whether it is a loop over steps of K: it waits for stages, and no loop is in it."""
+    text = "\n".join(loop.body)
+    return "ttng.wait_barrier" in text and "scf.for" not in text
+
+
+def held_by_no_carry(lines: list[str]) -> list[str]:
+    """What is wrong with the ring in one group of warps: what does not follow the stage and phase that are carried."""
+    found = list(loops(lines))
+    k_loops = [loop for loop in found if is_k_loop(loop)]
+    if len(k_loops) != 1:
+        return [f"{len(k_loops)} loops over K"]
+    (loop,) = k_loops
+    around = next(other for other in found if other.first < loop.first < loop.last < other.last)
+    wrong = [f"{name} never changes" for name, after in zip(loop.carried, loop.next, strict=True) if name == after]
+    names, index = list(loop.carried), indices(loop.body)
+    # the stage is what buffers and barriers are indexed with, the phase what is waited for
+    waits = re.findall(r"ttng\.wait_barrier (%\w+), (%\w+),", "\n".join(loop.body))
+    stages = {index.get(barrier, "") for barrier, _ in waits}
+    phases = {phase for _, phase in waits}
+    wrong += [f"{value} is not carried" for value in sorted(stages | phases) if value not in names]
+    if wrong:
+        return wrong
+    following = derived(loop.body, stages)
+    wrong += [f"{name} = [{at}] does not follow the stage" for name, at in index.items() if at not in following]
+    wrong += [f"{name} is no stage" for name in operands(loop.body, "ttng.arrive_barrier") if name not in index]
+    for name in sorted(stages | phases):
+        after = loop.next[names.index(name)]
+        wrong += [] if after in following else [f"the next {name} does not follow the stage"]
+    # from tile to tile
+    before = lines[around.first + 1 : loop.first]
+    carried = derived(before, set(around.carried))
+    wrong += [
+        f"{name} begins with {loop.carried[name]}, whatever the tile"
+        for name in sorted(stages | phases)
+        if loop.carried[name] not in carried
+    ]
+    wrong += [
+        f"{name} is the same for every tile" for name, after in zip(around.carried, around.next, strict=True)
+        if name == after
+    ]  # fmt: skip
+    return wrong
+
+
+# -------------------------------------------------------------------------------------------------------------- tests
+@every_variant
+def test_resources(made: Variant) -> None:
+    """It compiles; threads, registers and shared memory are those that a block can have; only epilogues may spill."""
+    kernel = compiled(made).kernel
+    assert kernel.threads == 32 * (made.config.num_warps + 1 + PADDING_WARPS)
+    assert kernel.threads * kernel.registers <= 64 * 1024
+    assert 0 < kernel.shared_bytes <= SM90.shared_bytes
+    element = DTYPES[made.dtype_a].bytes
+    config = made.config
+    assert kernel.shared_bytes > config.num_stages * (config.block_m + config.block_n) * config.block_k * element
+    assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
+    assert (kernel.persistent, kernel.programmatic, kernel.num_ctas) == (True, True, 1)
+    if made.epilogue == "none":
+        assert kernel.spill_bytes == 0
+
+
+@pytest.mark.parametrize("made", [*PRODUCTS, *PARTIALS], ids=lambda made: made.name)
+def test_tensor_maps(made: Variant) -> None:
+    """Each map is of the right matrix, in the order that its layout has in memory, in boxes no wider than a swizzle.
+
+    X is A, whose slabs are loaded one by one, and Y is B, whose widths are; swapped kernels have them the other way.
+    """
+    config, element = made.config, DTYPES[made.dtype_a].bytes
+    swapped = made.family == "swapped"
+    rows = (config.block_n if swapped else config.block_m) // slabs(made)
+
+    def expected(matrix: str, along: int) -> tuple[str, TensorMap]:
+        size, across, k = ("M", "stride_am", "stride_ak") if matrix == "a" else ("N", "stride_bn", "stride_bk")
+        if made.layout["ab".index(matrix)] == {"a": "n", "b": "t"}[matrix]:
+            inner, outer, stride, extent, box_outer = "K", size, across, config.block_k, along
+        else:
+            inner, outer, stride, extent, box_outer = size, "K", k, along, config.block_k
+        box = min(extent, ROW_BYTES // element)
+        swizzle = {32: 1, 64: 2, 128: 3}[box * element]
+        return f"{matrix}_ptr", TensorMap(made.dtype_a, inner, outer, stride, box, box_outer, swizzle)
+
+    x, y = ("b", "a") if swapped else ("a", "b")
+    wanted = [("x_desc", *expected(x, rows))]
+    wanted += [(name, *expected(y, width)) for name, width in zip(("y_desc", "y1_desc"), widths(made), strict=False)]
+    found = [(p.name, p.value, p.tensor_map) for p in compiled(made).kernel.parameters if p.tensor_map]
+    results = found[len(wanted) :]
+    assert found[: len(wanted)] == wanted
+    assert bool(results) == (made.role == "product")
+    c = DTYPES[made.dtype_c].bytes
+    for name, value, row in results:
+        assert (name, value) in {("c_desc", "c_ptr"), ("c1_desc", "c_ptr")}
+        assert row is not None
+        assert (row.dtype, row.inner, row.outer, row.stride) == (made.dtype_c, "N", "M", "stride_cm")
+        assert row.box_outer == (config.block_m if swapped else rows)
+        assert row.box_inner * c == {1: 32, 2: 64, 3: 128}[row.swizzle]
+        assert (rows if swapped else widths(made)[name == "c1_desc"]) % row.box_inner == 0
+
+
+@every_variant
+def test_promises(made: Variant) -> None:
+    """What is promised is what tensor maps, 32-bit sizes and the first product of a tile need, and nothing else."""
+    element, c = DTYPES[made.dtype_a].bytes, DTYPES[made.dtype_c].bytes
+    unit = {
+        "a": ("stride_am", "stride_ak") if made.layout[0] == "n" else ("stride_ak", "stride_am"),
+        "b": ("stride_bk", "stride_bn") if made.layout[1] == "n" else ("stride_bn", "stride_bk"),
+        "c": ("stride_cm", "stride_cn"),
+    }
+    matrices = {"a": element, "b": element} | ({"c": c} if made.role == "product" else {})
+    wanted = [("batch", "equals", 1), ("K", "at_least", 1), *((size, "below", I32_LIMIT) for size in "MNK")]
+    for matrix, size in matrices.items():
+        outer, inner = unit[matrix]
+        wanted += [
+            (inner, "equals", 1),
+            (outer, "multiple_of", 16 // size),
+            (outer, "at_least", 1),
+            (f"{matrix}_ptr", "multiple_of", 16),
+        ]
+    if made.role == "product":
+        wanted.append(("c_span", "multiple_of", 16 // c))
+        if element == 2:
+            wanted += [("scale_a_ptr", "equals", 0), ("scale_b_ptr", "equals", 0)]
+    if made.fast_accum:
+        wanted.append(("fast_accum", "equals", 1))
+    promises = [(p.value, p.relation, p.operand) for p in compiled(made).kernel.promises]
+    assert sorted(promises) == sorted(wanted)
+
+
+@every_variant
+def test_programmatic_launches(made: Variant) -> None:
+    """Whoever reads global memory first waits for the kernel before; the next one is let go once, at the beginning.
+
+    Consumers without an epilogue read nothing: what they multiply comes through the producer.
+    """
+    found = compiled(made)
+    assert found.ptx.count("griddepcontrol.launch_dependents") == 1
+    assert "griddepcontrol.wait" in found.ptx
+    text = found.ttgir
+    assert text.index("tt.grid_dependency_launch_dependents") < text.index("ttg.warp_specialize")
+    readers = 0
+    for lines in partitions(text):
+        reads = [n for n, line in enumerate(lines) if "async_tma_copy_global_to_local" in line or "tt.load" in line]
+        waits = [n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+        readers += bool(reads)
+        assert len(waits) == bool(reads)
+        if reads:
+            assert waits[0] < min(reads)
+            assert not any(loop.first < waits[0] < loop.last for loop in loops(lines))
+    scaled = DTYPES[made.dtype_a].bytes == 1 and made.role == "product"
+    assert readers == 1 + (consumers(made) if scaled or made.epilogue != "none" else 0)
+    if readers == 1:
+        assert found.ptx.index("griddepcontrol.wait") < found.ptx.index("cp.async.bulk.tensor.2d.shared::cta.global")
+
+
+@every_variant
+def test_stages_are_carried(made: Variant) -> None:
+    """In every group of warps the loop over K carries stage and phase, and hands back a stage that follows from it.
+
+    Gluon takes a variable that begins as another carried one to be constant, without a word; every stage handed back
+    would be the first, and the producer would wait for ever.
+    """
+    groups = partitions(compiled(made).ttgir)
+    assert len(groups) == consumers(made) + 1
+    assert [held_by_no_carry(lines) for lines in groups] == [[]] * len(groups)
+    *multiplying, producing = groups
+    assert "async_tma_copy_global_to_local" in "\n".join(producing)
+    precise = DTYPES[made.dtype_a].bytes == 1 and not made.fast_accum
+    for lines in multiplying:
+        (loop,) = (found for found in loops(lines) if is_k_loop(found))
+        assert "ttng.warp_group_dot" in "\n".join(loop.body)
+        assert len(operands(loop.body, "ttng.arrive_barrier")) == 1
+        # the last stage of a tile is handed back after the loop, unless every step waits for its product
+        after = lines[loop.last + 1 :]
+        index, following = indices(after), derived(after, {loop.results})
+        late = [name for name in operands(after, "ttng.arrive_barrier") if index.get(name) in following]
+        assert len(late) == (0 if precise else 1)
+
+
+def test_the_guard_sees_the_trap() -> None:
+    """A loop that hands back the stage with which its tile began is found, as is one that carries no phase."""
+    lines = partitions(compiled(variant("cooperative-2")).ttgir)[0]
+    (loop,) = (found for found in loops(lines) if is_k_loop(found))
+    (barrier,) = operands(loop.body, "ttng.arrive_barrier")
+    stage, phase = list(loop.carried)[:2]
+    text = "\n".join(lines)
+    index = indices(loop.body)[barrier]
+    for old, new, words in (
+        (f"[{index}]", f"[{loop.carried[stage]}]", "does not follow the stage"),
+        (f"scf.yield {loop.next[0]}, {loop.next[1]},", f"scf.yield {loop.next[0]}, {phase},", "never changes"),
+        (f", {phase}, %true", f", {loop.carried[phase]}, %true", "is not carried"),
+    ):
+        assert text.count(old) == 1
+        assert words in " ".join(held_by_no_carry(text.replace(old, new).splitlines()))
