@@ -362,9 +362,11 @@ static double reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
 }
 
-/* Units of work that a device takes at once. */
+/* Units of work that a device takes at once, at least 1. */
 HOT int64_t slots_of(const query *s, uint32_t kernel) {
-  return (int64_t)s->device->multiprocessors * s->tuning->constants[kernel].blocks;
+  int64_t blocks = (int64_t)s->device->multiprocessors * s->tuning->constants[kernel].blocks;
+  uint32_t together = aotmm_kernels[kernel].num_ctas;
+  return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
 }
 
 /* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */

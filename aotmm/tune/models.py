@@ -104,7 +104,7 @@ def _is_early(row: _Timed, early: float, gpu: Gpu) -> bool:
 
 def _slots(kernel: Kernel, gpu: Gpu) -> int:
     """Units of work that the GPU takes at once."""
-    return gpu.multiprocessors * resident(kernel, gpu.target)
+    return max(1, gpu.multiprocessors * resident(kernel, gpu.target) // kernel.num_ctas)
 
 
 def _tiles(row: _Timed) -> int:

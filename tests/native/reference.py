@@ -389,7 +389,7 @@ class Reference:
     ) -> float:
         base, step, tile, byte, load, blocks = self.constants[number]
         config, units = self.kernels[number].config, tiles * split
-        waves = ceil_div(units, device.multiprocessors * blocks)
+        waves = ceil_div(units, max(1, device.multiprocessors * blocks // self.kernels[number].num_ctas))
         steps = ceil_div(ceil_div(problem.K, config.block_k), split)
         row, col = (
             width * (SPLIT_LINES if pitch * width % 128 else 1) for pitch, width in pitches(problem, way.values)
@@ -429,7 +429,7 @@ class Reference:
         if size > limit:
             return "workspace"
         sample = self._measured(problem, way, kernel)
-        slots = device.multiprocessors * self.constants[number][-1]
+        slots = max(1, device.multiprocessors * self.constants[number][-1] // kernel.num_ctas)
         least = FULL_PROGRAMMATIC_NS if slots // 2 < units * split <= slots else PROGRAMMATIC_NS
         early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < least
         return Plan(
