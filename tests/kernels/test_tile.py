@@ -258,6 +258,21 @@ def test_special_values(arch: str, activation: str, interpreted_pack: Callable[[
     assert len(outcomes) == len(products)
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_activations(arch: str, activation: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
+    """Each activation of every magnitude that a bias can have, of both signs, of infinities and NaN, against float64.
+
+    K is 0, so that the argument is the bias itself and the only errors are the activation's own and the rounding.
+    """
+    plain = Product(64, 64, 0, activation=activation, slope=0.3, bias="matrix", exact=False, extreme=True)
+    products = [replace(plain, dtype=out, out=out) for out in ("fp16", "bf16", "fp32")]
+    outcomes = in_worker(execute, interpreted_pack(arch), products)
+    figures(f"{arch} activations alone", outcomes)
+    assert _wrong(outcomes) == []
+    assert len(outcomes) == len(products)
+
+
 @pytest.mark.parametrize(
     ("arch", "dtype"),
     [(arch, dtype) for arch in ARCHS for dtype in TARGETS[arch].dtypes if dtype not in ("fp16", "bf16")],

@@ -31,7 +31,7 @@ from aotmm.problem import DTYPES, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
-from tests.native.truth import Epilogue, Judgement, judge, truth
+from tests.native.truth import ETA, LARGEST, Epilogue, Judgement, judge, truth
 
 SHARED = Path(__file__).parents[2].parent / "shared"
 ARCHS = ("sm80", "gfx90a")
@@ -122,6 +122,7 @@ class Product:
         exact: integers, whose product must come out bit for bit; else normal random numbers and error bounds.
         scale: power of two that random A is multiplied with.
         special: NaN and infinities in A, which must stay in their rows.
+        extreme: the bias has every magnitude that its type has, zeros, infinities and NaN.
     """
 
     M: int
@@ -143,6 +144,7 @@ class Product:
     exact: bool = True
     scale: int = 0
     special: bool = False
+    extreme: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,16 @@ def _reserve(size: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, size, flags=flags), np.uint8)
 
 
+def extremes(shape: tuple[int, ...], dtype: str) -> Array:
+    """Values of `dtype` of both signs: half where activations bend, half of every magnitude; zeros, infinities, NaN."""
+    count = int(np.prod(shape)) // 4
+    magnitudes = np.concatenate(
+        [np.linspace(0.0, 12.0, count), np.geomspace(2 * ETA[dtype], LARGEST[dtype], count - 2), [np.inf, np.nan]]
+    )
+    values = np.concatenate([magnitudes, -magnitudes])
+    return np.resize(values, shape)
+
+
 @dataclass(slots=True)
 class Case:
     """The operands of a product, and the problem that the launcher gets."""
@@ -280,6 +292,8 @@ class Case:
         if product.bias:
             shape = (product.batch, product.M if product.bias == "matrix" else 1, product.N)
             bias = rng.integers(-64, 65, shape).astype(float) if product.exact else rng.standard_normal(shape)
+            if product.extreme:
+                bias = extremes(shape, product.out)
             bias[:] = bias if product.bias == "matrix" else bias[0]
             stored = numerics.encode(bias, product.out)
             bias = numerics.decode(stored, product.out)
