@@ -32,6 +32,8 @@ CONFIGS = {
     "cooperative-3-two-widths": ("cooperative", Config(192, 192, 64, 8, 3, 12)),
     "pingpong": ("pingpong", Config(64, 128, 64, 8, 4, 8)),
     "pingpong-two-widths": ("pingpong", Config(64, 96, 64, 8, 4, 8)),
+    "clustered": ("clustered", Config(256, 64, 64, 8, 3, 8)),
+    "clustered-two-widths": ("clustered", Config(256, 144, 64, 8, 3, 8)),
     "swapped": ("swapped", Config(16, 128, 64, 8, 4, 8)),
 }
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
@@ -238,9 +240,10 @@ def test_resources(made: Variant) -> None:
     assert 0 < kernel.shared_bytes <= SM90.shared_bytes
     element = DTYPES[made.dtype_a].bytes
     config = made.config
-    assert kernel.shared_bytes > config.num_stages * (config.block_m + config.block_n) * config.block_k * element
+    lines = config.block_m // made.num_ctas + config.block_n
+    assert kernel.shared_bytes > config.num_stages * lines * config.block_k * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
-    assert (kernel.persistent, kernel.programmatic, kernel.num_ctas) == (True, True, 1)
+    assert (kernel.persistent, kernel.programmatic, kernel.num_ctas) == (True, True, made.num_ctas)
     if made.epilogue == "none":
         assert kernel.spill_bytes == 0
 
@@ -250,10 +253,11 @@ def test_tensor_maps(made: Variant) -> None:
     """Each map is of the right matrix, in the order that its layout has in memory, in boxes no wider than a swizzle.
 
     X is A, whose slabs are loaded one by one, and Y is B, whose widths are; swapped kernels have them the other way.
+    Each block of a cluster loads its own part of a slab.
     """
     config, element = made.config, DTYPES[made.dtype_a].bytes
     swapped = made.family == "swapped"
-    rows = (config.block_n if swapped else config.block_m) // slabs(made)
+    rows = (config.block_n if swapped else config.block_m) // slabs(made) // made.num_ctas
 
     def expected(matrix: str, along: int) -> tuple[str, TensorMap]:
         size, across, k = ("M", "stride_am", "stride_ak") if matrix == "a" else ("N", "stride_bn", "stride_bk")
@@ -353,12 +357,29 @@ def test_stages_are_carried(made: Variant) -> None:
     for lines in multiplying:
         (loop,) = (found for found in loops(lines) if is_k_loop(found))
         assert "ttng.warp_group_dot" in "\n".join(loop.body)
-        assert len(operands(loop.body, "ttng.arrive_barrier")) == 1
+        assert len(operands(loop.body, "ttng.arrive_barrier")) == made.num_ctas
         # the last stage of a tile is handed back after the loop, unless every step waits for its product
         after = lines[loop.last + 1 :]
         index, following = indices(after), derived(after, {loop.results})
         late = [name for name in operands(after, "ttng.arrive_barrier") if index.get(name) in following]
-        assert len(late) == (0 if precise else 1)
+        assert len(late) == (0 if precise else made.num_ctas)
+
+
+@every_variant
+def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
+    """Only Y is loaded for both blocks of a cluster, when both have left its stage; neither leaves before the other."""
+    text = compiled(made).ttgir
+    (loop,) = (found for found in loops(partitions(text)[-1]) if is_k_loop(found))
+    step = r"ttng\.(wait_barrier|async_tma_copy_global_to_local).*?( \{multicast\})?(?= :)"
+    steps = re.findall(step, "\n".join(loop.body))
+    own = [("wait_barrier", "")] + slabs(made) * [("async_tma_copy_global_to_local", "")]
+    loads = len(widths(made))
+    if made.num_ctas > 1:
+        assert steps == [*own, ("wait_barrier", ""), *loads * [("async_tma_copy_global_to_local", " {multicast}")]]
+        assert text.index("ttng.cluster_barrier") > text.index("ttg.warp_specialize")
+    else:
+        assert steps == [*own, *loads * [("async_tma_copy_global_to_local", "")]]
+        assert "ttng.cluster_barrier" not in text
 
 
 def test_the_guard_sees_the_trap() -> None:
