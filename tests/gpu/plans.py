@@ -50,7 +50,7 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
         aotmm=aotmm.__version__,
         date="2026-11-20",
         seed=0,
-        models=tuple(Model(name, width, fast, 0.0, 0.0, 0.0, 0.0) for name, width, fast in free),
+        models=tuple(Model(name, width, fast, 0.0, 0.0, 0.0, 0.0, 0.0) for name, width, fast in free),
         shapes=tuple(
             Shape(
                 width,
