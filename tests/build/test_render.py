@@ -90,7 +90,8 @@ class CKernel(Structure):
 
 def expected(entry: Kernel, arch: str) -> dict[str, Any]:
     """What the C table has to say of a kernel."""
-    maps = [item.tensor_map for item in entry.parameters if item.tensor_map is not None]
+    maps = [(p.offset, p.tensor_map) for p in entry.parameters if p.tensor_map is not None]
+    numbers = {offset: number for number, (offset, _) in enumerate(maps, 1)}  # equal ones have numbers of their own
     return {
         "name": entry.name.encode(),
         "symbol": entry.symbol.encode(),
@@ -107,8 +108,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         **{name: getattr(entry.config, name) for name in BLOCK},
         "resident": resident(entry, target(arch)),
         "parameters": [
-            (VALUES.index(p.value), p.bytes, p.offset, 0 if p.tensor_map is None else 1 + maps.index(p.tensor_map))
-            for p in entry.parameters
+            (VALUES.index(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters
         ],
         "promises": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.promises],
         "attributes": [(ATTRIBUTES[a.name], a.value) for a in entry.attributes],
@@ -121,7 +121,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
                 row.box_outer,
                 row.swizzle,
             )
-            for row in maps
+            for _, row in maps
         ],
     }
 
@@ -161,7 +161,12 @@ def test_tables_say_what_the_manifest_says(arch: str) -> None:
 
 def test_attributes_in_the_table() -> None:
     """Launch attributes get the driver's ids."""
-    assert ATTRIBUTES == {"cooperative": 2, "cluster_dimension": 4, "programmatic_stream_serialization": 6}
+    assert ATTRIBUTES == {
+        "cooperative": 2,
+        "cluster_dimension": 4,
+        "cluster_scheduling_policy_preference": 5,
+        "programmatic_stream_serialization": 6,
+    }
     text = render.source(target("sm80"), (kernel("one"),))
     assert "attributes_0[] = {\n    {4, {1, 1, 1}},\n    {0},\n};" in text
 

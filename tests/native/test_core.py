@@ -262,35 +262,50 @@ def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("arch", TARGETS)
 def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
-    """A product that fits a specialised kernel does not after any one promise broke, unless what broke it is copied."""
+    """A product that fits a specialised kernel does not after any one promise broke, unless what broke it is copied.
+
+    Of the kernels with the same promises one is asked.
+    """
     device, fitting = CDevice(108, target(arch).shared_bytes), dense(256, 256, 256, dtype)
     batched = replace(fitting, batch=2)
-    for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts):
-        kernel = verdict.kernel
-        if verdict.plan is None or (kernel.role, kernel.layout, kernel.vector_bytes) != ("product", "nn", 16):
-            continue
-        breaking = [
-            replace(fitting, a_ptr=258),
-            replace(fitting, b_ptr=264),
-            replace(fitting, c_ptr=257),
-            replace(fitting, strides_a=(257, 1)),
-            replace(fitting, strides_a=(256, 2)),
-            replace(fitting, strides_b=(260, 1)),
-            replace(fitting, strides_b=(512, 2)),
-            replace(fitting, strides_b=(1, 256)),
-            replace(fitting, strides_c=(257, 1)),
-            replace(fitting, strides_c=(512, 2)),
-            *(replace(batched, batch_strides=odd) for odd in ((4, 0, 0), (0, 65_537, 0), (0, 0, 12))),
-            replace(fitting, K=255),
-            replace(fitting, N=255),
-            replace(fitting, strides_a=(2**31 // 255 // 8 * 8 + 8, 1)),
-            replace(fitting, strides_b=(2**31 // 255 // 8 * 8 + 8, 1)),
-            replace(fitting, strides_c=(2**31 // 255 // 8 * 8 + 8, 1)),
-        ]
-        for problem in breaking:
+    breaking = [
+        replace(fitting, a_ptr=258),
+        replace(fitting, b_ptr=264),
+        replace(fitting, c_ptr=257),
+        replace(fitting, strides_a=(257, 1)),
+        replace(fitting, strides_a=(256, 2)),
+        replace(fitting, strides_b=(260, 1)),
+        replace(fitting, strides_b=(512, 2)),
+        replace(fitting, strides_b=(1, 256)),
+        replace(fitting, strides_c=(257, 1)),
+        replace(fitting, strides_c=(512, 2)),
+        *(replace(batched, batch_strides=odd) for odd in ((4, 0, 0), (0, 65_537, 0), (0, 0, 12))),
+        replace(fitting, N=255),
+    ]
+    # A tensor map counts in 64 bits and ends where K does, but it is of one matrix: it has none for a batch, for no K.
+    addressed = [
+        replace(fitting, K=255),
+        replace(fitting, strides_a=(2**31 // 255 // 8 * 8 + 8, 1)),
+        replace(fitting, strides_b=(2**31 // 255 // 8 * 8 + 8, 1)),
+        replace(fitting, strides_c=(2**31 // 255 // 8 * 8 + 8, 1)),
+    ]
+    mapped = [batched, replace(fitting, K=0)]
+    asked = {
+        verdict.kernel.promises: number
+        for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts)
+        if verdict.plan
+        and (verdict.kernel.role, verdict.kernel.layout, verdict.kernel.vector_bytes) == ("product", "nn", 16)
+    }
+    for number in asked.values():
+        kernel = launcher(arch).kernels[number]
+        maps = any(parameter.tensor_map for parameter in kernel.parameters)
+        for problem in (*breaking, *addressed, *mapped):
             plan = launcher(arch).check(problem, device, number).plan
-            assert plan is None or plan.copies, (verdict, problem)
-            assert selected(launcher(arch), problem, device) is not None
+            fits = (problem in addressed and maps) or (problem in mapped and not maps)
+            assert (plan is not None and not plan.copies) == fits, (kernel, problem)
+    assert len(asked) == (3 if arch == "sm90" else 1)
+    for problem in (*breaking, *addressed, *mapped):
+        assert selected(launcher(arch), problem, device) is not None
 
 
 @pytest.mark.parametrize("arch", TARGETS)
