@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
-from aotmm.kernels import Variant
+from aotmm.kernels import CLUSTERED, Variant
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
 
@@ -58,6 +58,8 @@ class Family(NamedTuple):
         dtypes: input types that it multiplies; an entry names its own unless these are all.
         warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
         roles: what its kernels can be for.
+        epilogues: what its kernels can do to their sums.
+        num_ctas: blocks of a cluster, which share a tile.
     """
 
     numbers: dict[str, tuple[int, ...]]
@@ -65,6 +67,8 @@ class Family(NamedTuple):
     dtypes: tuple[str, ...] = INPUTS
     warpgroups: str = ""
     roles: tuple[str, ...] = ("product", "partial")
+    epilogues: tuple[str, ...] = EPILOGUES
+    num_ctas: int = 1
 
 
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one accumulator or two, and a ring of stages.
@@ -86,6 +90,8 @@ FAMILIES = {
         ("fp16", "bf16"),
         warpgroups="block_m",
         roles=("product",),
+        epilogues=("none",),
+        num_ctas=CLUSTERED["clustered"],
     ),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,)}, ("sm90",), _WGMMA_DTYPES, roles=("product",)
@@ -322,6 +328,9 @@ def _check_family(entry: Entry, where: str) -> None:
         raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
     if family.dtypes != INPUTS and not entry.aligned:
         raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for tile")
+    if not set(entry.epilogues) <= set(family.epilogues):
+        able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
+        raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
     if family.dtypes != INPUTS and any(dtype.startswith("fp8") for dtype in entry.dtypes) and entry.layouts != ("nt",):
         raise SpecError(f'{where}: family {name} multiplies fp8 in one layout; the entry needs layouts = ["nt"]')
 
@@ -351,7 +360,7 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
     for key, value in numbers.items():
         if type(value) is not int or value not in family.numbers[key]:
             raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, family.numbers[key]))}")
-    warpgroups = numbers["num_warps"] // 4
+    warpgroups = numbers["num_warps"] // 4 * family.num_ctas
     if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):
         raise SpecError(
             f"{where}: {family.warpgroups} = {numbers[family.warpgroups]} is not a multiple of {64 * warpgroups}, "

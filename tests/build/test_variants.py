@@ -333,8 +333,14 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + "group_m = 0", "config 1: group_m = 0; allowed: 1, 2"),
         (HEADER + TILE + "group_m = 17", "config 1: group_m = 17; allowed: 1, 2"),
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
-        (HEADER + TILE + 'family = "wave"', "config 1: family = 'wave'; allowed: tile, cooperative, pingpong, swapped"),
-        (HEADER + TILE + 'family = "copy"', "config 1: family = 'copy'; allowed: tile, cooperative, pingpong, swapped"),
+        (
+            HEADER + TILE + 'family = "wave"',
+            "config 1: family = 'wave'; allowed: tile, cooperative, clustered",
+        ),
+        (
+            HEADER + TILE + 'family = "copy"',
+            "config 1: family = 'copy'; allowed: tile, cooperative, clustered",
+        ),
         (HEADER + TILE + 'archs = ["sm86"]', "config 1: archs = 'sm86'; allowed: sm80, sm90, gfx90a"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
         (
@@ -350,6 +356,15 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             'config 1: family cooperative multiplies fp8 in one layout; the entry needs layouts = ["nt"]',
         ),
         (HEADER + WGMMA + "aligned = false", "family cooperative reads 16-byte rows; aligned = false is for tile"),
+        (
+            HEADER + WGMMA.replace("cooperative", "clustered").replace("block_m = 64", "block_m = 128"),
+            'family clustered has fewer epilogues; the entry needs epilogues = ["none"]',
+        ),
+        (
+            HEADER
+            + WGMMA.replace("cooperative", "clustered").replace("block_m = 64", "block_m = 128").replace("= 4", "= 8"),
+            "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",
+        ),
         (HEADER + WGMMA.replace("block_n = 64", "block_n = 112"), "config 1: block_n = 112; allowed: 16, 32, 48, 64"),
         (HEADER + WGMMA.replace("= 4", "= 16"), "config 1: num_warps = 16; allowed: 4, 8, 12"),
         (
