@@ -107,9 +107,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
         **{name: getattr(entry.config, name) for name in BLOCK},
         "resident": resident(entry, target(arch)),
-        "parameters": [
-            (VALUES.index(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters
-        ],
+        "parameters": [(VALUES.index(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
         "promises": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.promises],
         "attributes": [(ATTRIBUTES[a.name], a.value) for a in entry.attributes],
         "maps": [
