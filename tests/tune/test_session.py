@@ -112,7 +112,7 @@ def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
     config, width = kernel.config, DTYPES[wanted.dtype].bytes
     rows, cols = math.ceil(wanted.M / config.block_m), math.ceil(wanted.N / config.block_n)
     blocks = resident(kernel, target("sm90"))
-    waves = math.ceil(rows * cols * plan.split / (H200.multiprocessors * blocks))
+    waves = math.ceil(rows * cols * plan.split / (H200.multiprocessors * blocks // kernel.num_ctas))
     steps = math.ceil(math.ceil(wanted.K / config.block_k) / plan.split)
     step = config.block_m * config.block_n * config.block_k / (7000 * efficiency) * blocks * 16 / kernel.vector_bytes
     sizes = (wanted.M * wanted.K * width, wanted.K * wanted.N * width, wanted.M * wanted.N * 2)
