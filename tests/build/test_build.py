@@ -33,7 +33,9 @@ block_k = 32
 num_stages = 2
 num_warps = 4
 """
-KERNELS = 3  # two layouts and the generic kernel
+TILES = 3  # two layouts and the generic kernel
+COPIES = 4  # one for each layout of helpers.toml
+KERNELS = TILES + COPIES
 TOO_LARGE = {(128, 256, 128), (256, 128, 128), (256, 64, 128), (64, 256, 128), (128, 128, 128)}
 
 BUILD = """
@@ -138,7 +140,7 @@ def test_tutorial_kernels_that_no_gpu_could_run(tmp_path: Path) -> None:
             assert reason == f"needs {needed} B of shared memory, {report.arch} has {limit} B"
             assert needed > limit
         assert not dropped.keys() & {kernel.name for kernel in kernels}
-        assert report.kernels == len(kernels) == 2 * 2 * 16 + 2 - len(dropped)
+        assert report.kernels == len(kernels) == 2 * (2 * 16 + 1 + COPIES) - len(dropped)  # two types, of two widths
         assert max(kernel.shared_bytes for kernel in kernels) <= limit
 
 
@@ -194,20 +196,25 @@ def test_damaged_pack(packs: Path, built: Path, configs: str, name: str, harm: s
 
 def test_other_configs(packs: Path, tmp_path: Path) -> None:
     """A kernel that is no longer asked for leaves the pack, file and all, without compiling the others again."""
+    images = packs / "sm80" / "images"
+    before = content(images)
     (tmp_path / "small.toml").write_text(CONFIGS.replace('"nn", "tt"', '"tt"'))
-    assert done(build(("sm80",), packs, configs=str(tmp_path / "small.toml"))) == [("sm80", 2, 0, True)]
-    names = [path.name for path in (packs / "sm80" / "images").iterdir()]
-    assert len(names) == 4  # two images, each with its text
-    assert not [name for name in names if "_nn_" in name]
+    assert done(build(("sm80",), packs, configs=str(tmp_path / "small.toml"))) == [("sm80", KERNELS - 1, 0, True)]
+    gone = {name for name in before if name.startswith("tile_fp16_fp16_nn_")}
+    assert len(gone) == 2  # the image and its text
+    assert content(images) == {name: data for name, data in before.items() if name not in gone}
 
 
-def test_changed_kernel_source(packs: Path, configs: str, tmp_path: Path) -> None:
-    """After a kernel source changed everything is compiled again, whatever the cache holds."""
+@pytest.mark.parametrize(
+    ("path", "compiled"), [("kernels/tile.py", TILES), ("kernels/copy.py", COPIES), ("problem.py", KERNELS)]
+)
+def test_changed_source(packs: Path, configs: str, tmp_path: Path, path: str, compiled: int) -> None:
+    """A changed source: every kernel that comes from it is compiled again, whatever the cache holds, and no other."""
     root = checkout(tmp_path / "sources")
-    with (root / "aotmm" / "kernels" / "tile.py").open("a") as handle:
+    with (root / "aotmm" / path).open("a") as handle:
         handle.write("# changed\n")
     result = run_python(BUILD, configs, packs, "2", "022", "0", "sm80", root=root)
-    assert (result.returncode, result.stdout) == (0, f"sm80 {KERNELS} {KERNELS} True\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, f"sm80 {KERNELS} {compiled} True\n"), result.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
