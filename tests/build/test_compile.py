@@ -147,7 +147,8 @@ def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"])
 def test_generic_kernels_promise_nothing(dtype: str) -> None:
     """The kernel that takes any product has no promise but the permission that tf32 needs."""
-    kernels = [k for k in open_pack(default_pack("sm80")).manifest.kernels if (k.dtype_a, k.layout) == (dtype, "any")]
+    pack = open_pack(default_pack("sm80")).manifest
+    kernels = [k for k in pack.kernels if (k.role, k.dtype_a, k.layout) == ("product", dtype, "any")]
     promises = {(p.value, p.relation, p.operand) for k in kernels for p in k.promises}
     assert kernels
     assert promises == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
