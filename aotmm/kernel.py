@@ -33,7 +33,7 @@ class TensorMap:
 class Parameter:
     """One kernel parameter, in order: which quantity (`problem.VALUES`) goes where in the parameter block.
 
-    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiled binary. With a `tensor_map` the
+    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiler's text. With a `tensor_map` the
     parameter is that map of the matrix at address `value`.
     """
 
