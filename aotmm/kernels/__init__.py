@@ -12,6 +12,11 @@ from typing import Any
 from aotmm.kernel import Config, Promise
 from aotmm.target import Target
 
+VECTOR_BYTES = 16  # of the widest access to global memory
+# Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
+# multiple of 256 bytes.
+WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
+WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
 WARPGROUP = 4  # warps that issue one wgmma together
 WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have parts to play
 CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, of that many

@@ -38,7 +38,7 @@ def consume(ring, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl
     for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         row, col, part = work.place(unit)
         row += SLAB * (t.ROWS // t.PARTS)
-        held = fetch_factors(row, col, ending, t)
+        held = fetch_factors(row, col, room, ending, t)
         first, end = work.steps_of(part)
         acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
         acc, acc1 = settle(ring, t, acc, acc1, stage)
@@ -56,10 +56,10 @@ def cooperative(
     bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
     activation, slope,
     CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
-    WIDTH: gl.constexpr,
-    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
-    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
-    SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    WIDTH: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr,
+    PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them

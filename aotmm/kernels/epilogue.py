@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from aotmm.problem import ACTIVATIONS
+from aotmm.problem import ACTIVATIONS, DType
 
 _CODES = tuple(ACTIVATIONS)
 RELU = tl.constexpr(_CODES.index("relu"))
@@ -17,6 +17,17 @@ SIGMOID = tl.constexpr(_CODES.index("sigmoid"))
 SILU = tl.constexpr(_CODES.index("silu"))
 TANH = tl.constexpr(_CODES.index("tanh"))
 VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
+
+
+def epilogue_types(c: DType) -> dict[str, str]:
+    """The arguments of an epilogue that gives elements of type `c`, and their Triton types."""
+    return {
+        "bias_ptr": f"*{c.triton}",
+        **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
+        **dict.fromkeys(("scale_a_ptr", "scale_b_ptr"), "*fp32"),
+        **dict.fromkeys(("stride_scale_a", "stride_scale_b", "activation"), "i64"),
+        "slope": "fp32",
+    }
 
 
 @triton.jit

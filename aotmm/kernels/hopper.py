@@ -25,11 +25,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernel import Promise
-from aotmm.kernels import WARPGROUP, Descriptor, Specialisation, Variant
-from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
+from aotmm.kernels import VECTOR_BYTES, WARPGROUP, WORKSPACE_TYPES, Descriptor, Specialisation, Variant
+from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, epilogue_types, linear
+from aotmm.kernels.order import place
 from aotmm.problem import DTYPES
 
-VECTOR_BYTES = 16
 # Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
@@ -92,13 +92,8 @@ class Work:
         t = self.tiling
         tiles_x = gl.cdiv(self.rows, t.ROWS)
         tiles_y = gl.cdiv(self.cols, t.COLS + t.COLS1)
-        tile = unit % (tiles_x * tiles_y)
-        per_group = t.GROUP * tiles_y
-        first = tile // per_group * t.GROUP
-        height = gl.minimum(tiles_x - first, t.GROUP)
-        row = (first + tile % per_group % height) * t.ROWS
-        col = tile % per_group // height * (t.COLS + t.COLS1)
-        return row, col, unit // (tiles_x * tiles_y)
+        x, y = place(unit % (tiles_x * tiles_y), tiles_x, tiles_y, t.GROUP)
+        return x * t.ROWS, y * (t.COLS + t.COLS1), unit // (tiles_x * tiles_y)
 
     @gluon.jit
     def steps_of(self, part):
@@ -302,20 +297,18 @@ def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.conste
 
 
 @gluon.jit
-def fetch_factors(row, col, ending, tiling):
+def fetch_factors(row, col, room, ending, tiling):
     """Starts reading what the epilogue of the slab at `row` of X and `col` of Y needs.
 
     It is read before the products and used after them: nothing waits for it.
     """
     e = ending
     t = tiling
-    PART: gl.constexpr = t.ROWS // t.PARTS
-    WIDE: gl.constexpr = t.COLS if t.COLS1 == 0 else 2 * t.COLS
-    MS: gl.constexpr = t.COLS if t.SWAPPED else PART
-    NS: gl.constexpr = PART if t.SWAPPED else WIDE
     if t.EPILOGUE == "none" and not t.SCALED:
         return Factors(0, 0, 0)
     else:
+        MS: gl.constexpr = room.scale_a.shape[1]
+        NS: gl.constexpr = room.bias.shape[1]
         m = col if t.SWAPPED else row
         n = row if t.SWAPPED else col
         bias = fetch(e.bias_ptr, e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS)
@@ -530,18 +523,9 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     c = DTYPES[variant.dtype_c]
     types = {
-        **dict.fromkeys(("M", "N", "K", "split"), "i32"),
-        "workspace_ptr": "*fp32",
-        "workspace_stride_m": "i64",
-        "workspace_stride_z": "i64",
-        "bias_ptr": f"*{c.triton}",
-        **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
-        "scale_a_ptr": "*fp32",
-        "scale_b_ptr": "*fp32",
-        "stride_scale_a": "i64",
-        "stride_scale_b": "i64",
-        "activation": "i64",
-        "slope": "fp32",
+        **dict.fromkeys(("M", "N", "K"), "i32"),
+        **WORKSPACE_TYPES,
+        **epilogue_types(c),
     }
     promises = [Promise("batch", "equals", 1), Promise("K", "at_least", 1)]
     if variant.fast_accum:

@@ -40,7 +40,7 @@ def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, T
     first_unit = gl.program_id(0) + TURN * gl.num_programs(0)
     for unit in range(first_unit, work.count(), 2 * gl.num_programs(0)):
         row, col, part = work.place(unit)
-        held = fetch_factors(row, col, ending, t)
+        held = fetch_factors(row, col, room, ending, t)
         mbarrier.wait(turns.index(TURN), phase)
         stage = at % t.STAGES
         acc, acc1, stage, _ = multiply(ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps)
@@ -61,10 +61,10 @@ def pingpong(
     bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
     activation, slope,
     CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr,
-    WIDTH: gl.constexpr,
-    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
-    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
-    SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    WIDTH: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
+    X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr,
+    PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them

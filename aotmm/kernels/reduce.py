@@ -14,15 +14,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aotmm.kernels import Specialisation, Variant
-from aotmm.kernels.epilogue import finish
+from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
+from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.problem import DTYPES
 
-VECTOR_BYTES = 16
-# Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
-# multiple of 256 bytes.
-WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
-WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
 PROGRAMMATIC_SINCE = (9, 0)  # Source: PTX ISA, "griddepcontrol"
 
 
@@ -107,14 +102,7 @@ def specialise(variant: Variant) -> Specialisation:
         "stride_cm": "i64",
         "stride_cn": "i64",
         **WORKSPACE_TYPES,
-        "bias_ptr": f"*{c.triton}",
-        **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
-        "scale_a_ptr": "*fp32",
-        "scale_b_ptr": "*fp32",
-        "stride_scale_a": "i64",
-        "stride_scale_b": "i64",
-        "activation": "i64",
-        "slope": "fp32",
+        **epilogue_types(c),
     }
     multiples = dict(WORKSPACE_MULTIPLES)
     if variant.layout == "nn":

@@ -1,8 +1,6 @@
 """Family `tile`: one program computes one BLOCK_M x BLOCK_N tile of C with plain pointer arithmetic.
 
-Any strides, any sizes, any batch, on every target. Programs are numbered in groups of GROUP_M rows of tiles, so that
-programs that run together share rows of A and columns of B in the L2 cache.
-Source of the idea: Triton tutorial 03, "Matrix Multiplication".
+Any strides, any sizes, any batch, on every target.
 
 Where C has few tiles and K is large, role "partial": a program computes one slice of K of one tile, and family `reduce`
 adds them up. Slices are the outermost order: what runs together reads the same part of K.
@@ -16,26 +14,16 @@ import triton
 import triton.language as tl
 
 from aotmm.kernel import Promise
-from aotmm.kernels import Specialisation, Variant
-from aotmm.kernels.epilogue import finish
-from aotmm.kernels.reduce import WORKSPACE_MULTIPLES, WORKSPACE_TYPES
+from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
+from aotmm.kernels.epilogue import epilogue_types, finish
+from aotmm.kernels.order import place
 from aotmm.problem import DTYPES, unit_strides
 
 SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn")
 BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
-VECTOR_BYTES = 16
 # Hopper's fp8 tensor cores keep about 14 bits; sums are moved to fp32 after this many products, as cuBLAS does
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
-
-
-@triton.jit
-def place(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of tile number `pid`."""
-    tiles_per_group = GROUP_M * tiles_n
-    first_m = pid // tiles_per_group * GROUP_M
-    group_rows = min(tiles_m - first_m, GROUP_M)
-    return first_m + pid % tiles_per_group % group_rows, pid % tiles_per_group // group_rows
 
 
 @triton.jit
@@ -239,14 +227,8 @@ def specialise(variant: Variant) -> Specialisation:
             "c_ptr": f"*{c.triton}",
             **dict.fromkeys(("stride_cm", "stride_cn"), types["M"]),
             **dict.fromkeys(BATCH_STRIDES, "i64"),
-            "bias_ptr": f"*{c.triton}",
-            **dict.fromkeys(("bias_rank", "stride_bias_z", "stride_bias_m", "stride_bias_n"), "i64"),
-            "scale_a_ptr": "*fp32",
-            "scale_b_ptr": "*fp32",
-            "stride_scale_a": "i64",
-            "stride_scale_b": "i64",
-            "activation": "i64",
-            "slope": "fp32",
+            "stride_bias_z": "i64",
+            **epilogue_types(c),
         }
     promises = (Promise("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
