@@ -32,6 +32,13 @@ int aotmm_fail(int status, int code, int device, const char *call, const char *f
   return status;
 }
 
+int aotmm_fail_forked(int ordinal) {
+  return aotmm_fail(AOTMM_NO_DRIVER, 0, ordinal, "fork",
+                    "device %d cannot be used: this process was forked after the GPU's driver had been opened, and GPU "
+                    "contexts do not survive fork; start such processes with multiprocessing.get_context(\"spawn\")",
+                    ordinal);
+}
+
 const aotmm_error *aotmm_last_error(void) { return &last_error; }
 
 /* ------------------------------------------------------------------------------------------------- selection */

@@ -67,11 +67,13 @@ const aotmm_error *aotmm_last_error(void);
 /* Records the calling thread's failure and returns `status`. */
 int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* The failure of every call that needs the driver in a child that was forked after the driver had been opened. */
+int aotmm_fail_forked(int ordinal);
 
 /* ---- the driver. Each function returns an aotmm_status after aotmm_fail. */
 
-/* Opens the driver once and reads the device's facts; the pointer stays valid. */
 extern const uint64_t driver_max_threads; /* of a whole grid */
+/* Opens the driver once and reads the device's facts; the pointer stays valid. Everything else is called after it. */
 int driver_device(int ordinal, const aotmm_device **);
 /* Makes the device current in this thread; *saved is what driver_leave restores. */
 int driver_enter(int ordinal, void **saved);

@@ -92,6 +92,13 @@ static struct {
   aotmm_device facts;
 } devices[AOTMM_MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int forked; /* after the driver was opened; this is the child */
+
+/* Sends the next use of each device to where `forked` is looked at, so that no other use has to. */
+static void in_child(void) {
+  forked = 1;
+  for (int i = 0; i < AOTMM_MAX_DEVICES; i++) devices[i].ready = 0;
+}
 
 static int failed(result code, int device, const char *call, const char *what) {
   const char *name = "", *text = "";
@@ -102,7 +109,7 @@ static int failed(result code, int device, const char *call, const char *what) {
 }
 
 static int open_driver(void) {
-  static int done;
+  static int done, watched;
   if (done) return AOTMM_OK;
   void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (!handle)
@@ -117,6 +124,9 @@ static int open_driver(void) {
     memcpy(symbols[i].slot, &found, sizeof found);
   }
   int version = 0;
+  if (!watched && pthread_atfork(NULL, NULL, in_child))
+    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "pthread_atfork", "no memory to open the CUDA driver");
+  watched = 1;
   result code = cu.cuInit(0);
   if (code) return failed(code, -1, "cuInit", "");
   if ((code = cu.cuDriverGetVersion(&version))) return failed(code, -1, "cuDriverGetVersion", "");
@@ -150,6 +160,7 @@ int driver_device(int ordinal, const aotmm_device **facts) {
     return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: ordinals are 0 to %d", ordinal, AOTMM_MAX_DEVICES - 1);
   *facts = &devices[ordinal].facts;
   if (__atomic_load_n(&devices[ordinal].ready, __ATOMIC_ACQUIRE)) return AOTMM_OK;
+  if (forked) return aotmm_fail_forked(ordinal);
   pthread_mutex_lock(&lock);
   int status = devices[ordinal].ready ? AOTMM_OK : read_device(ordinal);
   pthread_mutex_unlock(&lock);

@@ -49,7 +49,15 @@ static const struct {
 
 static aotmm_device facts;
 static int device_count;
+static int ready; /* the two above are valid */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int forked; /* after the driver was opened; this is the child */
+
+/* Sends the next use of any device to where `forked` is looked at, so that no other use has to. */
+static void in_child(void) {
+  forked = 1;
+  ready = 0;
+}
 
 static int failed(result code, int device, const char *call, const char *what) {
   return aotmm_fail(AOTMM_DRIVER, code, device, call, "%s failed on HIP device %d%s%s: %s (%d): %s", call, device,
@@ -67,8 +75,7 @@ static void *open_library(void) {
 }
 
 static int open_driver(void) {
-  static int done;
-  if (done) return AOTMM_OK;
+  static int watched;
   void *handle = open_library();
   if (!handle)
     return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "dlopen", "the HIP runtime cannot be opened: %s; install ROCm", dlerror());
@@ -79,24 +86,26 @@ static int open_driver(void) {
                         symbols[i].name);
     memcpy(symbols[i].slot, &found, sizeof found);
   }
+  if (!watched && pthread_atfork(NULL, NULL, in_child))
+    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "pthread_atfork", "no memory to open the HIP runtime");
+  watched = 1;
   result code = hip.hipInit(0);
   if (code) return failed(code, -1, "hipInit", "");
   if ((code = hip.hipGetDeviceCount(&device_count))) return failed(code, -1, "hipGetDeviceCount", "");
   facts.multiprocessors = aotmm_multiprocessors;
   facts.shared_bytes = aotmm_shared_bytes;
-  __atomic_store_n(&done, 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
   return AOTMM_OK;
 }
 
 int driver_device(int ordinal, const aotmm_device **device) {
-  static int ready;
   if (ordinal < 0 || ordinal >= AOTMM_MAX_DEVICES)
     return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: ordinals are 0 to %d", ordinal, AOTMM_MAX_DEVICES - 1);
   *device = &facts;
   if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
+    if (forked) return aotmm_fail_forked(ordinal);
     pthread_mutex_lock(&lock);
-    int status = open_driver();
-    if (status == AOTMM_OK) __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
+    int status = ready ? AOTMM_OK : open_driver();
     pthread_mutex_unlock(&lock);
     if (status) return status;
   }

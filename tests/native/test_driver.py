@@ -12,6 +12,7 @@ import shlex
 import struct
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from aotmm.build.compile import file
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.kernel import Attribute, Kernel
 from aotmm.manifest import write as write_manifest
-from aotmm.runtime.launcher import CProblem, Problem
+from aotmm.runtime.launcher import CDevice, CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import run_python
@@ -457,19 +458,65 @@ def test_gpu_that_the_cuda_images_are_not_for(pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-@own_process
-def test_child_of_fork(pack: Path) -> None:
-    """In a child that was forked after the driver was opened, a launch is an error and not a crash."""
-    emulator = Emulator(pack, execute=False)
-    emulator.launcher.matmul(SPECIALISED, 0, 0)
+def in_child(action: Callable[[], object]) -> str:
+    """What `action` raises in a child of a fork, "" if nothing; "crashed" where the child says nothing at all."""
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
+        text = "crashed"
         try:
-            emulator.launcher.matmul(SPECIALISED, 0, 0)
-            os._exit(1)
+            action()
+            text = ""
         except DriverError as error:
-            os._exit(40 + error.code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 43  # 3 is "not initialized"
+            text = f"{error.call} {error.device} {error}"
+        finally:
+            os.write(writer, text.encode())
+            os._exit(0)
+    os.close(writer)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    said = os.read(reader, 4096).decode()
+    os.close(reader)
+    return said if status == 0 else "crashed"
+
+
+FORKED = (
+    "fork 0 device 0 cannot be used: this process was forked after the GPU's driver had been opened, and GPU contexts "
+    'do not survive fork; start such processes with multiprocessing.get_context("spawn")'
+)
+
+
+@pytest.mark.parametrize("first_use", ["device", "preload", "launch"])
+@own_process
+def test_child_of_fork(pack: Path, first_use: str) -> None:
+    """In a child that was forked after the driver was opened, and in its own, every use says so; the parent goes on."""
+    emulator = Emulator(pack, execute=False)
+    uses: dict[str, Callable[[], object]] = {
+        "device": lambda: emulator.launcher.device(0),
+        "preload": lambda: emulator.launcher.preload(0),
+        "launch": lambda: emulator.launcher.matmul(SPECIALISED, 0, 0),
+    }
+
+    def grandchild() -> None:
+        assert in_child(uses["launch"]) == FORKED
+
+    uses[first_use]()
+    before = len(names(emulator))
+    assert [in_child(use) for use in uses.values()] == [FORKED] * len(uses)
+    assert in_child(grandchild) == ""
+    assert len(names(emulator)) == before
+    uses["launch"]()
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_fork_before_first_use(pack: Path) -> None:
+    """A pack may be opened and asked what it would launch, then a fork: child and parent both launch."""
+    emulator = Emulator(pack, execute=False)
+    row = target(emulator.arch)
+    emulator.launcher.select(SPECIALISED, CDevice(row.multiprocessors, row.shared_bytes))
+    assert in_child(lambda: emulator.launcher.matmul(SPECIALISED, 0, 0)) == ""
+    emulator.launcher.matmul(SPECIALISED, 0, 0)
+    assert emulator.driver.misuse == []
 
 
 TELL = """
