@@ -16,7 +16,7 @@ import click
 from aotmm import __version__, report
 from aotmm.assembly import FORMS, assembly
 from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError, build_extra_missing
-from aotmm.folders import data_folder, in_checkout
+from aotmm.folders import build_command, data_folder, in_checkout
 from aotmm.manifest import kernel_to
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.table import shipped_path
@@ -53,8 +53,8 @@ _pack_option = click.option(
     "folder",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    default=lambda: data_folder("artifacts"),
-    show_default="the packs of this installation",
+    show_default="the packs that aotmm.load() finds",
+    default=None,
     help="Folder of one pack or of packs.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -119,16 +119,20 @@ def build(
 
 
 @main.command("list")
-@click.argument("folder", metavar="[PACK]", type=click.Path(path_type=Path), default=lambda: data_folder("artifacts"))
+@click.option("--arch", metavar="ARCH", help=f"Only packs for it: {', '.join(TARGETS)}.")
+@_pack_option
 @_json_option
-def list_(*, folder: Path, as_json: bool) -> None:
+def list_(*, arch: str | None, folder: Path | None, as_json: bool) -> None:
     """Show packs and their kernels.
 
-    PACK is the folder of one pack or of packs; without it, those of this installation.
+    Where several packs are for one arch, they are asked for kernels in the order in which they are shown.
     """
-    from aotmm.runtime.pack import open_packs
+    from aotmm.runtime.installed import find_packs
 
-    packs = open_packs(folder)
+    packs = find_packs(folder)
+    if arch is not None:
+        first = _pack_of(packs, arch, folder)
+        packs = [pack for pack in packs if pack.arch == first.arch]
     if as_json:
         _print_json([_pack_to(pack) for pack in packs])
     else:
@@ -141,17 +145,17 @@ def list_(*, folder: Path, as_json: bool) -> None:
 @_pack_option
 @click.option("--asm", type=click.Choice(FORMS), help="Print the kernel's code instead.")
 @_json_option
-def inspect(*, name: str, arch: str | None, folder: Path, asm: str | None, as_json: bool) -> None:
+def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None, as_json: bool) -> None:
     """Show one kernel, or its code.
 
     What it was compiled from, what it needs, and what a product must keep to for it. KERNEL is its exact name, as in
     aotmm list. Of the codes, sass needs nvdisasm or cuobjdump, and amdgcn needs llvm-objdump.
     """
-    from aotmm.runtime.pack import open_packs
+    from aotmm.runtime.installed import find_packs
 
     if asm is not None and as_json:
         raise click.UsageError("--asm prints code, which is not JSON; leave out one of them")
-    packs = open_packs(folder)
+    packs = find_packs(folder)
     pack, kernel = _kernel(packs if arch is None else [_pack_of(packs, arch, folder)], name)
     if asm is not None:
         click.echo(assembly(pack, kernel, asm), nl=False)
@@ -221,7 +225,7 @@ def explain(
     batch: int,
     fast_accum: bool,
     align: int,
-    folder: Path,
+    folder: Path | None,
     as_json: bool,
 ) -> None:
     """Show which kernel a product gets, and why. Needs no GPU.
@@ -229,8 +233,8 @@ def explain(
     The product is C (M, N) = A (M, K) @ B (K, N). A and B are contiguous in their layout, C is row-major, and the GPU
     is the full model of its arch. DTYPE tf32 stands for fp32 operands with TF32 allowed.
     """
+    from aotmm.runtime.installed import find_packs
     from aotmm.runtime.launcher import CDevice, Problem
-    from aotmm.runtime.pack import open_packs
 
     if batch * max(m * k, k * n, m * n) > _MAX_SIZE:
         raise SpecError(f"M={m} N={n} K={k} batch={batch}: an operand would have more than 2^63 - 1 elements")
@@ -256,7 +260,7 @@ def explain(
         bias_ptr=align if bias else 0,
         bias_strides=(m * n, n, 1) if bias == "matrix" else (0, 0, 1),
     )
-    pack = _pack_of(open_packs(folder), arch, folder)
+    pack = _pack_of(find_packs(folder), arch, folder)
     try:
         selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
     except ValueError as error:
@@ -288,7 +292,7 @@ def explain(
 @_pack_option
 @_json_option
 @click.pass_context
-def doctor(ctx: click.Context, *, folder: Path, as_json: bool) -> None:
+def doctor(ctx: click.Context, *, folder: Path | None, as_json: bool) -> None:
     """Check torch, driver, packs and GPUs.
 
     For each GPU it says which pack it would use and how, or the command that builds what is missing. The exit code is
@@ -344,7 +348,7 @@ def tune(
     budget: str,
     out: Path | None,
     refit: bool,
-    folder: Path,
+    folder: Path | None,
     as_json: bool,
 ) -> None:
     """Time the prebuilt kernels on this machine's GPUs.
@@ -353,7 +357,7 @@ def tune(
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
     are named, and are an error in the end. A fifth of the shapes judges what selection makes of the others.
     """
-    from aotmm.runtime.pack import open_packs
+    from aotmm.runtime.installed import find_packs
     from aotmm.tune import session, shapes, summary
 
     if out is None:
@@ -361,7 +365,7 @@ def tune(
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
         out = shipped_path(arch)
     seconds = _seconds(budget)
-    packs = open_packs(folder)
+    packs = find_packs(folder)
     pack = _pack_of(packs, arch, folder)
     measured = None
     if refit:
@@ -543,15 +547,15 @@ def _print_json(body: object) -> None:
     click.echo(json.dumps(body, indent=2))
 
 
-def _pack_of(packs: Sequence[Pack], arch: str, folder: Path) -> Pack:
-    """The pack of `arch`. Raises SpecError for an unknown arch, ArtifactError where there is no pack of it."""
+def _pack_of(packs: Sequence[Pack], arch: str, folder: Path | None) -> Pack:
+    """The first pack of `arch`. Raises SpecError for an unknown arch, ArtifactError where there is no pack of it."""
     target(arch)
     for pack in packs:
         if pack.arch == arch:
             return pack
     raise ArtifactError(
-        f"no pack for {arch} in {folder}, which has {', '.join(pack.arch for pack in packs)}; "
-        f"build it: aotmm build --arch {arch} --out {folder}"
+        f"no pack for {arch} in {folder or 'the installation'}, which has {', '.join(pack.arch for pack in packs)}; "
+        f"build it: {build_command(arch, folder)}"
     )
 
 
@@ -593,7 +597,7 @@ def _pack_to(pack: Pack) -> dict[str, object]:
         for kernel in pack.manifest.kernels
     ]
     head = pack.head
-    where = {"arch": pack.arch, "folder": str(pack.folder), "host": head.host}
+    where = {"arch": pack.arch, "folder": str(pack.folder), "owner": pack.owner, "host": head.host}
     return {**where, "provenance": asdict(head.provenance), "kernels": kernels}
 
 

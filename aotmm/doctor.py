@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import aotmm
 from aotmm import manifest
 from aotmm.errors import AotmmError, ArtifactError
+from aotmm.folders import build_command, place
+from aotmm.runtime.installed import added, entries, own, owner
+from aotmm.runtime.pack import open_pack, read_verified
 from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
@@ -25,10 +28,12 @@ _GET_TORCH = "https://pytorch.org/get-started/locally"
 class PackState:
     """One pack folder: what is in it, or `error`, why it cannot be used.
 
-    `tuning` says where and when the times were measured that its launcher selects by; "" if it has estimates only.
+    `owner` is the distribution that added it, "" for those of the installation or of a folder that was named. `tuning`
+    says where and when the times were measured that its launcher selects by; "" if it has estimates only.
     """
 
     folder: str
+    owner: str = ""
     arch: str | None = None
     kernels: int = 0
     bytes: int = 0
@@ -78,9 +83,12 @@ class Diagnosis:
     exit_code: int
 
 
-def diagnose(root: Path) -> Diagnosis:
-    """Everything about this machine and the packs in `root`; never raises for what it finds broken."""
-    packs = _packs(root)
+def diagnose(root: Path | None) -> Diagnosis:
+    """Everything about this machine and the packs in `root`, or those that `aotmm.load()` finds.
+
+    Never raises for what it finds broken.
+    """
+    packs = _packs(root) if root is not None else [*_added(), *_packs(own())]
     usable = [pack for pack, _ in packs if pack is not None]
     exit_code = 0 if len(usable) == len(packs) else ArtifactError.exit_code
     version, build, advice = _torch()
@@ -112,22 +120,32 @@ def diagnose(root: Path) -> Diagnosis:
     )
 
 
+def _added() -> list[tuple[Pack | None, PackState]]:
+    """What other distributions add."""
+    found = []
+    for entry in entries():
+        try:
+            found += [_pack(pack.folder, pack.owner) for pack in added(entry)]
+        except ArtifactError as error:
+            found.append((None, PackState(entry.value, owner(entry), error=str(error))))
+    return found
+
+
 def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
     """The pack in `root`, or those in its subfolders: what is there, and the pack if it can be used."""
-    if (root / manifest.FILE_NAME).exists():
+    here = place(root)
+    if (here / manifest.FILE_NAME).is_file():
         return [_pack(root)]
-    folders = sorted(path for path in root.glob("[!.]*") if path.is_dir())
-    if not folders:
-        return [
-            (None, PackState(str(root), error=f"no packs in {root}; build some: aotmm build --arch ... --out {root}"))
-        ]
-    return [_pack(folder) for folder in folders]
+    inside = here.iterdir() if here.is_dir() else ()
+    names = sorted(entry.name for entry in inside if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        advice = build_command("...", None if root == own() else root)
+        return [(None, PackState(str(root), error=f"no packs in {root}; build some: {advice}"))]
+    return [_pack(root / name) for name in names]
 
 
-def _pack(folder: Path) -> tuple[Pack | None, PackState]:
+def _pack(folder: Path, owner: str = "") -> tuple[Pack | None, PackState]:
     """The pack in `folder`, every file of it compared with the manifest."""
-    from aotmm.runtime.pack import open_pack, read_verified
-
     try:
         pack = open_pack(folder)
         files = manifest.files(pack.manifest)
@@ -135,10 +153,10 @@ def _pack(folder: Path) -> tuple[Pack | None, PackState]:
             read_verified(folder, file)
         kernels = len(pack.launcher.kernels)
     except ArtifactError as error:
-        return None, PackState(str(folder), error=str(error))
+        return None, PackState(str(folder), owner, error=str(error))
     size = sum(file.bytes for file in files)
     tuning = pack.head.provenance.tuning
-    return pack, PackState(str(folder), pack.arch, kernels, size, TARGETS[pack.arch].executed_on, tuning)
+    return pack, PackState(str(folder), owner, pack.arch, kernels, size, TARGETS[pack.arch].executed_on, tuning)
 
 
 def _torch() -> tuple[str | None, str | None, list[str]]:
@@ -160,7 +178,7 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
     return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
 
 
-def _load(root: Path) -> tuple[str | None, int]:
+def _load(root: Path | None) -> tuple[str | None, int]:
     """Why `aotmm.load` fails, and its exit code: torch may be too old, or the native library not built."""
     try:
         aotmm.load(root)
@@ -190,7 +208,7 @@ def _devices() -> tuple[list[Device], str]:
         return [], f": {error}"
 
 
-def _device(gpu: Device, packs: list[Pack], root: Path) -> tuple[DeviceState, int]:
+def _device(gpu: Device, packs: list[Pack], root: Path | None) -> tuple[DeviceState, int]:
     """What `gpu` would use, and the exit code if its driver fails."""
     from aotmm.runtime.devices import best_pack, what_to_build
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from aotmm.build import Report
     from aotmm.doctor import Diagnosis
@@ -74,7 +75,7 @@ def list_text(packs: Sequence[Pack]) -> str:
     found = table(
         ("arch", "kernels", "config set", "triton", "folder"),
         [
-            (pack.arch, len(pack.manifest.kernels), made.config_set, made.triton, str(pack.folder))
+            (pack.arch, len(pack.manifest.kernels), made.config_set, made.triton, _where(pack.folder, pack.owner))
             for pack in packs
             for made in [pack.head.provenance]
         ],
@@ -133,7 +134,7 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
             if file is not None
         ),
         ("key", kernel.key),
-        ("pack", f"{pack.folder}, for {pack.head.host}"),
+        ("pack", f"{_where(pack.folder, pack.owner)}, for {pack.head.host}"),
         *((f"made with {name}", str(value)) for name, value in asdict(pack.head.provenance).items()),
     ]
     parameters = [(item.name, item.type, item.value, item.offset, item.bytes) for item in kernel.parameters]
@@ -197,9 +198,8 @@ def doctor_text(found: Diagnosis) -> str:
         if pack.error is not None:
             rows.append(("pack", pack.error))
         else:
-            rows.append(
-                ("pack", f"{pack.arch}: {pack.kernels} kernels, {pack.bytes / 1e6:.1f} MB, intact, {pack.folder}")
-            )
+            size, where = f"{pack.bytes / 1e6:.1f} MB", _where(pack.folder, pack.owner)
+            rows.append(("pack", f"{pack.arch}: {pack.kernels} kernels, {size}, intact, {where}"))
             rows.append(("", f"kernels that aotmm ships for it have run on {pack.executed_on}"))
             rows.append(("", f"goes by times {f'measured on {pack.tuning}' if pack.tuning else 'that are estimates'}"))
     for gpu in found.devices:
@@ -213,6 +213,10 @@ def doctor_text(found: Diagnosis) -> str:
         rows.append(("aotmm.load", found.load_error))
     rows += [("to do", advice) for advice in found.advice]
     return facts(rows)
+
+
+def _where(folder: Path | str, owner: str) -> str:
+    return f"{folder} (added by {owner})" if owner else str(folder)
 
 
 def _launches(plan: Plan) -> str:

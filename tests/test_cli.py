@@ -157,7 +157,7 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["build", "--help"], ["list", "PACKS"], ["inspect", NAME, "--pack", "PACKS"]]
+    "words", [["--help"], ["build", "--help"], ["list", "--pack", "PACKS"], ["inspect", NAME, "--pack", "PACKS"]]
 )
 def test_light(words: list[str], tmp_path: Path) -> None:
     """Help, list and inspect run where torch, Triton, jinja2, rich and numpy cannot be imported."""
@@ -197,14 +197,14 @@ def test_errors_become_text_and_exit_codes(error: type[AotmmError], monkeypatch:
     def fail(_path: Path) -> None:
         raise error("what failed; what to do")
 
-    monkeypatch.setattr("aotmm.runtime.pack.open_packs", fail)
+    monkeypatch.setattr("aotmm.runtime.installed.find_packs", fail)
     result = run("list")
     assert (result.exit_code, result.stdout, result.stderr) == (error.exit_code, "", "error: what failed; what to do\n")
 
 
 def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug stays a traceback."""
-    monkeypatch.setattr("aotmm.runtime.pack.open_packs", lambda _path: 1 / 0)
+    monkeypatch.setattr("aotmm.runtime.installed.find_packs", lambda _path: 1 / 0)
     assert isinstance(run("list").exception, ZeroDivisionError)
 
 
@@ -214,7 +214,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(_path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("aotmm.runtime.pack.open_packs", stop)
+    monkeypatch.setattr("aotmm.runtime.installed.find_packs", stop)
     result = run("list")
     assert (result.exit_code, result.stdout, result.stderr) == (INTERRUPTED, "", "interrupted\n")
 
@@ -222,7 +222,9 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_real_process(packs: Path) -> None:
     """As a process: the exit code of the error, a clean stdout, the text on stderr, no traceback."""
     (packs / "sm90" / "kernels.json").write_bytes(b"[]")
-    done = subprocess.run([*COMMAND, "list", packs, "--json"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*COMMAND, "list", "--pack", packs, "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (ArtifactError.exit_code, "")
     assert done.stderr.startswith(f"error: pack {packs / 'sm90'}: kernels.json was altered")
 
@@ -264,7 +266,7 @@ def test_build_extra_of_a_bare_checkout(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_list(packs: Path) -> None:
     """list shows every pack and one row per kernel with what it costs to run."""
-    lines = run("list", packs).stdout.splitlines()
+    lines = run("list", "--pack", packs).stdout.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["arch", "kernels"], ["sm80", "2"], ["sm90", "1"]]
     row = next(line for line in lines if line.startswith("sm90") and NAME in line)
     assert " ".join(row.split()) == f"sm90 {NAME} product fp16 x fp16 -> fp16 nn 128x256x64 none 242 12 98304"
@@ -273,10 +275,10 @@ def test_list(packs: Path) -> None:
 
 def test_list_json(packs: Path) -> None:
     """list --json has the packs with exactly the documented keys, from one pack's folder too."""
-    body = json.loads(run("list", packs, "--json").stdout)
+    body = json.loads(run("list", "--pack", packs, "--json").stdout)
     assert [(pack["arch"], len(pack["kernels"])) for pack in body] == [("sm80", 2), ("sm90", 1)]
-    assert json.loads(run("list", packs / "sm90", "--json").stdout) == body[1:]
-    assert list(body[0]) == ["arch", "folder", "host", "provenance", "kernels"]
+    assert json.loads(run("list", "--pack", packs / "sm90", "--json").stdout) == body[1:]
+    assert list(body[0]) == ["arch", "folder", "owner", "host", "provenance", "kernels"]
     assert body[1]["kernels"][0] == {
         "name": NAME,
         "role": "product",
@@ -294,9 +296,22 @@ def test_list_json(packs: Path) -> None:
     }
 
 
+def test_list_of_one_arch(packs: Path) -> None:
+    """list --arch shows the packs of that arch alone, and refuses one that does not exist or has no pack."""
+    body = json.loads(run("list", "--pack", packs, "--json").stdout)
+    assert json.loads(run("list", "--pack", packs, "--arch", "sm90", "--json").stdout) == body[1:]
+    assert run("list", "--pack", packs, "--arch", "sm91").exit_code == SpecError.exit_code
+    absent = run("list", "--pack", packs, "--arch", "gfx90a")
+    assert absent.exit_code == ArtifactError.exit_code
+    assert absent.stderr == (
+        f"error: no pack for gfx90a in {packs}, which has sm80, sm90; "
+        f"build it: aotmm build --arch gfx90a --out {packs}\n"
+    )
+
+
 def test_list_without_packs(tmp_path: Path) -> None:
     """An empty folder is an ArtifactError that says how to build packs there."""
-    result = run("list", tmp_path)
+    result = run("list", "--pack", tmp_path)
     assert result.exit_code == ArtifactError.exit_code
     assert f"aotmm build --arch ... --out {tmp_path}" in result.stderr
 
@@ -482,7 +497,7 @@ def test_doctor_json_keys(tmp_path: Path) -> None:
         "exit_code",
     ]
     assert list(body) == keys
-    assert list(body["packs"][0]) == ["folder", "arch", "kernels", "bytes", "executed_on", "tuning", "error"]
+    assert list(body["packs"][0]) == ["folder", "owner", "arch", "kernels", "bytes", "executed_on", "tuning", "error"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@
 typedef uint64_t value;      /* StableIValue */
 typedef struct tensor *tensor_t; /* AtenTensorHandle */
 
-enum { MAX_LIBRARIES = 256, MAX_DEVICES = 32, DTYPES = sizeof((int[])AOTMM_DEFAULT_OUTPUTS) / sizeof(int) };
+enum { MAX_LIBRARIES = 256, MAX_DEVICES = 32, MAX_PACKS = 8 /* for a device */ };
+enum { DTYPES = sizeof((int[])AOTMM_DEFAULT_OUTPUTS) / sizeof(int) };
 #define TORCH_2_10 (2ull << 56 | 10ull << 48) /* the version whose calling conventions are used */
 
 /* Found in libtorch_cpu, but for the stream. Each returns 0 or an error. */
@@ -89,19 +90,19 @@ static __thread torch_error last_error;
 static int32_t torch_dtypes[DTYPES], cuda_type;
 static const int default_outputs[DTYPES] = AOTMM_DEFAULT_OUTPUTS;
 static int (*resolver)(int library, int device);
-static const aotmm_launcher *launchers[MAX_LIBRARIES][MAX_DEVICES];
+static const aotmm_launcher *launchers[MAX_LIBRARIES][MAX_DEVICES][MAX_PACKS + 1]; /* in turn, up to a NULL */
 
 EXPORT const char aotmm_torch_key[] = AOTMM_KEY; /* digest of what this library was built from */
 
 EXPORT const torch_error *aotmm_torch_last_error(void) { return &last_error; }
 
-/* The launcher that products of library number `library` on device `device` go to. AOTMM_INVALID for a number out of
-   range, or a launcher of another ABI. */
-EXPORT int aotmm_torch_bind(int library, int device, const aotmm_launcher *launcher) {
-  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES || launcher->abi != AOTMM_ABI ||
-      launcher->problem_bytes != sizeof(aotmm_problem))
+/* The launcher that products of library number `library` on device `device` go to if none of a lower `rank` has a kernel
+   for them; to be bound before those. AOTMM_INVALID for a number out of range, or a launcher of another ABI. */
+EXPORT int aotmm_torch_bind(int library, int device, int rank, const aotmm_launcher *launcher) {
+  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES || rank < 0 || rank >= MAX_PACKS ||
+      launcher->abi != AOTMM_ABI || launcher->problem_bytes != sizeof(aotmm_problem))
     return AOTMM_INVALID;
-  __atomic_store_n(&launchers[library][device], launcher, __ATOMIC_RELEASE);
+  __atomic_store_n(&launchers[library][device][rank], launcher, __ATOMIC_RELEASE);
   return AOTMM_OK;
 }
 
@@ -340,16 +341,17 @@ static int set_epilogue(call *c) {
                                   &p->stride_scale_b));
 }
 
-static const aotmm_launcher *launcher_of(const call *c) {
+static const aotmm_launcher *const *launchers_of(const call *c) {
   if (c->library < 0 || c->library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES) {
     fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
     return NULL;
   }
-  const aotmm_launcher **slot = &launchers[c->library][c->device];
-  const aotmm_launcher *launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (!launcher && resolver && !resolver((int)c->library, c->device)) launcher = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (!launcher) fail(KIND_RESOLVER, "no pack of aotmm serves this device");
-  return launcher;
+  const aotmm_launcher **slots = launchers[c->library][c->device];
+  const aotmm_launcher *first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
+  if (!first && resolver && !resolver((int)c->library, c->device)) first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
+  if (first) return slots;
+  fail(KIND_RESOLVER, "no pack of aotmm serves this device");
+  return NULL;
 }
 
 /* Memory for a plan from torch's allocator, on torch's current stream of the device, which the plan is launched on. The
@@ -370,14 +372,18 @@ static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **addr
 static int launch(const call *c) {
   const aotmm_problem *p = &c->problem;
   if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
-  const aotmm_launcher *launcher = launcher_of(c);
-  if (!launcher) return 1;
+  const aotmm_launcher *const *next = launchers_of(c), *launcher;
+  if (!next) return 1;
   void *stream = NULL, *address = NULL;
   if (current_stream && current_stream(c->device, &stream))
     return fail(KIND_TORCH, "torch does not tell its current stream");
   aotmm_plan plan;
   tensor_t workspace = NULL;
-  int status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
+  int status;
+  do {
+    launcher = *next++;
+    status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
+  } while (status == AOTMM_NO_KERNEL && *next);
   if (status == AOTMM_OK && plan.workspace_bytes && !(workspace = workspace_of(&plan, c->device, &address)))
     status = launcher->plan(p, c->device, 0, &plan);
   if (status == AOTMM_OK) status = launcher->run(&plan, p, c->device, stream, address);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from aotmm.folders import build_command
 from aotmm.target import TARGETS, ways_to_run
 
 if TYPE_CHECKING:
@@ -40,12 +41,15 @@ def devices() -> list[Device]:
     return [device(ordinal) for ordinal in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
-def what_to_build(arch: str, folder: Path) -> str:
-    """What serves a GPU of `arch`: the command that builds it into `folder`, or that nothing does."""
+def what_to_build(arch: str, folder: Path | None) -> str:
+    """What serves a GPU of `arch`: the command that adds it to the packs in `folder`, or that nothing does.
+
+    No folder stands for the default library.
+    """
     for way in _WAYS:
         for name in TARGETS:
             if ways_to_run(name, arch) == way:
-                return f"no pack runs on {arch}; build one: aotmm build --arch {name} --out {folder}"
+                return f"no pack runs on {arch}; build one: {build_command(name, folder)}"
     return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"
 
 

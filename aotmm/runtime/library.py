@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.folders import data_folder
+from aotmm.folders import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
-from aotmm.runtime.pack import Pack, open_packs
+from aotmm.runtime.installed import find_packs
 from aotmm.runtime.shapes import products, result_shape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aotmm.kernel import Kernel
     from aotmm.runtime.launcher import Launcher, Selection
+    from aotmm.runtime.pack import Pack
+    from aotmm.table import Table
 
 Activation = str | tuple[str, float] | None
 _ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
@@ -30,19 +34,31 @@ _PAIR = 2
 class Library:
     """Prebuilt matrix products for torch tensors. Made by `aotmm.load`; safe to use from any thread.
 
+    A copy of it is the library itself; pickled it is its path and table, loaded again where it is unpickled.
+
     Attributes:
-        packs: the packs that were found, one per arch.
+        packs: the packs that were found. Where several are for a GPU's arch, each product goes to the first that has
+            kernels for its types and epilogue.
     """
 
-    def __init__(self, packs: tuple[Pack, ...], number: int) -> None:
+    def __init__(
+        self, packs: tuple[Pack, ...], number: int, path: Path | None, table: tuple[Path, Table] | None
+    ) -> None:
+        """The library number `number`, of the packs that `_load` found."""
         self.packs = packs
         self._number = number
+        self._path = path
+        self._table = table
         self._ops = ops.register(_resolve)
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
 
     def __repr__(self) -> str:
-        return f"<aotmm.Library of {', '.join(pack.arch for pack in self.packs)}>"
+        packs = ", ".join(f"{pack.arch} of {pack.owner}" if pack.owner else pack.arch for pack in self.packs)
+        return f"<aotmm.Library of {packs}{f' in {self._path}' if self._path else ''}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Library], tuple[object, ...]]:
+        return _load, (self._path, self._table)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -117,9 +133,7 @@ class Library:
             return self._into(out, a, b, bias, scale_a, scale_b, *options)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-            self._ops.reraise(
-                error, {name: value for name, value in tensors.items() if value is not None}, self.serving
-            )
+            self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self.asked)
         except AttributeError:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise
@@ -191,8 +205,9 @@ class Library:
         code, slope = (0, 0.0) if activation is None else _activation(activation)
         tf32 = a.dtype is torch.float32 and _tf32_allowed()
         problem = ops.problem(found[0], scale_a, scale_b, tuple(ACTIVATIONS)[code], slope, tf32=tf32, fast=fast_accum)
-        launcher = self.launcher(a.device.index)
-        return launcher.explain(problem, launcher.device(a.device.index))
+        asked = [pack.launcher for pack in self.asked(a.device.index)]
+        answers = [launcher.explain(problem, launcher.device(a.device.index)) for launcher in asked]
+        return next((answer for answer in answers if answer.chosen), answers[0])
 
     def preload(self, device: int | None = None) -> None:
         """Loads every kernel that fits GPU number `device`, by default the current one, now and not at its first use.
@@ -203,7 +218,8 @@ class Library:
         if not torch.cuda.is_available():
             raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for")
         ordinal = torch.cuda.current_device() if device is None else device
-        self.launcher(ordinal).preload(ordinal)
+        for pack in self.asked(ordinal):
+            pack.launcher.preload(ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
         """The launcher that serves GPU number `ordinal`.
@@ -215,14 +231,22 @@ class Library:
         return self.serving(ordinal).launcher
 
     def serving(self, ordinal: int) -> Pack:
-        """The pack whose kernels run on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
+        """The first pack whose kernels run on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
+        return self.asked(ordinal)[0]
+
+    def asked(self, ordinal: int) -> tuple[Pack, ...]:
+        """The packs that are asked in turn for a kernel for GPU number `ordinal`: the best one, and those of its arch.
+
+        Raises:
+            NoKernelError: as `launcher`.
+        """
         gpu = device(ordinal)
         found = best_pack(self.packs, gpu.arch)
         if found is None:
             packs = ", ".join(f"{pack.arch} ({pack.folder})" for pack in self.packs)
-            advice = what_to_build(gpu.arch, self.packs[0].folder.parent)
+            advice = what_to_build(gpu.arch, self._path)
             raise NoKernelError(f"no kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {packs}; {advice}")
-        return found[0]
+        return tuple(pack for pack in self.packs if pack.arch == found[0].arch)
 
 
 def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
@@ -271,46 +295,55 @@ _libraries: list[Library] = []
 def load(path: str | Path | None = None, *, table: str | Path | None = None) -> Library:
     """The library of the packs in `path`: a pack's folder, or a folder of packs; by default those of this installation.
 
+    To those other distributions may add theirs (docs/packs.md), which come first.
+
     Reads and checks the manifests. Nothing touches a GPU before the first product. Loading the same packs with the same
-    table again gives the same library; with another table it gives one of its own, which disturbs no other.
+    table again gives the same library, from any thread; with another table it gives one of its own, which disturbs no
+    other.
 
     Args:
         table: a tuning table, as `aotmm tune` writes it. The pack of its arch chooses by it, and not by what was
             measured when the pack was built; the others stay as they are.
 
     Raises:
-        ArtifactError: there are no packs, one is refused, or the table is refused or for an arch that none is for.
+        ArtifactError: there are no packs, one is refused, the table is refused or for an arch that none is for, or
+            another copy of aotmm is in use in this process.
     """
-    folder = data_folder("artifacts") if path is None else Path(path)
-    packs = tuple(open_packs(folder.resolve()))
+    folder = None if path is None else Path(path).resolve()
+    if table is None:
+        return _load(folder, None)
+    from aotmm.table import read  # only here: most libraries have none
+
+    return _load(folder, (Path(table), read(table)))
+
+
+def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
+    """`load` with a table that was read, and where from."""
+    packs = tuple(find_packs(path))
     if table is not None:
-        _tune(packs, Path(table))
+        _tune(packs, *table, path)
     identity = [(pack.folder, pack.head.digest, pack.table) for pack in packs]
     with _lock:
         for library in _libraries:
             if [(pack.folder, pack.head.digest, pack.table) for pack in library.packs] == identity:
                 return library
-        library = Library(packs, len(_libraries))
+        library = Library(packs, len(_libraries), path, table)
         _libraries.append(library)
         return library
 
 
-def _tune(packs: tuple[Pack, ...], path: Path) -> None:
-    """Gives the table in the file `path` to the pack of its arch."""
-    from aotmm.table import read  # only here: most libraries have none
-
-    found = read(path)
-    mine = [pack for pack in packs if pack.arch == found.arch]
+def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) -> None:
+    """Gives the table in the file `name` to the packs of its arch."""
+    mine = [pack for pack in packs if pack.arch == table.arch]
     if not mine:
-        folder = packs[0].folder.parent
         raise ArtifactError(
-            f"tuning table {path} is for {found.arch} ({found.device}), the packs in {folder} are for "
-            f"{', '.join(pack.arch for pack in packs)}; build one: aotmm build --arch {found.arch} --out {folder}"
+            f"tuning table {name} is for {table.arch} ({table.device}), the packs in {path or 'the installation'} are "
+            f"for {', '.join(pack.arch for pack in packs)}; build one: {build_command(table.arch, path)}"
         )
     for pack in mine:
-        pack.table = found
+        pack.table = table
 
 
-def _resolve(number: int, ordinal: int) -> int:
-    """Address of the C launcher that serves a GPU for library `number`; called by the ops at their first use."""
-    return _libraries[number].launcher(ordinal).address
+def _resolve(number: int, ordinal: int) -> list[int]:
+    """Addresses of the C launchers that serve a GPU for library `number`; called by the ops at their first use."""
+    return [pack.launcher.address for pack in _libraries[number].asked(ordinal)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 import aotmm
+from aotmm import folders
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES, OUTPUTS
+from aotmm.runtime.pack import load_library
 from aotmm.runtime.shapes import Product, result_shape
 
 if TYPE_CHECKING:
@@ -35,10 +37,10 @@ _OUTPUTS = {getattr(torch, DTYPES[name].torch): name for name in (*OUTPUTS, "int
 class Ops:
     """The registered ops. There is one per process; `register` makes it."""
 
-    def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], int]) -> None:
-        """`resolve(library, device)` is called once per library and device and answers with a launcher's address."""
+    def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], list[int]]) -> None:
+        """`resolve(library, device)` is called once per library and device and answers with launchers' addresses."""
         self._native = native
-        self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self._native.aotmm_torch_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p, _Resolver]
         self._native.aotmm_torch_init.restype = ctypes.c_char_p
         self._resolve = resolve
@@ -60,15 +62,19 @@ class Ops:
         return _OK
 
     def _bind(self, library: int, device: int) -> None:
-        if self._native.aotmm_torch_bind(library, device, self._resolve(library, device)):
-            raise ArtifactError("libaotmm_torch.so and the pack are of different versions; build the pack again")
+        for rank, address in reversed(list(enumerate(self._resolve(library, device)))):
+            if self._native.aotmm_torch_bind(library, device, rank, address):
+                raise ArtifactError(
+                    f"{_LIBRARY.name} does not take pack {rank} of library {library} for GPU {device}: it is of "
+                    "another version, which building it again mends, or these are too many"
+                )
 
-    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], serving: Callable[[int], Pack]) -> NoReturn:
+    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], asked: Callable[[int], Sequence[Pack]]) -> NoReturn:
         """Raises what the calling thread's last op meant by the RuntimeError that torch made of it.
 
         Args:
             tensors: the arguments by name, for the message.
-            serving: the pack that serves a GPU.
+            asked: the packs that are asked for kernels for a GPU.
         """
         from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
@@ -91,7 +97,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], text, found, serving(tensors["a"].device.index))
+                _refuse_types(tensors["a"], tensors["b"], text, found, asked(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
             a, b = tensors["a"], tensors["b"]
@@ -99,19 +105,19 @@ class Ops:
         raise cause
 
 
-def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, pack: Pack) -> NoReturn:
-    """Says what the pack has, when no kernel was found; `text` is the launcher's reason, `found` the tensors.
+def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, packs: Sequence[Pack]) -> NoReturn:
+    """Says what the packs have, when no kernel was found; `text` is the launcher's reason, `found` the tensors.
 
     Raises:
-        TypeError: the pack multiplies no such pair. NoKernelError: it writes or sizes its products otherwise.
+        TypeError: they multiply no such pair. NoKernelError: they write or size its products otherwise.
     """
-    kernels = [kernel for kernel in pack.manifest.kernels if kernel.role == "product"]
+    kernels = [kernel for pack in packs for kernel in pack.manifest.kernels if kernel.role == "product"]
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
     if mine not in types:
         known = ", ".join(f"{x} x {y}" for x, y in sorted(set(types)))
         raise TypeError(
-            f"no kernel of pack {pack.arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
+            f"no kernel of pack {packs[0].arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
         ) from None
     writes = {(k.dtype_c, k.epilogue) for k, pair in zip(kernels, types, strict=True) if pair == mine}
     has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
@@ -122,17 +128,18 @@ _lock = threading.Lock()
 _ops: Ops | None = None
 
 
-def register(resolve: Callable[[int, int], int]) -> Ops:
+def register(resolve: Callable[[int, int], list[int]]) -> Ops:
     """The process's ops, registered at the first call.
 
     Raises:
-        ArtifactError: the native library is missing, or this torch does not take it.
+        ArtifactError: the native library is missing, this torch does not take it, or another copy of aotmm is loaded.
     """
     global _ops  # noqa: PLW0603 - torch's registry is one per process too
     with _lock:
         if _ops is None:
+            _refuse_another_copy()
             try:
-                native = ctypes.CDLL(str(_LIBRARY))
+                native = _native()
             except OSError as error:
                 raise ArtifactError(
                     f"{_LIBRARY} cannot be loaded: {error}; in a checkout, `make artifacts` builds it"
@@ -141,6 +148,24 @@ def register(resolve: Callable[[int, int], int]) -> Ops:
             torch.library.register_fake("aotmm::mm", _fake_mm)
             torch.library.register_fake("aotmm::mm.out", _fake_mm_out)
         return _ops
+
+
+def _native() -> ctypes.CDLL:
+    """The library of the ops; inside a zip file nothing could open it by its path. Raises OSError."""
+    found = folders.place(_LIBRARY)
+    return ctypes.CDLL(str(found)) if found is _LIBRARY else load_library(found.read_bytes(), _LIBRARY.name)
+
+
+def _refuse_another_copy() -> None:
+    """Raises ArtifactError if torch has the ops already: it takes them once in a process, and then from one version."""
+    if not hasattr(torch.ops.aotmm, "mm"):
+        return
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    others = sorted({line.split(maxsplit=5)[-1] for line in maps if _LIBRARY.name in line})
+    raise ArtifactError(
+        f"another copy of aotmm is in use in this process, which torch allows one: {', '.join(others)}; this one is "
+        f"aotmm {aotmm.__version__} in {_LIBRARY.parent.parent}; leave one of them on sys.path"
+    )
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:

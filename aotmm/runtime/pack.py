@@ -8,12 +8,14 @@ import hashlib
 import os
 import platform
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotmm import manifest
 from aotmm.errors import ArtifactError
+from aotmm.folders import place
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS
 
@@ -30,17 +32,22 @@ class Pack:
     Attributes:
         folder: where it is.
         head: arch, library and provenance.
+        owner: name and version of the distribution that added it to the default library; "" for all other packs.
         table: times that its launcher is to go by instead of those that it was built with; set before that is opened.
     """
 
     def __init__(self, folder: Path, head: Head) -> None:
         self.folder = folder
         self.head = head
+        self.owner = ""
         self.table: Table | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<{self.arch} pack in {self.folder}>"
+        return f"<{self.arch} pack in {self.folder}{f' of {self.owner}' if self.owner else ''}>"
+
+    def __reduce__(self) -> tuple[Callable[..., Pack], tuple[object, ...]]:
+        return _reopen, (self.folder, self.owner, self.table)
 
     @property
     def arch(self) -> str:
@@ -73,6 +80,13 @@ class Pack:
         return launcher
 
 
+def _reopen(folder: Path, owner: str, table: Table | None) -> Pack:
+    """The same pack in another process, or a copy in this one; its launcher is opened anew."""
+    pack = open_pack(folder)
+    pack.owner, pack.table = owner, table
+    return pack
+
+
 def open_pack(folder: Path) -> Pack:
     """The pack in `folder`.
 
@@ -81,7 +95,7 @@ def open_pack(folder: Path) -> Pack:
     """
     path = folder / manifest.FILE_NAME
     try:
-        data = path.read_bytes()
+        data = place(path).read_bytes()
     except FileNotFoundError as error:
         arch = folder.name if folder.name in TARGETS else "ARCH"
         raise ArtifactError(
@@ -100,18 +114,30 @@ def open_pack(folder: Path) -> Pack:
 def open_packs(path: Path) -> list[Pack]:
     """The pack in `path`, or the packs in its subfolders, ordered by name; other subfolders are not looked at.
 
+    `path` may lead into a zip file.
+
     Raises:
         ArtifactError: there is none, or one is refused.
     """
-    if (path / manifest.FILE_NAME).exists():
-        return [open_pack(path)]
-    if not path.is_dir():
-        raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
-    places = sorted(entry for entry in path.glob("[!.]*") if entry.is_dir())
-    found = [open_pack(place) for place in places if place.name in TARGETS or (place / manifest.FILE_NAME).exists()]
+    try:
+        folders = _pack_folders(path)
+    except OSError as error:
+        raise ArtifactError(f"packs in {path} cannot be read: {error}") from error
+    found = [open_pack(folder) for folder in folders]
     if not found:
         raise ArtifactError(f"no packs in {path}; build some: aotmm build --arch ... --out {path}")
     return found
+
+
+def _pack_folders(path: Path) -> list[Path]:
+    root = place(path)
+    if (root / manifest.FILE_NAME).is_file():
+        return [path]
+    if not root.is_dir():
+        raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    packs = [entry for entry in folders if entry.name in TARGETS or (entry / manifest.FILE_NAME).is_file()]
+    return sorted(path / entry.name for entry in packs)
 
 
 def read_verified(folder: Path, file: File) -> bytes:
@@ -122,7 +148,7 @@ def read_verified(folder: Path, file: File) -> bytes:
     """
     path = folder / file.path
     try:
-        with path.open("rb") as handle:
+        with place(path).open("rb") as handle:
             data = handle.read(min(file.bytes, MAX_FILE_BYTES) + 1)
     except OSError as error:
         raise ArtifactError(f"pack {folder}: {file.path} cannot be read: {error}; build the pack again") from error
@@ -136,9 +162,16 @@ def read_verified(folder: Path, file: File) -> bytes:
 
 
 def load_verified(folder: Path, file: File) -> ctypes.CDLL:
-    """A library of a pack, loaded from the very bytes that were checked: a sealed memory file, not the path again."""
-    data = read_verified(folder, file)
-    handle = os.memfd_create(Path(file.path).name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    """A library of a pack, loaded from the very bytes that were checked, and not from the path again."""
+    try:
+        return load_library(read_verified(folder, file), Path(file.path).name)
+    except OSError as error:
+        raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error
+
+
+def load_library(data: bytes, name: str) -> ctypes.CDLL:
+    """The shared library whose bytes are `data`, from a memory file that nobody can change. Raises OSError."""
+    handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(handle, "wb", closefd=False) as stream:
             stream.write(data)
@@ -146,6 +179,6 @@ def load_verified(folder: Path, file: File) -> ctypes.CDLL:
         # The descriptor stays open: the loader knows libraries by name, and would take the next one that got the same
         # number for this one.
         return ctypes.CDLL(f"/proc/self/fd/{handle}")
-    except OSError as error:
+    except OSError:
         os.close(handle)
-        raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error
+        raise

@@ -221,7 +221,7 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
 
 def test_list_of_a_build(packs: Path) -> None:
     """Every kernel that was built is listed, by arch."""
-    body = json.loads(run("list", packs, "--json").stdout)
+    body = json.loads(run("list", "--pack", packs, "--json").stdout)
     assert [pack["arch"] for pack in body] == sorted(TARGETS)
     for pack in body:
         assert [kernel["name"] for kernel in pack["kernels"] if kernel["role"] == "product"] == [ANY, NN]

@@ -33,9 +33,9 @@ class FakeTorch:
         init = self.ops.aotmm_torch_init
         init.argtypes, init.restype = [ctypes.c_void_p] * 3, ctypes.c_char_p
         assert init(self.torch._handle, self.torch._handle, None) is None
-        self.ops.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        self.ops.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         launcher = ctypes.addressof(ctypes.c_char.in_dll(self.torch, "launcher"))
-        assert self.ops.aotmm_torch_bind(0, 3, launcher) == 0
+        assert self.ops.aotmm_torch_bind(0, 3, 0, launcher) == 0
         self.torch.multiply.argtypes = [ctypes.c_int, *[ctypes.c_int64] * 3]
 
     def multiply(
