@@ -78,4 +78,4 @@ def _folder(package: str) -> Path:
     for folder in folders:
         if place(folder).is_dir():
             return folder
-    raise ArtifactError(f"there is no package {package}" + f" in {folders[0]}" * bool(folders))
+    raise ArtifactError(f"there is no package {package}{f' in {folders[0]}' if folders else ''}")

@@ -104,6 +104,21 @@ static const aotmm_error *last_error(void) {
 EXPORT const aotmm_launcher launcher = {.abi = AOTMM_ABI, .problem_bytes = sizeof(aotmm_problem), .plan = plan,
                                         .run = run, .last_error = last_error};
 
+/* A pack that lacks kernels for every product. */
+static int plan_nothing(const aotmm_problem *problem, int ordinal, uint64_t limit, aotmm_plan *found) {
+  (void)problem, (void)ordinal, (void)found;
+  note("refuse", limit);
+  return AOTMM_NO_KERNEL;
+}
+
+static const aotmm_error *no_kernel(void) {
+  static const aotmm_error error = {.status = AOTMM_NO_KERNEL, .text = "no kernel"};
+  return &error;
+}
+
+EXPORT const aotmm_launcher lacking = {.abi = AOTMM_ABI, .problem_bytes = sizeof(aotmm_problem), .plan = plan_nothing,
+                                       .run = run, .last_error = no_kernel};
+
 /* An fp16 matrix that the op owns. */
 static tensor *matrix(int64_t rows, int64_t cols, int64_t address) {
   tensor *t = calloc(1, sizeof *t);

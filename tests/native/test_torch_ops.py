@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,8 +20,8 @@ PLAN = f"plan{WORKSPACE_LIMIT}"
 class FakeTorch:
     """The ops, registered with the stand-in."""
 
-    def __init__(self, folder: Path) -> None:
-        """Builds the stand-in in `folder`."""
+    def __init__(self, folder: Path, launchers: tuple[str, ...] = ("launcher",)) -> None:
+        """Builds the stand-in in `folder`; these of its launchers are asked in turn."""
         command, _ = link.compiler()
         (folder / "launcher.h").write_text(render.header())
         library = folder / "libfake_torch.so"
@@ -29,13 +30,14 @@ class FakeTorch:
         )
         link.link_torch_library()
         self.torch = ctypes.CDLL(str(library))
-        self.ops = ctypes.CDLL(str(link.TORCH_LIBRARY))
+        self.ops = ctypes.CDLL(shutil.copy(link.TORCH_LIBRARY, folder))  # with a state of its own
         init = self.ops.aotmm_torch_init
         init.argtypes, init.restype = [ctypes.c_void_p] * 3, ctypes.c_char_p
         assert init(self.torch._handle, self.torch._handle, None) is None
         self.ops.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-        launcher = ctypes.addressof(ctypes.c_char.in_dll(self.torch, "launcher"))
-        assert self.ops.aotmm_torch_bind(0, 3, 0, launcher) == 0
+        for rank, launcher in enumerate(launchers):
+            address = ctypes.addressof(ctypes.c_char.in_dll(self.torch, launcher))
+            assert self.ops.aotmm_torch_bind(0, 3, rank, address) == 0
         self.torch.multiply.argtypes = [ctypes.c_int, *[ctypes.c_int64] * 3]
 
     def multiply(
@@ -77,3 +79,21 @@ def test_failed_launch(tmp_path: Path) -> None:
     fake = FakeTorch(tmp_path)
     events = f"{PLAN} allocate64 run64 free64"
     assert fake.multiply(4, 5, 6, into_out=True, wanted=64, fails=True) == (events, "the launch failed")
+
+
+@own_process
+def test_packs_are_asked_in_turn(tmp_path: Path) -> None:
+    """The first pack that has a kernel launches it; what a later one has is not asked for."""
+    refuse = f"refuse{WORKSPACE_LIMIT}"
+    fake = FakeTorch(tmp_path, ("lacking", "lacking", "launcher", "lacking"))
+    assert fake.multiply(4, 5, 6, into_out=True) == (f"{refuse} {refuse} {PLAN} run0", "")
+    for rank in (8, -1):
+        assert fake.ops.aotmm_torch_bind(0, 3, rank, None) != 0
+
+
+@own_process
+def test_packs_that_all_lack_a_kernel(tmp_path: Path) -> None:
+    """Where no pack has one, the last one's words are raised."""
+    fake = FakeTorch(tmp_path, ("lacking", "lacking"))
+    refuse = f"refuse{WORKSPACE_LIMIT}"
+    assert fake.multiply(4, 5, 6, into_out=True) == (f"{refuse} {refuse}", "no kernel")

@@ -2,62 +2,69 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aotmm.target import TARGETS
+from tests.runtime.installation import run
 
-ROOT = Path(__file__).parents[2]
-
-# Starts every program below.
-BLOCK_BUILD_LIBRARIES = """
-import sys
-
-class Block:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in {"triton", "jinja2", "ziglang"}:
-            raise ModuleNotFoundError(f"{name} is blocked", name=name)
-
-sys.meta_path.insert(0, Block)
+CLI = "from aotmm.cli import main; main()"
+# Uses all that needs no GPU, and says what was opened for writing and whether a process was started.
+PROBE = """
+import torch
+events = []
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        writes = arguments[1] is not None and any(letter in arguments[1] for letter in "wax+")
+        if writes and not arguments[0].startswith("/proc/self/fd/"):
+            events.append(arguments[0])
+    elif event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "socket.connect"):
+        events.append(event)
+sys.addaudithook(watch)
+import os
+import aotmm
+lib = aotmm.load()
+for pack in lib.packs:
+    assert pack.launcher.kernels
+x = torch.zeros(2, 2)
+try:
+    lib.matmul(x, x)
+except TypeError as error:
+    assert "CUDA" in str(error)
+print(aotmm.__file__, os.access(sys.argv[1], os.W_OK), events)
 """
-
-
-def _module(*command: str | Path) -> None:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel installed in it and nothing else."""
-    folder = tmp_path_factory.mktemp("installed")
-    _module("hatchling", "build", "-t", "wheel", "-d", folder)
-    _module("pip", "install", "-q", "--no-deps", "--target", folder / "site", next(folder.glob("*.whl")))
-    return folder / "site"
-
-
-def _run(site: Path, tmp_path: Path, program: str, *arguments: str) -> str:
-    """What `program` prints when it runs with the installed wheel ahead of everything, far from the checkout."""
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCK_BUILD_LIBRARIES + program, *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(site), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+TWO_COPIES = """
+import aotmm
+aotmm.load()
+for name in [name for name in sys.modules if name.partition(".")[0] == "aotmm"]:
+    del sys.modules[name]
+sys.path.insert(0, sys.argv[1])
+import aotmm
+try:
+    aotmm.load()
+except aotmm.ArtifactError as error:
+    print(error)
+"""
+THREADS = """
+import threading
+import aotmm, torch
+barrier, found = threading.Barrier(32), []
+def ask():
+    barrier.wait()
+    found.append(aotmm.load())
+threads = [threading.Thread(target=ask) for _ in range(32)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(found), len(set(map(id, found))))
+"""
 
 
 def test_load_and_product(site: Path, tmp_path: Path) -> None:
     """`load()` finds the wheel's own packs and opens every launcher; a product is right where there is a GPU."""
-    printed = _run(
+    printed = run(
         site,
         tmp_path,
         """
@@ -76,8 +83,42 @@ if torch.cuda.is_available():
     assert printed.splitlines() == [f"{site}/aotmm/__init__.py", *packs]
 
 
+@pytest.mark.parametrize("zipped", [False, True], ids=["read-only folder", "zip file"])
+def test_nowhere_to_write(wheel: Path, site: Path, *, zipped: bool) -> None:
+    """What may not be written to, a zip file on sys.path too, works without HOME, and writes no file anywhere."""
+    place = wheel if zipped else site
+    for path in (wheel, site, *site.rglob("*")):
+        path.chmod(0o555)
+    printed = run(place, Path("/"), PROBE, str(place), homeless=True)
+    assert printed.splitlines() == [f"{place}/aotmm/__init__.py False []"]
+
+
+def test_commands_in_a_zip_file(wheel: Path, tmp_path: Path) -> None:
+    """The commands that look at packs do so inside a zip file, and name what they find by its whole path."""
+    inside = f"{wheel}/aotmm/artifacts/sm90"
+    for words in (["list"], ["doctor"], ["list", "--pack", inside], ["doctor", "--pack", f"{wheel}/aotmm/artifacts"]):
+        assert inside in run(wheel, tmp_path, CLI, *words)
+    assert "chosen" in run(wheel, tmp_path, CLI, "explain", "--arch", "sm90", "512", "512", "512")
+    missing = run(wheel, tmp_path, CLI, "list", "--pack", f"{wheel}/aotmm/native", fails=True)
+    assert f"no packs in {wheel}/aotmm/native; build some" in missing
+
+
 def test_doctor(site: Path, tmp_path: Path) -> None:
     """`aotmm doctor` checks every file of the installed packs and finds nothing wrong."""
-    printed = _run(site, tmp_path, "from aotmm.cli import main; main()", "doctor")
+    printed = run(site, tmp_path, CLI, "doctor")
     for arch in TARGETS:
         assert f"{site}/aotmm/artifacts/{arch}" in printed
+
+
+def test_two_copies(wheel: Path, site: Path, tmp_path: Path) -> None:
+    """A second copy of aotmm in one process is refused by an error that names both."""
+    printed = run(site, tmp_path, TWO_COPIES, str(wheel))
+    assert printed.startswith("another copy of aotmm is in use in this process")
+    assert f"{site}/aotmm/native/libaotmm_torch.so; this one is aotmm" in printed
+    assert f" in {wheel}/aotmm; leave one of them on sys.path" in printed
+    assert "/memfd:libaotmm_torch.so" in run(wheel, tmp_path, TWO_COPIES, str(site))
+
+
+def test_threads_load_one_library(site: Path, tmp_path: Path) -> None:
+    """32 threads that make the process's first call of `load` get the same library."""
+    assert run(site, tmp_path, THREADS) == "32 1\n"

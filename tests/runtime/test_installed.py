@@ -1,0 +1,136 @@
+"""The default library: packs that other distributions add, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import re
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import aotmm
+from aotmm.errors import ArtifactError
+from aotmm.runtime import library
+from aotmm.runtime.devices import Device
+from aotmm.runtime.installed import find_packs, own
+from aotmm.target import TARGETS
+from tests.runtime.installation import ROOT, module, run
+from tests.runtime.test_installed_wheel import CLI
+from tests.runtime.test_pack import write_pack
+from tests.samples import manifest
+
+BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "packs.md").read_text(), re.DOTALL))
+OWN = sorted(TARGETS)
+SHOW = """
+import aotmm
+lib = aotmm.load()
+print(lib)
+print([(pack.arch, pack.owner, len(pack.launcher.kernels) > 0) for pack in lib.packs])
+print("acme_kernels" in sys.modules)
+"""
+
+
+def add(site: Path, distribution: str, package: str, *archs: str, version: str = "1.0") -> None:
+    """Puts a distribution with packs for `archs` into `site`; their manifests are right, their libraries none."""
+    metadata = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    (metadata / "entry_points.txt").write_text(f"[aotmm.packs]\nours = {package}\n")
+    for arch in archs:
+        entry = dataclasses.replace(manifest(), arch=arch, host=f"{platform.machine()}-linux-gnu")
+        write_pack(site.joinpath(*package.split("."), arch), entry)
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on sys.path for distributions."""
+    folder = tmp_path / "added"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_example(site: Path, tmp_path: Path) -> None:
+    """The wheel that docs/packs.md shows, built and installed, adds its pack: load, list and doctor find it."""
+    project, target = tmp_path / "project", tmp_path / "target"
+    shutil.copytree(own() / "sm90", project / "packs" / "sm90")  # what its first command builds
+    (project / "pyproject.toml").write_text(BLOCKS["toml"])
+    module("hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project)
+    module("pip", "install", "-q", "--no-deps", "--target", target, next(tmp_path.glob("*.whl")))
+    assert len([line for line in BLOCKS["toml"].splitlines() if line]) <= 15
+
+    path = f"{target}:{site}"
+    packs = [("sm90", "acme-kernels 1.0", True), *((arch, "", True) for arch in OWN)]
+    assert run(path, tmp_path, SHOW).splitlines() == [
+        "<aotmm.Library of sm90 of acme-kernels 1.0, gfx90a, sm80, sm90>",
+        str(packs),
+        "False",
+    ]
+    where = f"{target}/acme_kernels/sm90 (added by acme-kernels 1.0)"
+    for command in ("list", "doctor"):
+        assert where in run(path, tmp_path, CLI, command)
+
+    (target / "acme_kernels/sm90/manifest.json").write_text("{}")
+    said = "acme-kernels 1.0 adds packs to aotmm (entry point acme = acme_kernels) that cannot be used: "
+    assert f"aotmm.errors.ArtifactError: {said}" in run(path, tmp_path, SHOW, fails=True)
+    told = run(path, tmp_path, CLI, "doctor", fails=True)
+    assert said in told
+    assert f"{site}/aotmm/artifacts/sm90" in told, "doctor goes on"
+
+
+def test_order(added: Path) -> None:
+    """Added packs come by the names of their distributions, whatever they are for, and before those of aotmm."""
+    add(added, "zeta-kernels", "zeta", "sm90")
+    add(added, "acme-kernels", "acme.kernels.packs", "sm80", "sm90", version="2.1")
+    found = [(pack.arch, pack.owner) for pack in find_packs(None)]
+    acme, zeta = "acme-kernels 2.1", "zeta-kernels 1.0"
+    assert found == [("sm80", acme), ("sm90", acme), ("sm90", zeta), *((arch, "") for arch in OWN)]
+    assert [pack.owner for pack in find_packs(own())] == [""] * len(OWN), "a path has what is there alone"
+    assert not {"acme", "acme.kernels", "zeta"} & set(sys.modules)
+
+
+def test_in_a_zip_file(added: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A distribution may be in a zip file on sys.path."""
+    add(added, "acme-kernels", "acme.packs", "sm90")
+    with zipfile.ZipFile(tmp_path / "acme.zip", "w") as archive:
+        for path in sorted(added.rglob("*")):
+            archive.write(path, path.relative_to(added))
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "acme.zip"), *(path for path in sys.path if path != str(added))])
+    first = find_packs(None)[0]
+    assert (first.owner, first.folder) == ("acme-kernels 1.0", tmp_path / "acme.zip/acme/packs/sm90")
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [
+        ("absent_package", "there is no package absent_package; "),
+        ("acme.absent", r"there is no package acme\.absent in .*/acme/absent; "),
+        ("acme", "no packs in .*/acme; build some: "),
+        ("json.decoder", r"there is no package json\.decoder in .*/json/decoder; "),
+    ],
+)
+def test_what_cannot_be_used(added: Path, package: str, text: str) -> None:
+    """A distribution whose packs are not there is not passed over: the error names it and its entry point."""
+    add(added, "acme-kernels", package)
+    (added / "acme").mkdir()
+    begin = rf"acme-kernels 1\.0 adds packs to aotmm \(entry point ours = {re.escape(package)}\) that cannot be used: "
+    with pytest.raises(ArtifactError, match=f"{begin}{text}.*or uninstall it: pip uninstall acme-kernels$"):
+        aotmm.load()
+
+
+def test_packs_for_one_arch_are_asked_in_turn(added: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of packs that fit a GPU all of the best one's arch are asked, in their order."""
+    add(added, "acme-kernels", "acme", "sm80", "sm90")
+    lib = aotmm.load()
+    for arch, asked in (
+        ("sm90", [("sm90", "acme-kernels 1.0"), ("sm90", "")]),
+        ("sm86", [("sm80", "acme-kernels 1.0"), ("sm80", "")]),
+        ("gfx90a", [("gfx90a", "")]),
+    ):
+        monkeypatch.setattr(library, "device", lambda ordinal, arch=arch: Device(ordinal, "Some GPU", arch))
+        assert [(pack.arch, pack.owner) for pack in lib.asked(0)] == asked
+        assert lib.serving(0) is lib.asked(0)[0]
