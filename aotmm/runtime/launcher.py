@@ -50,6 +50,8 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
 ) = range(8)
 ANY_WORKSPACE = 2**64 - 1
 COPY_A, COPY_B, COPY_C = 1, 2, 4
+# What the stride of a matrix without gaps between its lines is.
+_SIZE_OF = {"stride_am": "K", "stride_ak": "M", "stride_bk": "N", "stride_bn": "K", "stride_cm": "N", "stride_cn": "M"}
 
 
 class CProblem(Structure):
@@ -349,7 +351,7 @@ class Launcher:
         return Verdict(
             kernel=entry,
             same_types=verdict.reason not in (OTHER_TYPES, NO_PRODUCT),
-            rejected=_reason(entry, verdict),
+            rejected=_reason(entry, verdict, problem),
             plan=Plan.from_c(verdict.plan) if verdict.reason == FITS else None,
         )
 
@@ -432,7 +434,7 @@ def _described(plan: Plan | None) -> str:
     return f"{' + '.join(plan.launches)}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
 
 
-def _reason(kernel: Kernel, verdict: CVerdict) -> str | None:
+def _reason(kernel: Kernel, verdict: CVerdict, problem: Problem) -> str | None:
     found = verdict.found
     if verdict.reason == BROKEN_PROMISE:
         promise = kernel.promises[verdict.promise]
@@ -442,6 +444,10 @@ def _reason(kernel: Kernel, verdict: CVerdict) -> str | None:
             "below": f"not below {promise.operand}",
             "at_least": f"below {promise.operand}",
         }
+        size = _SIZE_OF.get(promise.value)
+        if promise.relation == "multiple_of" and size is not None and getattr(problem, size) == found:
+            # what the user knows, and could change, is the size
+            return f"{size}={found}, which is {promise.value} too, is {words['multiple_of']}"
         return f"{promise.value}={found} is {words[promise.relation]}"
     reasons = {
         OTHER_TYPES: f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}",

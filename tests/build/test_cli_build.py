@@ -287,8 +287,8 @@ def test_explain(packs: Path, arch: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((512, 256, 100), "stride_am=100 is not divisible by 8"),
-        ((512, 257, 128), "stride_bk=257 is not divisible by 8"),
+        ((512, 256, 100), "K=100, which is stride_am too, is not divisible by 8"),
+        ((512, 257, 128), "N=257, which is stride_bk too, is not divisible by 8"),
         ((512, 256, 128, "--layout", "nt"), "stride_bn=128 is not 1"),
         ((512, 256, 128, "--layout", "tn"), "stride_ak=512 is not 1"),
         ((2**20, 2**20, 128), "c_extent=1099511627775 is not below 2147483648"),
@@ -316,7 +316,7 @@ def test_explain_text(packs: Path) -> None:
     assert "launches   product\ngrid       64 blocks\ntime       " in text
     assert any(line.startswith(ANY) for line in text.splitlines())
     text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
-    assert f"{NN}  stride_am=100 is not divisible by 8" in text
+    assert f"{NN}  K=100, which is stride_am too, is not divisible by 8" in text
 
 
 @pytest.mark.parametrize("words", [("--dtype", "bf16"), ("--activation", "leaky_relu"), ("--out-dtype", "fp32")])

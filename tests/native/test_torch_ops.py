@@ -30,7 +30,7 @@ class FakeTorch:
         )
         link.link_torch_library()
         self.torch = ctypes.CDLL(str(library))
-        self.ops = ctypes.CDLL(shutil.copy(link.TORCH_LIBRARY, folder))  # with a state of its own
+        self.ops = ctypes.CDLL(str(shutil.copy(link.TORCH_LIBRARY, folder)))  # with a state of its own
         init = self.ops.aotmm_torch_init
         init.argtypes, init.restype = [ctypes.c_void_p] * 3, ctypes.c_char_p
         assert init(self.torch._handle, self.torch._handle, None) is None

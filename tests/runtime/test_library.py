@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +16,14 @@ import torch
 
 import aotmm
 from aotmm import table
-from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
 from aotmm.runtime import library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
 from aotmm.table import Sample, Shape, Table
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +119,96 @@ def test_load_touches_no_gpu(lib: Library) -> None:
     """Loading initialises nothing of torch's CUDA state and opens no pack's library."""
     assert lib.packs
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    ("stride", "reason"),
+    [
+        (50, "K=50, which is stride_am too, is not divisible by 8"),
+        (52, "stride_am=52 is not divisible by 8"),
+        (56, "K=50 is not divisible by 8"),
+    ],
+)
+def test_explain_blames_what_is_to_blame(lib: Library, stride: int, reason: str) -> None:
+    """A stride that is not divisible because a size is not is told by the size; a stride of its own by itself."""
+    problem = Problem(512, 512, 50, (stride, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
+    batch = dataclasses.replace(problem, batch=2, batch_strides=(1 << 20,) * 3)  # whose operands are not copied
+    launcher = lib.packs[1].launcher
+    wanted = ("product", "fp16", "nn", 16)
+    number = next(n for n, k in enumerate(launcher.kernels) if (k.role, k.dtype_a, k.layout, k.vector_bytes) == wanted)
+    verdict = launcher.check(batch, CDevice(108, 166_912), number)
+    assert verdict.rejected == reason
+
+
+def test_copies_are_the_library_itself(lib: Library, tmp_path: Path) -> None:
+    """A library is copied as itself, and unpickled as what `load` gives for its path and table, without the file too."""
+    path = tmp_path / "sm90.json"
+    path.write_bytes(tuned("sm90", device="for copies"))
+    for library_ in (lib, aotmm.load(lib.packs[0].folder), aotmm.load(table=path)):
+        assert copy.deepcopy(library_) is copy.copy(library_) is library_
+        assert copy.deepcopy({"model": [library_]})["model"][0] is library_
+        assert pickle.loads(pickle.dumps(library_)) is library_  # noqa: S301 - our own bytes
+    held = pickle.dumps(aotmm.load(table=path))
+    path.unlink()
+    found = in_another_process(held, "[pack.table and pack.table.device for pack in held.packs]")
+    assert found == [None, None, "for copies"]
+
+
+def test_what_users_hold_is_pickled(lib: Library) -> None:
+    """Kernels, problems, plans and what selection says of them are equal in another process, and packs open there."""
+    pack = lib.packs[1]
+    problem = Problem(512, 512, 512, (512, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
+    selection = pack.launcher.explain(problem, CDevice(108, 166_912))
+    values = [pack.manifest.kernels[0], problem, selection.chosen and selection.chosen.plan, selection]
+    for value in values:
+        assert copy.deepcopy(value) == value
+        assert in_another_process(pickle.dumps(value), "held") == value
+    other = in_another_process(pickle.dumps(pack), "held")
+    assert (other.folder, other.head, other.owner, repr(other)) == (pack.folder, pack.head, "", repr(pack))
+    assert other.manifest.kernels == pack.manifest.kernels
+    assert copy.deepcopy(pack).launcher.kernels == pack.launcher.kernels
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoKernelError("no kernel", ("one: K=50 is odd",)),
+        DriverError("failed", call="cuInit", code=3, device=1),
+        ArtifactError("altered"),
+        SpecError("unknown"),
+        CompileError("refused"),
+        PackError("full"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_cross_processes(error: AotmmError) -> None:
+    """An error has its type, text and fields in another process, as a pool of processes hands it on."""
+    for other in (copy.deepcopy(error), in_another_process(pickle.dumps(error), "held")):
+        assert (type(other), str(other), vars(other)) == (type(error), str(error), vars(error))
+
+
+def in_another_process(held: bytes, expression: str) -> Any:
+    """What `expression` is of the unpickled object `held` in a process of its own."""
+    program = (
+        f"import pickle, sys; held = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(pickle.dumps({expression}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=held,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+    )
+    return pickle.loads(done.stdout)  # noqa: S301 - our own bytes
+
+
+def test_repr(lib: Library) -> None:
+    """A library says what it has, and where from if that was named."""
+    assert repr(lib) == "<aotmm.Library of gfx90a, sm80, sm90>"
+    folder = lib.packs[1].folder
+    assert repr(aotmm.load(folder)) == f"<aotmm.Library of sm80 in {folder}>"
+    assert repr(lib.packs[1]) == f"<sm80 pack in {folder}>"
 
 
 X = torch.zeros(4, 8, dtype=torch.float16)
