@@ -63,11 +63,16 @@ def build(
         jobs: compiler processes; all processors by default.
 
     Raises:
-        SpecError: an unknown arch, dtype or config set, or a wrong entry in one; nothing was done.
+        SpecError: an unknown arch, dtype or config set, or a wrong entry in one, or aotmm is in a zip file; nothing was
+            done.
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
             In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
             next build.
     """
+    if not Path(__file__).is_file():
+        raise SpecError(
+            f"{__file__} is in a zip file, where no compiler can read kernels; install aotmm to build packs"
+        )
     targets = [target(name) for name in dict.fromkeys(archs)]
     chosen = config_set(configs)
     work = {row.name: variants(chosen, row, dtypes) for row in targets}

@@ -359,6 +359,40 @@ def test_threads_load_once(many_kernels: Path) -> None:
     assert emulator.driver.misuse == []
 
 
+@own_process
+def test_threads_race_the_first_launch(pack: Path) -> None:
+    """32 threads whose first call of anything is the same product open the driver and load its image once."""
+    emulator = Emulator(pack, execute=False)
+    barrier = threading.Barrier(32)
+
+    def work() -> None:
+        barrier.wait()
+        emulator.launcher.matmul(SPECIALISED, 0, 0)
+
+    threads = [threading.Thread(target=work) for _ in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(emulator.driver.launches) == 32
+    first = {"sm80": ["cuInit", "cuDevicePrimaryCtxRetain"], "gfx90a": ["hipInit"]}[emulator.arch]
+    assert [names(emulator).count(name) for name in (*first, LOAD[emulator.arch])] == [1] * (len(first) + 1)
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_packs_share_a_process(pack: Path) -> None:
+    """Two packs in one process, here the same one twice, share the driver and nothing else."""
+    emulator = Emulator(pack, execute=False)
+    other = open_pack(pack).launcher
+    for launcher in (emulator.launcher, other, emulator.launcher, other):
+        launcher.matmul(SPECIALISED, 0, 0)
+    assert len(emulator.driver.launches) == 4
+    assert names(emulator).count(LOAD[emulator.arch]) == 2 == emulator.driver.live_modules
+    assert in_child(lambda: other.device(0)) == FORKED
+    assert emulator.driver.misuse == []
+
+
 @ON_CUDA
 @own_process
 def test_newer_gpu_gets_the_text(pack: Path) -> None:

@@ -20,6 +20,7 @@ from elftools.elf.elffile import ELFFile
 import aotmm
 from aotmm import manifest
 from aotmm.build import link
+from aotmm.errors import SpecError
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 
@@ -248,3 +249,12 @@ def test_installed_wheel_without_torch(wheel: Path, tmp_path: Path) -> None:
     json.loads(listed.stdout)
     for arch in TARGETS:
         assert arch in listed.stdout
+
+
+def test_build_inside_a_zip_file_is_refused(wheel: Path, tmp_path: Path) -> None:
+    """A wheel on sys.path, which is a zip file, does not build packs, and says why and what to do."""
+    command = (sys.executable, "-c", "from aotmm.cli import main; main()", "build", "--arch", "sm80", "--out", "packs")
+    done = _run(*command, cwd=tmp_path, PYTHONPATH=str(wheel))
+    assert done.returncode == SpecError.exit_code
+    assert f"{wheel}/aotmm/build/__init__.py is in a zip file" in done.stderr
+    assert "install aotmm to build packs" in done.stderr

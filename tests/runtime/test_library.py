@@ -141,7 +141,7 @@ def test_explain_blames_what_is_to_blame(lib: Library, stride: int, reason: str)
 
 
 def test_copies_are_the_library_itself(lib: Library, tmp_path: Path) -> None:
-    """A library is copied as itself, and unpickled as what `load` gives for its path and table, without the file too."""
+    """A library is copied as itself, and unpickled as `load` gives it for its path and table, whose file may be gone."""
     path = tmp_path / "sm90.json"
     path.write_bytes(tuned("sm90", device="for copies"))
     for library_ in (lib, aotmm.load(lib.packs[0].folder), aotmm.load(table=path)):
@@ -297,6 +297,20 @@ def test_gpu_without_a_pack(
     monkeypatch.setattr(lib, "packs", lib.packs[packs])
     with pytest.raises(NoKernelError, match=rf"cuda:3, Some GPU \({arch}\); found: gfx90a .*{advice}"):
         lib.launcher(3)
+
+
+def test_preload_of_every_pack(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Preloading is for each pack that is asked for kernels, on the current device or the one that is named."""
+    loaded: list[tuple[str, int]] = []
+    monkeypatch.setattr(lib, "packs", lib.packs[1:] * 2)
+    monkeypatch.setattr(library, "device", lambda ordinal: Device(ordinal, "Some GPU", "sm90"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    for pack in lib.packs[:2]:
+        monkeypatch.setattr(pack.launcher, "preload", lambda ordinal, arch=pack.arch: loaded.append((arch, ordinal)))
+    lib.preload()
+    lib.preload(5)
+    assert loaded == [("sm90", 2)] * 2 + [("sm90", 5)] * 2
 
 
 def test_preload_without_a_gpu(lib: Library) -> None:
