@@ -131,8 +131,7 @@ def list_(*, arch: str | None, folder: Path | None, as_json: bool) -> None:
 
     packs = find_packs(folder)
     if arch is not None:
-        first = _pack_of(packs, arch, folder)
-        packs = [pack for pack in packs if pack.arch == first.arch]
+        packs = _packs_of(packs, arch, folder)
     if as_json:
         _print_json([_pack_to(pack) for pack in packs])
     else:
@@ -156,7 +155,7 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
     if asm is not None and as_json:
         raise click.UsageError("--asm prints code, which is not JSON; leave out one of them")
     packs = find_packs(folder)
-    pack, kernel = _kernel(packs if arch is None else [_pack_of(packs, arch, folder)], name)
+    pack, kernel = _kernel(packs if arch is None else _packs_of(packs, arch, folder), name)
     if asm is not None:
         click.echo(assembly(pack, kernel, asm), nl=False)
     elif as_json:
@@ -260,11 +259,13 @@ def explain(
         bias_ptr=align if bias else 0,
         bias_strides=(m * n, n, 1) if bias == "matrix" else (0, 0, 1),
     )
-    pack = _pack_of(find_packs(folder), arch, folder)
-    try:
-        selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
-    except ValueError as error:
-        raise SpecError(str(error)) from error
+    for pack in _packs_of(find_packs(folder), arch, folder):
+        try:
+            selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
+        except ValueError as error:
+            raise SpecError(str(error)) from error
+        if selection.chosen is not None:
+            break
     judged = [row for row in selection.verdicts if row.kernel.role in ("product", "partial")]
     refused = [row for row in judged if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
@@ -366,7 +367,7 @@ def tune(
         out = shipped_path(arch)
     seconds = _seconds(budget)
     packs = find_packs(folder)
-    pack = _pack_of(packs, arch, folder)
+    pack = _packs_of(packs, arch, folder)[0]
     measured = None
     if refit:
         verdict = session.refit(pack, out, dtypes)
@@ -547,16 +548,17 @@ def _print_json(body: object) -> None:
     click.echo(json.dumps(body, indent=2))
 
 
-def _pack_of(packs: Sequence[Pack], arch: str, folder: Path | None) -> Pack:
-    """The first pack of `arch`. Raises SpecError for an unknown arch, ArtifactError where there is no pack of it."""
+def _packs_of(packs: Sequence[Pack], arch: str, folder: Path | None) -> list[Pack]:
+    """The packs of `arch`, at least one. Raises SpecError for an unknown arch, ArtifactError where there is none."""
     target(arch)
-    for pack in packs:
-        if pack.arch == arch:
-            return pack
-    raise ArtifactError(
-        f"no pack for {arch} in {folder or 'the installation'}, which has {', '.join(pack.arch for pack in packs)}; "
-        f"build it: {build_command(arch, folder)}"
-    )
+    found = [pack for pack in packs if pack.arch == arch]
+    if not found:
+        has = ", ".join(pack.arch for pack in packs)
+        raise ArtifactError(
+            f"no pack for {arch} in {folder or 'the installation'}, which has {has}; "
+            f"build it: {build_command(arch, folder)}"
+        )
+    return found
 
 
 def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
@@ -568,7 +570,8 @@ def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
         hint = f"did you mean {', '.join(near)}?" if near else "aotmm list shows them all"
         raise SpecError(f"no kernel {name!r} among {len(names)} of {', '.join(pack.arch for pack in packs)}; {hint}")
     if len(found) > 1:
-        raise SpecError(f"kernel {name} is in several packs; say --arch {' or '.join(pack.arch for pack, _ in found)}")
+        places = ", ".join(f"{pack.arch} in {pack.folder}" for pack, _ in found)
+        raise SpecError(f"kernel {name} is in several packs; say --arch or --pack for one of them: {places}")
     return found[0]
 
 

@@ -34,7 +34,8 @@ def place(path: Path) -> Traversable:
             if parent.is_file():
                 import zipfile  # only here: `import aotmm` should be quick
 
-                return zipfile.Path(parent).joinpath(*path.relative_to(parent).parts)
+                if zipfile.is_zipfile(parent):
+                    return zipfile.Path(parent).joinpath(*path.relative_to(parent).parts)
     return path
 
 

@@ -362,7 +362,7 @@ def test_inspect_of_several_packs(packs: Path) -> None:
     """A name in two packs needs --arch, and the message says which there are."""
     result = run("inspect", NAME, "--pack", packs)
     assert result.exit_code == SpecError.exit_code
-    assert "--arch sm80 or sm90" in result.stderr
+    assert f"say --arch or --pack for one of them: sm80 in {packs}/sm80, sm90 in {packs}/sm90" in result.stderr
 
 
 @pytest.mark.parametrize(

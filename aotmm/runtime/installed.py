@@ -57,7 +57,7 @@ def added(entry: EntryPoint) -> list[Pack]:
     name = owner(entry)
     try:
         packs = open_packs(_folder(entry.value).resolve())
-    except ArtifactError as error:
+    except (ArtifactError, OSError) as error:
         raise ArtifactError(
             f"{name} adds packs to aotmm (entry point {entry.name} = {entry.value}) that cannot be used: {error}; "
             f"or uninstall it: pip uninstall {name.partition(' ')[0]}"

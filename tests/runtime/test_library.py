@@ -141,7 +141,7 @@ def test_explain_blames_what_is_to_blame(lib: Library, stride: int, reason: str)
 
 
 def test_copies_are_the_library_itself(lib: Library, tmp_path: Path) -> None:
-    """A library is copied as itself, and unpickled as `load` gives it for its path and table, whose file may be gone."""
+    """A library is copied as itself, and unpickled as `load` gives it for its path and table, the file gone too."""
     path = tmp_path / "sm90.json"
     path.write_bytes(tuned("sm90", device="for copies"))
     for library_ in (lib, aotmm.load(lib.packs[0].folder), aotmm.load(table=path)):

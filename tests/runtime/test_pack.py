@@ -122,6 +122,10 @@ def test_open_packs_where_none_are(tmp_path: Path) -> None:
         open_packs(tmp_path)
     with pytest.raises(ArtifactError, match=f"no packs: {tmp_path}/absent is not a folder; {command}/absent"):
         open_packs(tmp_path / "absent")
+    (tmp_path / "file").write_bytes(b"PK, but no zip file")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ArtifactError, match=f"no packs: {path} is not a folder"):
+            open_packs(path)
 
 
 def test_one_bad_pack_among_others(fake: Path) -> None:
