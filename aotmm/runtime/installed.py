@@ -72,7 +72,7 @@ def _folder(package: str) -> Path:
     top, *rest = package.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # something that is no module is called so in sys.modules
+    except ValueError:  # sys.modules has a module of that name that nobody found, as __main__
         spec = None
     folders = [Path(root, *rest) for root in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:

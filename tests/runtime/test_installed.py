@@ -109,6 +109,7 @@ def test_in_a_zip_file(added: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     [
         ("absent_package", "there is no package absent_package; "),
         ("acme.absent", r"there is no package acme\.absent in .*/acme/absent; "),
+        ("__main__", "there is no package __main__; "),
         ("acme", "no packs in .*/acme; build some: "),
         ("json.decoder", r"there is no package json\.decoder in .*/json/decoder; "),
     ],
