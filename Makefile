@@ -54,7 +54,7 @@ bench: artifacts setup ## measures this machine's GPU; bench-results/report.html
 
 clean: ## removes everything that was made, environments included
 	rm -rf .venv .venv-build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f aotmm/native/libaotmm_torch.so
+	rm -f aotmm/native/*.so
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
 .venv-build/.stamp: pyproject.toml

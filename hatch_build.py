@@ -1,4 +1,4 @@
-"""Decides what a wheel holds beside the package: templates, packs and the torch library. Refuses one without them."""
+"""Decides what a wheel holds beside the package: templates, packs and what serves torch. Refuses one without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotmm.errors import ArtifactError
 from aotmm.runtime.pack import open_pack, read_verified
 
 GLIBC = (2, 17)  # what the tag promises and `aotmm.build.link` links for
-TORCH_LIBRARY = Path("aotmm/native/libaotmm_torch.so")
+TORCH_LIBRARIES = (Path("aotmm/native/libaotmm_torch.so"), Path("aotmm/native/_fast.abi3.so"))
 
 
 class WheelHook(BuildHookInterface[BuilderConfig]):
@@ -33,7 +33,7 @@ class WheelHook(BuildHookInterface[BuilderConfig]):
             built = _built_files(root)
         except ArtifactError as error:
             self.app.abort(
-                f"a wheel needs the built packs and the torch library: {error}\n"
+                f"a wheel needs the built packs and the libraries for torch: {error}\n"
                 "In a checkout, `make wheel` builds everything. A source distribution cannot be installed directly: "
                 "install a wheel, or build one in the unpacked sources with `make wheel`."
             )
@@ -52,14 +52,15 @@ def _built_files(root: Path) -> list[Path]:
     """Every built file that a wheel ships, relative to `root`, each checked.
 
     Raises:
-        ArtifactError: a pack or the torch library is missing, altered, or for other machines than the tag says.
+        ArtifactError: a pack or a library for torch is missing, altered, or for other machines than the tag says.
     """
-    if not (root / TORCH_LIBRARY).is_file():
-        raise ArtifactError(f"{TORCH_LIBRARY} is missing")
+    for path in TORCH_LIBRARIES:
+        if not (root / path).is_file():
+            raise ArtifactError(f"{path} is missing")
     folders = [path for path in sorted((root / "artifacts").glob("[!.]*")) if path.is_dir()]
     if not folders:
         raise ArtifactError("there is no pack in artifacts/")
-    libraries, found = {TORCH_LIBRARY: (root / TORCH_LIBRARY).read_bytes()}, [TORCH_LIBRARY]
+    libraries, found = {path: (root / path).read_bytes() for path in TORCH_LIBRARIES}, [*TORCH_LIBRARIES]
     for pack in map(open_pack, folders):
         folder = pack.folder.relative_to(root)
         contents = {folder / file.path: read_verified(pack.folder, file) for file in manifest.files(pack.manifest)}

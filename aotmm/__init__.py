@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from aotmm.runtime.library import Library
+    from aotmm.runtime.override import Override
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "SpecError",
     "load",
     "matmul",
+    "override",
 ]
 
 _default: Library | None = None
@@ -53,3 +55,20 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
     if _default is None:
         _default = load()
     return _default.matmul(a, b, **options)
+
+
+def override() -> Override:
+    """Sends torch's own products to this installation's kernels, until `.remove()` or the end of a `with` block.
+
+    torch.mm, bmm, addmm and baddbmm of GPU tensors, and so torch.matmul, torch.nn.functional.linear, modules, their
+    gradients, autocast and vmap, in every thread. What the kernels do not take (float64, complex, int; alpha other than
+    1, beta other than 0 and 1; a GPU without a pack) torch computes as always. fp32 follows torch's tf32 setting.
+    Calls nest. Begin and end it while no other thread multiplies: torch's registry is not made for more. torch before
+    2.15 says once on stderr that a kernel was overridden; this is it. A torch without GPU support is left alone.
+
+    Raises:
+        ArtifactError: there are no packs, or this torch does not let its products be sent elsewhere.
+    """
+    from aotmm.runtime.override import Override
+
+    return Override()

@@ -423,6 +423,7 @@ def _tuning_bar() -> Iterator[Callable[[int, int, str], None]]:
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider; repeatable.")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="One shape in N of each sweep.")
+@click.option("--overhead", is_flag=True, help="Measure what calls cost, and nothing else, as WHAT overhead does.")
 @click.option("--ablation", is_flag=True, help="Measure grouped against row-major order of tiles instead.")
 @click.option(
     "--pack",
@@ -445,6 +446,7 @@ def bench(
     dtypes: tuple[str, ...],
     providers: tuple[str, ...],
     every: int,
+    overhead: bool,
     ablation: bool,
     pack: Path | None,
     rendered: Path | None,
@@ -453,7 +455,7 @@ def bench(
     """Measure this GPU and other libraries on it.
 
     WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
-    aotmm/tune/shapes.json), first_result, call_cost, epilogue_cost; everything without it. Providers: aotmm,
+    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost; everything without it. Providers: aotmm,
     aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before it is timed.
     """
     from aotmm.bench import results, summary
@@ -471,12 +473,13 @@ def bench(
         def progress(row: results.Row | str) -> None:
             click.echo(row if isinstance(row, str) else summary.row_text(row), err=True)
 
-        found = run(what, out, progress, dtypes=dtypes, providers=providers, every=every)
+        wanted = ("overhead",) if overhead else what
+        found = run(wanted, out, progress, dtypes=dtypes, providers=providers, every=every)
     if as_json:
         _print_json(results.to_json(found))
     else:
         click.echo(report.table(summary.TARGET_HEADER, summary.target_table(found)))
-        for name, text, verdict in summary.first_result(found):
+        for name, text, verdict in [*summary.first_result(found), *summary.overhead(found)]:
             click.echo(f"{name}: {text} {verdict}")
         for name, values in found.other.items():
             click.echo(f"\n{report.table(*summary.other_table(name, values))}")

@@ -15,7 +15,7 @@ HALL = {
     "aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.kernel", "aotmm.table",
     "aotmm.folders",
 }  # fmt: skip
-RUNTIME = HALL | {"aotmm.runtime", "torch"}
+RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the fast module, where Python loads it
 BUILD = HALL | {"aotmm.kernels", "aotmm.build"}
 CLI = {"aotmm.assembly", "aotmm.doctor", "aotmm.report", "aotmm.tune", "aotmm.bench", "click", "rich"}
 

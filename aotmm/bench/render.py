@@ -17,6 +17,7 @@ from aotmm.bench.summary import (
     figure,
     first_result,
     other_table,
+    overhead,
     target_table,
 )
 from aotmm.errors import SpecError
@@ -63,7 +64,7 @@ def html(results: Results, plots: Mapping[str, bytes]) -> str:
         facts=results.facts,
         header=TARGET_HEADER,
         targets=target_table(results),
-        first=first_result(results),
+        first=[*first_result(results), *overhead(results)],
         wrong=failures(results),
         plots={name: base64.b64encode(png).decode() for name, png in plots.items()},
         rows=results.rows,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import ablation, call_cost, epilogue_cost, facts, first_result, results
+from aotmm.bench import ablation, epilogue_cost, facts, first_result, overhead, results
 from aotmm.bench.cases import PLANS, Pool, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
@@ -20,7 +20,7 @@ from aotmm.tune import shapes
 # Further measurements, by name.
 SUBJECTS: dict[str, Callable[[], Any]] = {
     "first_result": first_result.measure,
-    "call_cost": call_cost.measure,
+    "overhead": overhead.measure,
     "epilogue_cost": epilogue_cost.measure,
 }
 WHAT = (*PLANS, *SUBJECTS)

@@ -12,6 +12,7 @@ from aotmm.bench.results import Results, Row, geometric_mean, spread
 
 _FILE = Path(__file__).parent / "targets.json"
 _FIRST_TARGET = 50.0  # how many times sooner than JIT and autotune the first result must be
+RATIO, LIMIT = "of torch's", "at most"  # of the cost of a call
 MET, MISSED, NO_TARGET = "met", "missed", ""
 
 
@@ -168,6 +169,19 @@ def first_result(results: Results) -> list[tuple[str, str, str]]:
                 )
             )
     return found
+
+
+def overhead(results: Results) -> list[tuple[str, str, str]]:
+    """The targets of calls: what, figure, verdict; empty if they were not measured."""
+    return [
+        (
+            f"call, {way}",
+            f"{figures['min us']:.2f} us, {figures[RATIO]:.2f} of torch's, at most {figures[LIMIT]:.2f}",
+            MET if figures[RATIO] <= figures[LIMIT] else MISSED,
+        )
+        for way, figures in results.other.get("overhead", {}).items()
+        if LIMIT in figures
+    ]
 
 
 def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -22,6 +22,8 @@ from aotmm.target import Target
 
 NATIVE = Path(__file__).parent.parent / "native"
 TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
+FAST_MODULE = NATIVE / "_fast.abi3.so"
+TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "override.c", "fast.c")
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
@@ -79,28 +81,35 @@ def link_launcher(target: Target, folder: Path, command: tuple[str, ...]) -> Pat
 
 
 def link_torch_library() -> bool:
-    """Links aotmm/native/libaotmm_torch.so if it is missing or older than its sources; True if it was linked.
+    """Links what serves torch, if it is missing or older than its sources; True if it was linked.
+
+    That is libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI.
 
     Raises:
-        CompileError: the C compiler failed. PackError: the library cannot be written.
+        CompileError: the C compiler failed. PackError: a library cannot be written.
     """
     command, name = compiler()
     header = render.header()
-    source = NATIVE / "torch_ops.c"
-    key = hashlib.sha256(f"{name}\0{host()}\0{_FLAGS}\0{header}\0".encode() + source.read_bytes()).hexdigest()
-    if TORCH_LIBRARY.exists() and key.encode() in TORCH_LIBRARY.read_bytes():
+    digest = hashlib.sha256(f"{name}\0{host()}\0{_FLAGS}\0{header}\0".encode())
+    for source in TORCH_SOURCES:
+        digest.update((NATIVE / source).read_bytes() + b"\0")
+    key = digest.hexdigest()
+    libraries = {TORCH_LIBRARY: ("torch_ops.c", "override.c"), FAST_MODULE: ("fast.c",)}
+    if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
         return False
-    try:
-        with tempfile.TemporaryDirectory(prefix=".torch-", dir=NATIVE) as folder:
-            work = Path(folder)
-            (work / "launcher.h").write_text(header)
-            output = work / TORCH_LIBRARY.name
-            # c10 exceptions pass through these functions, so they need unwind tables
-            flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
-            _run([*command, *flags, "-I.", str(source), "-ldl"], output, work)
-            output.replace(TORCH_LIBRARY)
-    except OSError as error:
-        raise PackError(f"{TORCH_LIBRARY} cannot be written: {error}") from error
+    # c10 exceptions pass through these functions, so they need unwind tables
+    flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
+    for library, sources in libraries.items():
+        try:
+            with tempfile.TemporaryDirectory(prefix=".torch-", dir=library.parent) as folder:
+                work = Path(folder)
+                (work / "launcher.h").write_text(header)
+                output = work / library.name
+                paths = [str(NATIVE / source) for source in sources]
+                _run([*command, *flags, "-I.", f"-I{NATIVE}", *paths, "-ldl"], output, work)
+                output.replace(library)
+        except OSError as error:
+            raise PackError(f"{library} cannot be written: {error}") from error
     return True
 
 

@@ -5,47 +5,15 @@
  *
  * A boxed kernel gets its arguments on `stack` and owns the tensor handles there. Errors are recorded for Python
  * (aotmm_torch_last_error), then raised by aoti_torch_check, whose C++ exception passes through these frames. */
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "launcher.h"
-
-#define EXPORT __attribute__((visibility("default")))
-
-typedef uint64_t value;      /* StableIValue */
-typedef struct tensor *tensor_t; /* AtenTensorHandle */
+#include "torch_ops.h"
 
 enum { MAX_LIBRARIES = 256, MAX_DEVICES = 32, MAX_PACKS = 8 /* for a device */ };
 enum { DTYPES = sizeof((int[])AOTMM_DEFAULT_OUTPUTS) / sizeof(int) };
-#define TORCH_2_10 (2ull << 56 | 10ull << 48) /* the version whose calling conventions are used */
 
-/* Found in libtorch_cpu, but for the stream. Each returns 0 or an error. */
-static struct {
-  int (*aoti_torch_get_dim)(tensor_t, int64_t *);
-  int (*aoti_torch_get_sizes)(tensor_t, int64_t **);
-  int (*aoti_torch_get_strides)(tensor_t, int64_t **);
-  int (*aoti_torch_get_dtype)(tensor_t, int32_t *);
-  int (*aoti_torch_get_device_type)(tensor_t, int32_t *);
-  int (*aoti_torch_get_device_index)(tensor_t, int32_t *);
-  int (*torch_get_const_data_ptr)(tensor_t, const void **);
-  int (*torch_get_mutable_data_ptr)(tensor_t, void **);
-  int (*aoti_torch_empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, tensor_t *);
-  int (*aoti_torch_delete_tensor_object)(tensor_t);
-  int (*aoti_torch_library_init_def)(const char *, const char *, uint32_t, void **);
-  int (*aoti_torch_library_init_impl)(const char *, const char *, const char *, uint32_t, void **);
-  int (*aoti_torch_library_def)(void *, const char *);
-  int (*torch_library_impl)(void *, const char *, void (*)(value *, uint64_t, uint64_t), uint64_t);
-  void (*aoti_torch_check)(_Bool, const char *, const char *, uint32_t, const char *);
-  int32_t (*aoti_torch_device_type_cuda)(void);
-  int32_t (*aoti_torch_dtype_float16)(void);
-  int32_t (*aoti_torch_dtype_bfloat16)(void);
-  int32_t (*aoti_torch_dtype_float32)(void);
-  int32_t (*aoti_torch_dtype_float8_e5m2)(void);
-  int32_t (*aoti_torch_dtype_float8_e4m3fn)(void);
-  int32_t (*aoti_torch_dtype_int8)(void);
-  int32_t (*aoti_torch_dtype_int32)(void);
-} torch;
+struct torch_functions torch;
 static void (*delete_value)(void *);
 static int (*current_stream)(int32_t device, void **); /* NULL in a torch without GPU support: the default stream */
 
@@ -67,6 +35,7 @@ static const struct {
     SYMBOL(aoti_torch_library_init_def),
     SYMBOL(aoti_torch_library_init_impl),
     SYMBOL(aoti_torch_library_def),
+    SYMBOL(aoti_torch_delete_library_object),
     SYMBOL(torch_library_impl),
     SYMBOL(aoti_torch_check),
     SYMBOL(aoti_torch_device_type_cuda),
@@ -79,12 +48,6 @@ static const struct {
     SYMBOL(aoti_torch_dtype_int32),
 };
 
-/* What went wrong in the calling thread's last op. */
-enum { KIND_TYPE = 1, KIND_VALUE = 2, KIND_LAUNCHER = 3, KIND_RESOLVER = 4, KIND_TORCH = 5 };
-typedef struct torch_error {
-  int32_t kind;
-  aotmm_error error;
-} torch_error;
 static __thread torch_error last_error;
 
 static int32_t torch_dtypes[DTYPES], cuda_type;
@@ -123,27 +86,37 @@ typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
 
 static const int32_t element_bytes[DTYPES] = AOTMM_ELEMENT_BYTES;
 
-static int read_matrix(tensor_t handle, int writable, matrix *m) {
+int read_view(tensor_t handle, int writable, view *v) {
   int64_t dim, *sizes, *strides;
-  int32_t type, dtype;
-  if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_device_type(handle, &type))
-    return fail(KIND_TORCH, "torch cannot describe an operand");
-  if (type != cuda_type) return fail(KIND_TYPE, "aotmm multiplies CUDA and ROCm tensors");
-  if (dim != 2 && dim != 3) return fail(KIND_VALUE, "aotmm::mm multiplies tensors of 2 or 3 dimensions");
+  int32_t type, dtype, device;
   const void *input = NULL;
   void *output = NULL;
+  if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_device_type(handle, &type))
+    return fail(KIND_TORCH, "torch cannot describe an operand");
+  *v = (view){.dim = (int32_t)dim, .dtype = -1, .device = -1};
+  if (type != cuda_type) return 0; /* what follows need not be there */
   if (torch.aoti_torch_get_sizes(handle, &sizes) || torch.aoti_torch_get_strides(handle, &strides) ||
-      torch.aoti_torch_get_dtype(handle, &dtype) || torch.aoti_torch_get_device_index(handle, &m->device) ||
+      torch.aoti_torch_get_dtype(handle, &dtype) || torch.aoti_torch_get_device_index(handle, &device) ||
       (writable ? torch.torch_get_mutable_data_ptr(handle, &output) : torch.torch_get_const_data_ptr(handle, &input)))
     return fail(KIND_TORCH, "torch cannot describe an operand");
-  for (m->dtype = 0; m->dtype < DTYPES && torch_dtypes[m->dtype] != dtype; m->dtype++) {}
-  if (m->dtype == DTYPES) return fail(KIND_TYPE, "aotmm has no kernels for this dtype");
-  m->bytes = element_bytes[m->dtype];
-  m->dim = (int32_t)dim;
-  m->batch = dim == 3 ? sizes[0] : 1, m->z_stride = dim == 3 ? strides[0] : 0;
-  m->rows = sizes[dim - 2], m->cols = sizes[dim - 1];
-  m->row_stride = strides[dim - 2], m->col_stride = strides[dim - 1];
-  m->address = (uint64_t)(writable ? output : input);
+  v->sizes = sizes, v->strides = strides, v->device = device;
+  v->address = (uint64_t)(writable ? output : input);
+  for (int known = 0; known < DTYPES; known++)
+    if (torch_dtypes[known] == dtype) v->dtype = known;
+  return 0;
+}
+
+static int as_matrix(const view *v, matrix *m) {
+  if (v->device < 0) return fail(KIND_TYPE, "aotmm multiplies CUDA and ROCm tensors");
+  int32_t dim = v->dim;
+  if (dim != 2 && dim != 3) return fail(KIND_VALUE, "aotmm::mm multiplies tensors of 2 or 3 dimensions");
+  if (v->dtype < 0) return fail(KIND_TYPE, "aotmm has no kernels for this dtype");
+  const int64_t *sizes = v->sizes, *strides = v->strides;
+  *m = (matrix){.batch = dim == 3 ? sizes[0] : 1, .z_stride = dim == 3 ? strides[0] : 0,
+                .rows = sizes[dim - 2], .cols = sizes[dim - 1],
+                .row_stride = strides[dim - 2], .col_stride = strides[dim - 1],
+                .address = v->address, .dim = dim, .dtype = v->dtype, .device = v->device,
+                .bytes = element_bytes[v->dtype]};
   return 0;
 }
 
@@ -193,11 +166,18 @@ static int64_t distance(const matrix *x, const matrix *y, int64_t pitch) {
   return y->address > x->address || rest == 0 ? rest : pitch - rest;
 }
 
-/* Do two matrices share memory? Not if there is a pitch at which both repeat what their inner axes cover, and what those
-   cover is apart: the whole address ranges, columns side by side in the same rows, heads of the same tokens. Other
-   interleaved views count as sharing. */
+/* Where the memory of a matrix ends. */
+static uint64_t end_of(const matrix *m) {
+  int64_t last = (m->batch - 1) * m->z_stride + (m->rows - 1) * m->row_stride + (m->cols - 1) * m->col_stride;
+  return m->address + (uint64_t)((last + 1) * m->bytes);
+}
+
+/* Do two matrices share memory? Not if their address ranges are apart, nor if there is a pitch at which both repeat what
+   their inner axes cover, and what those cover is apart: columns side by side in the same rows, heads of the same tokens.
+   Other interleaved views count as sharing. */
 static int share_memory(const matrix *x, const matrix *y) {
   if (!x->batch || !x->rows || !x->cols || !y->batch || !y->rows || !y->cols) return 0;
+  if (end_of(x) <= y->address || end_of(y) <= x->address) return 0;
   axis of_x[3], of_y[3];
   int count_x = axes_of(x, of_x), count_y = axes_of(y, of_y);
   int64_t width_x = x->bytes;
@@ -207,9 +187,7 @@ static int share_memory(const matrix *x, const matrix *y) {
       int64_t pitch = 0;
       for (int k = i; k < count_x; k++) pitch = gcd(of_x[k].stride, pitch);
       for (int k = j; k < count_y; k++) pitch = gcd(of_y[k].stride, pitch);
-      if (pitch == 0) {
-        if (x->address + (uint64_t)width_x <= y->address || y->address + (uint64_t)width_y <= x->address) return 0;
-      } else if (width_x <= pitch && width_y <= pitch) {
+      if (pitch && width_x <= pitch && width_y <= pitch) {
         int64_t from_x = distance(x, y, pitch);
         if (from_x >= width_x && pitch - from_x >= width_y) return 0;
       }
@@ -222,31 +200,16 @@ static int share_memory(const matrix *x, const matrix *y) {
 
 /* -------------------------------------------------------------------------------------------- the call */
 
-/* Everything that one call of the op says; handles are owned and given back by `release`. */
+/* A request as launchers take it. */
 typedef struct call {
-  tensor_t a, b, bias, scale_a, scale_b;
-  int64_t activation, library;
-  double slope;
-  int allow_tf32, fast_accum;
+  const request *request;
   aotmm_problem problem;
   int32_t device;
 } call;
 
-static tensor_t optional_tensor(value v) {
-  if (!v) return NULL;
-  tensor_t handle = (tensor_t)*(value *)v;
-  delete_value((void *)v);
-  return handle;
-}
-
-static void release(call *c) {
-  tensor_t handles[] = {c->a, c->b, c->bias, c->scale_a, c->scale_b};
-  for (int i = 0; i < 5; i++)
-    if (handles[i]) torch.aoti_torch_delete_tensor_object(handles[i]);
-}
-
 static int set_operands(call *c, matrix *a, matrix *b) {
-  if (read_matrix(c->a, 0, a) || read_matrix(c->b, 0, b)) return 1;
+  const request *r = c->request;
+  if (as_matrix(&r->a, a) || as_matrix(&r->b, b)) return 1;
   if (a->device != b->device) return fail(KIND_VALUE, "the operands are on different devices");
   if (a->cols != b->rows) return fail(KIND_VALUE, "the inner sizes differ: a is (M, K), b must be (K, N)");
   if (a->batch != b->batch && a->batch != 1 && b->batch != 1)
@@ -259,8 +222,8 @@ static int set_operands(call *c, matrix *a, matrix *b) {
   p->stride_am = a->row_stride, p->stride_ak = a->col_stride, p->stride_az = a->batch == 1 ? 0 : a->z_stride;
   p->stride_bk = b->row_stride, p->stride_bn = b->col_stride, p->stride_bz = b->batch == 1 ? 0 : b->z_stride;
   p->dtype_a = a->dtype, p->dtype_b = b->dtype;
-  p->activation = c->activation, p->slope = (float)c->slope;
-  p->allow_tf32 = c->allow_tf32, p->fast_accum = c->fast_accum;
+  p->activation = r->activation, p->slope = (float)r->slope;
+  p->allow_tf32 = r->allow_tf32, p->fast_accum = r->fast_accum;
   return 0;
 }
 
@@ -271,25 +234,14 @@ static void set_output(call *c, const matrix *m) {
   c->problem.dtype_c = m->dtype;
 }
 
-/* The last dimensions of a tensor, right-aligned: missing ones have size 1 and stride 0. */
-static int read_factors(tensor_t handle, int32_t device, int32_t *dtype, int64_t size[3], int64_t stride[3],
-                        int64_t *address) {
-  int64_t dim, *sizes, *strides;
-  int32_t type, where, found;
-  const void *data;
-  if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_sizes(handle, &sizes) ||
-      torch.aoti_torch_get_strides(handle, &strides) || torch.aoti_torch_get_dtype(handle, &found) ||
-      torch.aoti_torch_get_device_type(handle, &type) || torch.aoti_torch_get_device_index(handle, &where) ||
-      torch.torch_get_const_data_ptr(handle, &data))
-    return fail(KIND_TORCH, "torch cannot describe a bias or scale");
-  if (type != cuda_type || where != device) return fail(KIND_VALUE, "a bias or scale is on another device");
-  if (dim > 3) return fail(KIND_VALUE, "a bias or scale has more than 3 dimensions");
-  for (*dtype = 0; *dtype < DTYPES && torch_dtypes[*dtype] != found; ++*dtype) {}
+/* The last dimensions of a bias or scale, right-aligned: missing ones have size 1 and stride 0. */
+static int right_aligned(const view *v, int32_t device, int64_t size[3], int64_t stride[3]) {
+  if (v->device != device) return fail(KIND_VALUE, "a bias or scale is on another device");
+  if (v->dim > 3) return fail(KIND_VALUE, "a bias or scale has more than 3 dimensions");
   for (int i = 0; i < 3; i++) {
-    int64_t at = i + dim - 3;
-    size[i] = at < 0 ? 1 : sizes[at], stride[i] = at < 0 || sizes[at] == 1 ? 0 : strides[at];
+    int at = i + v->dim - 3;
+    size[i] = at < 0 ? 1 : v->sizes[at], stride[i] = at < 0 || v->sizes[at] == 1 ? 0 : v->strides[at];
   }
-  *address = (int64_t)data;
   return 0;
 }
 
@@ -307,48 +259,49 @@ static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t b
 }
 
 /* One fp32 factor for all, or one for each of `count` along dimension `along` of the last three. */
-static int set_scale(const call *c, tensor_t handle, int along, int64_t count, const char *wrong, int64_t *address,
+static int set_scale(const call *c, const view *scale, int along, int64_t count, const char *wrong, int64_t *address,
                      int64_t *apart) {
   int64_t size[3], stride[3];
-  int32_t dtype;
-  if (read_factors(handle, c->device, &dtype, size, stride, address)) return 1;
-  if (dtype != AOTMM_FP32) return fail(KIND_TYPE, "scales must be float32");
+  if (right_aligned(scale, c->device, size, stride)) return 1;
+  if (scale->dtype != AOTMM_FP32) return fail(KIND_TYPE, "scales must be float32");
   for (int i = 0; i < 3; i++)
     if (size[i] != 1 && (i != along || size[i] != count)) return fail(KIND_VALUE, wrong);
-  if (!apart_from_result(&c->problem, (uint64_t)*address, element_bytes[dtype], size, stride))
+  if (!apart_from_result(&c->problem, scale->address, element_bytes[AOTMM_FP32], size, stride))
     return fail(KIND_VALUE, "out shares memory with a scale");
-  *apart = stride[along];
+  *address = (int64_t)scale->address, *apart = stride[along];
   return 0;
 }
 
 static int set_epilogue(call *c) {
+  const request *r = c->request;
   aotmm_problem *p = &c->problem;
-  if (c->bias) {
+  if (r->bias) {
     int64_t size[3], stride[3];
-    int32_t dtype;
-    if (read_factors(c->bias, c->device, &dtype, size, stride, &p->bias_ptr)) return 1;
-    if (dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
+    if (right_aligned(r->bias, c->device, size, stride)) return 1;
+    if (r->bias->dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
     const int64_t result[3] = {p->batch, p->M, p->N};
     for (int i = 0; i < 3; i++)
       if (size[i] != 1 && size[i] != result[i]) return fail(KIND_VALUE, "bias must broadcast to the result");
-    if (!apart_from_result(p, (uint64_t)p->bias_ptr, element_bytes[dtype], size, stride))
+    if (!apart_from_result(p, r->bias->address, element_bytes[p->dtype_c], size, stride))
       return fail(KIND_VALUE, "out shares memory with bias, and is not the same elements");
+    p->bias_ptr = (int64_t)r->bias->address;
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
-  return (c->scale_a && set_scale(c, c->scale_a, 1, p->M, "scale_a must be one number or (M, 1)", &p->scale_a_ptr,
+  return (r->scale_a && set_scale(c, r->scale_a, 1, p->M, "scale_a must be one number or (M, 1)", &p->scale_a_ptr,
                                   &p->stride_scale_a)) ||
-         (c->scale_b && set_scale(c, c->scale_b, 2, p->N, "scale_b must be one number or (1, N)", &p->scale_b_ptr,
+         (r->scale_b && set_scale(c, r->scale_b, 2, p->N, "scale_b must be one number or (1, N)", &p->scale_b_ptr,
                                   &p->stride_scale_b));
 }
 
 static const aotmm_launcher *const *launchers_of(const call *c) {
-  if (c->library < 0 || c->library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES) {
+  int64_t library = c->request->library;
+  if (library < 0 || library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES) {
     fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
     return NULL;
   }
-  const aotmm_launcher **slots = launchers[c->library][c->device];
+  const aotmm_launcher **slots = launchers[library][c->device];
   const aotmm_launcher *first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
-  if (!first && resolver && !resolver((int)c->library, c->device)) first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
+  if (!first && resolver && !resolver((int)library, c->device)) first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
   if (first) return slots;
   fail(KIND_RESOLVER, "no pack of aotmm serves this device");
   return NULL;
@@ -394,63 +347,24 @@ static int launch(const call *c) {
   return 1;
 }
 
-static double as_double(value v) {
-  double number;
-  memcpy(&number, &v, sizeof number);
-  return number;
-}
-
-static void raise(void) { torch.aoti_torch_check(0, "aotmm::mm", "aotmm", 0, last_error.error.text); }
-
-#define MM_ARGUMENTS \
-  "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, " \
-  "float slope=0.01, bool allow_tf32=False, bool fast_accum=False, int library=0"
-
-static call arguments_of(const value *stack) {
-  return (call){.a = (tensor_t)stack[0],
-                .b = (tensor_t)stack[1],
-                .bias = optional_tensor(stack[2]),
-                .scale_a = optional_tensor(stack[3]),
-                .scale_b = optional_tensor(stack[4]),
-                .activation = (int64_t)stack[5],
-                .slope = as_double(stack[6]),
-                .allow_tf32 = (int)(stack[7] & 1),
-                .fast_accum = (int)(stack[8] & 1),
-                .library = (int64_t)stack[9]};
-}
-
-/* mm(MM_ARGUMENTS, int out_dtype=-1) -> Tensor */
-static void op_mm(value *stack, uint64_t arguments, uint64_t results) {
-  (void)arguments, (void)results;
-  call c = arguments_of(stack);
-  int64_t output = (int64_t)stack[10];
-  tensor_t result = NULL;
-  matrix a, b;
-  int failed = set_operands(&c, &a, &b);
-  if (!failed && (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0)))
-    failed = fail(KIND_TYPE, "aotmm cannot write this dtype");
-  if (!failed) {
-    matrix m = {.batch = c.problem.batch, .rows = a.rows, .cols = b.cols,
-                .z_stride = a.rows * b.cols, .row_stride = b.cols, .col_stride = 1};
-    m.dtype = output < 0 ? default_outputs[a.dtype] : (int32_t)output;
-    int64_t cols = m.cols > 0 ? m.cols : 1, rows = m.rows > 0 ? m.rows : 1;
-    int64_t sizes[] = {m.batch, m.rows, m.cols}, strides[] = {rows * cols, cols, 1};
-    int skip = a.dim == 2 && b.dim == 2;
-    void *address = NULL;
-    if (torch.aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, torch_dtypes[m.dtype], cuda_type,
-                                       c.device, &result) ||
-        torch.torch_get_mutable_data_ptr(result, &address)) {
-      failed = fail(KIND_TORCH, "torch cannot allocate the result");
-    } else {
-      m.address = (uint64_t)address;
-      set_output(&c, &m);
-      failed = set_epilogue(&c) || launch(&c);
-    }
-  }
-  release(&c);
-  if (failed && result) torch.aoti_torch_delete_tensor_object(result);
-  if (failed) raise();
-  stack[0] = (value)result;
+/* A new row-major result, which the caller owns. */
+static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m, tensor_t *result) {
+  int64_t output = c->request->out_dtype;
+  if (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0))
+    return fail(KIND_TYPE, "aotmm cannot write this dtype");
+  int64_t rows = a->rows > 0 ? a->rows : 1, cols = b->cols > 0 ? b->cols : 1;
+  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {rows * cols, cols, 1};
+  *m = (matrix){.batch = sizes[0], .rows = sizes[1], .cols = sizes[2],
+                .z_stride = strides[0], .row_stride = strides[1], .col_stride = 1,
+                .dtype = output < 0 ? default_outputs[a->dtype] : (int32_t)output};
+  int skip = a->dim == 2 && b->dim == 2;
+  void *address = NULL;
+  if (torch.aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, torch_dtypes[m->dtype], cuda_type,
+                                     c->device, result) ||
+      torch.torch_get_mutable_data_ptr(*result, &address))
+    return fail(KIND_TORCH, "torch cannot allocate the result");
+  m->address = (uint64_t)address;
+  return 0;
 }
 
 static int check_output(const call *c, const matrix *a, const matrix *b, const matrix *m) {
@@ -463,17 +377,83 @@ static int check_output(const call *c, const matrix *a, const matrix *b, const m
   return 0;
 }
 
+EXPORT int aotmm_torch_multiply(const request *r, tensor_t *result) {
+  call c = {.request = r};
+  matrix a, b, m;
+  tensor_t made = NULL;
+  int failed = set_operands(&c, &a, &b) || (r->out ? as_matrix(r->out, &m) || check_output(&c, &a, &b, &m)
+                                                   : new_output(&c, &a, &b, &m, &made));
+  if (!failed) {
+    set_output(&c, &m);
+    failed = set_epilogue(&c) || launch(&c);
+  }
+  if (!failed && made) *result = made;
+  if (failed && made) torch.aoti_torch_delete_tensor_object(made);
+  return failed;
+}
+
+EXPORT int aotmm_torch_declined(void) {
+  return last_error.kind != KIND_LAUNCHER || last_error.error.status == AOTMM_NO_KERNEL;
+}
+
+/* ------------------------------------------------------------------------------------------- the ops */
+
+static double as_double(value v) {
+  double number;
+  memcpy(&number, &v, sizeof number);
+  return number;
+}
+
+static tensor_t optional_tensor(value v) {
+  if (!v) return NULL;
+  tensor_t handle = (tensor_t)*(value *)v;
+  delete_value((void *)v);
+  return handle;
+}
+
+#define MM_ARGUMENTS \
+  "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, " \
+  "float slope=0.01, bool allow_tf32=False, bool fast_accum=False, int library=0"
+
+/* Reads the arguments, multiplies, and gives the arguments back; `out` stays the caller's. */
+static int multiply_stack(const value *stack, int64_t out_dtype, tensor_t out, tensor_t *result) {
+  tensor_t owned[] = {(tensor_t)stack[0], (tensor_t)stack[1], optional_tensor(stack[2]), optional_tensor(stack[3]),
+                      optional_tensor(stack[4])};
+  view bias, scale_a, scale_b, written;
+  request r = {.bias = owned[2] ? &bias : NULL,
+               .scale_a = owned[3] ? &scale_a : NULL,
+               .scale_b = owned[4] ? &scale_b : NULL,
+               .out = out ? &written : NULL,
+               .activation = (int64_t)stack[5],
+               .slope = as_double(stack[6]),
+               .allow_tf32 = (int)(stack[7] & 1),
+               .fast_accum = (int)(stack[8] & 1),
+               .library = (int64_t)stack[9],
+               .out_dtype = out_dtype};
+  int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) ||
+               (r.bias && read_view(owned[2], 0, &bias)) || (r.scale_a && read_view(owned[3], 0, &scale_a)) ||
+               (r.scale_b && read_view(owned[4], 0, &scale_b)) || (out && read_view(out, 1, &written)) ||
+               aotmm_torch_multiply(&r, result);
+  for (int i = 0; i < 5; i++)
+    if (owned[i]) torch.aoti_torch_delete_tensor_object(owned[i]);
+  return failed;
+}
+
+static void raise(void) { torch.aoti_torch_check(0, "aotmm::mm", "aotmm", 0, last_error.error.text); }
+
+/* mm(MM_ARGUMENTS, int out_dtype=-1) -> Tensor */
+static void op_mm(value *stack, uint64_t arguments, uint64_t results) {
+  (void)arguments, (void)results;
+  tensor_t result = NULL;
+  if (multiply_stack(stack, (int64_t)stack[10], NULL, &result)) raise();
+  stack[0] = (value)result;
+}
+
 /* mm.out(MM_ARGUMENTS, *, Tensor(a!) out) -> Tensor(a!) */
 static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
   (void)arguments, (void)results;
-  call c = arguments_of(stack);
   tensor_t out = (tensor_t)stack[10];
-  matrix a, b, m;
-  int failed = set_operands(&c, &a, &b) || read_matrix(out, 1, &m) || check_output(&c, &a, &b, &m);
-  if (!failed) set_output(&c, &m);
-  failed = failed || set_epilogue(&c) || launch(&c);
-  release(&c);
-  if (failed) {
+  if (multiply_stack(stack, -1, out, NULL)) {
     torch.aoti_torch_delete_tensor_object(out);
     raise();
   }
@@ -482,18 +462,17 @@ static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
 
 /* ---------------------------------------------------------------------------------------------- setup */
 
-/* Looks up torch's functions in the handles of libtorch_cpu and libtorch_cuda or libtorch_hip (NULL without GPU
-   support), and registers the ops for every device, so that a wrong device is answered here too. To be called once.
-   Returns NULL, or what torch lacks or refused. */
-EXPORT const char *aotmm_torch_init(void *cpu, void *gpu, int (*resolve)(int, int)) {
+/* Looks up torch's functions with `find`, which returns NULL for what torch does not have, and registers the ops for
+   every device, so that a wrong device is answered here too. To be called once. Returns NULL, or what torch lacks or
+   refused. */
+EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolve)(int, int)) {
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-    void *found = dlsym(cpu, symbols[i].name);
+    void *found = find(symbols[i].name);
     if (!found) return symbols[i].name;
     memcpy(symbols[i].slot, &found, sizeof found);
   }
-  void *found = gpu ? dlsym(gpu, "aoti_torch_get_current_cuda_stream") : NULL;
-  if (gpu && !found) return "aoti_torch_get_current_cuda_stream";
-  memcpy(&current_stream, &found, sizeof found);
+  void *stream = find("aoti_torch_get_current_cuda_stream");
+  memcpy(&current_stream, &stream, sizeof stream);
   cuda_type = torch.aoti_torch_device_type_cuda();
   memset(torch_dtypes, 0xff, sizeof torch_dtypes); /* -1: no such type in torch */
   torch_dtypes[AOTMM_FP16] = torch.aoti_torch_dtype_float16();
@@ -504,8 +483,8 @@ EXPORT const char *aotmm_torch_init(void *cpu, void *gpu, int (*resolve)(int, in
   torch_dtypes[AOTMM_INT8] = torch.aoti_torch_dtype_int8();
   torch_dtypes[AOTMM_INT32] = torch.aoti_torch_dtype_int32();
   /* What holds an optional argument was made by C++'s new; torch exports its counterpart from 2.13 on. */
-  void *free_value = dlsym(cpu, "torch_delete_stable_ivalue");
-  if (!free_value) free_value = dlsym(cpu, "_ZdlPv");
+  void *free_value = find("torch_delete_stable_ivalue");
+  if (!free_value) free_value = find("_ZdlPv");
   if (!free_value) return "operator delete";
   memcpy(&delete_value, &free_value, sizeof free_value);
   resolver = resolve;

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.folders import build_command
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Activation = str | tuple[str, float] | None
 _ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
+_NO_ACTIVATION = (0, 0.0)
 _MATRIX, _BATCH = 2, 3  # dimensions of the op's operands
 _PLAIN = (0, 0.0, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
 _PAIR = 2
@@ -50,6 +52,7 @@ class Library:
         self._path = path
         self._table = table
         self._ops = ops.register(_resolve)
+        self._fast = self._ops.fast
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
 
@@ -59,6 +62,11 @@ class Library:
 
     def __reduce__(self) -> tuple[Callable[..., Library], tuple[object, ...]]:
         return _load, (self._path, self._table)
+
+    @property
+    def number(self) -> int:
+        """Which of the process's libraries this is, as the ops count them."""
+        return self._number
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -113,24 +121,14 @@ class Library:
             DriverError: the driver refused the launch.
             NotImplementedError: a tensor requires a gradient; use `torch.no_grad()` or `detach()`.
         """
-        code, slope = (0, 0.0) if activation is None else _activation(activation)
-        if out is not None and out_dtype is not None:
-            raise TypeError("out_dtype is for a new result; out has its own dtype")
         try:
-            if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-                _refuse_gradient()
-            tf32 = a.dtype is torch.float32 and _tf32_allowed()
-            options = (code, slope, tf32, fast_accum, self._number)
-            if not (a.dim() == b.dim() == _MATRIX) and not _batched(a, b):
-                return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
-            if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
-                # most calls; the op fills its defaults in faster than Python passes them
-                return self._mm(a, b) if out is None else self._into(out, a, b)
-            _check_factors(bias, scale_a, scale_b)
-            if out is None:
-                output = -1 if out_dtype is None else ops.output_code(out_dtype)
-                return self._mm(a, b, bias, scale_a, scale_b, *options, output)  # type: ignore[no-any-return]
-            return self._into(out, a, b, bias, scale_a, scale_b, *options)
+            scaled = scale_a is not None or scale_b is not None
+            if not (scaled or out_dtype is not None or fast_accum or is_dynamo_compiling()):
+                code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+                product = self._fast(self._number, a, b, out, bias, code, slope)
+                if product is not NotImplemented:
+                    return product  # type: ignore[no-any-return]
+            return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, fast_accum=fast_accum)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
             self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self.asked)
@@ -138,6 +136,38 @@ class Library:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise
             raise TypeError(f"matmul takes tensors, found {type(a).__name__} and {type(b).__name__}") from None
+
+    def _by_op(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        activation: Activation,
+        scale_a: torch.Tensor | None,
+        scale_b: torch.Tensor | None,
+        out_dtype: torch.dtype | None,
+        *,
+        fast_accum: bool,
+    ) -> torch.Tensor:
+        """`matmul` through torch's dispatcher."""
+        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        if out is not None and out_dtype is not None:
+            raise TypeError("out_dtype is for a new result; out has its own dtype")
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            _refuse_gradient()
+        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
+        options = (code, slope, tf32, fast_accum, self._number)
+        if not (a.dim() == b.dim() == _MATRIX) and not _batched(a, b):
+            return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
+        if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
+            # most calls; the op fills its defaults in faster than Python passes them
+            return self._mm(a, b) if out is None else self._into(out, a, b)
+        _check_factors(bias, scale_a, scale_b)
+        if out is None:
+            output = -1 if out_dtype is None else ops.output_code(out_dtype)
+            return self._mm(a, b, bias, scale_a, scale_b, *options, output)  # type: ignore[no-any-return]
+        return self._into(out, a, b, bias, scale_a, scale_b, *options)
 
     def _into(self, out: torch.Tensor, *arguments: object) -> torch.Tensor:
         """`out` with the product in it, and its change known to autograd."""
@@ -202,8 +232,8 @@ class Library:
         found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
         if not found:
             raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
-        code, slope = (0, 0.0) if activation is None else _activation(activation)
-        tf32 = a.dtype is torch.float32 and _tf32_allowed()
+        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
         problem = ops.problem(found[0], scale_a, scale_b, tuple(ACTIVATIONS)[code], slope, tf32=tf32, fast=fast_accum)
         asked = [pack.launcher for pack in self.asked(a.device.index)]
         answers = [launcher.explain(problem, launcher.device(a.device.index)) for launcher in asked]
@@ -277,11 +307,6 @@ def _check_factors(bias: object, scale_a: object, scale_b: object) -> None:
             raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
         if torch.is_grad_enabled() and value.requires_grad:
             _refuse_gradient()
-
-
-def _tf32_allowed() -> bool:
-    """torch's setting, however it was made: the older getters raise once the newer one was used."""
-    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _refuse_gradient() -> NoReturn:

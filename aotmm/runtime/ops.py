@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import aotmm
 from aotmm import folders
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES, OUTPUTS
+from aotmm.runtime import fast
 from aotmm.runtime.pack import load_library
 from aotmm.runtime.shapes import Product, result_shape
 
@@ -26,8 +28,11 @@ _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
 _BATCHED = 3  # dimensions
+_STREAM = b"aoti_torch_get_current_cuda_stream"
+_GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
 _OPTIONS = 9  # what follows a and b in the schema of aotmm::mm
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
+_Find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
 # Both spellings of every type: torch's, and the code that the ops take.
 TORCH_DTYPES = {getattr(torch, row.torch): row.storage for row in DTYPES.values()}
@@ -39,25 +44,52 @@ class Ops:
 
     def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], list[int]]) -> None:
         """`resolve(library, device)` is called once per library and device and answers with launchers' addresses."""
+        if not hasattr(native, "aotmm_torch_connect"):
+            raise ArtifactError(f"{_LIBRARY} is of another version; in a checkout, `make artifacts` builds it")
         self._native = native
         self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-        self._native.aotmm_torch_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p, _Resolver]
-        self._native.aotmm_torch_init.restype = ctypes.c_char_p
+        self._native.aotmm_torch_connect.argtypes = [_Find, _Resolver]
+        self._native.aotmm_torch_connect.restype = ctypes.c_char_p
         self._resolve = resolve
         self._callback = _Resolver(self._on_first_use)  # the native side keeps its address
         self._unresolved = threading.local()
-        lacking = self._native.aotmm_torch_init(_torch_library("cpu"), _gpu_library(), self._callback)
+        self.unserved: set[tuple[int, int]] = set()  # libraries and GPUs that they have no pack for
+        lacking = self._native.aotmm_torch_connect(find, self._callback)
+        if lacking is None and serves_gpus() and find(_STREAM) is None:
+            lacking = _STREAM
         if lacking is not None:
             raise ArtifactError(
                 f"torch {torch.__version__} does not take aotmm's ops, for want of {lacking.decode()}; "
                 "aotmm needs torch 2.10 or newer"
             )
+        self.fast = fast.connect(native, torch_library)
+
+    def override(self, key: str, library: int) -> None:
+        """Sends torch's own mm and bmm of dispatch key `key` to library number `library`.
+
+        Raises:
+            ArtifactError: this torch does not let them be sent there.
+        """
+        native = self._native.aotmm_torch_override
+        native.argtypes, native.restype = [ctypes.c_char_p, ctypes.c_int, _Find, _Setting], ctypes.c_char_p
+        _check_override(native(key.encode(), library, find, _tf32))
+
+    def restore(self) -> None:
+        """Undoes `override`. Raises ArtifactError."""
+        self._native.aotmm_torch_restore.restype = ctypes.c_char_p
+        _check_override(self._native.aotmm_torch_restore())
+
+    def declined(self) -> bool:
+        """Whether the calling thread's last product was refused for what it is, and not because the driver failed."""
+        return bool(self._native.aotmm_torch_declined())
 
     def _on_first_use(self, library: int, device: int) -> int:
         try:
             self._bind(library, device)
         except BaseException as error:  # noqa: BLE001 - none can pass through C, `reraise` raises it
             self._unresolved.error = error
+            if isinstance(error, NoKernelError):
+                self.unserved.add((library, device))
             return _FAILED
         return _OK
 
@@ -168,6 +200,13 @@ def _refuse_another_copy() -> None:
     )
 
 
+def registered() -> Ops:
+    """The process's ops, which `register` made."""
+    if _ops is None:
+        raise RuntimeError("no library was loaded yet")
+    return _ops
+
+
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
     """`dtype`, which kernels write. Raises TypeError for one that none writes."""
     if dtype not in _OUTPUTS:
@@ -187,6 +226,11 @@ def default_output(dtype: torch.dtype) -> torch.dtype:
         raise TypeError(f"aotmm has no kernels for {dtype}; known: {known}")
     output: torch.dtype = getattr(torch, DTYPES[DTYPES[TORCH_DTYPES[dtype]].output].torch)
     return output
+
+
+def tf32_allowed() -> bool:
+    """torch's setting, however it was made: the older getters raise once the newer one was used."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def problem(
@@ -255,19 +299,40 @@ def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> tor
     return out
 
 
-def _torch_library(part: str) -> int:
-    """Handle of one of torch's own libraries, which are loaded already; 0 if this torch has none of that name."""
-    name = f"libtorch_{part}.so"
+@functools.cache
+def torch_library(part: str) -> ctypes.CDLL | None:
+    """One of torch's own libraries, which are loaded already; None if this torch has none of that name."""
+    name = f"lib{part}.so"
     for place in (name, str(Path(torch.__file__).parent / "lib" / name)):
         try:
-            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)._handle  # noqa: SLF001 - what dlsym takes
+            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
-    return 0
+    return None
 
 
-def _gpu_library() -> int:
-    return _torch_library("cuda") or _torch_library("hip")
+def serves_gpus() -> bool:
+    """Whether this torch is built for GPUs; there need not be one."""
+    return torch_library(_GPU) is not None
+
+
+def _address(name: bytes) -> int | None:
+    """Where one of torch's C functions is; None if this torch does not have it."""
+    for part in ("torch_cpu", _GPU):
+        found = getattr(torch_library(part), name.decode(), None)
+        if found is not None:
+            return ctypes.cast(found, ctypes.c_void_p).value
+    return None
+
+
+def _check_override(lacking: bytes | None) -> None:
+    if lacking is not None:
+        raise ArtifactError(f"torch {torch.__version__} does not let aotmm override it: {lacking.decode()}")
+
+
+_Setting = ctypes.CFUNCTYPE(ctypes.c_int)
+_tf32 = _Setting(tf32_allowed)
+find = _Find(_address)  # as the native side asks; never collected
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -32,7 +32,7 @@ def test_help_names_everything() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_no_gpu(tmp_path: Path) -> None:
     """It says so, what to do elsewhere, and writes nothing."""
-    for words in ((), ("--ablation", "--pack", tmp_path)):
+    for words in ((), ("--overhead",), ("--ablation", "--pack", tmp_path)):
         found = _run("--out", tmp_path / "out", *words)
         assert found.exit_code == SpecError.exit_code
         assert "sees no GPU to measure; --render DIR" in found.output
@@ -55,6 +55,7 @@ def test_render(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert "LLM layers, M >= 128" in found.stdout
     assert "first result, torch.matmul: 90 ms, ours 30 ms: 3.0 times sooner" in found.stdout
+    assert "call, lib.matmul(a, b): 4.00 us, 0.50 of torch's, at most 0.55 met" in found.stdout
     assert (tmp_path / "report.html").is_file()
     assert json.loads(_run("--render", tmp_path, "--json").stdout) == json.loads(
         (tmp_path / "results.json").read_text()

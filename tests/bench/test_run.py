@@ -45,7 +45,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(bench, "Pool", lambda _: Pool(torch.device("cpu")))
     monkeypatch.setattr(bench, "provider", right)
     monkeypatch.setattr("aotmm.tune.shapes.read", lambda: SHAPES)
-    monkeypatch.setattr(bench, "SUBJECTS", {"call_cost": lambda: {"a call": {"us": 1.0}}})
+    monkeypatch.setattr(bench, "SUBJECTS", {"overhead": lambda: {"a call": {"us": 1.0}}})
     return here
 
 
@@ -61,12 +61,12 @@ def test_a_run_is_continued(tmp_path: Path, stand_ins: dict[str, Any]) -> None:
     first = ["32x32x32 nn fp16", "64x64x64 nn fp16"]
     assert _run(tmp_path, "squares256", dtypes=["fp16"]) == first
     stand_ins["date"] = "2026-11-21"
-    second = ["32x32x32 nn bf16", "64x64x64 nn bf16", "16x64x32 nt fp16", "16x64x32 nt bf16", "call_cost"]
-    assert _run(tmp_path, "squares256", "llm", "call_cost") == second
-    assert _run(tmp_path, "squares256", "llm", "call_cost") == []
+    second = ["32x32x32 nn bf16", "64x64x64 nn bf16", "16x64x32 nt fp16", "16x64x32 nt bf16", "overhead"]
+    assert _run(tmp_path, "squares256", "llm", "overhead") == second
+    assert _run(tmp_path, "squares256", "llm", "overhead") == []
     found = results.read(tmp_path)
     assert [str(row.case) for row in found.rows] == first + second[:-1]
-    assert found.other == {"call_cost": {"a call": {"us": 1.0}}}
+    assert found.other == {"overhead": {"a call": {"us": 1.0}}}
     assert found.facts["date"] == "2026-11-20"
 
 

@@ -8,7 +8,17 @@ import pytest
 
 from aotmm.bench.cases import Case
 from aotmm.bench.results import Results, Row, Times
-from aotmm.bench.summary import CSV_HEADER, TARGET_HEADER, Line, csv_rows, first_result, lines, row_text, target_table
+from aotmm.bench.summary import (
+    CSV_HEADER,
+    TARGET_HEADER,
+    Line,
+    csv_rows,
+    first_result,
+    lines,
+    overhead,
+    row_text,
+    target_table,
+)
 from aotmm.bench.summary import targets as committed
 from aotmm.tune.shapes import Shape
 from tests.bench.samples import sample
@@ -102,3 +112,12 @@ def test_first_result() -> None:
     slow = Results({}, other={"first_result": {"aotmm": {"sum": 100.0}, "torch.matmul": {"sum": 90.0}}})
     assert [verdict for *_, verdict in first_result(slow)] == ["missed"]
     assert first_result(Results({})) == []
+
+
+def test_overhead() -> None:
+    """A verdict for each call that has a limit."""
+    limit = "call, lib.matmul(a, b)", "4.00 us, 0.50 of torch's, at most 0.55"
+    assert overhead(sample()) == [(*limit, "met")]
+    slow = Results({}, other={"overhead": {"lib.matmul(a, b)": {"min us": 5.0, "of torch's": 0.6, "at most": 0.55}}})
+    assert [verdict for *_, verdict in overhead(slow)] == ["missed"]
+    assert overhead(Results({})) == []

@@ -28,9 +28,10 @@ def commands(tool: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines if line.startswith(tool)]
 
 
-def test_first_snippet_is_the_example() -> None:
-    """The snippet on the first screen is examples/matmul.py, which the gpu ring runs."""
-    assert blocks("python")[0] == (ROOT / "examples" / "matmul.py").read_text()
+@pytest.mark.parametrize(("number", "example"), [(0, "matmul.py"), (1, "override.py")])
+def test_snippets_are_examples(number: int, example: str) -> None:
+    """The snippets are the examples, which the gpu ring runs."""
+    assert blocks("python")[number] == (ROOT / "examples" / example).read_text()
 
 
 def test_make_targets_exist() -> None:

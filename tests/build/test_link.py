@@ -19,6 +19,14 @@ from aotmm.target import TARGETS, target
 from tests.build.packs import tiny_pack
 from tests.samples import file, installed, kernel
 
+# What the fast module takes of CPython, all of it in the limited API of Python 3.10.
+LIMITED_API = {
+    *("PyCapsule_GetPointer", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString", "PyEval_RestoreThread"),
+    *("PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong", "PyLong_AsVoidPtr"),
+    *("PyModule_Create2", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs", "PyObject_GetAttr", "PyTuple_Pack"),
+    *("PyUnicode_InternFromString", "Py_BuildValue", "Py_DecRef", "Py_IncRef", "_Py_FalseStruct", "_Py_NoneStruct"),
+    "_Py_NotImplementedStruct",
+}
 GLIBC_LIBRARY = r"(libc|libdl|libpthread|ld-linux)\b.*\.so\.\d"
 
 
@@ -155,25 +163,44 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == f"aotmm build needs a C compiler (ziglang, or set CC){advice}"
 
 
-def test_torch_library_is_linked_when_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The torch library is linked once, and again only after its source changed; it needs glibc alone, not torch."""
-    (tmp_path / "torch_ops.c").write_bytes((link.NATIVE / "torch_ops.c").read_bytes())
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A copy of the sources of what serves torch, where it is linked then."""
+    for name in link.TORCH_SOURCES:
+        (tmp_path / name).write_bytes((link.NATIVE / name).read_bytes())
     monkeypatch.setattr(link, "NATIVE", tmp_path)
     monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "libaotmm_torch.so")
+    monkeypatch.setattr(link, "FAST_MODULE", tmp_path / "_fast.abi3.so")
+    return tmp_path
+
+
+@pytest.mark.parametrize("changed", link.TORCH_SOURCES)
+def test_torch_library_is_linked_when_needed(native: Path, changed: str) -> None:
+    """Both files are linked once, and again only after a source changed."""
     assert link.link_torch_library()
     assert not link.link_torch_library()
-    dynamic = ELFFile(io.BytesIO(link.TORCH_LIBRARY.read_bytes())).get_section_by_name(".dynamic")
-    assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
-    with (tmp_path / "torch_ops.c").open("a") as handle:
+    with (native / changed).open("a") as handle:
         handle.write("/* changed */\n")
     assert link.link_torch_library()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["libaotmm_torch.so", "torch_ops.c"]
+    assert sorted(path.name for path in native.glob("*.so")) == ["_fast.abi3.so", "libaotmm_torch.so"]
+    link.FAST_MODULE.unlink()
+    assert link.link_torch_library()
+    assert not list(native.glob(".torch-*"))
 
 
-def test_torch_library_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_torch_needs_loads_anywhere(native: Path) -> None:
+    """Neither needs more than glibc; of CPython the module uses the limited API of 3.10 alone."""
+    assert link.link_torch_library()
+    for library in (link.TORCH_LIBRARY, link.FAST_MODULE):
+        dynamic = ELFFile(io.BytesIO(library.read_bytes())).get_section_by_name(".dynamic")
+        assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
+    symbols = ELFFile(io.BytesIO((native / "_fast.abi3.so").read_bytes())).get_section_by_name(".dynsym")
+    used = {symbol.name for symbol in symbols.iter_symbols() if re.match("_?Py", symbol.name)}
+    assert used - {"PyInit__fast"} == LIMITED_API
+
+
+def test_torch_library_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, native: Path) -> None:
     """Where the torch library cannot be written the error is a PackError that names it."""
-    (tmp_path / "torch_ops.c").write_bytes((link.NATIVE / "torch_ops.c").read_bytes())
-    monkeypatch.setattr(link, "NATIVE", tmp_path)
-    monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "absent" / "libaotmm_torch.so")
+    monkeypatch.setattr(link, "TORCH_LIBRARY", native / "absent" / "libaotmm_torch.so")
     with pytest.raises(PackError, match=r"absent/libaotmm_torch\.so cannot be written: "):
         link.link_torch_library()

@@ -58,6 +58,7 @@ EXPORT int aoti_torch_library_init_impl(const char *name, const char *key, const
   return (void)name, (void)key, (void)file, (void)line, *library = events, 0;
 }
 EXPORT int aoti_torch_library_def(void *library, const char *schema) { return (void)library, (void)schema, 0; }
+EXPORT int aoti_torch_delete_library_object(void *library) { return (void)library, 0; }
 EXPORT int torch_library_impl(void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t),
                               uint64_t version) {
   kernels[strcmp(name, "mm") != 0] = kernel;

@@ -31,10 +31,12 @@ class FakeTorch:
         link.link_torch_library()
         self.torch = ctypes.CDLL(str(library))
         self.ops = ctypes.CDLL(str(shutil.copy(link.TORCH_LIBRARY, folder)))  # with a state of its own
-        init = self.ops.aotmm_torch_init
-        init.argtypes, init.restype = [ctypes.c_void_p] * 3, ctypes.c_char_p
-        assert init(self.torch._handle, self.torch._handle, None) is None
-        self.ops.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        find_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
+        self.find = find_type(lambda name: ctypes.cast(self.torch[name.decode()], ctypes.c_void_p).value)
+        connect = self.ops.aotmm_torch_connect
+        connect.argtypes, connect.restype = [find_type, ctypes.c_void_p], ctypes.c_char_p
+        assert connect(self.find, None) is None
+        self.ops.aotmm_torch_bind.argtypes = [*[ctypes.c_int] * 3, ctypes.c_void_p]
         for rank, launcher in enumerate(launchers):
             address = ctypes.addressof(ctypes.c_char.in_dll(self.torch, launcher))
             assert self.ops.aotmm_torch_bind(0, 3, rank, address) == 0

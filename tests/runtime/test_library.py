@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import dataclasses
 import os
 import pickle
@@ -21,6 +22,7 @@ from aotmm.runtime import library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
+from aotmm.runtime.ops import Ops
 from aotmm.table import Sample, Shape, Table
 
 ROOT = Path(__file__).parents[2]
@@ -209,6 +211,12 @@ def test_repr(lib: Library) -> None:
     folder = lib.packs[1].folder
     assert repr(aotmm.load(folder)) == f"<aotmm.Library of sm80 in {folder}>"
     assert repr(lib.packs[1]) == f"<sm80 pack in {folder}>"
+
+
+def test_native_library_of_another_version() -> None:
+    """A native library that is older than the Python beside it is refused, before anything of it is called."""
+    with pytest.raises(ArtifactError, match=r"libaotmm_torch\.so is of another version; .*`make artifacts`"):
+        Ops(ctypes.CDLL(None), lambda _library, _device: [])
 
 
 X = torch.zeros(4, 8, dtype=torch.float16)

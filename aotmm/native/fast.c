@@ -1,0 +1,274 @@
+/* _fast.abi3.so: the way of `lib.matmul` past torch's dispatcher, for plain GPU tensors where nothing is to be recorded.
+ *
+ * Tensors are read over DLPack's C exchange API, multiplied by aotmm_torch_multiply, results wrapped by libtorch_python.
+ * Whatever a mode, a transform or autograd would have a say in is answered with NotImplemented: the op serves it. This
+ * file needs no Python.h: it declares what it uses of the limited API of Python 3.10 (PEP 384, PEP 590), and no torch
+ * header. Sources: dlpack.h 1.2; torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "torch_ops.h"
+
+/* ---- CPython */
+
+typedef intptr_t Py_ssize_t;
+typedef struct PyObject {
+  Py_ssize_t refcount;
+  struct PyObject *type;
+} PyObject;
+typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
+enum { METH_FASTCALL = 0x80, ABI_VERSION = 3 };
+typedef struct PyMethodDef {
+  const char *name;
+  function call;
+  int flags;
+  const char *doc;
+} PyMethodDef;
+typedef struct PyModuleDef {
+  PyObject head;
+  PyObject *(*init)(void);
+  Py_ssize_t index;
+  PyObject *copy;
+  const char *name, *doc;
+  Py_ssize_t size;
+  PyMethodDef *methods;
+  void *slots, *traverse, *clear, *free;
+} PyModuleDef;
+
+extern PyObject _Py_NotImplementedStruct, _Py_NoneStruct, _Py_FalseStruct;
+extern PyObject *PyExc_RuntimeError;
+PyObject *PyModule_Create2(PyModuleDef *, int version);
+PyObject *PyObject_CallNoArgs(PyObject *);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+PyObject *PyObject_GetAttr(PyObject *, PyObject *name);
+PyObject *PyUnicode_InternFromString(const char *);
+PyObject *PyTuple_Pack(Py_ssize_t, ...);
+PyObject *Py_BuildValue(const char *, ...);
+void *PyCapsule_GetPointer(PyObject *, const char *name);
+long PyLong_AsLong(PyObject *);
+void *PyLong_AsVoidPtr(PyObject *);
+double PyFloat_AsDouble(PyObject *);
+PyObject *PyErr_Occurred(void);
+void PyErr_Clear(void);
+void PyErr_SetString(PyObject *, const char *);
+void Py_IncRef(PyObject *);
+void Py_DecRef(PyObject *);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+
+static PyObject *new_reference(PyObject *object) {
+  Py_IncRef(object);
+  return object;
+}
+
+/* ---- DLPack */
+
+typedef struct DLTensor {
+  void *data;
+  int32_t device_type, device_id, dim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *sizes, *strides;
+  uint64_t byte_offset;
+} DLTensor;
+typedef struct DLExchange {
+  uint32_t major, minor;
+  void *older, *allocate, *export, *import;
+  int (*describe)(void *tensor, DLTensor *); /* borrowed; -1 with a Python exception */
+  void *stream;
+} DLExchange;
+
+/* Types whose products depend on no setting of torch: float32 (tf32) is not among them. */
+static const struct {
+  uint8_t code, bits;
+  int32_t dtype;
+} dtypes[] = {{2, 16, AOTMM_FP16}, {4, 16, AOTMM_BF16}, {12, 8, AOTMM_FP8E5},
+              {10, 8, AOTMM_FP8E4}, {0, 8, AOTMM_INT8}, {0, 32, AOTMM_INT32}};
+
+/* ---- torch, filled by `connect` */
+
+static int (*describe)(void *, DLTensor *);
+static int (*multiply)(const request *, tensor_t *);
+static const torch_error *(*last_error)(void);
+static int (*delete_tensor)(tensor_t);
+static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
+static PyObject *(*wrap)(tensor_t);                     /* THPVariable_Wrap, before it */
+static void *c10;
+static PyObject *tensor_type, *parameter_type, *is_neg, *is_grad_enabled, *function_modes, *forward_ad, *increment_version;
+static PyObject *requires_grad, *current_level; /* names */
+static int32_t device_types[2];
+
+/* The dispatcher's state of this thread: two words that differ from torch's defaults in whatever is switched on or off. */
+static __thread const uint64_t *key_set;
+static uint64_t inference_keys[2]; /* in inference mode */
+static int trusted;                /* both words were seen to behave */
+
+static const uint64_t *keys(void) {
+  if (!key_set) key_set = dlsym(c10, "_ZN3c104impl26raw_local_dispatch_key_setE"); /* the calling thread's own */
+  return key_set;
+}
+
+static int quiet(void) {
+  const uint64_t *now = keys();
+  return !(now[0] | now[1]) || (now[0] == inference_keys[0] && now[1] == inference_keys[1]);
+}
+
+/* 1 if a call without arguments, or an attribute, gives `plain`, 0 for anything else, -1 for an exception. */
+static int is(PyObject *got, PyObject *plain) {
+  if (!got) return -1;
+  Py_DecRef(got);
+  return got == plain;
+}
+
+/* The same for a small int. */
+static int equals(PyObject *got, long plain) {
+  if (!got) return -1;
+  long number = PyLong_AsLong(got);
+  Py_DecRef(got);
+  return number == -1 && PyErr_Occurred() ? -1 : number == plain;
+}
+
+/* 1 and its view for a GPU tensor that is no more than its elements, 0 for anything else, -1 for an exception. */
+static int plain(PyObject *tensor, int recording, view *v) {
+  if (tensor->type != tensor_type && tensor->type != parameter_type) return 0;
+  DLTensor t;
+  if (describe(tensor, &t)) {
+    PyErr_Clear();
+    return 0;
+  }
+  if ((t.device_type != device_types[0] && t.device_type != device_types[1]) || !t.data || t.dim > 3 || t.lanes != 1)
+    return 0;
+  *v = (view){.sizes = t.sizes, .strides = t.strides, .address = (uint64_t)t.data + t.byte_offset, .dim = t.dim,
+              .dtype = -1, .device = t.device_id};
+  for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
+    if (dtypes[i].code == t.code && dtypes[i].bits == t.bits) v->dtype = dtypes[i].dtype;
+  if (v->dtype < 0) return 0;
+  /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. */
+  int clean = 1, odd = 0;
+  for (int i = 0; i < t.dim; i++) odd |= (int)(t.strides[i] & 1);
+  if (!odd) clean = is(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL), &_Py_FalseStruct);
+  if (clean == 1 && recording) clean = is(PyObject_GetAttr(tensor, requires_grad), &_Py_FalseStruct);
+  return clean;
+}
+
+/* 1 if no mode of torch has a say, and whether autograd records; 0 or -1 as `plain`. */
+static int nothing_watches(int *recording) {
+  if (!trusted || !quiet()) return 0;
+  int found = equals(PyObject_CallNoArgs(function_modes), 0);
+  if (found == 1) found = equals(PyObject_GetAttr(forward_ad, current_level), -1);
+  if (found != 1) return found;
+  int off = is(PyObject_CallNoArgs(is_grad_enabled), &_Py_FalseStruct);
+  *recording = off == 0;
+  return off < 0 ? -1 : 1;
+}
+
+/* matmul(library, a, b, out, bias, activation, slope): out and bias may be None. */
+static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  (void)module;
+  if (count != 7) {
+    PyErr_SetString(PyExc_RuntimeError, "matmul takes 7 arguments");
+    return NULL;
+  }
+  PyObject *out = arguments[3] == &_Py_NoneStruct ? NULL : arguments[3];
+  PyObject *bias = arguments[4] == &_Py_NoneStruct ? NULL : arguments[4];
+  view written, added;
+  request r = {.out = out ? &written : NULL, .bias = bias ? &added : NULL, .library = PyLong_AsLong(arguments[0]),
+               .activation = PyLong_AsLong(arguments[5]), .slope = PyFloat_AsDouble(arguments[6]), .out_dtype = -1};
+  int recording = 0, mine = nothing_watches(&recording);
+  if (mine == 1) mine = plain(arguments[1], recording, &r.a);
+  if (mine == 1) mine = plain(arguments[2], recording, &r.b);
+  if (mine == 1 && out) mine = plain(out, recording, &written);
+  if (mine == 1 && bias) mine = plain(bias, recording, &added);
+  if (mine < 0) return NULL;
+  /* Batches whose b is the same for all are faster as one matrix: not here. */
+  int matrices = mine && r.a.dim == 2 && r.b.dim == 2;
+  int batches = mine && r.a.dim == 3 && r.b.dim == 3 && r.b.sizes[0] != 1 && r.b.strides[0] != 0;
+  if (!matrices && !batches) return new_reference(&_Py_NotImplementedStruct);
+
+  tensor_t result = NULL;
+  void *thread = PyEval_SaveThread(); /* a full launch queue blocks */
+  int failed = multiply(&r, &result);
+  PyEval_RestoreThread(thread);
+  if (failed) {
+    PyErr_SetString(PyExc_RuntimeError, last_error()->error.text);
+    return NULL;
+  }
+  if (out) {
+    PyObject *written_to = PyTuple_Pack(1, out);
+    PyObject *done = written_to ? PyObject_CallFunctionObjArgs(increment_version, written_to, NULL) : NULL;
+    if (written_to) Py_DecRef(written_to);
+    if (!done) return NULL;
+    Py_DecRef(done);
+    return new_reference(out);
+  }
+  void *object = NULL;
+  if (!to_python) object = wrap(result);
+  else if (to_python(result, NULL, &object) && !PyErr_Occurred())
+    PyErr_SetString(PyExc_RuntimeError, "torch makes no Python tensor of the result");
+  delete_tensor(result);
+  return object;
+}
+
+/* connect(handles of libaotmm_torch, libtorch_cpu, libtorch_python and libc10, the DLPack API, DLPack's two types of
+   device, what matmul asks torch) -> what is missing, or None. */
+static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  (void)module;
+  if (count != 14) return Py_BuildValue("s", "14 arguments");
+  void *handles[4];
+  for (int i = 0; i < 4; i++) handles[i] = PyLong_AsVoidPtr(arguments[i]);
+  const DLExchange *exchange = PyCapsule_GetPointer(arguments[4], "dlpack_exchange_api");
+  for (int i = 0; i < 2; i++) device_types[i] = (int32_t)PyLong_AsLong(arguments[5 + i]);
+  if (PyErr_Occurred()) return NULL;
+  const char *key = dlsym(handles[0], "aotmm_torch_key");
+  if (!key || strcmp(key, AOTMM_KEY)) return Py_BuildValue("s", "a libaotmm_torch.so of the same build");
+  if (exchange->major != 1 || !exchange->describe) return Py_BuildValue("s", "DLPack 1's description of tensors");
+  describe = exchange->describe;
+  c10 = handles[3];
+  const struct {
+    void *library;
+    const char *name;
+    void *slot;
+    int optional;
+  } symbols[] = {{handles[0], "aotmm_torch_multiply", &multiply, 0},
+                 {handles[0], "aotmm_torch_last_error", &last_error, 0},
+                 {handles[1], "aoti_torch_delete_tensor_object", &delete_tensor, 0},
+                 {handles[2], "torch_tensor_to_pyobject", &to_python, 1},
+                 {handles[2], "_Z16THPVariable_WrapRKN2at10TensorBaseE", &wrap, 1}};
+  for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+    void *found = dlsym(symbols[i].library, symbols[i].name);
+    if (!found && !symbols[i].optional) return Py_BuildValue("s", symbols[i].name);
+    memcpy(symbols[i].slot, &found, sizeof found);
+  }
+  if (!to_python && !wrap) return Py_BuildValue("s", "a way to make Python tensors");
+  if (!keys()) return Py_BuildValue("s", "the dispatcher's state of a thread");
+  PyObject **slots[] = {&tensor_type, &parameter_type, &is_neg, &is_grad_enabled, &function_modes, &forward_ad,
+                        &increment_version};
+  for (int i = 0; i < 7; i++) *slots[i] = new_reference(arguments[7 + i]);
+  requires_grad = PyUnicode_InternFromString("requires_grad");
+  current_level = PyUnicode_InternFromString("_current_level");
+  return requires_grad && current_level ? new_reference(&_Py_NoneStruct) : NULL;
+}
+
+/* key_set() -> the two words of the calling thread. */
+static PyObject *read_keys(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  (void)module, (void)arguments, (void)count;
+  return Py_BuildValue("(KK)", (unsigned long long)keys()[0], (unsigned long long)keys()[1]);
+}
+
+/* trust(first, second): `matmul` works from now on; the words are those of inference mode. */
+static PyObject *trust(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  (void)module;
+  for (int i = 0; i < 2 && i < count; i++) inference_keys[i] = (uint64_t)PyLong_AsVoidPtr(arguments[i]);
+  if (PyErr_Occurred()) return NULL;
+  trusted = 1;
+  return new_reference(&_Py_NoneStruct);
+}
+
+static PyMethodDef methods[] = {{"matmul", matmul, METH_FASTCALL, NULL},
+                                {"connect", connect, METH_FASTCALL, NULL},
+                                {"key_set", read_keys, METH_FASTCALL, NULL},
+                                {"trust", trust, METH_FASTCALL, NULL},
+                                {0}};
+static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_fast", .size = -1, .methods = methods};
+
+EXPORT PyObject *PyInit__fast(void) { return PyModule_Create2(&definition, ABI_VERSION); }

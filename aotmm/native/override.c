@@ -1,0 +1,112 @@
+/* aotmm.override(): registers aten::mm and aten::bmm for GPUs, below autograd, autocast and vmap, which stay torch's own.
+ *
+ * What our kernels do not take goes to torch's, through the functions that AOTInductor's programs call: they reach the
+ * kernel itself, not the dispatcher, so nothing recurses. addmm and baddbmm have arguments that the stable interface does
+ * not carry (Scalar); runtime/override.py registers them. */
+#include <string.h>
+
+#include "torch_ops.h"
+
+static struct {
+  int (*mm_out)(tensor_t out, tensor_t, tensor_t);
+  int (*bmm_out)(tensor_t out, tensor_t, tensor_t);
+  const char *(*reason)(void); /* of the last error; from torch 2.13 on, else NULL */
+} own;
+static int (*tf32_allowed)(void);
+static int64_t library;
+static uint32_t unserved; /* GPUs for which there is no pack, a bit for each */
+static void *registration; /* torch's handle, NULL where nothing is registered */
+
+/* torch.mm multiplies matrices of one floating type, torch.bmm as many of them on both sides. */
+static int taken(const request *r, int dim) {
+  const view *a = &r->a, *b = &r->b;
+  return a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim && a->dtype == b->dtype &&
+         !(a->device < 32 && unserved >> a->device & 1) &&
+         (a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32) &&
+         (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
+}
+
+/* Did our kernels compute it? If not, `*wrong` says why the driver failed, or is NULL: then it is torch's to compute. */
+static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result, const char **wrong) {
+  view written;
+  request r = {.out = out ? &written : NULL, .library = library, .out_dtype = -1};
+  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written)) || !taken(&r, dim)) return 0;
+  r.allow_tf32 = r.a.dtype == AOTMM_FP32 && tf32_allowed();
+  if (aotmm_torch_multiply(&r, result) == 0) return 1;
+  if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r.a.device < 32)
+    __atomic_fetch_or(&unserved, 1u << r.a.device, __ATOMIC_RELAXED);
+  if (!aotmm_torch_declined()) *wrong = aotmm_torch_last_error()->error.text;
+  return 0;
+}
+
+/* An empty tensor for torch's own kernel to write to, of the result's size where there is one: else that kernel says what
+   is wrong with the operands. */
+static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
+  int64_t dims[2], *sizes[2], shape[3] = {0}, strides[3] = {1, 1, 1};
+  int32_t dtype, type, device;
+  if (torch.aoti_torch_get_dim(a, &dims[0]) || torch.aoti_torch_get_dim(b, &dims[1]) ||
+      torch.aoti_torch_get_sizes(a, &sizes[0]) || torch.aoti_torch_get_sizes(b, &sizes[1]) ||
+      torch.aoti_torch_get_dtype(a, &dtype) || torch.aoti_torch_get_device_type(a, &type) ||
+      torch.aoti_torch_get_device_index(a, &device))
+    return 1;
+  if (dims[0] == dim && dims[1] == dim) {
+    memcpy(shape, sizes[0], (size_t)(dim - 1) * sizeof *shape);
+    shape[dim - 1] = sizes[1][dim - 1];
+    for (int i = dim - 2; i >= 0; i--) strides[i] = strides[i + 1] * (shape[i + 1] > 0 ? shape[i + 1] : 1);
+  }
+  return torch.aoti_torch_empty_strided(dim, shape, strides, dtype, type, device, result);
+}
+
+/* (self, mat2) or (self, mat2, out) on the stack -> the result. */
+static void multiply(value *stack, int dim, int into_out) {
+  tensor_t a = (tensor_t)stack[0], b = (tensor_t)stack[1], out = into_out ? (tensor_t)stack[2] : NULL, result = out;
+  const char *wrong = NULL;
+  if (!ours(a, b, out, dim, &result, &wrong) && !wrong &&
+      ((!out && empty_result(a, b, dim, &result)) || (dim == 2 ? own.mm_out : own.bmm_out)(result, a, b)))
+    wrong = own.reason ? own.reason() : "torch's own product failed; its reason is on stderr";
+  torch.aoti_torch_delete_tensor_object(a);
+  torch.aoti_torch_delete_tensor_object(b);
+  if (wrong) {
+    if (result) torch.aoti_torch_delete_tensor_object(result);
+    torch.aoti_torch_check(0, "aotmm::override", "aotmm", 0, wrong);
+  }
+  stack[0] = (value)result;
+}
+
+#define OVERRIDE(name, dim, into_out)                                        \
+  static void name(value *stack, uint64_t arguments, uint64_t results) {     \
+    (void)arguments, (void)results;                                          \
+    multiply(stack, dim, into_out);                                          \
+  }
+OVERRIDE(mm, 2, 0)
+OVERRIDE(mm_out, 2, 1)
+OVERRIDE(bmm, 3, 0)
+OVERRIDE(bmm_out, 3, 1)
+
+/* Undoes aotmm_torch_override. Returns NULL, or what torch refused. */
+EXPORT const char *aotmm_torch_restore(void) {
+  if (registration && torch.aoti_torch_delete_library_object(registration))
+    return "the removal of the kernels of aten::mm and aten::bmm";
+  registration = NULL;
+  return NULL;
+}
+
+/* Sends torch's products of dispatch key `key` to library number `to`. `find` is that of aotmm_torch_connect, `tf32` tells
+   torch's setting. Returns NULL, or what torch lacks or refused. */
+EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(const char *), int (*tf32)(void)) {
+  void *found[] = {find("aoti_torch_cuda_mm_out"), find("aoti_torch_cuda_bmm_out"),
+                   find("torch_exception_get_what_without_backtrace")};
+  if (!found[0]) return "aoti_torch_cuda_mm_out";
+  if (!found[1]) return "aoti_torch_cuda_bmm_out";
+  memcpy(&own, found, sizeof own);
+  library = to, tf32_allowed = tf32, unserved = 0;
+  if (torch.aoti_torch_library_init_impl("aten", key, "aotmm", 0, &registration) ||
+      torch.torch_library_impl(registration, "mm", mm, TORCH_2_10) ||
+      torch.torch_library_impl(registration, "mm.out", mm_out, TORCH_2_10) ||
+      torch.torch_library_impl(registration, "bmm", bmm, TORCH_2_10) ||
+      torch.torch_library_impl(registration, "bmm.out", bmm_out, TORCH_2_10)) {
+    aotmm_torch_restore();
+    return "kernels for aten::mm and aten::bmm";
+  }
+  return NULL;
+}

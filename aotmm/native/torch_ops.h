@@ -1,0 +1,75 @@
+/* Products of torch tensors, as torch_ops.c computes them for the ops, for override.c and for the fast call. */
+#ifndef AOTMM_TORCH_OPS_H
+#define AOTMM_TORCH_OPS_H
+
+#include "launcher.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define TORCH_2_10 (2ull << 56 | 10ull << 48) /* the version whose calling conventions are used */
+
+typedef uint64_t value;          /* StableIValue */
+typedef struct tensor *tensor_t; /* AtenTensorHandle */
+
+/* Found in libtorch_cpu, but for the stream. Each returns 0 or an error. */
+extern struct torch_functions {
+  int (*aoti_torch_get_dim)(tensor_t, int64_t *);
+  int (*aoti_torch_get_sizes)(tensor_t, int64_t **);
+  int (*aoti_torch_get_strides)(tensor_t, int64_t **);
+  int (*aoti_torch_get_dtype)(tensor_t, int32_t *);
+  int (*aoti_torch_get_device_type)(tensor_t, int32_t *);
+  int (*aoti_torch_get_device_index)(tensor_t, int32_t *);
+  int (*torch_get_const_data_ptr)(tensor_t, const void **);
+  int (*torch_get_mutable_data_ptr)(tensor_t, void **);
+  int (*aoti_torch_empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, tensor_t *);
+  int (*aoti_torch_delete_tensor_object)(tensor_t);
+  int (*aoti_torch_library_init_def)(const char *, const char *, uint32_t, void **);
+  int (*aoti_torch_library_init_impl)(const char *, const char *, const char *, uint32_t, void **);
+  int (*aoti_torch_library_def)(void *, const char *);
+  int (*aoti_torch_delete_library_object)(void *);
+  int (*torch_library_impl)(void *, const char *, void (*)(value *, uint64_t, uint64_t), uint64_t);
+  void (*aoti_torch_check)(_Bool, const char *, const char *, uint32_t, const char *);
+  int32_t (*aoti_torch_device_type_cuda)(void);
+  int32_t (*aoti_torch_dtype_float16)(void);
+  int32_t (*aoti_torch_dtype_bfloat16)(void);
+  int32_t (*aoti_torch_dtype_float32)(void);
+  int32_t (*aoti_torch_dtype_float8_e5m2)(void);
+  int32_t (*aoti_torch_dtype_float8_e4m3fn)(void);
+  int32_t (*aoti_torch_dtype_int8)(void);
+  int32_t (*aoti_torch_dtype_int32)(void);
+} torch;
+
+/* A tensor seen from outside; sizes and strides (in elements) are borrowed from it. */
+typedef struct view {
+  const int64_t *sizes, *strides;
+  uint64_t address;
+  int32_t dim, dtype, device; /* AOTMM_*, -1 for one without kernels; the GPU's ordinal, -1 for anything else */
+} view;
+
+/* What to multiply. NULL for what there is not; out_dtype is that of a new result, -1 for the operands' own. */
+typedef struct request {
+  view a, b;
+  const view *out, *bias, *scale_a, *scale_b;
+  int64_t activation, library, out_dtype;
+  double slope;
+  int allow_tf32, fast_accum;
+} request;
+
+/* What went wrong in the calling thread's last product. */
+enum { KIND_TYPE = 1, KIND_VALUE = 2, KIND_LAUNCHER = 3, KIND_RESOLVER = 4, KIND_TORCH = 5 };
+typedef struct torch_error {
+  int32_t kind;
+  aotmm_error error;
+} torch_error;
+const torch_error *aotmm_torch_last_error(void);
+
+/* Describes a tensor; one that is on no GPU only by its dimensions. Returns 0, or 1 with the error recorded. */
+int read_view(tensor_t, int writable, view *);
+
+/* Launches the product on torch's current stream. Without `out` the result is new, and the caller's. Returns 0, or 1
+   with the error recorded. */
+int aotmm_torch_multiply(const request *, tensor_t *result);
+
+/* Was the last product refused for what it is, and not because the driver failed? */
+int aotmm_torch_declined(void);
+
+#endif

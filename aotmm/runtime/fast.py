@@ -1,0 +1,79 @@
+"""The fast call: `lib.matmul` past torch's dispatcher, for plain GPU tensors that nothing else has a say in."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_CUDA, _ROCM = 2, 10  # DLPack's types of device
+Matmul = Callable[..., Any]
+"""matmul(library, a, b, out, bias, activation, slope): the product, or NotImplemented where the op has to serve it."""
+
+
+def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> Matmul:
+    """`matmul` of native/fast.c; `declined` where this Python or torch does not carry it, so that the op serves all.
+
+    Args:
+        ours: libaotmm_torch.so, initialised.
+        torch_library: finds one of torch's own libraries.
+    """
+    try:
+        module = importlib.import_module("aotmm.native._fast")  # not built, or for no free-threaded Python
+        libraries = [ours, *(torch_library(name) for name in ("torch_cpu", "torch_python", "c10"))]
+        handles = [library._handle for library in libraries if library is not None]  # noqa: SLF001 - what dlsym takes
+        lacking = module.connect(
+            *handles,
+            torch.Tensor.__dlpack_c_exchange_api__,
+            _CUDA,
+            _ROCM,
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch.Tensor.is_neg,
+            torch.is_grad_enabled,
+            torch._C._len_torch_function_stack,  # noqa: SLF001 - no official name tells
+            forward_ad,
+            torch._C._increment_version,  # noqa: SLF001 - half the price of the official name
+        )
+    except (ImportError, AttributeError):
+        return declined
+    inference = inference_keys(module.key_set)
+    if lacking is not None or inference is None or not isinstance(getattr(forward_ad, "_current_level", None), int):
+        return declined
+    module.trust(*inference)
+    matmul: Matmul = module.matmul
+    return matmul
+
+
+def declined(*_: object) -> object:
+    """What `matmul` answers to everything where it cannot be had."""
+    return NotImplemented
+
+
+def inference_keys(key_set: Callable[[], tuple[int, int]]) -> tuple[int, int] | None:
+    """The dispatcher's two words in inference mode, None if they do not behave as words of that meaning do.
+
+    They are no official interface: zero where nothing is switched on, something else in every mode, and zero again.
+    """
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        some_mode = TorchDispatchMode()  # type: ignore[no-untyped-call]
+        modes = (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), some_mode)
+        for mode in modes:
+            with mode:
+                seen.append(key_set())
+            seen.append(key_set())
+
+    thread = threading.Thread(target=look)  # where no mode of the caller's is on
+    thread.start()
+    thread.join()
+    in_modes, between = seen[::2], seen[1::2]
+    quiet = (0, 0)
+    return in_modes[0] if set(between) == {quiet} and quiet not in in_modes else None

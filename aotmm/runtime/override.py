@@ -1,0 +1,115 @@
+"""`aotmm.override()`: torch's own products by these kernels, while it lasts, and everything else as torch has it."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+import aotmm
+from aotmm.runtime import ops
+from aotmm.runtime.library import Library
+
+_KEY = "CUDA"  # on ROCm too
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+# What torch_ops.c cannot register, because its alpha and beta are Scalars: dimensions by name.
+_WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
+
+_lock = threading.Lock()
+_active = 0
+_with_scalars: torch.library.Library | None = None
+
+
+class Override:
+    """An override of torch's products, for the whole process, from its construction until `remove` or the block's end.
+
+    They nest: torch's own kernels are back when the last one is removed.
+    """
+
+    def __init__(self) -> None:
+        self._removed = False
+        global _active  # noqa: PLW0603 - torch's registry is one per process too
+        with _lock:
+            if _active == 0:
+                _begin(aotmm.load())
+            _active += 1
+
+    def remove(self) -> None:
+        """Ends it; a second time does nothing. Raises ArtifactError if torch does not take its kernels back."""
+        global _active  # noqa: PLW0603
+        with _lock:
+            if self._removed:
+                return
+            self._removed = True
+            _active -= 1
+            if _active == 0:
+                _end()
+
+    def __enter__(self) -> Override:  # noqa: PYI034 - Self is in typing from Python 3.11 on
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+def _begin(library: Library) -> None:
+    global _with_scalars  # noqa: PLW0603
+    if not ops.serves_gpus():
+        return
+    kernels = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in _WITH_SCALARS}
+    registered = ops.registered()
+    registered.override(_KEY, library.number)
+    _with_scalars = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name, dim in _WITH_SCALARS.items():
+        kernel = partial(_multiply, library.number, registered, kernels[name], dim)
+        _with_scalars.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+
+
+def _end() -> None:
+    global _with_scalars  # noqa: PLW0603
+    if _with_scalars is None:
+        return
+    _with_scalars._destroy()  # type: ignore[no-untyped-call] # noqa: SLF001 - no other way ends it
+    _with_scalars = None
+    ops.registered().restore()
+
+
+def _multiply(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    dim: int,
+    keys: Any,
+    bias: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    **rest: Any,
+) -> torch.Tensor:
+    """addmm, baddbmm and their out variants: ours for `bias + a @ b` and `a @ b`, else `own`, torch's kernel."""
+    beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
+    fits = (
+        alpha == 1
+        and beta in (0, 1)
+        and (library, a.device.index or 0) not in registered.unserved
+        and a.dtype in _FLOATS
+        and a.dtype is b.dtype is bias.dtype
+        and a.dim() == b.dim() == dim >= bias.dim()
+        and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
+        and (out is None or out.dtype is a.dtype)
+    )
+    if fits:
+        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
+        arguments = (a, b, bias if beta else None, None, None, 0, 0.0, tf32, False, library)
+        try:
+            if out is None:
+                return torch.ops.aotmm.mm.default(*arguments)  # type: ignore[no-any-return]
+            return torch.ops.aotmm.mm.out(*arguments, out=out)  # type: ignore[no-any-return]
+        except RuntimeError:
+            if not registered.declined():
+                raise
+    return own.call_boxed(keys, bias, a, b, **rest)  # type: ignore[no-any-return]

@@ -1,0 +1,147 @@
+"""A GPU that is not there: CPU tensors count as GPU tensors, a launcher of NumPy's multiplies them, all else is real.
+
+Everything between a call and the driver runs as on a GPU: the fast module, torch's dispatcher and allocator, the ops,
+the overrides. What pretends is torch's answers to a few questions about devices. `run` is for a process of its own,
+because ops are registered once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+_CPU_IN_DLPACK = 1
+CHECKOUT = Path(__file__).parents[2]
+
+
+class Gpu:
+    """What the stand-in was asked for, and how it is to answer.
+
+    Attributes:
+        runs: products that were launched.
+        workspace: bytes that its plans need.
+        refuse: "" or the status to answer with, "kernel" or "driver".
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.workspace = 0
+        self.refuse = ""
+
+
+def run(body: str, *arguments: str) -> str:
+    """What `body` prints, which has `gpu` and `lib`, in a process of its own. Raises AssertionError if it fails."""
+    program = f"from tests.runtime.pretend import begin\ngpu, lib = begin()\nimport torch, aotmm\n{body}"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *arguments],
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def begin() -> tuple[Gpu, Any]:
+    """Pretends from now on; returns the GPU and the library whose products it computes."""
+    import torch
+
+    import aotmm
+    from aotmm.runtime import fast, library, ops, override
+
+    gpu = Gpu()
+    keep, addresses = _torch_answers()
+    own = ops._address
+    ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
+    ops.serves_gpus = lambda: True
+    fast._CUDA = _CPU_IN_DLPACK
+    override._KEY = "CPU"
+    launcher = _launcher(gpu)
+    library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there
+    lib = aotmm.load()
+    lib.asked = lambda _ordinal: lib.packs[:1]  # type: ignore[assignment]
+    gpu.keep = (keep, launcher)  # type: ignore[attr-defined]
+    assert torch.ops.aotmm.mm
+    return gpu, lib
+
+
+def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
+    from aotmm.runtime import ops
+
+    def zero(_handle: int, answer: Any) -> int:
+        answer[0] = 0
+        return 0
+
+    def stream(_device: int, answer: Any) -> int:
+        answer[0] = None
+        return 0
+
+    index = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32))(zero)
+    current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(stream)
+    torch_cpu: Any = ops.torch_library("torch_cpu")
+    answers = {
+        b"aoti_torch_device_type_cuda": torch_cpu.aoti_torch_device_type_cpu,
+        b"aoti_torch_get_device_index": index,
+        b"aoti_torch_get_current_cuda_stream": current,
+        b"aoti_torch_cuda_mm_out": torch_cpu.aoti_torch_cpu_mm_out,
+        b"aoti_torch_cuda_bmm_out": torch_cpu.aoti_torch_cpu_bmm_out,
+    }
+    return [*answers.values()], {
+        name: ctypes.cast(answer, ctypes.c_void_p).value or 0 for name, answer in answers.items()
+    }
+
+
+def _launcher(gpu: Gpu) -> ctypes.Structure:
+    """A launcher of products without epilogue but bias, of fp16 and fp32."""
+    import numpy as np
+
+    from aotmm.problem import ABI, DTYPE_CODES
+    from aotmm.runtime import launcher as real
+
+    types: dict[int, Any] = {DTYPE_CODES.index("fp16"): np.float16, DTYPE_CODES.index("fp32"): np.float32}
+    error = real.CError()
+
+    def array(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        size = np.dtype(types[dtype]).itemsize
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        memory: Any = (ctypes.c_char * (extent * size)).from_address(address)
+        flat = np.frombuffer(memory, types[dtype])
+        return np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides], writeable=True)
+
+    def refused(status: int, text: bytes) -> int:
+        error.status, error.text = status, text
+        return status
+
+    def plan(problem: Any, _ordinal: int, limit: int, answer: Any) -> int:
+        p = problem.contents
+        if gpu.refuse == "kernel" or p.dtype_a not in types:
+            return refused(real.NO_KERNEL, b"no kernel fits")
+        answer[0] = real.CPlan(workspace_bytes=min(gpu.workspace, limit))
+        return real.OK
+
+    def run(_plan: Any, problem: Any, _ordinal: int, _stream: int, workspace: int) -> int:
+        if gpu.refuse == "driver" or bool(workspace) != bool(gpu.workspace):
+            return refused(real.DRIVER, b"the launch failed")
+        p = problem.contents
+        shape = (p.batch, p.M, p.N)
+        a = array(p.a_ptr, p.dtype_a, (p.batch, p.M, p.K), (p.stride_az, p.stride_am, p.stride_ak)).astype(float)
+        b = array(p.b_ptr, p.dtype_b, (p.batch, p.K, p.N), (p.stride_bz, p.stride_bk, p.stride_bn)).astype(float)
+        c = a @ b
+        if p.bias_ptr:
+            c += array(p.bias_ptr, p.dtype_c, shape, (p.stride_bias_z, p.stride_bias_m, p.stride_bias_n)).astype(float)
+        out = array(p.c_ptr, p.dtype_c, shape, (p.stride_cz, p.stride_cm, p.stride_cn))
+        out[...] = np.maximum(c, 0) if p.activation else c
+        gpu.runs += 1
+        return real.OK
+
+    fields: dict[str, Any] = {field[0]: field[1] for field in real._CLauncher._fields_}
+    made = real._CLauncher(abi=ABI, problem_bytes=ctypes.sizeof(real.CProblem))
+    made.plan, made.run = fields["plan"](plan), fields["run"](run)
+    last = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: ctypes.addressof(error))
+    made.last_error = ctypes.cast(last, fields["last_error"])
+    return made

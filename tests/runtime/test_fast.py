@@ -1,0 +1,238 @@
+"""The fast call on a GPU that is not there: what it computes, what it leaves to the op, and what it costs in memory."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import aotmm
+from aotmm.runtime import fast, ops
+from tests.runtime.pretend import run
+
+MAKE = """
+a, b = torch.randn(4, 8).half(), torch.randn(8, 6).half()
+want = a.double() @ b.double()
+def close(c, to): return bool((c.double() - to).abs().max() <= 2.0**-10 * to.abs().max())
+"""
+
+
+def test_products() -> None:
+    """New results and `out`, matrices and batches, with bias and activation: right, plain tensors, never by the op."""
+    run(
+        MAKE
+        + """
+lib._mm = lib._mm_out = None  # nothing may need them
+c = lib.matmul(a, b)
+assert close(c, want) and type(c) is torch.Tensor and c.stride() == (6, 1) and not c.requires_grad
+out, before = torch.empty(6, 4).half().T, 0
+before = out._version
+assert lib.matmul(a, b, out=out) is out and out._version == before + 1 and close(out, want)
+x, y = torch.randn(3, 4, 8).half(), torch.randn(3, 8, 6).half()
+assert close(lib.matmul(x, y), x.double() @ y.double())
+bias = torch.randn(6).half()
+assert close(lib.matmul(a, b, bias=bias, activation="relu"), (want + bias.double()).relu())
+weight = torch.nn.Parameter(b)
+with torch.no_grad():
+    assert close(lib.matmul(a, weight), want)
+with torch.inference_mode():
+    assert lib.matmul(a, b).is_inference()
+gpu.workspace = 4096
+assert close(lib.matmul(a, b), want), "a plan's workspace is torch's memory"
+gpu.workspace = 0
+c = lib.matmul(a, b)
+c.resize_(9, 9)
+"""
+    )
+
+
+def test_what_the_op_serves() -> None:
+    """Whatever else of torch's has a say in is not the fast call's: modes, autograd, subclasses, lazy views."""
+    told = run(
+        MAKE
+        + """
+import warnings
+warnings.simplefilter("ignore")  # torch's own, of complex halves and of its jit
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mine(torch.Tensor): pass
+def asked(x=a, y=b, out=None, bias=None): return lib._fast(0, x, y, out, bias, 0, 0.0) is not NotImplemented
+def inside(mode):
+    with mode: return asked()
+found = {"plain": asked()}
+found["grad"] = asked(a.clone().requires_grad_())
+found["bias with grad"] = asked(bias=torch.zeros(6).half().requires_grad_())
+found["out with grad"] = asked(out=torch.zeros(4, 6).half().requires_grad_())
+with torch.no_grad(): found["grad, no_grad"] = asked(a.clone().requires_grad_())
+found["inference_mode"] = inside(torch.inference_mode())
+found["autocast"] = inside(torch.autocast("cpu", dtype=torch.bfloat16))
+found["dispatch mode"] = inside(TorchDispatchMode())
+found["function mode"] = inside(TorchFunctionMode())
+found["default device"] = inside(torch.device("meta"))
+found["dual level"] = inside(forward_ad.dual_level())
+found["subclass"] = asked(a.as_subclass(Mine))
+found["negated"] = asked(torch.zeros(4, 16, dtype=torch.complex32).conj().imag[:, ::2])
+found["imaginary"] = asked(torch.zeros(4, 16, dtype=torch.complex32).imag[:, ::2])
+found["zero"] = asked(torch._efficientzerotensor(4, 8, dtype=torch.half))
+found["meta"] = asked(a.to("meta"))
+found["sparse"] = asked(a.to_sparse())
+found["float32"] = asked(a.float(), b.float())
+found["vector"] = asked(a[0])
+found["shared b"] = asked(a.expand(3, 4, 8), b.expand(3, 8, 6))
+found["list"] = asked([1.0])
+torch.func.vmap(lambda x: found.update({"vmap": asked(x, b)}) or x)(a[None])
+torch.func.grad(lambda x: found.update({"func.grad": asked(x, b)}) or x.sum())(a)
+torch.func.jvp(lambda x: found.update({"func.jvp": asked(x, b)}) or x, (a,), (a,))
+torch.func.functionalize(lambda x: found.update({"functionalize": asked(x, b)}) or x)(a)
+torch.jit.trace(lambda x: found.update({"trace": asked(x, b)}) or x + 1, (a,), check_trace=False)
+found["again"] = asked()
+print(found)
+"""
+    )
+    found = ast.literal_eval(told)
+    assert {name for name, taken in found.items() if taken} == {
+        "plain",
+        "grad, no_grad",
+        "inference_mode",
+        "imaginary",
+        "again",
+    }
+
+
+def test_errors() -> None:
+    """What is refused on the way is the typed error of the op, with shapes and dtypes."""
+    run(
+        MAKE
+        + """
+def error(*arguments, **options):
+    try: lib.matmul(*arguments, **options)
+    except Exception as error: return f"{type(error).__name__}: {error}"
+def both(*arguments, **options):
+    first = error(*arguments, **options)
+    lib._fast = lambda *_: NotImplemented
+    second = error(*arguments, **options)
+    lib._fast = lib._ops.fast
+    assert first == second, (first, second)
+    return first
+assert both(a, a).startswith("ValueError: the inner sizes differ: a is (M, K), b must be (K, N): a is (4, 8) float16")
+assert "out has the wrong shape" in both(a, b, out=torch.empty(4, 5).half())
+assert "bias must have the dtype of the result" in both(a, b, bias=torch.empty(6).bfloat16())
+gpu.refuse = "driver"
+assert both(a, b) == "DriverError: the launch failed"
+gpu.refuse = "kernel"
+assert both(a, b).startswith("NoKernelError: no kernel fits: a is (4, 8) float16 on cpu")
+"""
+    )
+
+
+def test_nothing_leaks() -> None:
+    """After 100,000 calls of each kind every reference count and the memory are what they were."""
+    run(
+        MAKE
+        + """
+import sys, resource
+out, lib._fast(0, a, b, None, None, 0, 0.0)
+out = torch.empty(4, 6).half()
+ways = (
+    lambda: lib.matmul(a, b), lambda: lib.matmul(a, b, out=out), lambda: lib._fast(0, a, b.float(), None, None, 0, 0.0)
+)
+def counts(): return [sys.getrefcount(x) for x in (a, b, out, None, NotImplemented)]
+for way in ways:
+    for _ in range(100): way()
+    before, size = counts(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100_000): way()
+    assert all(abs(x - y) < 20 for x, y in zip(counts(), before)), (counts(), before)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 4096  # KiB; a leaked tensor has 200 B
+""".replace("out, lib._fast(0, a, b, None, None, 0, 0.0)\n", "")
+    )
+
+
+def test_threads() -> None:
+    """Every thread has its own dispatcher state and error."""
+    run(
+        MAKE
+        + """
+import threading
+wrong = []
+def work(number):
+    for turn in range(200):
+        if number % 2:
+            try: lib.matmul(a, a)
+            except ValueError: continue
+            wrong.append(number)
+        elif not close(lib.matmul(a, b), want): wrong.append(number)
+threads = [threading.Thread(target=work, args=(number,)) for number in range(32)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong
+"""
+    )
+
+
+def test_traced() -> None:
+    """torch.compile sees an op of aotmm and not the fast call, without a break in its graph."""
+    run(
+        MAKE
+        + """
+seen = []
+def backend(module, _):
+    seen.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+    return module
+compiled = torch.compile(lambda x, y: lib.matmul(x, y), backend=backend, fullgraph=True)
+assert close(compiled(a, b), want)
+assert any(name.startswith("aotmm.") for name in seen), seen
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    "key_set",
+    [
+        pytest.param(lambda: (0, 0), id="never changes"),
+        pytest.param(lambda: (1, 2), id="never quiet"),
+        pytest.param(iter(range(9)).__next__, id="something else"),
+    ],
+)
+def test_self_test(key_set: Callable[[], tuple[int, int]]) -> None:
+    """Words that do not follow torch's modes are not trusted."""
+    assert fast.inference_keys(key_set) is None
+
+
+def test_self_test_passes_on_this_torch() -> None:
+    """The words of this torch do, and are the same whatever mode the caller is in."""
+    assert aotmm.load()
+    if ops.registered().fast is fast.declined:
+        pytest.skip("this Python does not load the module")
+    key_set = importlib.import_module("aotmm.native._fast").key_set
+    found = fast.inference_keys(key_set)
+    assert found not in (None, (0, 0))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert fast.inference_keys(key_set) == found
+
+
+def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python does not load it, or torch lacks something, everything is the op's."""
+    lib = aotmm.load()
+    ours = lib._ops._native
+
+    def no_module(_name: str) -> None:
+        raise ImportError
+
+    assert fast.connect(ours, lambda _: None) is fast.declined
+    monkeypatch.setattr(importlib, "import_module", no_module)
+    assert fast.connect(ours, ops.torch_library) is fast.declined
+    assert fast.declined(0, 1, 2) is NotImplemented
+
+
+def test_another_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of another build than the library is not connected: they share structures."""
+    assert aotmm.load()
+    other = ops.torch_library("torch_cpu")
+    assert other is not None
+    assert fast.connect(other, ops.torch_library) is fast.declined
+    monkeypatch.delattr(torch._C, "_len_torch_function_stack")
+    assert fast.connect(ops.registered()._native, ops.torch_library) is fast.declined

@@ -1,0 +1,209 @@
+"""`aotmm.override()` on a GPU that is not there: which products are ours, which torch's, and that it ends."""
+
+from __future__ import annotations
+
+import torch
+
+import aotmm
+from aotmm.runtime import ops
+from tests.runtime.pretend import run
+
+MAKE = """
+a, b, bias = torch.randn(4, 8).half(), torch.randn(8, 6).half(), torch.randn(6).half()
+x, y = torch.randn(3, 4, 8).half(), torch.randn(3, 8, 6).half()
+def close(c, to): return c.shape == to.shape and bool((c.double() - to).abs().max() <= 2.0**-8 * to.abs().max())
+def launched(call):
+    before = gpu.runs
+    call()
+    return gpu.runs - before
+want, batch = a.double() @ b.double(), x.double() @ y.double()
+"""
+
+
+def test_without_gpu_support() -> None:
+    """A torch that knows no GPU is left alone, and scripts that ask for it run."""
+    if ops.serves_gpus():
+        return
+    x = torch.randn(3, 3)
+    with aotmm.override() as override:
+        assert torch.equal(torch.mm(x, x), x @ x)
+    override.remove()
+
+
+def test_which_products() -> None:
+    """mm, bmm, addmm, baddbmm, matmul, linear, their out forms and gradients are ours and right; then torch's again."""
+    run(
+        MAKE
+        + """
+out, outs = torch.empty(4, 6).half(), torch.empty(3, 4, 6).half()
+calls = {
+    "mm": (lambda: torch.mm(a, b), want),
+    "mm.out": (lambda: torch.mm(a, b, out=out), want),
+    "matmul": (lambda: a @ b, want),
+    "bmm": (lambda: torch.bmm(x, y), batch),
+    "bmm.out": (lambda: torch.bmm(x, y, out=outs), batch),
+    "folded": (lambda: x @ b, x.double() @ b.double()),
+    "addmm": (lambda: torch.addmm(bias, a, b), want + bias.double()),
+    "addmm.out": (lambda: torch.addmm(bias, a, b, out=out), want + bias.double()),
+    "beta 0": (lambda: torch.addmm(bias, a, b, beta=0), want),
+    "baddbmm": (lambda: torch.baddbmm(outs[:1].zero_(), x, y), batch),
+    "linear": (lambda: torch.nn.functional.linear(a, b.T, bias), want + bias.double()),
+    "linear without bias": (lambda: torch.nn.functional.linear(a, b.T), want),
+    "transposed": (lambda: torch.mm(b.T, a.T), want.T),
+    "float32": (lambda: torch.mm(a.float(), b.float()), want),
+    "empty": (lambda: torch.mm(a[:0], b), want[:0]),
+}
+own = {name: call() for name, (call, _) in calls.items()}
+with aotmm.override():
+    for name, (call, to) in calls.items():
+        assert launched(call) == (name != "empty"), name
+        got = call()
+        assert close(got, to) if got.numel() else got.shape == to.shape, name
+        assert got.stride() == own[name].stride() and got.dtype == own[name].dtype, name
+    assert torch.mm(a, b, out=out) is out
+    weight = b.clone().requires_grad_()
+    first = a.clone().requires_grad_()
+    assert launched(lambda: (first @ weight).double().sum().backward()) == 3
+    assert close(weight.grad, a.double().T @ torch.ones(4, 6).double())
+    assert launched(lambda: torch.func.vmap(torch.mm)(x, y)) == 1
+    with torch.autocast("cpu", dtype=torch.half):
+        assert launched(lambda: torch.mm(a.float(), b.float())) == 1
+    with torch.inference_mode():
+        assert torch.mm(a, b).is_inference()
+assert launched(lambda: [call() for call, _ in calls.values()]) == 0
+assert all(torch.equal(call(), own[name]) for name, (call, _) in calls.items())
+"""
+    )
+
+
+def test_everything_else_is_torchs() -> None:
+    """Other types, factors, memory and refusals are torch's own: values, and texts of errors."""
+    run(
+        MAKE
+        + """
+outs = torch.empty(1, 6).half()
+calls = [
+    lambda: torch.mm(a.double(), b.double()),
+    lambda: torch.mm(a.to(torch.complex64).conj(), b.to(torch.complex64)),
+    lambda: torch.mm(torch.arange(6).view(2, 3), torch.arange(3).view(3, 1)),
+    lambda: torch.bmm(x.double(), y.double()),
+    lambda: torch.addmm(bias, a, b, beta=2),
+    lambda: torch.addmm(bias.float(), a.float(), b.float(), alpha=0.5),
+    lambda: torch.baddbmm(bias.double(), x.double(), y.double()),
+    lambda: torch.mm(a.to_sparse(), b),
+    lambda: torch.mm(a[0], b),
+    lambda: torch.mm(a, a),
+    lambda: torch.mm(a, b.float()),
+    lambda: torch.mm(a, b, out=torch.empty(4, 6)),
+    lambda: torch.mm(a, b, out=outs.expand(4, 6)),
+    lambda: torch.bmm(x, y[:2]),
+    lambda: torch.addmm(torch.zeros(5).half(), a, b),
+    lambda: torch.addmm(bias, a, a),
+]
+def answer(call):
+    try: return call()
+    except RuntimeError as error: return str(error)
+own = [answer(call) for call in calls]
+with aotmm.override():
+    for number, (call, expected) in enumerate(zip(calls, own)):
+        before, got = gpu.runs, answer(call)
+        assert gpu.runs == before, number
+        assert got == expected if isinstance(expected, str) else torch.equal(got, expected), (number, got, expected)
+    gpu.refuse = "kernel"
+    assert close(torch.mm(a, b), want) and close(torch.addmm(bias, a, b), want + bias.double())
+    gpu.refuse = "driver"
+    for call in (lambda: torch.mm(a, b), lambda: torch.bmm(x, y), lambda: torch.addmm(bias, a, b)):
+        assert answer(call) == "the launch failed"
+"""
+    )
+
+
+def test_a_gpu_without_a_pack() -> None:
+    """It is asked for once, and then everything is torch's."""
+    run(
+        MAKE
+        + """
+from aotmm.errors import NoKernelError
+from aotmm.runtime import library
+asked = []
+def resolve(number, ordinal):
+    asked.append(ordinal)
+    raise NoKernelError("no pack")
+lib._ops._resolve = resolve
+with aotmm.override():
+    for _ in range(3):
+        assert close(torch.mm(a, b), want) and close(torch.addmm(bias, a, b), want + bias.double())
+assert asked == [0]
+"""
+    )
+
+
+def test_nesting() -> None:
+    """Blocks and handles nest; the last one that ends gives torch its kernels back, also after an exception."""
+    run(
+        MAKE
+        + """
+ours = lambda: launched(lambda: (torch.mm(a, b), torch.addmm(bias, a, b)))
+handle = aotmm.override()
+with aotmm.override():
+    assert ours() == 2
+assert ours() == 2
+handle.remove()
+assert ours() == 0
+handle.remove()
+with aotmm.override():
+    handle.remove()
+    assert ours() == 2
+try:
+    with aotmm.override() as override:
+        raise KeyError
+except KeyError:
+    assert ours() == 0
+for _ in range(100):
+    with aotmm.override(): pass
+assert ours() == 0
+"""
+    )
+
+
+def test_threads() -> None:
+    """Overrides that begin and end in many threads are counted; products of many threads are right."""
+    run(
+        MAKE
+        + """
+import threading
+wrong = []
+def nest():
+    for _ in range(50):
+        with aotmm.override():
+            if not close(torch.mm(a, b), want): wrong.append(1)
+with aotmm.override():
+    threads = [threading.Thread(target=nest) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert launched(lambda: torch.mm(a, b)) == 1
+assert not wrong and launched(lambda: torch.mm(a, b)) == 0
+"""
+    )
+
+
+def test_nothing_leaks() -> None:
+    """Products by ours, by torch's and refused ones keep no tensor."""
+    run(
+        MAKE
+        + """
+import resource
+def refused():
+    try: torch.mm(tall, tall)
+    except RuntimeError: pass
+tall, wide, bias = torch.zeros(256, 1).half(), torch.zeros(1, 256).half(), torch.zeros(256).half()
+exact = tall.double(), wide.double()
+with aotmm.override():
+    ways = (lambda: torch.mm(tall, wide), lambda: torch.mm(*exact), refused, lambda: torch.addmm(bias, tall, wide))
+    for way in ways:
+        for _ in range(10): way()
+        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(300): way()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 8192  # KiB; 300 results have 38 MB or more
+"""
+    )
