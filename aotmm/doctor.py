@@ -67,6 +67,7 @@ class Diagnosis:
         torch: its version; None if it cannot be imported.
         torch_build: "CUDA 12.9", "ROCm 7.1" or "CPU".
         load_error: why `aotmm.load` fails although torch and the packs are there.
+        fast_call: whether `lib.matmul` of plain tensors goes past torch's dispatcher; None if nothing could be loaded.
         cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
         advice: what to do so that GPUs can be used.
     """
@@ -76,6 +77,7 @@ class Diagnosis:
     torch: str | None
     torch_build: str | None
     load_error: str | None
+    fast_call: bool | None
     cuda_driver: str | None
     packs: tuple[PackState, ...]
     devices: tuple[DeviceState, ...]
@@ -92,9 +94,9 @@ def diagnose(root: Path | None) -> Diagnosis:
     usable = [pack for pack, _ in packs if pack is not None]
     exit_code = 0 if len(usable) == len(packs) else ArtifactError.exit_code
     version, build, advice = _torch()
-    load_error = None
+    load_error = fast_call = None
     if version is not None and exit_code == 0:
-        load_error, exit_code = _load(root)
+        load_error, exit_code, fast_call = _load(root)
     driver = _cuda_driver()
     found: list[Device] = []
     if build not in (None, "CPU"):
@@ -112,6 +114,7 @@ def diagnose(root: Path | None) -> Diagnosis:
         version,
         build,
         load_error,
+        fast_call,
         driver,
         tuple(state for _, state in packs),
         tuple(devices),
@@ -178,13 +181,16 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
     return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
 
 
-def _load(root: Path | None) -> tuple[str | None, int]:
-    """Why `aotmm.load` fails, and its exit code: torch may be too old, or the native library not built."""
+def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
+    """Why `aotmm.load` fails, its exit code, and whether there is the fast call.
+
+    torch may be too old, or the native library not built.
+    """
     try:
-        aotmm.load(root)
+        library = aotmm.load(root)
     except AotmmError as error:
-        return str(error), error.exit_code
-    return None, 0
+        return str(error), error.exit_code, None
+    return None, 0, library.has_fast_call
 
 
 def _cuda_driver() -> str | None:

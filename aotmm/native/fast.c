@@ -218,10 +218,11 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
   for (int i = 0; i < 4; i++) handles[i] = PyLong_AsVoidPtr(arguments[i]);
   const DLExchange *exchange = PyCapsule_GetPointer(arguments[4], "dlpack_exchange_api");
   for (int i = 0; i < 2; i++) device_types[i] = (int32_t)PyLong_AsLong(arguments[5 + i]);
+  if (!exchange) PyErr_Clear();
   if (PyErr_Occurred()) return NULL;
   const char *key = dlsym(handles[0], "aotmm_torch_key");
   if (!key || strcmp(key, AOTMM_KEY)) return Py_BuildValue("s", "a libaotmm_torch.so of the same build");
-  if (exchange->major != 1 || !exchange->describe) return Py_BuildValue("s", "DLPack 1's description of tensors");
+  if (!exchange || exchange->major != 1 || !exchange->describe) return Py_BuildValue("s", "DLPack 1's description of tensors");
   describe = exchange->describe;
   c10 = handles[3];
   const struct {

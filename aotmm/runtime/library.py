@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.folders import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import ops
+from aotmm.runtime import fast, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.installed import find_packs
 from aotmm.runtime.shapes import products, result_shape
@@ -62,6 +62,11 @@ class Library:
 
     def __reduce__(self) -> tuple[Callable[..., Library], tuple[object, ...]]:
         return _load, (self._path, self._table)
+
+    @property
+    def has_fast_call(self) -> bool:
+        """Whether `matmul` of plain tensors goes past torch's dispatcher: this Python and torch carry that."""
+        return self._fast is not fast.declined
 
     @property
     def number(self) -> int:

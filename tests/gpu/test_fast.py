@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aotmm.runtime import fast
 from aotmm.runtime.library import Library
 from tests.gpu.judge import lay_out, random, torch_dtype
 from tests.gpu.test_matmul import dtypes
@@ -36,7 +35,7 @@ assert not wrong, len(wrong)
 @pytest.fixture(autouse=True)
 def connected(lib: Library) -> None:
     """The fast call is there."""
-    if lib._fast is fast.declined:
+    if not lib.has_fast_call:
         pytest.skip("this Python does not load the fast module")
 
 

@@ -17,8 +17,10 @@ import torch
 
 import aotmm
 from aotmm import table
+from aotmm.doctor import diagnose
 from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
-from aotmm.runtime import library
+from aotmm.report import doctor_text
+from aotmm.runtime import fast, library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
@@ -211,6 +213,13 @@ def test_repr(lib: Library) -> None:
     folder = lib.packs[1].folder
     assert repr(aotmm.load(folder)) == f"<aotmm.Library of sm80 in {folder}>"
     assert repr(lib.packs[1]) == f"<sm80 pack in {folder}>"
+
+
+def test_doctor_tells_of_the_fast_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`aotmm doctor` says whether this Python and torch carry it."""
+    assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_fast_call
+    monkeypatch.setattr(lib, "_fast", fast.declined)
+    assert "plain tensors go through torch's dispatcher, as this Python" in doctor_text(diagnose(None))
 
 
 def test_native_library_of_another_version() -> None:
