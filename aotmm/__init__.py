@@ -15,6 +15,7 @@ from aotmm.errors import (
 )
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     import torch
@@ -33,6 +34,7 @@ __all__ = [
     "SpecError",
     "load",
     "matmul",
+    "max_autotune",
     "override",
 ]
 
@@ -72,3 +74,13 @@ def override() -> Override:
     from aotmm.runtime.override import Override
 
     return Override()
+
+
+def max_autotune() -> AbstractContextManager[None]:
+    """Within it, torch.compile in a max-autotune mode times the default library's kernels too, and takes the fastest.
+
+    Compiled code keeps what was chosen. Only torch.mm has such a choice.
+    """
+    from aotmm.runtime import inductor
+
+    return inductor.max_autotune()

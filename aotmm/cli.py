@@ -455,8 +455,9 @@ def bench(
     """Measure this GPU and other libraries on it.
 
     WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
-    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost; everything without it. Providers: aotmm,
-    aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before it is timed.
+    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); everything without it.
+    Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
+    it is timed.
     """
     from aotmm.bench import results, summary
     from aotmm.bench.render import render

@@ -36,6 +36,7 @@ ROOMS = {
     "aotmm.build.render": BUILD | {"jinja2"},
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
+    "aotmm.nn": RUNTIME,
     "aotmm.tune": RUNTIME | {"aotmm.tune"},
     "aotmm.bench": RUNTIME | {"aotmm.bench", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
     # The command line and what its commands are made of.

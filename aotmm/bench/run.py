@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import ablation, epilogue_cost, facts, first_result, overhead, results
+from aotmm.bench import ablation, epilogue_cost, facts, first_result, overhead, results, scaling
 from aotmm.bench.cases import PLANS, Pool, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
@@ -22,6 +22,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "first_result": first_result.measure,
     "overhead": overhead.measure,
     "epilogue_cost": epilogue_cost.measure,
+    "scaling": scaling.measure,
 }
 WHAT = (*PLANS, *SUBJECTS)
 _VARYING = ("date", "copy_bytes_per_s")  # facts that runs which continue each other may differ in

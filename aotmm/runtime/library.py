@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.folders import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import fast, ops
+from aotmm.runtime import composite, fast, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.installed import find_packs
 from aotmm.runtime.shapes import products, result_shape
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from aotmm.table import Table
 
 Activation = str | tuple[str, float] | None
-_ACTIVATION_CODES = {name: code for code, name in enumerate(ACTIVATIONS) if name != "none"}
+_NAMES = tuple(ACTIVATIONS)
+_ACTIVATION_CODES = {name: code for code, name in enumerate(_NAMES) if name != "none"}
 _NO_ACTIVATION = (0, 0.0)
 _MATRIX, _BATCH = 2, 3  # dimensions of the op's operands
 _PLAIN = (0, 0.0, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
@@ -52,6 +53,7 @@ class Library:
         self._path = path
         self._table = table
         self._ops = ops.register(_resolve)
+        composite.register()
         self._fast = self._ops.fast
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
@@ -97,6 +99,9 @@ class Library:
         without waiting for it. fp32 operands are multiplied in tf32 where torch's settings allow it
         (`torch.backends.cuda.matmul.fp32_precision` is "tf32") and the arch has it.
 
+        Differentiable, in either mode and as often as wanted, for fp16, bf16 and fp32. Where a gradient may be asked
+        for, the activation is torch's own, of the rounded sum (docs/torch.md).
+
         Some products are faster with memory to work in, for slices of K or aligned copies of operands: it is torch's,
         at most `aotmm.problem.WORKSPACE_LIMIT` bytes, and given back before this returns. Where there is none left,
         the product is computed without.
@@ -124,11 +129,13 @@ class Library:
             ValueError: sizes, devices or memory that do not fit together, or an unknown activation.
             NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue.
             DriverError: the driver refused the launch.
-            NotImplementedError: a tensor requires a gradient; use `torch.no_grad()` or `detach()`.
+            NotImplementedError: a gradient may be asked for of a product that has none: with `out` or scales, of fp8
+                or int8.
         """
+        if is_compiling():
+            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
         try:
-            scaled = scale_a is not None or scale_b is not None
-            if not (scaled or out_dtype is not None or fast_accum or is_dynamo_compiling()):
+            if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
                 code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
                 product = self._fast(self._number, a, b, out, bias, code, slope)
                 if product is not NotImplemented:
@@ -157,10 +164,13 @@ class Library:
     ) -> torch.Tensor:
         """`matmul` through torch's dispatcher."""
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
-        if out is not None and out_dtype is not None:
-            raise TypeError("out_dtype is for a new result; out has its own dtype")
-        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-            _refuse_gradient()
+        if bias is not None or scale_a is not None or scale_b is not None:
+            _check_factors(bias, scale_a, scale_b)
+        if out is not None:
+            _check_out(out_dtype, a, b, bias, scale_a, scale_b)
+        elif composite.wanted(a, b, bias, scale_a, scale_b):
+            rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
+            return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
         options = (code, slope, tf32, fast_accum, self._number)
         if not (a.dim() == b.dim() == _MATRIX) and not _batched(a, b):
@@ -168,11 +178,32 @@ class Library:
         if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
             # most calls; the op fills its defaults in faster than Python passes them
             return self._mm(a, b) if out is None else self._into(out, a, b)
-        _check_factors(bias, scale_a, scale_b)
         if out is None:
             output = -1 if out_dtype is None else ops.output_code(out_dtype)
             return self._mm(a, b, bias, scale_a, scale_b, *options, output)  # type: ignore[no-any-return]
         return self._into(out, a, b, bias, scale_a, scale_b, *options)
+
+    def _traced(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        factors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+        activation: Activation,
+        out_dtype: torch.dtype | None,
+        *,
+        fast_accum: bool,
+    ) -> torch.Tensor:
+        """`matmul` as torch.compile and torch.export read it: one op; into `out` by a copy, which Inductor removes."""
+        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        rest = (_NAMES[code], slope, fast_accum)
+        if out is None:
+            return torch.ops.aotmm.matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
+        _check_out(out_dtype, a, b, *factors)
+        result = torch.ops.aotmm.matmul(a, b, *factors, *rest, out.dtype, self._number)
+        if out.shape != result.shape:
+            raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(result.shape)}")
+        return out.copy_(result)
 
     def _into(self, out: torch.Tensor, *arguments: object) -> torch.Tensor:
         """`out` with the product in it, and its change known to autograd."""
@@ -192,7 +223,6 @@ class Library:
         out_dtype: torch.dtype | None,
         options: tuple[int, float, bool, bool, int],
     ) -> torch.Tensor:
-        _check_factors(bias, scale_a, scale_b)
         shape = result_shape(a, b)
         if out is None:
             output = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
@@ -239,7 +269,7 @@ class Library:
             raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-        problem = ops.problem(found[0], scale_a, scale_b, tuple(ACTIVATIONS)[code], slope, tf32=tf32, fast=fast_accum)
+        problem = ops.problem(found[0], scale_a, scale_b, _NAMES[code], slope, tf32=tf32, fast=fast_accum)
         asked = [pack.launcher for pack in self.asked(a.device.index)]
         answers = [launcher.explain(problem, launcher.device(a.device.index)) for launcher in asked]
         return next((answer for answer in answers if answer.chosen), answers[0])
@@ -310,12 +340,14 @@ def _check_factors(bias: object, scale_a: object, scale_b: object) -> None:
             continue
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
-        if torch.is_grad_enabled() and value.requires_grad:
-            _refuse_gradient()
 
 
-def _refuse_gradient() -> NoReturn:
-    raise NotImplementedError("matmul has no gradient, and an operand requires one; use torch.no_grad() or detach()")
+def _check_out(out_dtype: torch.dtype | None, *tensors: torch.Tensor | None) -> None:
+    """Refuses what an `out` cannot be given with."""
+    if out_dtype is not None:
+        raise TypeError("out_dtype is for a new result; out has its own dtype")
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise NotImplementedError("matmul with out= has no gradient; use torch.no_grad(), detach(), or no out")
 
 
 _lock = threading.Lock()

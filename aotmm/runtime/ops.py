@@ -228,6 +228,14 @@ def default_output(dtype: torch.dtype) -> torch.dtype:
     return output
 
 
+def result_dtype(dtype: torch.dtype, code: int) -> torch.dtype:
+    """The dtype of a result of operands of `dtype`, as the op is told by `code`, -1 for the default."""
+    if code < 0:
+        return default_output(dtype)
+    result: torch.dtype = getattr(torch, DTYPES[DTYPE_CODES[code]].torch)
+    return result
+
+
 def tf32_allowed() -> bool:
     """torch's setting, however it was made: the older getters raise once the newer one was used."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
@@ -287,12 +295,11 @@ def problem(
 def _fake_mm(  # the op's schema: torch calls it by position
     a: torch.Tensor,
     b: torch.Tensor,
-    *options: object,
+    *options: Any,
     out_dtype: int = -1,
 ) -> torch.Tensor:
     code = options[-1] if len(options) == _OPTIONS else out_dtype
-    dtype = getattr(torch, DTYPES[DTYPE_CODES[code]].torch) if isinstance(code, int) and code >= 0 else None
-    return a.new_empty(result_shape(a, b), dtype=dtype or default_output(a.dtype))
+    return a.new_empty(result_shape(a, b), dtype=result_dtype(a.dtype, code))
 
 
 def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> torch.Tensor:  # noqa: ARG001

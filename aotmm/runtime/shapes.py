@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
+
+_MATRIX = 2  # dimensions
 
 
 class Product(NamedTuple):
@@ -29,7 +32,9 @@ def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     if a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
         raise ValueError(f"the inner sizes differ: {found}; a is (..., M, K), b must be (..., K, N)")
     try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+        batch = a.shape[:-2]
+        if b.dim() > _MATRIX and b.shape[:-2] != batch:
+            batch = torch.broadcast_shapes(batch, b.shape[:-2])  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise ValueError(f"the batch sizes do not broadcast: {found}") from error
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
@@ -53,7 +58,7 @@ def products(
         ValueError: bias does not broadcast; out shares memory with itself or, over several products, with a tensor that
             is read.
     """
-    vector, matrix = _bias_of(bias, out, b)
+    vector, matrix = _bias_of(bias, tuple(out.shape), b)
     if b.dim() == 1:
         b, out = b.unsqueeze(-1), out.unsqueeze(-1)
         matrix = None if matrix is None else matrix.unsqueeze(-1)
@@ -77,18 +82,68 @@ def products(
     return found
 
 
+def by_views(
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    rows_scaled: bool,
+) -> torch.Tensor:
+    """a @ b (+ bias) by one call of `product`, which takes what aotmm::mm takes, and torch's own reshapes around it.
+
+    For what must see every step: autograd, tracing, functorch, sharding. Unlike `products` it decides by shapes alone,
+    and copies what does not reshape as a view, as `torch.matmul` does.
+
+    Raises:
+        ValueError: the shapes do not multiply, or bias does not broadcast.
+    """
+    if a.dim() == b.dim() == _MATRIX and (bias is None or bias.dim() <= _MATRIX):
+        return product(a, b, bias)  # which checks them itself
+    shape = result_shape(a, b)
+    vector, matrix = _bias_of(bias, shape, b)
+    if b.dim() == 1:
+        b = b.unsqueeze(-1)
+    if a.dim() == 1:
+        a = a.unsqueeze(0)
+    batch, (M, K), N = shape[: max(a.dim(), b.dim()) - 2], a.shape[-2:], b.shape[-1]
+    count = math.prod(batch)
+    whole: tuple[int, ...]
+    if math.prod(b.shape[:-2]) == 1 and not rows_scaled:
+        a, b, whole = _shaped(a, (count * M, K)), _shaped(b, (K, N)), (count * M, N)
+    else:
+        a, b = (_batch(x, batch, count) for x in (a, b))
+        whole = (count, M, N) if max(a.dim(), b.dim()) > _MATRIX else (M, N)
+    result = product(a, b, vector if matrix is None else _shaped(matrix, whole))
+    return _shaped(result, shape)
+
+
+def _batch(tensor: torch.Tensor, batch: tuple[int, ...], count: int) -> torch.Tensor:
+    """The `count` matrices of a batch as one dimension, or the matrix that is the same for all."""
+    last = tensor.shape[-2:]
+    if math.prod(tensor.shape[:-2]) == 1:
+        return _shaped(tensor, last)
+    tensor = tensor if tensor.shape[:-2] == batch else tensor.expand(*batch, *last)
+    return _shaped(tensor, (count, *last))
+
+
+def _shaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """`reshape`, but no step where there is nothing to do, for steps cost time in eager mode."""
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
+
+
 def _bias_of(
-    bias: torch.Tensor | None, out: torch.Tensor, b: torch.Tensor
+    bias: torch.Tensor | None, shape: tuple[int, ...], b: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The bias as a vector of N, or expanded to out's shape."""
+    """The bias as a vector of N, or expanded to the result's shape."""
     if bias is None:
         return None, None
     if bias.dim() == 1 and b.dim() > 1 and bias.shape[0] in (1, b.shape[-1]):
         return bias, None
     try:
-        return None, bias.expand(out.shape)
+        return None, bias.expand(shape)
     except RuntimeError as error:
-        raise ValueError(f"bias is {tuple(bias.shape)}, it must broadcast to {tuple(out.shape)}") from error
+        raise ValueError(f"bias is {tuple(bias.shape)}, it must broadcast to {tuple(shape)}") from error
 
 
 def _split(

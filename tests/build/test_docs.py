@@ -28,10 +28,11 @@ def commands(tool: str) -> list[str]:
     return [line.partition("  #")[0].strip() for line in lines if line.startswith(tool)]
 
 
-@pytest.mark.parametrize(("number", "example"), [(0, "matmul.py"), (1, "override.py")])
-def test_snippets_are_examples(number: int, example: str) -> None:
-    """The snippets are the examples, which the gpu ring runs."""
-    assert blocks("python")[number] == (ROOT / "examples" / example).read_text()
+def test_snippets_are_the_examples() -> None:
+    """The snippets are the examples, each of which the gpu ring runs; the first is `lib.matmul`."""
+    examples = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert sorted(blocks("python")) == sorted(examples.values())
+    assert blocks("python")[0] == examples["matmul.py"]
 
 
 def test_make_targets_exist() -> None:

@@ -163,7 +163,7 @@ def test_wrong_arguments(lib: Library) -> None:
         (TypeError, "out_dtype is for a new result", (half, half.T), {"out": half, "out_dtype": torch.float16}),
         (ValueError, "unknown activation 'swish'", (half, half.T), {"activation": "swish"}),
         (TypeError, "takes tensors", (half, [[1.0]]), {}),
-        (NotImplementedError, "no gradient", (half.clone().requires_grad_(), half.T), {}),
+        (NotImplementedError, "out= has no gradient", (half.clone().requires_grad_(), half.T), {"out": half[:, :4]}),
         (
             TypeError,
             "unknown out_dtype torch.float8_e5m2; known: torch.float16",
@@ -178,7 +178,12 @@ def test_wrong_arguments(lib: Library) -> None:
         ),
         (TypeError, "bias must be a tensor, found list", (half, half.T), {"bias": [0.0] * 4}),
         (TypeError, "scale_a must be a tensor, found float", (half, half.T), {"scale_a": 2.0}),
-        (NotImplementedError, "no gradient", (half, half.T), {"bias": half[:, 0].clone().requires_grad_()}),
+        (
+            NotImplementedError,
+            "with scales has no gradient",
+            (half, half.T),
+            {"bias": half[:, 0].clone().requires_grad_(), "scale_a": torch.ones(1, device="cuda")},
+        ),
     ]
     for error, text, operands, options in cases:
         with pytest.raises(error, match=text):

@@ -30,12 +30,6 @@ from aotmm.table import Sample, Shape, Table
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def lib() -> Library:
-    """The packs that `make artifacts` built."""
-    return aotmm.load()
-
-
 def test_load_is_the_same_library_each_time(lib: Library) -> None:
     """Loading the same packs again gives the same object, by default path or by name."""
     assert aotmm.load() is lib
@@ -250,7 +244,8 @@ X = torch.zeros(4, 8, dtype=torch.float16)
         (ValueError, r"unknown activation \('relu', 0\.1\)", (X, X.T), {"activation": ("relu", 0.1)}),
         (ValueError, r"unknown activation \('leaky_relu',\)", (X, X.T), {"activation": ("leaky_relu",)}),
         (ValueError, r"""known: .*, 'tanh', \("leaky_relu", slope\)""", (X, X.T), {"activation": 3}),
-        (NotImplementedError, "no gradient", (X.float().requires_grad_(), X.T.float()), {}),
+        (TypeError, r"CUDA and ROCm tensors: a is \(4, 8\) float32", (X.float().requires_grad_(), X.T.float()), {}),
+        (TypeError, "bias must be a tensor, found list", (X, X.T), {"bias": [0.0] * 4}),
     ],
 )
 def test_wrong_arguments(

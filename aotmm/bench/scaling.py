@@ -1,0 +1,121 @@
+"""One product of 16384 x 16384 x 16384 in bf16 on 1, 2 and 4 GPUs of this machine, a process each, over NCCL."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+import aotmm
+
+SIZE = 16384
+_WORLDS = (1, 2, 4)
+_REPEATS = 20
+_WARM_UP = 5
+_ROWS = 64  # that are checked
+_U_ACC, _U_OUT = 2.0**-23, 2.0**-8  # of tensor cores, of bf16
+
+
+def measure(size: int = SIZE) -> dict[str, dict[str, float]]:
+    """Milliseconds of each way to split the product, and how many times faster it is than one GPU of the same run.
+
+    By columns: every GPU has all of A and its own columns of B and C, where they stay. Along K: every GPU has its own
+    columns of A and rows of B, and an all-reduce adds up the products; "communication" is its share of the time.
+    Each result is checked before it is timed.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for world in _WORLDS:
+        if world <= torch.cuda.device_count():
+            with tempfile.TemporaryDirectory() as folder:
+                spawn(_process, (world, size, folder), nprocs=world)  # type: ignore[no-untyped-call]
+                found |= json.loads((Path(folder) / "found.json").read_text())
+    return found
+
+
+def _process(rank: int, world: int, size: int, folder: str) -> None:
+    """What one GPU does; the first one writes what was found."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
+    generator = torch.Generator(device).manual_seed(20261120)  # the same numbers everywhere
+    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16, generator=generator) for _ in range(2))
+    rows = torch.randint(size, (_ROWS,), device=device, generator=generator)
+    lib, share = aotmm.load(), size // world
+    mine = slice(rank * share, (rank + 1) * share)
+    columns, a_part, b_part = b[:, mine].contiguous(), a[:, mine].contiguous(), b[mine]
+    part, whole = (torch.empty(size, width, device=device, dtype=torch.bfloat16) for width in (share, size))
+
+    def by_columns() -> None:
+        lib.matmul(a, columns, out=part)
+
+    def along_k() -> None:
+        lib.matmul(a_part, b_part, out=whole)
+
+    def reduced() -> None:
+        along_k()
+        dist.all_reduce(whole)
+
+    by_columns()
+    _check(part, rows, a, columns, (), f"by columns on {world} GPUs")
+    found: dict[str, dict[str, float]] = {}
+    if world == 1:
+        found["1 GPU"] = {"ms": _ms(by_columns)}
+    else:
+        along_k()
+        terms = _terms(whole, rows)
+        dist.all_reduce(terms)
+        dist.all_reduce(whole)
+        _check(whole, rows, a, b, (terms,) * world, f"along K on {world} GPUs")
+        one = _ms(lambda: lib.matmul(a, b, out=whole))
+        split, product, total = _ms(by_columns), _ms(along_k), _ms(reduced)
+        found[f"{world} GPUs, by columns, left so"] = {"ms": split, "speedup": one / split}
+        shares = {"ms": total, "speedup": one / total, "communication": 1 - product / total}
+        found[f"{world} GPUs, along K, all-reduce"] = shares
+    if rank == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def _terms(c: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return c[rows].float().abs()
+
+
+def _check(
+    c: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: tuple[torch.Tensor, ...], way: str
+) -> None:
+    """Raises RuntimeError if some rows of c are not a @ b within the bound of docs/numerics.md.
+
+    rounded: what was rounded to bf16 on the way, each time.
+    """
+    x, y = a[rows].double(), b.double()
+    k = x.shape[1]
+    likely = 6 * 8 * _U_ACC * max(1.0, k / 16) ** 0.5 * (x.square() @ y.square()).sqrt()
+    want = x @ y
+    allowed = (likely + _U_OUT * (want.abs() + likely + sum(rounded))) * (1 + _U_OUT)
+    error = float(((c[rows].double() - want).abs() / allowed).nan_to_num(nan=float("inf")).max())
+    if error > 1:
+        raise RuntimeError(f"the product {way} is wrong: its error is {error:.2f} times what is allowed")
+
+
+def _ms(step: Callable[[], object]) -> float:
+    """Median over repetitions of the milliseconds that the slowest GPU takes; all begin together."""
+    times = []
+    for repeat in range(_WARM_UP + _REPEATS):
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        step()
+        end.record()
+        end.synchronize()
+        slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        if repeat >= _WARM_UP:
+            times.append(float(slowest))
+    return statistics.median(times)

@@ -1,0 +1,49 @@
+"""Modules that compute with prebuilt kernels, in the place of torch.nn's of the same name."""
+
+from __future__ import annotations
+
+import torch
+
+import aotmm
+from aotmm.runtime.library import Activation
+
+
+class Linear(torch.nn.Linear):
+    """`torch.nn.Linear`, then an activation: the same parameters, initial values and state dict, on GPUs only.
+
+    The product is the default library's (`aotmm.load()`). Bias and activation are fused into it; where a gradient is
+    required the activation is torch's, of the rounded sum.
+
+    Attributes:
+        activation: as `aotmm.matmul` takes it.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: Activation = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation = activation
+        self._library = aotmm.load()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        """activation(input @ weight.T + bias).
+
+        Args:
+            input: (..., in_features) of fp16, bf16 or fp32 on a GPU, of the weight's dtype or under autocast.
+
+        Raises:
+            TypeError: tensors that are not on a GPU, or dtypes that no kernel multiplies.
+            ValueError, NoKernelError, DriverError: as `aotmm.matmul`.
+        """
+        return self._library.matmul(input, self.weight.T, bias=self.bias, activation=self.activation)
+
+    def extra_repr(self) -> str:
+        """The attributes, as torch prints them."""
+        return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")

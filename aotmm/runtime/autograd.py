@@ -1,0 +1,177 @@
+"""Gradients of products of matrices and of batches of matrices: each is again a product, of transposed views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from aotmm.runtime.shapes import by_views, result_shape
+
+# What aotmm::mm takes behind the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
+Options = tuple[int, float, bool, bool, int, int]
+_PLAIN = (0, 0.0, False, False, 0, -1)  # the op's defaults
+_Gradients = tuple[torch.Tensor | None, ...]
+_BATCHED = 3  # dimensions
+
+
+def transformed() -> bool:
+    """Whether functorch (torch.func) or forward-mode AD is at work."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0  # noqa: SLF001 - no public getters
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
+    """a @ b + bias of matrices or batches of them, differentiable as often as wanted.
+
+    Args:
+        a, b, bias: as `torch.ops.aotmm.mm` takes them; fp16, bf16 or fp32.
+    """
+    if transformed():
+        return _Transformed.apply(a, b, bias, options)  # type: ignore[no-untyped-call,no-any-return]
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad or (bias is not None and bias.requires_grad)):
+        return record(a, b, bias, options)
+    return _forward(a, b, bias, options)
+
+
+def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
+    if bias is None and options == _PLAIN:  # the op fills its defaults in faster than Python passes them
+        return torch.ops.aotmm.mm.default(a, b)  # type: ignore[no-any-return]
+    return torch.ops.aotmm.mm.default(a, b, bias, None, None, *options)  # type: ignore[no-any-return]
+
+
+class _Recorded(torch.autograd.Function):
+    """For reverse mode alone: a Function without `setup_context` costs less than half of one with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options
+    ) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.rest = (None if bias is None else bias.shape), options
+        return _forward(a, b, bias, options)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> _Gradients:
+        return _gradients(ctx, gradient)
+
+
+# `multiply` where a gradient is required and nothing transforms it: Function.apply without its support of functorch.
+record: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Options], torch.Tensor]
+record = super(torch.autograd.Function, _Recorded).apply
+
+
+class _Transformed(torch.autograd.Function):
+    """For torch.func and forward mode."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
+        return _forward(a, b, bias, options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: ARG004 - torch's
+        a, b, bias, options = inputs
+        ctx.save_for_backward(a, b)
+        ctx.save_for_forward(a, b)
+        ctx.set_materialize_grads(False)
+        ctx.rest = (None if bias is None else bias.shape), options
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> _Gradients:
+        return (None,) * 4 if gradient is None else _gradients(ctx, gradient)
+
+    @staticmethod
+    def jvp(
+        ctx: Any, of_a: torch.Tensor | None, of_b: torch.Tensor | None, of_bias: torch.Tensor | None, *_: None
+    ) -> torch.Tensor:
+        """The tangent, each term the bias of the product that adds the next."""
+        a, b = ctx.saved_tensors
+        _, options = ctx.rest
+        if of_a is None and of_b is None:
+            assert of_bias is not None  # noqa: S101 - torch asks for none if there is no tangent at all
+            return of_bias.expand(result_shape(a, b)).clone()
+        tangent = of_bias
+        if of_a is not None:
+            tangent = multiply(of_a, b, tangent, options)
+        if of_b is not None:
+            tangent = multiply(a, of_b, tangent, options)
+        assert tangent is not None  # noqa: S101 - one of the two is there
+        return tangent
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        options: Options,
+    ) -> tuple[torch.Tensor, int]:
+        def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            return multiply(a, b, bias, options)
+
+        return over_batch(product, info.batch_size, in_dims, a, b, bias), 0
+
+
+def over_batch(
+    product: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor],
+    size: int,
+    in_dims: tuple[Any, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    rows_scaled: bool = False,
+) -> torch.Tensor:
+    """What `torch.vmap` of `product` gives, with the new dimension first; in_dims: where a, b and bias have it."""
+    rank = max(x.dim() - (dim is not None) for x, dim in zip((a, b), in_dims, strict=False))
+
+    def aligned(x: torch.Tensor, dim: int | None) -> torch.Tensor:
+        """x with the new dimension first, and dimensions of 1 behind it as the result has dimensions."""
+        x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+        return x.reshape(x.shape[0], *(1,) * (rank - x.dim() + 1), *x.shape[1:])
+
+    a, b = aligned(a, in_dims[0]), aligned(b, in_dims[1])
+    if a.shape[0] == b.shape[0] == 1:
+        a = a.expand(size, *a.shape[1:])
+    if bias is not None and in_dims[2] is not None:
+        bias = aligned(bias, in_dims[2])
+    return by_views(product, a, b, bias, rows_scaled=rows_scaled)
+
+
+def _gradients(ctx: Any, gradient: torch.Tensor) -> _Gradients:
+    """Of a, b and bias, for that of the result, through the kernels of the operands' dtype."""
+    a, b = ctx.saved_tensors
+    shape_of_bias, (*rest, _) = ctx.rest
+    options = (*rest, -1)
+    needed = ctx.needs_input_grad
+    factor = gradient.to(a.dtype)
+    of_a = _of_a(factor, a, b, options) if needed[0] else None
+    of_b = _of_b(factor, a, b, options) if needed[1] else None
+    of_bias = gradient.sum_to_size(shape_of_bias) if needed[2] else None
+    return of_a, of_b, of_bias, None
+
+
+def _of_a(gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, options: Options) -> torch.Tensor:
+    if not _shared(a, gradient):
+        return multiply(gradient, b.mT, None, options)
+    # The sum over the batch is one product of rows as long as all of it. Not a view, but rounded once.
+    batch, rows, columns = gradient.shape
+    long = gradient.transpose(0, 1).reshape(rows, batch * columns)
+    b = b.expand(batch, *b.shape[-2:])
+    return multiply(long, b.mT.reshape(batch * columns, b.shape[-2]), None, options).reshape(a.shape)
+
+
+def _of_b(gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, options: Options) -> torch.Tensor:
+    if not _shared(b, gradient):
+        return multiply(a.mT, gradient, None, options)
+    batch, rows, columns = gradient.shape
+    a = a.expand(batch, *a.shape[-2:])
+    long = a.reshape(batch * rows, a.shape[-1]).mT
+    return multiply(long, gradient.reshape(batch * rows, columns), None, options).reshape(b.shape)
+
+
+def _shared(operand: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether the operand was multiplied with every matrix of a batch."""
+    return gradient.dim() == _BATCHED and (operand.dim() < _BATCHED or operand.shape[0] != gradient.shape[0])

@@ -1,0 +1,55 @@
+"""How DTensor may split a product over the devices of a mesh: by rows, columns, batch or along K."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+_Placements = list[Any]
+
+
+def register() -> None:
+    """Tells DTensor the rules of aotmm::mm, if this process uses DTensor. Costs nothing where it does not."""
+    if "torch.distributed.tensor" in sys.modules:
+        _register()
+
+
+@functools.cache
+def _register() -> None:
+    from torch.distributed.tensor.experimental import register_sharding
+
+    register_sharding(torch.ops.aotmm.mm.default)(_rules)
+
+
+def _rules(
+    a: Any, b: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, activation: int = 0, *_: Any
+) -> list[tuple[_Placements, _Placements]]:
+    """What one dimension of a mesh may do: the result's placement, and those of the tensors among the arguments."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    rank = max(a.ndim, b.ndim)
+    factors = [factor for factor in (bias, scale_a, scale_b) if factor is not None]
+
+    def split(tensor: Any, dim: int) -> Any:
+        """The tensor's part for a part of the result's dimension `dim`, all of it where it is broadcast."""
+        mine = dim - rank + tensor.ndim
+        return Shard(mine) if mine >= 0 and tensor.shape[mine] != 1 else Replicate()
+
+    def rule(result: Any, of_a: Any, of_b: Any, of_factors: _Placements) -> tuple[_Placements, _Placements]:
+        return [result], [of_a, of_b, *of_factors]
+
+    rows, columns = rank - 2, rank - 1
+    found = [
+        rule(Replicate(), Replicate(), Replicate(), [Replicate()] * len(factors)),
+        rule(Shard(rows), Shard(a.ndim - 2), Replicate(), [split(factor, rows) for factor in factors]),
+        rule(Shard(columns), Replicate(), Shard(b.ndim - 1), [split(factor, columns) for factor in factors]),
+    ]
+    if rank > 2:  # noqa: PLR2004 - a batch
+        found.append(rule(Shard(0), split(a, 0), split(b, 0), [split(factor, 0) for factor in factors]))
+    if activation == 0:  # which is of the whole sum; a bias is added as its own share of it
+        shares = [Partial() if factor is bias else Replicate() for factor in factors]
+        found.append(rule(Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), shares))
+    return found
