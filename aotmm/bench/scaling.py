@@ -79,6 +79,7 @@ def _process(rank: int, world: int, size: int, folder: str) -> None:
         found[f"{world} GPUs, along K, all-reduce"] = shares
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.barrier()
     dist.destroy_process_group()
 
 

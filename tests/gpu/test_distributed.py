@@ -33,6 +33,7 @@ def _process(rank: int, world: int, check: Callable[..., None], store: str) -> N
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=world, device_id=device)
     torch.manual_seed(0)
     check(init_device_mesh("cuda", (world,)), device)
+    dist.barrier()  # another may still wait for something of this one's
     dist.destroy_process_group()
 
 

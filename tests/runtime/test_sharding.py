@@ -129,6 +129,7 @@ def _values(rank: int, store: str) -> None:
             assert mine.grad is not None
             torch.testing.assert_close(mine.grad.full_tensor(), right.grad)  # type: ignore[attr-defined]
     assert registered
+    dist.barrier()  # the other may still wait for something of this one's
     dist.destroy_process_group()
 
 
