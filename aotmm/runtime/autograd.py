@@ -48,8 +48,9 @@ class _Recorded(torch.autograd.Function):
     def forward(
         ctx: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options
     ) -> torch.Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.rest = (None if bias is None else bias.shape), options
+        of_a, of_b = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(a if of_b else None, b if of_a else None)  # no activation is kept for a frozen weight
+        ctx.rest = a.shape, b.shape, None if bias is None else bias.shape, options
         return _forward(a, b, bias, options)
 
     @staticmethod
@@ -75,7 +76,7 @@ class _Transformed(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
         ctx.set_materialize_grads(False)
-        ctx.rest = (None if bias is None else bias.shape), options
+        ctx.rest = a.shape, b.shape, None if bias is None else bias.shape, options
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> _Gradients:
@@ -87,7 +88,7 @@ class _Transformed(torch.autograd.Function):
     ) -> torch.Tensor:
         """The tangent, each term the bias of the product that adds the next."""
         a, b = ctx.saved_tensors
-        _, options = ctx.rest
+        options = ctx.rest[-1]
         if of_a is None and of_b is None:
             assert of_bias is not None  # noqa: S101 - torch asks for none if there is no tangent at all
             return of_bias.expand(result_shape(a, b)).clone()
@@ -143,35 +144,34 @@ def over_batch(
 def _gradients(ctx: Any, gradient: torch.Tensor) -> _Gradients:
     """Of a, b and bias, for that of the result, through the kernels of the operands' dtype."""
     a, b = ctx.saved_tensors
-    shape_of_bias, (*rest, _) = ctx.rest
+    shape_a, shape_b, shape_of_bias, (*rest, _) = ctx.rest
     options = (*rest, -1)
     needed = ctx.needs_input_grad
-    factor = gradient.to(a.dtype)
-    of_a = _of_a(factor, a, b, options) if needed[0] else None
-    of_b = _of_b(factor, a, b, options) if needed[1] else None
+    of_a = _of_a(gradient.to(b.dtype), shape_a, b, options) if needed[0] else None
+    of_b = _of_b(gradient.to(a.dtype), a, shape_b, options) if needed[1] else None
     of_bias = gradient.sum_to_size(shape_of_bias) if needed[2] else None
     return of_a, of_b, of_bias, None
 
 
-def _of_a(gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, options: Options) -> torch.Tensor:
-    if not _shared(a, gradient):
+def _of_a(gradient: torch.Tensor, shape: torch.Size, b: torch.Tensor, options: Options) -> torch.Tensor:
+    if not _shared(shape, gradient):
         return multiply(gradient, b.mT, None, options)
     # The sum over the batch is one product of rows as long as all of it. Not a view, but rounded once.
     batch, rows, columns = gradient.shape
     long = gradient.transpose(0, 1).reshape(rows, batch * columns)
     b = b.expand(batch, *b.shape[-2:])
-    return multiply(long, b.mT.reshape(batch * columns, b.shape[-2]), None, options).reshape(a.shape)
+    return multiply(long, b.mT.reshape(batch * columns, b.shape[-2]), None, options).reshape(shape)
 
 
-def _of_b(gradient: torch.Tensor, a: torch.Tensor, b: torch.Tensor, options: Options) -> torch.Tensor:
-    if not _shared(b, gradient):
+def _of_b(gradient: torch.Tensor, a: torch.Tensor, shape: torch.Size, options: Options) -> torch.Tensor:
+    if not _shared(shape, gradient):
         return multiply(a.mT, gradient, None, options)
     batch, rows, columns = gradient.shape
     a = a.expand(batch, *a.shape[-2:])
     long = a.reshape(batch * rows, a.shape[-1]).mT
-    return multiply(long, gradient.reshape(batch * rows, columns), None, options).reshape(b.shape)
+    return multiply(long, gradient.reshape(batch * rows, columns), None, options).reshape(shape)
 
 
-def _shared(operand: torch.Tensor, gradient: torch.Tensor) -> bool:
-    """Whether the operand was multiplied with every matrix of a batch."""
-    return gradient.dim() == _BATCHED and (operand.dim() < _BATCHED or operand.shape[0] != gradient.shape[0])
+def _shared(operand: torch.Size, gradient: torch.Tensor) -> bool:
+    """Whether an operand of this shape was multiplied with every matrix of a batch."""
+    return gradient.dim() == _BATCHED and (len(operand) < _BATCHED or operand[0] != gradient.shape[0])

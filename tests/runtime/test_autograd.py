@@ -117,11 +117,20 @@ def test_gradients_are_products_of_views(lib: Library, calls: list[Call]) -> Non
 
 @pytest.mark.parametrize("required", [(True, False, False), (False, True, False), (False, False, True)])
 def test_only_what_is_asked_for(lib: Library, calls: list[Call], required: tuple[bool, bool, bool]) -> None:
-    """Backward computes no gradient that nobody asked for."""
+    """Backward computes no gradient that nobody asked for, and forward keeps nothing for it."""
     tensors = [
         normal(*shape).requires_grad_(wanted) for shape, wanted in zip(((3, 4), (4, 5), (5,)), required, strict=True)
     ]
-    lib.matmul(tensors[0], tensors[1], bias=tensors[2]).sum().backward()  # type: ignore[no-untyped-call]
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = lib.matmul(tensors[0], tensors[1], bias=tensors[2])
+    assert [tensor.shape for tensor in kept] == [(3, 4)] * required[1] + [(4, 5)] * required[0]
+    y.sum().backward()  # type: ignore[no-untyped-call]
     assert [tensor.grad is not None for tensor in tensors] == list(required)
     assert len(calls) == 1 + sum(required[:2])
 
