@@ -67,7 +67,7 @@ def matmul(
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
         a, b = _cast(a, dtype), _cast(b, dtype)
-        bias = None if bias is None else _cast(bias, out_dtype or a.dtype)
+        bias = None if bias is None else _cast(bias, out_dtype or ops.default_output(a.dtype))
         with torch.autocast("cuda", enabled=False):
             return matmul(a, b, bias, scale_a, scale_b, activation, slope, fast_accum, out_dtype, library)
     required = False

@@ -26,18 +26,21 @@ def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     Raises:
         ValueError: a tensor without dimensions, inner sizes that differ, or batches that do not broadcast.
     """
-    found = f"a is {tuple(a.shape)} {a.dtype}, b is {tuple(b.shape)} {b.dtype}"
     if a.dim() == 0 or b.dim() == 0:
-        raise ValueError(f"matmul needs tensors of at least 1 dimension: {found}")
+        raise ValueError(f"matmul needs tensors of at least 1 dimension: {_found(a, b)}")
     if a.shape[-1] != b.shape[-2 if b.dim() > 1 else 0]:
-        raise ValueError(f"the inner sizes differ: {found}; a is (..., M, K), b must be (..., K, N)")
+        raise ValueError(f"the inner sizes differ: {_found(a, b)}; a is (..., M, K), b must be (..., K, N)")
     try:
         batch = a.shape[:-2]
         if b.dim() > _MATRIX and b.shape[:-2] != batch:
             batch = torch.broadcast_shapes(batch, b.shape[:-2])  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        raise ValueError(f"the batch sizes do not broadcast: {found}") from error
+        raise ValueError(f"the batch sizes do not broadcast: {_found(a, b)}") from error
     return (*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ()))
+
+
+def _found(a: torch.Tensor, b: torch.Tensor) -> str:
+    return f"a is {tuple(a.shape)} {a.dtype}, b is {tuple(b.shape)} {b.dtype}"
 
 
 def products(
@@ -98,8 +101,11 @@ def by_views(
     Raises:
         ValueError: the shapes do not multiply, or bias does not broadcast.
     """
-    if a.dim() == b.dim() == _MATRIX and (bias is None or bias.dim() <= _MATRIX):
-        return product(a, b, bias)  # which checks them itself
+    if b.dim() == _MATRIX <= a.dim() and (bias is None or bias.dim() == 1) and not rows_scaled:
+        # rows times a matrix, as most layers have it, in the fewest steps; `product` checks sizes itself
+        if a.dim() == _MATRIX:
+            return product(a, b, bias)
+        return product(a.flatten(0, -2), b, bias).reshape(*a.shape[:-1], b.shape[1])
     shape = result_shape(a, b)
     vector, matrix = _bias_of(bias, shape, b)
     if b.dim() == 1:
