@@ -303,7 +303,8 @@ def _bytes(type_: str) -> int:
 def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
     """A descriptor with what the compiler made of it: the box of one transfer, which a wide box takes several of."""
     box_outer, box_inner = transfer["block_size"]
-    return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, box_outer, transfer["swizzle"])
+    outer = row.outer or box_outer
+    return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, outer, transfer["swizzle"])
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
-from aotmm.kernels import CLUSTERED, Variant
+from aotmm.kernels import CLUSTERED, LINE_BYTES, MOST_COLUMNS, Variant
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
 
@@ -57,6 +57,7 @@ class Family(NamedTuple):
         archs: what it can be built for; an entry names them unless these are all.
         dtypes: input types that it multiplies; an entry names its own unless these are all.
         warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
+        width: the other side, if it need not be a power of two.
         roles: what its kernels can be for.
         epilogues: what its kernels can do to their sums.
         num_ctas: blocks of a cluster, which share a tile.
@@ -66,13 +67,15 @@ class Family(NamedTuple):
     archs: tuple[str, ...] = tuple(TARGETS)
     dtypes: tuple[str, ...] = INPUTS
     warpgroups: str = ""
+    width: str = ""
     roles: tuple[str, ...] = ("product", "partial")
     epilogues: tuple[str, ...] = EPILOGUES
     num_ctas: int = 1
 
 
-# Hopper's: 64 rows or a multiple for each warpgroup, a width of one accumulator or two, and a ring of stages.
-_WIDTHS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256, 272, 288, 320)  # powers of two, and sums of two of them
+# Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
+_WIDTHS = (*range(16, 257, 16), 272, 288, 320)
+_TWO = 2  # instructions, of a width each that is a power of two
 _WGMMA = _NUMBERS | {
     "block_m": (64, 128, 192, 256),
     "block_n": _WIDTHS,
@@ -83,24 +86,30 @@ _WGMMA = _NUMBERS | {
 _WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
 FAMILIES = {
     "tile": Family(_NUMBERS),
-    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m"),
+    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n"),
     "clustered": Family(
         _WGMMA | {"block_m": (128, 256, 384), "num_warps": (4, 8, 12)},
         ("sm90",),
         ("fp16", "bf16"),
         warpgroups="block_m",
+        width="block_n",
         roles=("product",),
         epilogues=("none",),
         num_ctas=CLUSTERED["clustered"],
     ),
     "pingpong": Family(
-        _WGMMA | {"block_m": (64, 128), "num_warps": (8,)}, ("sm90",), _WGMMA_DTYPES, roles=("product",)
+        _WGMMA | {"block_m": (64, 128), "num_warps": (8,)},
+        ("sm90",),
+        _WGMMA_DTYPES,
+        width="block_n",
+        roles=("product",),
     ),
     "swapped": Family(
-        _WGMMA | {"block_m": (16, 32, 64, 128), "block_n": (64, 128, 192, 256)},
+        _WGMMA | {"block_m": (*range(16, 257, 8),), "block_n": (64, 128, 192, 256)},
         ("sm90",),
         _WGMMA_DTYPES,
         warpgroups="block_n",
+        width="block_m",
     ),
 }
 
@@ -328,11 +337,42 @@ def _check_family(entry: Entry, where: str) -> None:
         raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
     if family.dtypes != INPUTS and not entry.aligned:
         raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for tile")
+    _check_width(entry, family, where)
     if not set(entry.epilogues) <= set(family.epilogues):
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
         raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
     if family.dtypes != INPUTS and any(dtype.startswith("fp8") for dtype in entry.dtypes) and entry.layouts != ("nt",):
         raise SpecError(f'{where}: family {name} multiplies fp8 in one layout; the entry needs layouts = ["nt"]')
+
+
+def _check_width(entry: Entry, family: Family, where: str) -> None:
+    """Refuses a width that neither one instruction nor two have (`kernels.hopper.specialise`).
+
+    Raises:
+        SpecError: it is not the sum of two powers of two, and its operand, A or B, does not lie as one needs it.
+    """
+    if not family.width:
+        return
+    width, numbers = entry.numbers[family.width], entry.numbers
+    swapped = family.width == "block_m"
+    if width.bit_count() == 1 or (width.bit_count() == _TWO and not swapped):
+        return
+    operand, major, rows = ("A", "n", "block_n") if swapped else ("B", "t", "block_m")
+    groups = numbers["num_warps"] // 4 if family.warpgroups else 1
+    size = 1 if any(dtype.startswith("fp8") for dtype in entry.dtypes) else 2
+    needs = {
+        f"layouts in which {operand} is contiguous along K": all(
+            row["AB".index(operand)] == major for row in entry.layouts
+        ),
+        f"{rows} = {64 * groups}": numbers[rows] == 64 * groups,
+        f"block_k = {LINE_BYTES // size}": numbers["block_k"] * size == LINE_BYTES,
+        f"{family.width} <= {MOST_COLUMNS}, without clusters": width <= MOST_COLUMNS and family.num_ctas == 1,
+    }
+    lacking = [need for need, met in needs.items() if not met]
+    if lacking:
+        raise SpecError(
+            f"{where}: {family.width} = {width} is one instruction of {width} columns, which needs {'; '.join(lacking)}"
+        )
 
 
 def _split(entry: Entry, row: dict[str, Any], where: str) -> Entry:

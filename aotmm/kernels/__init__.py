@@ -18,6 +18,10 @@ VECTOR_BYTES = 16  # of the widest access to global memory
 WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
 WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
 WARPGROUP = 4  # warps that issue one wgmma together
+# Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor". Lines are what the widest swizzle permutes, and rows of
+# shared memory without bank conflicts.
+MOST_COLUMNS = 256
+LINE_BYTES = 128
 WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have parts to play
 CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, of that many
 
@@ -79,6 +83,7 @@ class Descriptor:
         strides: the quantities that are its strides, in elements, in the same order; the last one is 1.
         box: what the kernel transfers at a time, in the same order.
         cluster: how the blocks of a cluster divide a box (Gluon's `cga_layout`); empty without a cluster.
+        outer: the box's outer size, if it is not the one that the compiler is told.
     """
 
     value: str
@@ -87,6 +92,7 @@ class Descriptor:
     strides: tuple[str, str]
     box: tuple[int, int]
     cluster: tuple[tuple[int, int], ...] = ()
+    outer: int = 0
 
 
 @dataclass(frozen=True, slots=True)

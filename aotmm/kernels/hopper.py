@@ -2,8 +2,8 @@
 
 One warp copies boxes of both operands into a ring of shared memory through tensor maps (TMA); consumer warpgroups
 multiply them with wgmma, one in flight, and hand every stage back through a barrier. Sums leave through shared memory
-and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two are two
-accumulators side by side.
+and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two are one
+instruction where Y lies along K (`wgmma`), else two accumulators side by side.
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T (family
 `swapped`), because a wgmma always has 64 rows and C may have fewer.
@@ -11,6 +11,7 @@ The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or tran
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from triton.experimental import gluon
@@ -25,16 +26,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernel import Promise
-from aotmm.kernels import VECTOR_BYTES, WARPGROUP, WORKSPACE_TYPES, Descriptor, Specialisation, Variant
+from aotmm.kernels import (
+    LINE_BYTES,
+    MOST_COLUMNS,
+    VECTOR_BYTES,
+    WARPGROUP,
+    WORKSPACE_TYPES,
+    Descriptor,
+    Specialisation,
+    Variant,
+)
 from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, epilogue_types, linear
 from aotmm.kernels.order import place
+from aotmm.kernels.wgmma import GROUP_LINES, multiply_add
 from aotmm.problem import DTYPES
 
 # Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
-# Source: CUDA programming guide, a shared memory row without bank conflicts, which is also the widest swizzle.
-ROW_BYTES = 128
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 BARRIER_BYTES = 512  # more than all barriers take
 
@@ -44,16 +53,21 @@ class Tiling:
     """What a block computes at a time, and how; all of it is constant.
 
     CTAS blocks of a cluster share a tile: they have equal parts of the rows of each slab, and the same columns.
-    X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has
-    COLS + COLS1 columns, COLS1 being 0 or a second width. Results leave WIDTH columns at a time; IN_TURNS by a loop.
+    X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has COLUMNS columns. A slab's
+    sums are COLS wide, of which those past COLUMNS are not computed (`wgmma`), or COLS and COLS1 side by side. A stage
+    of Y is one transfer, into BOXES of the boxes that the compiler knows. Results leave WIDTH columns at a time, the
+    last of them TAIL at a time; IN_TURNS by a loop.
     """
 
     CTAS: gl.constexpr
     PARTS: gl.constexpr
     ROWS: gl.constexpr
+    COLUMNS: gl.constexpr
     COLS: gl.constexpr
     COLS1: gl.constexpr
     WIDTH: gl.constexpr
+    TAIL: gl.constexpr
+    BOXES: gl.constexpr
     IN_TURNS: gl.constexpr
     BLOCK_K: gl.constexpr
     GROUP: gl.constexpr
@@ -81,7 +95,7 @@ class Work:
     def count(self):
         """How many units there are."""
         t = self.tiling
-        return gl.cdiv(self.rows, t.ROWS) * gl.cdiv(self.cols, t.COLS + t.COLS1) * self.split
+        return gl.cdiv(self.rows, t.ROWS) * gl.cdiv(self.cols, t.COLUMNS) * self.split
 
     @gluon.jit
     def place(self, unit):
@@ -91,9 +105,9 @@ class Work:
         """
         t = self.tiling
         tiles_x = gl.cdiv(self.rows, t.ROWS)
-        tiles_y = gl.cdiv(self.cols, t.COLS + t.COLS1)
+        tiles_y = gl.cdiv(self.cols, t.COLUMNS)
         x, y = place(unit % (tiles_x * tiles_y), tiles_x, tiles_y, t.GROUP)
-        return x * t.ROWS, y * (t.COLS + t.COLS1), unit // (tiles_x * tiles_y)
+        return x * t.ROWS, y * t.COLUMNS, unit // (tiles_x * tiles_y)
 
     @gluon.jit
     def steps_of(self, part):
@@ -169,7 +183,7 @@ def make_ring(x_desc, y_desc, y1_desc, tiling):
     empty = barriers(t.STAGES, t.PARTS)
     all_empty = barriers(t.STAGES, t.PARTS, True) if t.CTAS > 1 else empty
     x = buffers(x_desc, t.STAGES * t.PARTS)
-    y = buffers(y_desc, t.STAGES)
+    y = buffers(y_desc, t.STAGES * t.BOXES)
     y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
     return Ring(x, y, y1, full, empty, all_empty)
 
@@ -195,8 +209,8 @@ def produce(x_desc, y_desc, y1_desc, ring, work):
     """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
     gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
     t = work.tiling
-    BYTES: gl.constexpr = t.PARTS * x_desc.nbytes_per_cta + y_desc.nbytes_per_cta
-    TOTAL: gl.constexpr = BYTES + (y1_desc.nbytes_per_cta if t.COLS1 > 0 else 0)
+    Y_BYTES: gl.constexpr = t.COLUMNS * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = t.PARTS * x_desc.nbytes_per_cta + Y_BYTES
     TOGETHER: gl.constexpr = t.CTAS > 1
     stage = 0
     phase = 1
@@ -207,22 +221,22 @@ def produce(x_desc, y_desc, y1_desc, ring, work):
             k = step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
-            mbarrier.expect(bar, TOTAL)
+            mbarrier.expect(bar, BYTES)
             for i in gl.static_range(t.PARTS):
                 x = row + i * (t.ROWS // t.PARTS)
                 load(x_desc, x, k, bar, ring.x.index(stage * t.PARTS + i), t.X_K_MAJOR, False)
             if TOGETHER:
                 mbarrier.wait(ring.all_empty.index(stage), phase)
-            load(y_desc, col, k, bar, ring.y.index(stage), t.Y_K_MAJOR, TOGETHER)
+            load(y_desc, col, k, bar, ring.y.index(stage * t.BOXES), t.Y_K_MAJOR, TOGETHER)
             if t.COLS1 > 0:
                 load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR, TOGETHER)
             stage, phase = next_stage(stage, phase, t.STAGES)
 
 
 @gluon.jit
-def operand(smem, index, TRANSPOSED: gl.constexpr):
+def as_factor(smem, TRANSPOSED: gl.constexpr):
     """One buffer of a ring, as the multiplication sees it."""
-    return smem.index(index).permute((1, 0)) if TRANSPOSED else smem.index(index)
+    return smem.permute((1, 0)) if TRANSPOSED else smem
 
 
 @gluon.jit
@@ -247,13 +261,14 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
     acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
         mbarrier.wait(ring.full.index(stage), phase)
-        x = operand(ring.x, stage * t.PARTS + SLAB, not t.X_K_MAJOR)
-        y = operand(ring.y, stage, t.Y_K_MAJOR)
+        x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
+        y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
             # what Hopper's fp8 tensor cores add up is moved to fp32 after every step
-            product = warpgroup_mma(x, y, acc, use_acc=False, is_async=True)
+            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
             if t.COLS1 > 0:
-                product1 = warpgroup_mma(x, operand(ring.y1, stage, t.Y_K_MAJOR), acc1, use_acc=False, is_async=True)
+                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+                product1 = warpgroup_mma(x, y1, acc1, use_acc=False, is_async=True)
                 product, product1 = warpgroup_mma_wait(0, deps=(product, product1))
                 acc1 += product1
             else:
@@ -261,9 +276,9 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
             hand_back(ring, t, stage, True)
             acc += product
         else:
-            acc = warpgroup_mma(x, y, acc, use_acc=step > first, is_async=True)
+            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
             if t.COLS1 > 0:
-                y1 = operand(ring.y1, stage, t.Y_K_MAJOR)
+                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
                 acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
                 acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
             else:
@@ -394,34 +409,44 @@ def store(chunk, m, n, c_desc, c_smem):
 
 
 @gluon.jit
-def leave(sums, row, col, part, c_desc, c_smem, factors, OFFSET: gl.constexpr, ending, tiling, WIDTH: gl.constexpr):
-    """Writes the sums of rows `row`... and columns `col`..., WIDTH columns at a time."""
+def leave(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, ending, tiling):
+    """Writes the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
     e = ending
-    if sums.shape[1] > WIDTH:
-        HALF: gl.constexpr = sums.shape[1] // 2
-        left, right = halves(sums)
-        leave(left, row, col, part, c_desc, c_smem, factors, OFFSET, e, tiling, WIDTH)
-        leave(right, row, col + HALF, part, c_desc, c_smem, factors, OFFSET + HALF, e, tiling, WIDTH)
-    else:
-        if tiling.SWAPPED:
-            chunk = sums.permute((1, 0))
-            m = col
-            n = row
+    t = tiling
+    SIZE: gl.constexpr = sums.shape[1]
+    WHOLE: gl.constexpr = SIZE == t.WIDTH and OFFSET + SIZE <= t.COLUMNS
+    if OFFSET < t.COLUMNS:
+        if not (WHOLE or SIZE == t.TAIL):
+            left, right = halves(sums)
+            HALF: gl.constexpr = SIZE // 2
+            leave(left, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
+            leave(right, row, col + HALF, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t)
         else:
-            chunk = sums
-            m = row
-            n = col
-        if tiling.PARTIAL:
-            ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
-            ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
-            slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
-            gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
-        else:
-            if tiling.SCALED or tiling.EPILOGUE != "none":
-                WIDE: gl.constexpr = chunk.shape[1]
-                scale_b = factors.scale_b.slice(OFFSET, WIDE)
-                chunk = conclude(chunk, m, n, factors.scale_a, scale_b, factors.bias.slice(OFFSET, WIDE), e, tiling)
-            store(chunk, m, n, c_desc, c_smem)
+            if t.SWAPPED:
+                chunk = sums.permute((1, 0))
+                m = col
+                n = row
+            else:
+                chunk = sums
+                m = row
+                n = col
+            if t.PARTIAL:
+                ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
+                ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
+                slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
+                gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
+            else:
+                if t.SCALED or t.EPILOGUE != "none":
+                    M_OFFSET: gl.constexpr = OFFSET if t.SWAPPED else 0
+                    N_OFFSET: gl.constexpr = 0 if t.SWAPPED else OFFSET
+                    scale_a = factors.scale_a.slice(M_OFFSET, chunk.shape[0]) if t.SCALED else factors.scale_a
+                    scale_b = factors.scale_b.slice(N_OFFSET, chunk.shape[1])
+                    bias = factors.bias.slice(N_OFFSET, chunk.shape[1])
+                    chunk = conclude(chunk, m, n, scale_a, scale_b, bias, e, t)
+                if SIZE == t.WIDTH:
+                    store(chunk, m, n, c_desc, c_smem)
+                else:
+                    store(chunk, m, n, c1_desc, c1_smem)
 
 
 @gluon.jit
@@ -451,11 +476,9 @@ def leave_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, fact
     if t.IN_TURNS:
         leave_in_turns(acc, row, col, c_desc, c_smem, factors, ending, t)
     else:
-        leave(acc, row, col, part, c_desc, c_smem, factors, 0, ending, t, t.WIDTH)
-        if t.COLS1 >= t.WIDTH:
-            leave(acc1, row, col + t.COLS, part, c_desc, c_smem, factors, t.COLS, ending, t, t.WIDTH)
-        elif t.COLS1 > 0:
-            leave(acc1, row, col + t.COLS, part, c1_desc, c1_smem, factors, t.COLS, ending, t, t.COLS1)
+        leave(acc, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 0, ending, t)
+        if t.COLS1 > 0:
+            leave(acc1, row, col + t.COLS, part, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, ending, t)
 
 
 @gluon.jit
@@ -479,8 +502,6 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     """
     config = variant.config
     rows, columns = (config.block_n, config.block_m) if swapped else (config.block_m, config.block_n)
-    cols = 1 << (columns.bit_length() - 1)
-    cols1 = columns - cols
     partial = variant.role == "partial"
     eight_bit = DTYPES[variant.dtype_a].bytes == 1
     scaled = eight_bit and not partial
@@ -488,25 +509,36 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     x, y = (b, a) if swapped else (a, b)
     part = rows // parts
     divided, whole = (True, False) if ctas > 1 else (None, None)
-    descriptors = {
-        "x_desc": _described(x, part, config.block_k, divided),
-        "y_desc": _described(y, cols, config.block_k, whole),
-    }
+    cols = 1 << (columns.bit_length() - 1)
+    cols1 = columns - cols
+    line = config.block_k * DTYPES[variant.dtype_a].bytes
+    joined = bool(cols1) and y["inner"] == "K" and (line, part, ctas) == (LINE_BYTES, 64, 1) and columns <= MOST_COLUMNS
+    in_turns = variant.epilogue == "smooth" and not swapped and not cols1
+    width = cols if swapped and not cols1 else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
+    tail = _least_power(columns % width) or width
+    descriptors = {"x_desc": _described(x, part, config.block_k, divided)}
+    if joined:
+        # the compiler is told of the least box, the unit in which shared memory is laid out; its transfer takes all
+        descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k, None), outer=columns)
+        cols, cols1 = 2 * cols, 0
+    else:
+        descriptors["y_desc"] = _described(y, cols, config.block_k, whole)
     if cols1:
         descriptors["y1_desc"] = _described(y, cols1, config.block_k, whole)
-    in_turns = variant.epilogue == "smooth" and not swapped and not cols1
-    width = cols if swapped else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
     if not partial:
         descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width), divided)
-        if 0 < cols1 < width:
-            descriptors["c1_desc"] = _result(variant, (part, cols1), divided)
+        if tail < width:
+            descriptors["c1_desc"] = _result(variant, (tail, part) if swapped else (part, tail), divided)
     constants: dict[str, Any] = {
         "CTAS": ctas,
         "PARTS": parts,
         "ROWS": rows,
+        "COLUMNS": columns,
         "COLS": cols,
         "COLS1": cols1,
         "WIDTH": width,
+        "TAIL": tail,
+        "BOXES": columns // GROUP_LINES if joined else 1,
         "IN_TURNS": in_turns,
         "BLOCK_K": config.block_k,
         "GROUP": config.group_m,
@@ -592,6 +624,11 @@ def _result(variant: Variant, box: tuple[int, int], divided: bool | None) -> Des
     return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box, cluster_)
 
 
+def _least_power(number: int) -> int:
+    """The largest power of two that divides `number`; 0 for 0."""
+    return number & -number
+
+
 def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int:
     """Columns of results that leave together: the most that fit in shared memory, at most a row without conflicts.
 
@@ -603,9 +640,10 @@ def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int
     taken = config.num_stages * (config.block_m // ctas + config.block_n) * config.block_k * element + BARRIER_BYTES
     if element == 1 or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
-    width = min(cols, ROW_BYTES // c.bytes)
+    width = min(cols, LINE_BYTES // c.bytes)
     while width > LEAST_WIDTH:
-        columns = width + (cols1 if cols1 < width else 0)
+        tail = _least_power((cols + cols1) % width)
+        columns = width + tail
         if taken + consumers * part * columns * c.bytes <= variant.target.shared_bytes:
             break
         width //= 2

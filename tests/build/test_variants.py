@@ -257,17 +257,42 @@ def test_some_archs_alone(tmp_path: Path) -> None:
         ("cooperative", (192, 192, 64, 12)),
         ("cooperative", (256, 144, 64, 8)),
         ("pingpong", (64, 32, 128, 8)),
+        ("cooperative", (128, 208, 64, 8)),
+        ("pingpong", (64, 112, 64, 8)),
         ("swapped", (16, 128, 64, 8)),
     ],
 )
 def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, int, int]) -> None:
-    """Tiles of warpgroups: any multiple of 64 rows for each, widths of two powers of two, deep pipelines."""
+    """Tiles of warpgroups: any multiple of 64 rows for each, widths of one instruction or two, deep pipelines."""
     names = ("block_m", "block_n", "block_k", "num_warps")
     text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
     entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nnum_stages = 10\n{text}'
     chosen = written(tmp_path, HEADER + 'layouts = ["nt"]\nepilogues = ["smooth"]\n' + entry)
     found = [v for v in variants(chosen, target("sm90"), ("bf16",)) if v.layout != "any"]
     assert [(v.family, tuple(getattr(v.config, name) for name in names)) for v in found] == [(family, size)]
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "layouts", "words"),
+    [
+        ("cooperative", (128, 208, 64, 8), '["nn"]', "layouts in which B is contiguous along K"),
+        ("cooperative", (256, 208, 64, 8), '["nt"]', "block_m = 128"),
+        ("cooperative", (128, 208, 128, 8), '["nt"]', "block_k = 64"),
+        ("clustered", (256, 208, 64, 8), '["nt"]', "without clusters"),
+        ("pingpong", (128, 112, 64, 8), '["nt"]', "block_m = 64"),
+        ("swapped", (200, 128, 64, 8), '["tt"]', "layouts in which A is contiguous along K"),
+        ("swapped", (144, 128, 64, 4), '["nt"]', "block_n = 64"),
+    ],
+)
+def test_widths_that_no_instruction_has(
+    tmp_path: Path, family: str, size: tuple[int, int, int, int], layouts: str, words: str
+) -> None:
+    """A width that is no sum of two powers of two is one instruction; an entry that cannot have it is refused."""
+    names = ("block_m", "block_n", "block_k", "num_warps")
+    text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
+    entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nlayouts = {layouts}\n{text}'
+    with pytest.raises(SpecError, match=words):
+        config_set(str(written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)))
 
 
 # -------------------------------------------------------------------------------------------------- files of others
@@ -365,7 +390,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             + WGMMA.replace("cooperative", "clustered").replace("block_m = 64", "block_m = 128").replace("= 4", "= 8"),
             "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",
         ),
-        (HEADER + WGMMA.replace("block_n = 64", "block_n = 112"), "config 1: block_n = 112; allowed: 16, 32, 48, 64"),
+        (HEADER + WGMMA.replace("block_n = 64", "block_n = 120"), "config 1: block_n = 120; allowed: 16, 32, 48, 64"),
         (HEADER + WGMMA.replace("= 4", "= 16"), "config 1: num_warps = 16; allowed: 4, 8, 12"),
         (
             HEADER + WGMMA.replace("= 4", "= 8"),

@@ -25,27 +25,33 @@ LAYOUTS = {"nn": "fp16", "nt": "bf16", "tn": "fp16", "tt": "bf16"}  # both types
 # Small rings, so that they compile fast: block_m, block_n, block_k, group_m, num_stages, num_warps.
 CONFIGS = {
     "cooperative-1": ("cooperative", Config(64, 64, 64, 8, 4, 4)),
-    "cooperative-1-two-widths": ("cooperative", Config(64, 96, 64, 8, 4, 4)),
+    "cooperative-1-wide": ("cooperative", Config(64, 96, 64, 8, 4, 4)),
     "cooperative-2": ("cooperative", Config(128, 64, 64, 8, 3, 8)),
-    "cooperative-2-two-widths": ("cooperative", Config(128, 144, 64, 8, 3, 8)),
+    "cooperative-2-wide": ("cooperative", Config(128, 144, 64, 8, 3, 8)),
     "cooperative-3": ("cooperative", Config(192, 64, 64, 8, 3, 12)),
-    "cooperative-3-two-widths": ("cooperative", Config(192, 192, 64, 8, 3, 12)),
+    "cooperative-3-wide": ("cooperative", Config(192, 192, 64, 8, 3, 12)),
     "pingpong": ("pingpong", Config(64, 128, 64, 8, 4, 8)),
-    "pingpong-two-widths": ("pingpong", Config(64, 96, 64, 8, 4, 8)),
+    "pingpong-wide": ("pingpong", Config(64, 96, 64, 8, 4, 8)),
     "clustered": ("clustered", Config(256, 64, 64, 8, 3, 8)),
-    "clustered-two-widths": ("clustered", Config(256, 144, 64, 8, 3, 8)),
+    "clustered-wide": ("clustered", Config(256, 144, 64, 8, 3, 8)),
     "swapped": ("swapped", Config(16, 128, 64, 8, 4, 8)),
 }
+# Widths that are one instruction or nothing, where the operand that has them lies along K.
+ODD = {
+    "cooperative-odd": ("cooperative", Config(128, 208, 64, 8, 3, 8)),
+    "pingpong-odd": ("pingpong", Config(64, 112, 64, 8, 4, 8)),
+    "swapped-odd": ("swapped", Config(200, 128, 64, 8, 3, 8)),
+}
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
-EIGHT_BIT = ("cooperative-1", "cooperative-2-two-widths", "cooperative-3", "pingpong", "swapped")
-SPLITS = ("cooperative-1", "cooperative-2-two-widths", "swapped")
+EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped")
+SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped")
 PADDING_WARPS = 3  # the producer is one warp of a warpgroup
 ROW_BYTES = 128  # the widest box of a swizzled tensor map
 
 
 def variant(name: str, layout: str = "nt", dtype: str = "fp16", **fields: Any) -> Variant:
     """A product of tile `name`; of fp8 with the sums in fp32 unless told otherwise."""
-    family, config = CONFIGS[name]
+    family, config = (CONFIGS | ODD)[name]
     eight_bit = DTYPES[dtype].bytes == 1
     return replace(
         Variant(
@@ -67,14 +73,20 @@ def variant(name: str, layout: str = "nt", dtype: str = "fp16", **fields: Any) -
 
 PRODUCTS = [
     *(variant(name, layout, dtype) for name in CONFIGS for layout, dtype in LAYOUTS.items()),
+    *(variant(name, layout, "bf16") for name in ODD for layout in (("nn" if name == "swapped-odd" else "tt"), "nt")),
     *(variant(name, "nt", "fp8e4", fast_accum=fast) for name in EIGHT_BIT for fast in (False, True)),
+    variant("pingpong-odd", "nt", "fp8e4", fast_accum=True),
+    variant("swapped-odd", "nt", "fp8e5", fast_accum=True),
 ]
-PARTIALS = [variant(name, role="partial", dtype_c="fp32") for name in SPLITS]
+PARTIALS = [variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")]
 FINISHED = [
     variant("cooperative-2", epilogue="linear"),
     variant("cooperative-2", epilogue="smooth"),
     variant("pingpong", epilogue="smooth"),
     variant("swapped", epilogue="linear"),
+    variant("cooperative-2-wide", epilogue="linear"),
+    variant("pingpong-odd", epilogue="smooth"),
+    variant("swapped-odd", epilogue="linear"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
@@ -129,10 +141,19 @@ def slabs(made: Variant) -> int:
 
 
 def widths(made: Variant) -> list[int]:
-    """The columns of the accumulators: the largest power of two in the tile's, and what is left."""
-    columns = made.config.block_m if made.family == "swapped" else made.config.block_n
+    """The columns of each product: all of the tile's in one, or the largest power of two in them and what is left."""
+    swapped = made.family == "swapped"
+    columns = made.config.block_m if swapped else made.config.block_n
     first = 1 << (columns.bit_length() - 1)
-    return [first] if first == columns else [first, columns - first]
+    along_k = made.layout[0] == "n" if swapped else made.layout[1] == "t"
+    return [columns] if first == columns or (along_k and made.num_ctas == 1) else [first, columns - first]
+
+
+def chunks(made: Variant, most: int) -> set[int]:
+    """In how many columns at a time the sums may leave: `most`, and what divides the rest."""
+    swapped = made.family == "swapped"
+    columns = made.config.block_m if swapped else made.config.block_n
+    return {most, (columns % most) & -(columns % most)} - {0}
 
 
 def partitions(ttgir: str) -> list[list[str]]:
@@ -281,9 +302,12 @@ def test_tensor_maps(made: Variant) -> None:
         assert (name, value) in {("c_desc", "c_ptr"), ("c1_desc", "c_ptr")}
         assert row is not None
         assert (row.dtype, row.inner, row.outer, row.stride) == (made.dtype_c, "N", "M", "stride_cm")
-        assert row.box_outer == (config.block_m if swapped else rows)
         assert row.box_inner * c == {1: 32, 2: 64, 3: 128}[row.swizzle]
-        assert (rows if swapped else widths(made)[name == "c1_desc"]) % row.box_inner == 0
+        along, across = (row.box_outer, row.box_inner) if swapped else (row.box_inner, row.box_outer)
+        first = results[0][2]
+        assert first is not None
+        assert along in chunks(made, first.box_outer if swapped else first.box_inner)
+        assert rows % across == 0 if swapped else across == rows
 
 
 @every_variant
@@ -363,6 +387,22 @@ def test_stages_are_carried(made: Variant) -> None:
         index, following = indices(after), derived(after, {loop.results})
         late = [name for name in operands(after, "ttng.arrive_barrier") if index.get(name) in following]
         assert len(late) == (0 if precise else made.num_ctas)
+
+
+@every_variant
+def test_instructions(made: Variant) -> None:
+    """Products have the widths of the tile and none wider, as many columns of sums as that, and follow one another.
+
+    A wgmma of a width that no tensor has is written out: it has the registers of its own columns only.
+    """
+    text = compiled(made).ptx
+    found = re.findall(r"wgmma\.mma_async\S+\.m64n(\d+)k\d+\S*\s*\{([^}]*)\}", text)
+    assert {int(width) for width, _ in found} == set(widths(made))
+    assert all(2 * len(sums.split(",")) == int(width) for width, sums in found)
+    rows = (made.config.block_n if made.family == "swapped" else made.config.block_m) // slabs(made) // made.num_ctas
+    steps = made.config.block_k * DTYPES[made.dtype_a].bytes // 32
+    assert len(found) == consumers(made) * steps * (rows // 64) * len(widths(made))
+    assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
 
 
 @every_variant
