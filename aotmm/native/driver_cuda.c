@@ -65,8 +65,11 @@ static const struct {
   const char *name;
   void *slot;
 } symbols[] = {
-    {"cuInit", &cu.cuInit},
+    /* these are for check_version, before anything that an old driver may lack */
     {"cuDriverGetVersion", &cu.cuDriverGetVersion},
+    {"cuGetErrorName", &cu.cuGetErrorName},
+    {"cuGetErrorString", &cu.cuGetErrorString},
+    {"cuInit", &cu.cuInit},
     {"cuDeviceGet", &cu.cuDeviceGet},
     {"cuDeviceGetAttribute", &cu.cuDeviceGetAttribute},
     {"cuDevicePrimaryCtxRetain", &cu.cuDevicePrimaryCtxRetain},
@@ -81,8 +84,6 @@ static const struct {
     {"cuKernelSetAttribute", &cu.cuKernelSetAttribute},
     {"cuLaunchKernelEx", &cu.cuLaunchKernelEx},
     {"cuTensorMapEncodeTiled", &cu.cuTensorMapEncodeTiled},
-    {"cuGetErrorName", &cu.cuGetErrorName},
-    {"cuGetErrorString", &cu.cuGetErrorString},
 };
 
 static struct {
@@ -108,6 +109,30 @@ static int failed(result code, int device, const char *call, const char *what) {
                     *what ? " for kernel " : "", what, name ? name : "unknown error", code, text ? text : "");
 }
 
+enum { SYMBOLS = sizeof symbols / sizeof *symbols, FOR_VERSION = 3 };
+
+static int find(void *handle, unsigned first, unsigned end) {
+  for (unsigned i = first; i < end; i++) {
+    void *found = dlsym(handle, symbols[i].name);
+    if (!found)
+      return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, symbols[i].name,
+                        "the CUDA driver has no %s; pack %s needs driver %d.%d or newer; update the NVIDIA driver",
+                        symbols[i].name, aotmm_arch, aotmm_min_driver / 1000, aotmm_min_driver % 1000 / 10);
+    memcpy(symbols[i].slot, &found, sizeof found);
+  }
+  return AOTMM_OK;
+}
+
+static int check_version(void) {
+  int version = 0;
+  result code = cu.cuDriverGetVersion(&version);
+  if (code) return failed(code, -1, "cuDriverGetVersion", "");
+  if (version >= aotmm_min_driver) return AOTMM_OK;
+  return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "cuDriverGetVersion",
+                    "the CUDA driver is %d.%d; pack %s needs %d.%d or newer; update the NVIDIA driver", version / 1000,
+                    version % 1000 / 10, aotmm_arch, aotmm_min_driver / 1000, aotmm_min_driver % 1000 / 10);
+}
+
 static int open_driver(void) {
   static int done, watched;
   if (done) return AOTMM_OK;
@@ -115,26 +140,14 @@ static int open_driver(void) {
   if (!handle)
     return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "dlopen", "the CUDA driver cannot be opened: %s; install the NVIDIA driver",
                       dlerror());
-  for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-    void *found = dlsym(handle, symbols[i].name);
-    if (!found)
-      return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, symbols[i].name,
-                        "the CUDA driver has no %s; pack %s needs driver %d.%d or newer", symbols[i].name, aotmm_arch,
-                        aotmm_min_driver / 1000, aotmm_min_driver % 1000 / 10);
-    memcpy(symbols[i].slot, &found, sizeof found);
-  }
-  int version = 0;
+  /* An old driver lacks functions, but its version says better what is wrong. */
+  int status = find(handle, 0, FOR_VERSION);
+  if (status || (status = check_version()) || (status = find(handle, FOR_VERSION, SYMBOLS))) return status;
   if (!watched && pthread_atfork(NULL, NULL, in_child))
     return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "pthread_atfork", "no memory to open the CUDA driver");
   watched = 1;
   result code = cu.cuInit(0);
   if (code) return failed(code, -1, "cuInit", "");
-  if ((code = cu.cuDriverGetVersion(&version))) return failed(code, -1, "cuDriverGetVersion", "");
-  if (version < aotmm_min_driver)
-    return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "cuDriverGetVersion",
-                      "the CUDA driver is %d.%d; pack %s needs %d.%d or newer; update the NVIDIA driver",
-                      version / 1000, version % 1000 / 10, aotmm_arch, aotmm_min_driver / 1000,
-                      aotmm_min_driver % 1000 / 10);
   done = 1;
   return AOTMM_OK;
 }
@@ -199,13 +212,14 @@ void driver_leave(void *saved) {
 }
 
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
-  /* cubins run on their own major version only; newer devices take the text */
-  int native = devices[ordinal].capability / 10 == aotmm_capability / 10;
-  const unsigned char *image = native ? kernel->image : kernel->ptx;
+  /* cubins run on their own major version, from their minor one on; what is newer takes the text */
+  int capability = devices[ordinal].capability, same = capability / 10 == aotmm_capability / 10;
+  const unsigned char *image = capability < aotmm_capability ? NULL : same ? kernel->image : kernel->ptx;
   if (!image)
-    return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "pack %s has no code for CUDA device %d (sm_%d); build one: "
-                      "aotmm build --arch sm%d", aotmm_arch, ordinal, devices[ordinal].capability,
-                      devices[ordinal].capability);
+    return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "pack %s has no code for CUDA device %d (sm_%d): it has cubins for "
+                      "%d.x from %d.%d on%s; use the pack of another arch", aotmm_arch, ordinal, capability,
+                      aotmm_capability / 10, aotmm_capability / 10, aotmm_capability % 10,
+                      kernel->ptx ? ", and PTX for what is newer" : "");
   void *library = NULL, *handle = NULL;
   int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */
   const char *call = "cuThreadExchangeStreamCaptureMode";

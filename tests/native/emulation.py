@@ -96,6 +96,17 @@ def own_process(test: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
+def fresh_process(test: Callable[P, None]) -> Callable[P, None]:
+    """The test, run in a process that no other test uses: for a driver of its own, or memory that is measured."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            pool.submit(_run_test, test.__module__, test.__qualname__, args, kwargs).result()
+
+    return run
+
+
 def _run_test(module: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         getattr(importlib.import_module(module), name).__wrapped__(*args, **kwargs)

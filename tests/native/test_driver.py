@@ -36,8 +36,8 @@ OUT_OF_MEMORY = 2
 # In the order in which the first launch on the second device makes them: the fake's name, ours, the device it names.
 CALLS = {
     "sm80": [
-        ("cuInit", "cuInit", -1),
         ("cuDriverGetVersion", "cuDriverGetVersion", -1),
+        ("cuInit", "cuInit", -1),
         ("cuDeviceGet", "cuDeviceGet", 1),
         ("cuDeviceGetAttribute", "cuDeviceGetAttribute", 1),
         ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 1),
@@ -487,7 +487,7 @@ def test_gpu_that_the_hip_images_are_not_for(pack: Path) -> None:
 def test_gpu_that_the_cuda_images_are_not_for(pack: Path) -> None:
     """A pack without text says which pack to build for a GPU of another major version."""
     emulator = Emulator(pack, arch="sm80", execute=False)
-    with pytest.raises(NoKernelError, match=r"no code for CUDA device 0 .*build one: aotmm build --arch sm80"):
+    with pytest.raises(NoKernelError, match=r"no code for CUDA device 0 \(sm_80\): .* 9\.x from 9\.0 on; use"):
         emulator.launcher.matmul(SPECIALISED, 0, 0)
     assert emulator.driver.misuse == []
 
@@ -590,7 +590,8 @@ def test_driver_without_a_function(pack: Path, tmp_path: Path) -> None:
         subprocess.run(command, cwd=tmp_path, check=True)
     done = run_python(TELL, pack, LD_LIBRARY_PATH=str(tmp_path))
     words = {
-        "sm80": "0 -1 cuInit the CUDA driver has no cuInit; pack sm80 needs driver 12.0 or newer",
+        "sm80": "0 -1 cuDriverGetVersion the CUDA driver has no cuDriverGetVersion; pack sm80 needs driver 12.0 or "
+        "newer; update the NVIDIA driver",
         "gfx90a": "0 -1 hipInit the HIP runtime has no hipInit; update ROCm",
     }[pack.name]
     assert done.stdout.splitlines() == [words, words], shlex.join(command) + done.stderr

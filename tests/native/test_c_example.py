@@ -1,0 +1,206 @@
+"""examples/c against the fake driver: both programs compile without a warning and multiply right, in an interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aotmm.build import render
+from tests.build.packs import ROOT, default_pack
+from tests.native.emulation import SHARED, Array, emulators, fresh_process, missing
+
+EXAMPLES = ROOT / "examples" / "c"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
+C = ("cc", "-std=c11", "-D_DEFAULT_SOURCE")
+CPP = ("c++", "-std=c++17")
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture
+def pack() -> Path:
+    """The default pack for sm80."""
+    if reason := missing("sm80"):
+        pytest.skip(reason)
+    return default_pack("sm80")
+
+
+def compiled(source: Path, language: tuple[str, ...], pack: Path, folder: Path) -> Path:
+    """The program as a shared library, whose main can be called; every warning is an error."""
+    output = folder / f"{source.stem}_{language[0]}.so"
+    command = [sys.executable, "-m", "ziglang", *language, *WARNINGS, "-O1", "-shared", "-fPIC", f"-I{pack}"]
+    done = subprocess.run(
+        [*command, f"-I{EXAMPLES}", str(source), "-o", str(output), "-ldl"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+def driver_with_memory(folder: Path, **options: Any) -> Any:
+    """A fake CUDA driver that has device memory; kernels may touch what is allocated when they are launched."""
+    fake = emulators("fake_driver")
+    source = Path(__file__).parent / "fake_memory.c"
+    name = "libcuda.so.1"
+    command = [*fake.compiler(), "-O1", "-shared", "-fPIC", "-pthread", f"-I{SHARED / 'emulators'}"]
+    subprocess.run([*command, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)], check=True)
+    driver = fake.FakeDriver("cuda", folder=folder, **options)
+    execute = driver._run
+
+    def run(launch: Any) -> None:
+        driver.buffers = [(f"memory{number}", array, "rw") for number, array in enumerate(allocated(driver))]
+        execute(launch)
+
+    driver._run = run
+    return driver
+
+
+def allocated(driver: Any) -> list[Array]:
+    """The device memory that there is now."""
+    addresses, sizes = ((ctypes.c_uint64 * 64)() for _ in range(2))
+    count = driver.lib.fake_memory(addresses, sizes)
+    memory: list[Any] = [
+        (ctypes.c_char * size).from_address(address)
+        for address, size in zip(addresses[:count], sizes[:count], strict=True)
+    ]
+    return [np.frombuffer(buffer, np.uint8) for buffer in memory]
+
+
+@contextlib.contextmanager
+def printed(folder: Path) -> Iterator[list[str]]:
+    """What C code prints to stdout and stderr in the block, known after it."""
+    lines: list[str] = []
+    path = folder / "printed"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    saved = [(stream, os.dup(stream)) for stream in (1, 2)]
+    for stream, _ in saved:
+        os.dup2(handle, stream)
+    try:
+        yield lines
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        for stream, copy in saved:
+            os.dup2(copy, stream)
+            os.close(copy)
+        os.close(handle)
+        lines += path.read_text().splitlines()
+
+
+def run(program: Path, *words: str | Path) -> tuple[int, list[str]]:
+    """What the program's main returns and prints."""
+    main = ctypes.CDLL(str(program)).main
+    arguments = [str(program).encode(), *(str(word).encode() for word in words)]
+    with printed(program.parent) as lines:
+        status = main(len(arguments), (ctypes.c_char_p * (len(arguments) + 1))(*arguments, None))
+    return status, lines
+
+
+@fresh_process
+def test_c_program(pack: Path, tmp_path: Path) -> None:
+    """The C program is right on each of two GPUs, with a product and with slices of K, and gives all memory back."""
+    driver = driver_with_memory(tmp_path, devices=2)
+    program, library = compiled(EXAMPLES / "matmul.c", C, pack, tmp_path), pack / "libaotmm_sm80.so"
+    for sizes, slices in (((70, 72, 64), "in 1"), ((33, 40, 4096), r"in (\d\d|[2-9])")):
+        status, lines = run(program, library, *map(str, sizes))
+        assert (status, len(lines)) == (0, 2), lines
+        for number, line in enumerate(lines):
+            wanted = (
+                rf"GPU {number}: tile_\w+.*, K {slices}, \d+ bytes of workspace: 0 of {sizes[0] * sizes[1]} elements"
+            )
+            assert re.match(wanted, line), line
+    assert {launch.device for launch in driver.launches} == {0, 1}
+    assert allocated(driver) == []
+    assert driver.faults == driver.misuse == []
+
+
+@fresh_process
+def test_c_program_says_what_fails(pack: Path, tmp_path: Path) -> None:
+    """Whatever fails ends the program with the launcher's words and 1, and no memory stays behind."""
+    driver = driver_with_memory(tmp_path)
+    program, library = compiled(EXAMPLES / "matmul.c", C, pack, tmp_path), pack / "libaotmm_sm80.so"
+    for function, words in (
+        ("cuLibraryLoadData", "cuLibraryLoadData failed on CUDA device 0 for kernel .*CUDA_ERROR_OUT_OF_MEMORY"),
+        ("cuLaunchKernelEx", "cuLaunchKernelEx failed on CUDA device 0"),
+        ("cuMemAlloc_v2", "out of memory"),
+        ("cuCtxSetCurrent", "the GPU's context cannot be used"),
+    ):
+        driver.fail_next(function, OUT_OF_MEMORY)
+        status, (line,) = run(program, library, "8", "8", "8")
+        assert status == 1
+        assert re.match(words, line), line
+        assert allocated(driver) == []
+    copy = Path(shutil.copy(library, tmp_path / "libaotmm_sm90.so"))
+    calls: list[tuple[tuple[str | Path, ...], str]] = [
+        ((), "usage: matmul LIBRARY"),
+        ((library, "8", "0", "8"), "sizes are numbers above 0"),
+        ((tmp_path / "library.so",), "not a libaotmm_ARCH.so"),
+        ((tmp_path / "libaotmm_sm99.so",), "cannot open shared object file"),
+        ((copy,), "undefined symbol: aotmm_launcher_sm90"),
+    ]
+    for arguments, text in calls:
+        status, (line,) = run(program, *arguments)
+        assert status == 1
+        assert text in line
+    assert driver.misuse == []
+
+
+@fresh_process
+def test_cpp_program(pack: Path, tmp_path: Path) -> None:
+    """The C++ program is right; what the launcher refuses is an exception with its words, and memory is given back."""
+    driver = driver_with_memory(tmp_path)
+    program, library = compiled(EXAMPLES / "matmul.cpp", CPP, pack, tmp_path), pack / "libaotmm_sm80.so"
+    status, (line,) = run(program, library, "sm80")
+    assert status == 0, line
+    assert re.match(r"tile_int8_int32_\w+: 0 of 60000 elements are wrong", line), line
+    assert allocated(driver) == []
+    driver.fail_next("cuLaunchKernelEx", 700)
+    status, (line,) = run(program, library, "sm80")
+    assert (status, allocated(driver)) == (1, [])
+    assert "cuLaunchKernelEx failed on CUDA device 0" in line
+    status, (line,) = run(program, library, "sm90")
+    assert "undefined symbol: aotmm_launcher_sm90" in line
+    assert driver.faults == driver.misuse == []
+
+
+def test_wrapper_is_short() -> None:
+    """aotmm.hpp is something that one reads before one copies it."""
+    assert len((EXAMPLES / "aotmm.hpp").read_text().splitlines()) <= 100
+
+
+def test_headers_of_several_packs(tmp_path: Path) -> None:
+    """The headers of two packs can be included together, in C and C++, and say where each launcher is."""
+    for arch in ("sm80", "sm90"):
+        (tmp_path / arch).mkdir()
+        (tmp_path / arch / "launcher.h").write_text(render.header((arch,)))
+    source = '#include "sm80/launcher.h"\n#include "sm90/launcher.h"\n'
+    source += "int use(void) { return aotmm_launcher_sm80()->abi == aotmm_launcher_sm90()->abi; }\n"
+    for language, suffix in ((C, "c"), (CPP, "cpp")):
+        (tmp_path / f"both.{suffix}").write_text(source)
+        command = [sys.executable, "-m", "ziglang", *language, *WARNINGS, "-c", "-o", "both.o", f"both.{suffix}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_cmake(pack: Path, tmp_path: Path) -> None:
+    """CMakeLists.txt builds both programs against a pack, and says what is missing where there is none."""
+    cmake = shutil.which("cmake")
+    if cmake is None or shutil.which("c++") is None:
+        pytest.skip("this needs cmake and a C++ compiler")
+    done = subprocess.run([cmake, "-S", EXAMPLES, "-B", "build", f"-DAOTMM_PACK={pack}"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    done = subprocess.run([cmake, "--build", "build"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    assert {"matmul", "matmul_cpp"} <= {path.name for path in (tmp_path / "build").iterdir()}
+    empty = subprocess.run(
+        [cmake, "-S", EXAMPLES, "-B", "empty"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert 'AOTMM_PACK="" is no pack; build one: aotmm build' in " ".join(empty.stderr.split())
