@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
+from aotmm.runtime.pack import open_pack
 from tests.build.packs import default_pack
 from tests.native.emulation import Outcome, missing
 
 _FIGURES: dict[str, list[Outcome]] = {}
+_EXECUTED: dict[str, set[str]] = {}
 
 
 @pytest.fixture
@@ -35,8 +38,25 @@ def figures() -> Callable[[str, list[Outcome]], None]:
     return remember
 
 
+@pytest.fixture
+def counted() -> Callable[[str, Iterable[str]], None]:
+    """Remembers which images of an arch's default pack were executed and right, for the summary."""
+
+    def remember(arch: str, kernels: Iterable[str]) -> None:
+        _EXECUTED.setdefault(arch, set()).update(kernels)
+
+    return remember
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Prints the largest errors that were seen."""
+    """Prints how many images were executed, and the largest errors that were seen."""
+    for arch, names in sorted(_EXECUTED.items()):
+        kernels = open_pack(default_pack(arch)).manifest.kernels
+        missing_roles = Counter(kernel.role for kernel in kernels if kernel.name not in names)
+        lacking = ", ".join(f"{count} {role}" for role, count in missing_roles.items())
+        terminalreporter.write_line(
+            f"executed {len(names)} of the {len(kernels)} images for {arch}{f'; not: {lacking}' if lacking else ''}"
+        )
     for title, outcomes in sorted(_FIGURES.items()):
         terminalreporter.write_line(
             f"executed {title}: {len(outcomes)} products of {len({o.kernel for o in outcomes})} images, "

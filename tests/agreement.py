@@ -1,0 +1,236 @@
+"""One launch of each image whose result every right machine has to give, bit for bit: interpreters and GPUs alike.
+
+Operands are small integers from a formula, so that every sum is exact in any order and only the last rounding is left,
+which IEEE defines. What must come out is computed here, in 64-bit integers; nothing travels from one machine to
+another, and who agrees with this agrees with everyone who does.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aotmm.kernel import Kernel
+from aotmm.problem import ACTIVATIONS, DTYPES
+
+Array = np.ndarray[Any, np.dtype[Any]]
+# Largest operands, such that K may be hundreds: fp32 sums stay below 2^24, those of int8 below 2^31.
+LARGEST = {"fp16": 15, "bf16": 15, "fp32": 15, "tf32": 15, "fp8e5": 4, "int8": 100}
+LARGEST_FP16 = 60_000
+SLOPE = 0.5
+BITS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of one image, and what it leaves behind.
+
+    Attributes:
+        memory: what lies at each address, by the quantity that is the address.
+        values: every other quantity that is not 0.
+        programs: blocks.
+        written: the quantity whose memory is written.
+        want: that memory afterwards, what must not be written included.
+        edge: (rows, columns) of each matrix beyond which whole tiles are written with whatever.
+    """
+
+    memory: dict[str, Array]
+    values: dict[str, int]
+    programs: int
+    written: str
+    want: Array
+    edge: tuple[int, int] | None = None
+
+    def wrong(self, found: Array) -> int:
+        """How many elements are not what they must be."""
+        bits = BITS[self.want.itemsize]
+        differ = found.view(bits) != self.want.view(bits)
+        return int(differ.sum() if self.edge is None else differ[..., : self.edge[0], : self.edge[1]].sum())
+
+    def parameters(self, kernel: Kernel, addresses: dict[str, int]) -> bytes:
+        """The parameter block for memory at `addresses`. They and the values must keep the kernel's promises."""
+        values = self.values | addresses
+        for promise in kernel.promises:
+            found = values.get(promise.value, 0)
+            assert {
+                "equals": found == promise.operand,
+                "multiple_of": found % promise.operand == 0,
+                "below": found < promise.operand,
+                "at_least": found >= promise.operand,
+            }[promise.relation], (kernel.name, promise, found)
+        block = bytearray(kernel.parameters[-1].offset + kernel.parameters[-1].bytes)
+        for item in kernel.parameters:
+            data = values.get(item.value, 0).to_bytes(8, "little", signed=True)[: item.bytes]
+            block[item.offset : item.offset + item.bytes] = data
+        return bytes(block)
+
+
+def launch_of(kernel: Kernel) -> Launch:
+    """The launch for `kernel`: tiles with edges and more steps of K than the pipeline is deep."""
+    return {"product": _product, "partial": _partial, "reduce": _reduce, "copy": _copy}[kernel.role](kernel)
+
+
+def encode(values: Array, dtype: str) -> Array:
+    """Integers, and halves of them, as `dtype` stores them, rounded to nearest even; fp8 must hold them exactly."""
+    if dtype in ("fp16", "int8", "int32"):
+        return values.astype({"fp16": np.float16, "int8": np.int8, "int32": np.int32}[dtype])
+    if dtype == "fp8e5":  # the upper half of an fp16
+        return (values.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
+    single = values.astype(np.float32)
+    if dtype != "bf16":
+        return single
+    bits = single.view(np.uint32)
+    rounded: Array = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> np.uint32(16)
+    return rounded.astype(np.uint16)
+
+
+def _integers(rows: int, cols: int, top: int, step: int) -> Array:
+    """Integers from 0 to `top` without an obvious order."""
+    i: Array = np.arange(rows, dtype=np.int64)[:, None]
+    j: Array = np.arange(cols, dtype=np.int64)
+    return np.asarray((i * 37 + j * step + (i * j) % 13 + (i ^ j)) % (top + 1))
+
+
+def _poison(like: Array) -> Array:
+    """Memory of the same form in which every bit is set."""
+    memory = np.empty_like(like)
+    memory.view(BITS[like.itemsize])[...] = 2 ** (8 * like.itemsize) - 1
+    return memory
+
+
+def _stored(values: Array, *, pad: int, transposed: bool = False) -> tuple[Array, tuple[int, int]]:
+    """A matrix in memory, its lines `pad` poisoned elements apart, and its (row, column) strides."""
+    values = values.T if transposed else values
+    memory = _poison(np.empty((values.shape[0], values.shape[1] + pad), values.dtype))
+    memory[:, : values.shape[1]] = values
+    return memory, (1, memory.shape[1]) if transposed else (memory.shape[1], 1)
+
+
+def _steps(kernel: Kernel) -> dict[str, int]:
+    return {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+
+
+def _pad(kernel: Kernel) -> int:
+    """Elements between lines: as many as keep alignment, where that is promised."""
+    return 16 if kernel.layout != "any" and "a_ptr" in _steps(kernel) else 3
+
+
+def _operands(kernel: Kernel, m: int, n: int, k: int) -> tuple[Array, Array]:
+    """Integer A and B; the columns of B, and so of C, have alternating signs."""
+    top = LARGEST[kernel.dtype_a]
+    if kernel.dtype_c == "fp16":
+        top = min(top, int((LARGEST_FP16 / k) ** 0.5))
+    return _integers(m, k, top, 101), _integers(k, n, top, 59) * (1 - 2 * (np.arange(n) % 2))
+
+
+def _inputs(kernel: Kernel, a: Array, b: Array) -> tuple[dict[str, Array], dict[str, int]]:
+    """The memory of A and B and the quantities that describe it."""
+    layout = "tn" if kernel.layout == "any" else kernel.layout
+    stored_a, (am, ak) = _stored(encode(a, kernel.dtype_a), pad=_pad(kernel), transposed=layout[0] == "t")
+    stored_b, (bk, bn) = _stored(encode(b, kernel.dtype_b), pad=_pad(kernel), transposed=layout[1] == "t")
+    values = {
+        "M": a.shape[0],
+        "N": b.shape[1],
+        "K": a.shape[1],
+        "batch": 1,
+        "stride_am": am,
+        "stride_ak": ak,
+        "stride_bk": bk,
+        "stride_bn": bn,
+        "a_extent": (a.shape[0] - 1) * am + (a.shape[1] - 1) * ak,
+        "b_extent": (b.shape[0] - 1) * bk + (b.shape[1] - 1) * bn,
+        "allow_tf32": int(kernel.dtype_a == "tf32"),
+        "fast_accum": int(kernel.fast_accum),
+        "split": 1,
+    }
+    return {"a_ptr": stored_a, "b_ptr": stored_b}, values
+
+
+def _finished(kernel: Kernel, x: Array, memory: dict[str, Array], values: dict[str, int]) -> Array:
+    """What the epilogue makes of the sums, if the kernel has one: a bias per column and a leaky_relu that is exact."""
+    if kernel.epilogue == "none":
+        return x
+    bias = np.arange(x.shape[1], dtype=np.int64) % 17 - 8
+    memory["bias_ptr"] = encode(bias, kernel.dtype_c)
+    (slope,) = struct.unpack("<i", struct.pack("<f", SLOPE))
+    activation = tuple(ACTIVATIONS).index("leaky_relu")
+    values |= {"bias_rank": 1, "stride_bias_n": 1, "activation": activation, "slope": slope}
+    x = x + bias
+    return np.where(x >= 0, x, x * SLOPE)
+
+
+def _into_c(kernel: Kernel, x: Array, memory: dict[str, Array], values: dict[str, int], *, pad: int) -> Array:
+    """Gives C its memory; what that must hold afterwards."""
+    want, (cm, cn) = _stored(encode(x, kernel.dtype_c), pad=pad)
+    values |= {
+        "stride_cm": cm,
+        "stride_cn": cn,
+        "c_span": x.shape[1],
+        "c_extent": (x.shape[0] - 1) * cm + (x.shape[1] - 1) * cn,
+    }
+    memory["c_ptr"] = _poison(want)
+    return want
+
+
+def _tiles(kernel: Kernel, m: int, n: int) -> int:
+    return -(-m // kernel.config.block_m) * -(-n // kernel.config.block_n)
+
+
+def _product(kernel: Kernel) -> Launch:
+    step, config = _steps(kernel), kernel.config
+    m, n = 2 * config.block_m - step.get("M", 1), 2 * config.block_n - step.get("N", 1)
+    k = -(-((config.num_stages + 1) * config.block_k + 1) // step.get("K", 1)) * step.get("K", 1)
+    a, b = _operands(kernel, m, n, k)
+    memory, values = _inputs(kernel, a, b)
+    x = _finished(kernel, a @ b, memory, values)
+    want = _into_c(kernel, x, memory, values, pad=_pad(kernel))
+    return Launch(memory, values, _tiles(kernel, m, n), "c_ptr", want)
+
+
+def _partial(kernel: Kernel) -> Launch:
+    step, config, split, steps = _steps(kernel), kernel.config, 3, 7
+    m, n = 2 * config.block_m - step.get("M", 1), 2 * config.block_n - step.get("N", 1)
+    k = (steps - 1) * config.block_k + step.get("K", 1)
+    a, b = _operands(kernel, m, n, k)
+    memory, values = _inputs(kernel, a, b)
+    want = np.zeros((split, 2 * config.block_m, 2 * config.block_n), np.float32)
+    for part in range(split):
+        ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
+        want[part, :m, :n] = a[:, ks] @ b[ks]
+    memory["workspace_ptr"] = _poison(want)
+    values |= {"split": split, "workspace_stride_z": want[0].size, "workspace_stride_m": want.shape[2]}
+    return Launch(memory, values, split * _tiles(kernel, m, n), "workspace_ptr", want, (m, n))
+
+
+def _reduce(kernel: Kernel) -> Launch:
+    aligned, config, split = kernel.layout != "any", kernel.config, 3
+    m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
+    sums = np.full((split, -(-m // 16) * 16, -(-n // 16) * 16), np.nan, np.float32)
+    parts = [_integers(m, n, 2000, 7 * part + 3) - 1000 for part in range(split)]
+    for part, of_slice in enumerate(parts):
+        sums[part, :m, :n] = of_slice
+    values = {
+        "M": m,
+        "N": n,
+        "split": split,
+        "workspace_stride_z": sums[0].size,
+        "workspace_stride_m": sums.shape[2],
+    }
+    memory: dict[str, Array] = {"workspace_ptr": sums}
+    x = _finished(kernel, sum(parts[1:], parts[0]), memory, values)
+    want = _into_c(kernel, x, memory, values, pad=24 if aligned else 3)
+    return Launch(memory, values, _tiles(kernel, m, n), "c_ptr", want)
+
+
+def _copy(kernel: Kernel) -> Launch:
+    size, config = DTYPES[kernel.dtype_a].bytes, kernel.config
+    m, n = config.block_m + 3, config.block_n + 5
+    layout = "nt" if kernel.layout == "any" else kernel.layout
+    bits = (_integers(m, n, 2**31, 65_599) * 40_503 & 2 ** (8 * size) - 1).astype(BITS[size])
+    source, (am, ak) = _stored(bits, pad=3, transposed=layout[0] == "t")
+    want, (cm, cn) = _stored(bits, pad=5, transposed=layout[1] == "t")
+    values = {"M": m, "N": n, "stride_am": am, "stride_ak": ak, "stride_cm": cm, "stride_cn": cn}
+    return Launch({"a_ptr": source, "c_ptr": _poison(want)}, values, _tiles(kernel, m, n), "c_ptr", want)

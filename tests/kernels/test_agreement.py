@@ -1,0 +1,84 @@
+"""The interpreters' half of tests/agreement.py: what every image for sm80 and gfx90a gives there, bit for bit.
+
+The other half is tests/gpu/test_emulator_agreement.py: the same launches on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aotmm.kernel import Kernel
+from aotmm.runtime.pack import open_pack
+from tests.agreement import encode, launch_of
+from tests.native.emulation import ARCHS, SHARED, emulators, submit
+
+Counted = Callable[[str, Iterable[str]], None]
+
+IMAGES_PER_CALL = 8
+
+
+def disagreeing(arch: str, folder: Path, kernels: list[Kernel]) -> list[str]:
+    """The kernels whose result is not the one that is wanted, and in how many elements."""
+    wrong = []
+    for kernel in kernels:
+        launch = launch_of(kernel)
+        addresses = {name: int(array.ctypes.data) for name, array in launch.memory.items()}
+        emulators(arch).launch(
+            (folder / kernel.image.path).read_bytes(),
+            kernel.symbol,
+            (launch.programs, 1, 1),
+            (kernel.threads, 1, 1),
+            launch.parameters(kernel, addresses),
+            kernel.shared_bytes,
+            [
+                (name, array, addresses[name], "rw" if name == launch.written else "r")
+                for name, array in launch.memory.items()
+            ],
+        )
+        if count := launch.wrong(launch.memory[launch.written]):
+            wrong.append(f"{kernel.name}: {count} elements")
+    return wrong
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_image_agrees(arch: str, interpreted_pack: Callable[[str], Path], counted: Counted) -> None:
+    """Every image of the default pack, helpers included, gives exactly what is wanted, and stores nothing else."""
+    folder = interpreted_pack(arch)
+    kernels = list(open_pack(folder).manifest.kernels)
+    futures = [
+        submit(disagreeing, arch, folder, kernels[first : first + IMAGES_PER_CALL])
+        for first in range(0, len(kernels), IMAGES_PER_CALL)
+    ]
+    assert [name for future in futures for name in future.result()] == []
+    counted(arch, [kernel.name for kernel in kernels])
+
+
+def test_formulas_are_those_of_the_interpreters() -> None:
+    """Rounding to every type is what the interpreters' own is, for integers and halves, ties included."""
+    if not (SHARED / "emulators").is_dir():
+        pytest.skip("the interpreters are not beside the checkout")
+    values = np.arange(-60_000, 60_000, dtype=np.int64)
+    for dtype in ("fp16", "bf16", "fp32", "int32"):
+        for numbers in (values, values * 0.5) if dtype != "int32" else (values,):
+            want = emulators("numerics").encode(numbers, dtype)
+            assert (encode(numbers, dtype) == want).all()
+    for dtype in ("fp8e5", "int8"):
+        small = np.arange(-4, 5) if dtype == "fp8e5" else np.arange(-128, 128)
+        assert (encode(small, dtype) == emulators("numerics").encode(small, dtype)).all()
+
+
+def test_one_bit_is_seen(interpreted_pack: Callable[[str], Path]) -> None:
+    """What is wanted agrees with itself, and one flipped bit of it, of an element or beside C, does not."""
+    kernels = {kernel.role: kernel for kernel in open_pack(interpreted_pack("sm80")).manifest.kernels}
+    for kernel in kernels.values():
+        launch = launch_of(kernel)
+        assert launch.wrong(launch.want) == 0
+        assert launch.wrong(launch.memory[launch.written]) > launch.want.size // 4
+        for place in (0, -1) if launch.edge is None else (0,):
+            altered = launch.want.copy()
+            altered.reshape(-1).view(np.uint8)[place] ^= 1
+            assert launch.wrong(altered) == 1
