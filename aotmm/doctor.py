@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import aotmm
 from aotmm import manifest
-from aotmm.errors import AotmmError, ArtifactError
+from aotmm.errors import AotmmError, ArtifactError, DriverError
 from aotmm.folders import build_command, place
 from aotmm.runtime.installed import added, entries, own, owner
-from aotmm.runtime.pack import open_pack, read_verified
+from aotmm.runtime.pack import open_pack, read_verified, unreadable
 from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
@@ -98,11 +98,14 @@ def diagnose(root: Path | None) -> Diagnosis:
     if version is not None and exit_code == 0:
         load_error, exit_code, fast_call = _load(root)
     driver = _cuda_driver()
+    if driver is not None and (old := _old_driver(driver, usable)):
+        advice.append(old)
+        exit_code = exit_code or DriverError.exit_code
     found: list[Device] = []
-    if build not in (None, "CPU"):
+    if build is not None and build != "CPU":
         found, reason = _devices()
         if not found:
-            advice.append(f"torch sees no GPU{reason}" + ("" if driver else "; there is no NVIDIA driver"))
+            advice.append(f"torch sees no GPU{reason}; {_where_gpus_are(build, driver)}")
     devices = []
     for gpu in found:
         state, code = _device(gpu, usable, root)
@@ -115,7 +118,7 @@ def diagnose(root: Path | None) -> Diagnosis:
         build,
         load_error,
         fast_call,
-        driver,
+        None if driver is None else _version(driver),
         tuple(state for _, state in packs),
         tuple(devices),
         tuple(advice),
@@ -136,11 +139,14 @@ def _added() -> list[tuple[Pack | None, PackState]]:
 
 def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
     """The pack in `root`, or those in its subfolders: what is there, and the pack if it can be used."""
-    here = place(root)
-    if (here / manifest.FILE_NAME).is_file():
-        return [_pack(root)]
-    inside = here.iterdir() if here.is_dir() else ()
-    names = sorted(entry.name for entry in inside if entry.is_dir() and not entry.name.startswith("."))
+    try:
+        here = place(root)
+        if (here / manifest.FILE_NAME).is_file():
+            return [_pack(root)]
+        inside = here.iterdir() if here.is_dir() else ()
+        names = sorted(entry.name for entry in inside if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        return [(None, PackState(str(root), error=str(unreadable(f"packs in {root}", error))))]
     if not names:
         advice = build_command("...", None if root == own() else root)
         return [(None, PackState(str(root), error=f"no packs in {root}; build some: {advice}"))]
@@ -193,15 +199,37 @@ def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
     return None, 0, library.has_fast_call
 
 
-def _cuda_driver() -> str | None:
+def _cuda_driver() -> int | None:
+    """The newest CUDA that NVIDIA's driver supports, 12090 for 12.9; None without that driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     version = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(version)):
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"  # Source: CUDA driver API, "Version Management"
+    return None if driver.cuDriverGetVersion(ctypes.byref(version)) else version.value
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"  # Source: CUDA driver API, "Version Management"
+
+
+def _old_driver(driver: int, packs: list[Pack]) -> str:
+    """What to do about a driver that is too old for some of `packs`; "" if it is not."""
+    older = [pack for pack in packs if pack.head.min_driver > driver]
+    if not older:
+        return ""
+    needed = _version(max(pack.head.min_driver for pack in older))
+    archs = ", ".join(sorted({pack.arch for pack in older}))
+    return f"the NVIDIA driver is for CUDA {_version(driver)}, {archs} need {needed} or newer; update the driver"
+
+
+def _where_gpus_are(build: str, driver: int | None) -> str:
+    """What to do where a torch of that build sees no GPU."""
+    if build.startswith("ROCm"):
+        return "see whether rocminfo lists one, and whether this user may open /dev/kfd"
+    if driver is None:
+        return "there is no NVIDIA driver; install it"
+    return "there is an NVIDIA driver; see whether nvidia-smi lists a GPU and CUDA_VISIBLE_DEVICES hides none"
 
 
 def _devices() -> tuple[list[Device], str]:

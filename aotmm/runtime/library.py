@@ -281,7 +281,7 @@ class Library:
             NoKernelError: no pack has kernels for this GPU. DriverError: the driver refused one.
         """
         if not torch.cuda.is_available():
-            raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for")
+            raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for; `aotmm doctor` says why")
         ordinal = torch.cuda.current_device() if device is None else device
         for pack in self.asked(ordinal):
             pack.launcher.preload(ordinal)

@@ -103,7 +103,7 @@ def open_pack(folder: Path) -> Pack:
             f"build one: aotmm build --arch {arch} --out {folder.parent}"
         ) from error
     except OSError as error:
-        raise ArtifactError(f"pack {folder} cannot be read: {error}") from error
+        raise unreadable(f"pack {folder}", error) from error
     head = manifest.read_head(data, str(path))
     host = f"{platform.machine()}-linux-gnu"
     if head.host != host:
@@ -122,11 +122,17 @@ def open_packs(path: Path) -> list[Pack]:
     try:
         folders = _pack_folders(path)
     except OSError as error:
-        raise ArtifactError(f"packs in {path} cannot be read: {error}") from error
+        raise unreadable(f"packs in {path}", error) from error
     found = [open_pack(folder) for folder in folders]
     if not found:
         raise ArtifactError(f"no packs in {path}; build some: aotmm build --arch ... --out {path}")
     return found
+
+
+def unreadable(what: str, error: OSError) -> ArtifactError:
+    """The error for what of packs cannot be read, and what to do."""
+    todo = "let this user read it" if isinstance(error, PermissionError) else "build the pack again"
+    return ArtifactError(f"{what} cannot be read: {error}; {todo}")
 
 
 def _pack_folders(path: Path) -> list[Path]:
@@ -151,7 +157,7 @@ def read_verified(folder: Path, file: File) -> bytes:
         with place(path).open("rb") as handle:
             data = handle.read(min(file.bytes, MAX_FILE_BYTES) + 1)
     except OSError as error:
-        raise ArtifactError(f"pack {folder}: {file.path} cannot be read: {error}; build the pack again") from error
+        raise unreadable(f"pack {folder}: {file.path}", error) from error
     found = hashlib.sha256(data).hexdigest()
     if len(data) != file.bytes or found != file.sha256:
         raise ArtifactError(

@@ -18,6 +18,7 @@ EXPORT char events[1000], raised[600];
 EXPORT uint64_t wanted;      /* bytes of workspace that the launcher's plans need where they may */
 EXPORT int memory_is_short;  /* torch allocates nothing */
 EXPORT int run_fails;
+EXPORT int64_t live; /* tensors that were not deleted */
 EXPORT void (*kernels[2])(uint64_t *, uint64_t, uint64_t); /* mm, mm.out */
 
 static void note(const char *word, uint64_t number) {
@@ -35,6 +36,7 @@ EXPORT int torch_get_const_data_ptr(tensor *t, const void **data) { return *data
 EXPORT int torch_get_mutable_data_ptr(tensor *t, void **data) { return *data = t->data, 0; }
 EXPORT int aoti_torch_delete_tensor_object(tensor *t) {
   if (t->dtype == AOTMM_INT8) note("free", (uint64_t)t->sizes[0]);
+  live--;
   free(t);
   return 0;
 }
@@ -44,6 +46,7 @@ EXPORT int aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const int
   if (dtype == AOTMM_INT8) note("allocate", (uint64_t)sizes[0]);
   if (memory_is_short || device_type != 1) return 1;
   tensor *t = *result = calloc(1, sizeof *t);
+  live++;
   t->dim = dim, t->dtype = dtype, t->device = device, t->data = (void *)0x10000;
   memcpy(t->sizes, sizes, (size_t)dim * sizeof *sizes);
   memcpy(t->strides, strides, (size_t)dim * sizeof *strides);
@@ -123,6 +126,7 @@ EXPORT const aotmm_launcher lacking = {.abi = AOTMM_ABI, .problem_bytes = sizeof
 /* An fp16 matrix that the op owns. */
 static tensor *matrix(int64_t rows, int64_t cols, int64_t address) {
   tensor *t = calloc(1, sizeof *t);
+  live++;
   *t = (tensor){2, {rows, cols}, {cols ? cols : 1, 1}, AOTMM_FP16, 3, (void *)address};
   return t;
 }
@@ -133,5 +137,5 @@ EXPORT void multiply(int into_out, int64_t M, int64_t N, int64_t K) {
   stack[10] = into_out ? (uint64_t)matrix(M, N, 3 << 20) : (uint64_t)-1;
   events[0] = raised[0] = 0;
   kernels[into_out](stack, 11, 1);
-  if (!raised[0]) free((void *)stack[0]);
+  if (!raised[0]) aoti_torch_delete_tensor_object((tensor *)stack[0]);
 }

@@ -595,3 +595,18 @@ def test_driver_without_a_function(pack: Path, tmp_path: Path) -> None:
         "gfx90a": "0 -1 hipInit the HIP runtime has no hipInit; update ROCm",
     }[pack.name]
     assert done.stdout.splitlines() == [words, words], shlex.join(command) + done.stderr
+
+
+@ON_CUDA
+def test_old_driver_without_a_function(pack: Path, tmp_path: Path) -> None:
+    """A real driver that is too old lacks functions too, but is told by its version."""
+    (tmp_path / "old.c").write_text(
+        "int cuDriverGetVersion(int *v) { return *v = 11040, 0; }\n"
+        "int cuGetErrorName(int e, const char **t) { return *t = 0, e; }\n"
+        "int cuGetErrorString(int e, const char **t) { return *t = 0, e; }\n"
+    )
+    command = [*link.compiler()[0], "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "old.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    done = run_python(TELL, pack, LD_LIBRARY_PATH=str(tmp_path))
+    words = "the CUDA driver is 11.4; pack sm80 needs 12.0 or newer; update the NVIDIA driver"
+    assert done.stdout.splitlines() == [f"0 -1 cuDriverGetVersion {words}"] * 2, done.stderr

@@ -83,6 +83,25 @@ def test_failed_launch(tmp_path: Path) -> None:
     assert fake.multiply(4, 5, 6, into_out=True, wanted=64, fails=True) == (events, "the launch failed")
 
 
+@pytest.mark.parametrize(
+    ("into_out", "short", "fails", "raised"),
+    [
+        (True, True, False, ""),
+        (False, True, False, "torch cannot allocate the result"),
+        (True, False, True, "the launch failed"),
+        (False, False, True, "the launch failed"),
+    ],
+)
+@own_process
+def test_nothing_leaks(tmp_path: Path, into_out: bool, short: bool, fails: bool, raised: str) -> None:  # noqa: FBT001
+    """Over 10,000 products without memory for the workspace or the result, or that fail, every tensor is deleted."""
+    fake = FakeTorch(tmp_path)
+    for _ in range(10_000):
+        assert fake.multiply(4, 5, 6, into_out=into_out, wanted=4096, short=short, fails=fails)[1] == raised
+    assert ctypes.c_int64.in_dll(fake.torch, "live").value == 0
+    assert fake.multiply(4, 5, 6, into_out=into_out, wanted=64) == (f"{PLAN} allocate64 run64 free64", "")
+
+
 @own_process
 def test_packs_are_asked_in_turn(tmp_path: Path) -> None:
     """The first pack that has a kernel launches it; what a later one has is not asked for."""
