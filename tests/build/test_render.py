@@ -298,3 +298,12 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     flags = [f"-std={language}", "-pedantic-errors", "-Wall", "-Wextra", "-Werror", "-c"]
     done = subprocess.run([*compiler, *flags, source], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_function_is_documented() -> None:
+    """In launcher.h a comment stands before each function of the table, and says what it returns but AOTMM_OK."""
+    table = render.header(("sm80",)).partition("typedef struct aotmm_launcher {")[2].partition("} aotmm_launcher;")[0]
+    functions = re.findall(r"/\*((?:(?!/\*).)*?)\*/\n  int \(\*(\w+)\)", table, re.DOTALL)
+    assert [name for _, name in functions] == re.findall(r"  int \(\*(\w+)\)", table)
+    for text, name in functions:
+        assert "AOTMM_" in text or "What either returns" in text, name
