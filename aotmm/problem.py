@@ -95,7 +95,7 @@ VALUES = (
 STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
 
 # Into how many slices K may be split.
-SPLITS = (2, 3, 4, 6, 8, 12, 16)
+SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
 
 # Most device memory, in bytes, that torch is asked for to work in beside a product: enough for copies of two operands
 # of 1 GiB each, and for more slices of K than pay.
