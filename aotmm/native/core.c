@@ -808,14 +808,33 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   return status;
 }
 
+/* The maps that this thread encoded last: the driver takes as long for one as the rest of a launch. They are functions of
+   what is compared here alone. */
+enum { MAPS = 64 };
+static __thread struct encoded {
+  const aotmm_tensor_map *map; /* NULL: empty */
+  int64_t address, inner, outer, stride_bytes;
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
+} maps[MAPS];
+
 static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
                   void *encoded) {
   const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
-  int64_t inner = q->value[map->inner], outer = q->value[map->outer];
+  int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
   int64_t stride_bytes = q->value[map->stride] * map->element_bytes;
   if (outer == 1) /* the stride of one line is 0, which the driver does not take */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
-  return driver_encode(kernel, map, q->value[parameter->value], inner, outer, stride_bytes, ordinal, encoded);
+  struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
+  if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
+      last->stride_bytes != stride_bytes) {
+    last->map = NULL;
+    int status = driver_encode(kernel, map, address, inner, outer, stride_bytes, ordinal, last->bytes);
+    if (status) return status;
+    last->map = map, last->address = address, last->inner = inner, last->outer = outer;
+    last->stride_bytes = stride_bytes;
+  }
+  memcpy(encoded, last->bytes, sizeof last->bytes);
+  return AOTMM_OK;
 }
 
 /* Launches a kernel on the device that is current. */
@@ -828,7 +847,9 @@ static int launch(uint32_t number, const quantities *q, uint32_t grid, int progr
   for (uint32_t i = 0; i < kernel->parameter_count; i++) {
     const aotmm_parameter *parameter = kernel->parameters + i;
     parameters[i] = block + parameter->offset;
-    if (!parameter->map)
+    if (!parameter->map && parameter->bytes == sizeof *q->value)
+      memcpy(parameters[i], q->value + parameter->value, sizeof *q->value); /* most: without a call of memcpy */
+    else if (!parameter->map)
       memcpy(parameters[i], q->value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
     else if ((status = encode(kernel, parameter, q, ordinal, parameters[i])))
       return status;

@@ -17,7 +17,7 @@ typedef struct PyObject {
   struct PyObject *type;
 } PyObject;
 typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
-enum { METH_FASTCALL = 0x80, ABI_VERSION = 3 };
+enum { METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
 typedef struct PyMethodDef {
   const char *name;
   function call;
@@ -40,9 +40,11 @@ extern PyObject *PyExc_RuntimeError;
 PyObject *PyModule_Create2(PyModuleDef *, int version);
 PyObject *PyObject_CallNoArgs(PyObject *);
 PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
-PyObject *PyObject_GetAttr(PyObject *, PyObject *name);
+PyObject *PyDict_GetItemWithError(PyObject *, PyObject *key);
 PyObject *PyUnicode_InternFromString(const char *);
 PyObject *PyTuple_Pack(Py_ssize_t, ...);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
 void *PyCapsule_GetPointer(PyObject *, const char *name);
 long PyLong_AsLong(PyObject *);
@@ -94,8 +96,10 @@ static int (*delete_tensor)(tensor_t);
 static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
 static PyObject *(*wrap)(tensor_t);                     /* THPVariable_Wrap, before it */
 static void *c10;
-static PyObject *tensor_type, *parameter_type, *is_neg, *is_grad_enabled, *function_modes, *forward_ad, *increment_version;
-static PyObject *requires_grad, *current_level; /* names */
+static _Bool (*is_grad_enabled)(void);
+static PyObject *tensor_type, *parameter_type, *is_neg, *requires_grad, *function_modes, *forward_ad, *increment_version;
+static PyObject *(*get)(PyObject *descriptor, PyObject *tensor, PyObject *type); /* of requires_grad */
+static PyObject *current_level; /* a name in forward_ad, which is a module's dict */
 static int32_t device_types[2];
 
 /* The dispatcher's state of this thread: two words that differ from torch's defaults in whatever is switched on or off. */
@@ -128,8 +132,9 @@ static int equals(PyObject *got, long plain) {
   return number == -1 && PyErr_Occurred() ? -1 : number == plain;
 }
 
-/* 1 and its view for a GPU tensor that is no more than its elements, 0 for anything else, -1 for an exception. */
-static int plain(PyObject *tensor, int recording, view *v) {
+/* 1 and its view for a GPU tensor that is no more than its elements, 0 for anything else, -1 for an exception. With
+   `recorded` autograd records, and it is set if the tensor requires a gradient. */
+static int plain(PyObject *tensor, int *recorded, view *v) {
   if (tensor->type != tensor_type && tensor->type != parameter_type) return 0;
   DLTensor t;
   if (describe(tensor, &t)) {
@@ -147,43 +152,53 @@ static int plain(PyObject *tensor, int recording, view *v) {
   int clean = 1, odd = 0;
   for (int i = 0; i < t.dim; i++) odd |= (int)(t.strides[i] & 1);
   if (!odd) clean = is(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL), &_Py_FalseStruct);
-  if (clean == 1 && recording) clean = is(PyObject_GetAttr(tensor, requires_grad), &_Py_FalseStruct);
-  return clean;
+  if (clean != 1 || !recorded) return clean;
+  int free = is(get(requires_grad, tensor, tensor->type), &_Py_FalseStruct);
+  *recorded |= free == 0;
+  return free < 0 ? -1 : 1;
 }
 
-/* 1 if no mode of torch has a say, and whether autograd records; 0 or -1 as `plain`. */
-static int nothing_watches(int *recording) {
+/* 1 if no mode of torch has a say, 0 or -1 as `plain`. */
+static int nothing_watches(void) {
   if (!trusted || !quiet()) return 0;
   int found = equals(PyObject_CallNoArgs(function_modes), 0);
-  if (found == 1) found = equals(PyObject_GetAttr(forward_ad, current_level), -1);
   if (found != 1) return found;
-  int off = is(PyObject_CallNoArgs(is_grad_enabled), &_Py_FalseStruct);
-  *recording = off == 0;
-  return off < 0 ? -1 : 1;
+  PyObject *level = PyDict_GetItemWithError(forward_ad, current_level);
+  return level ? equals(new_reference(level), -1) : -!!PyErr_Occurred();
 }
 
-/* matmul(library, a, b, out, bias, activation, slope): out and bias may be None. */
+/* Whether autograd can record the product by the Function of runtime/autograd.py. */
+static int differentiable(const request *r) {
+  return !r->out && !r->activation && r->a.dtype == r->b.dtype && (r->a.dtype == AOTMM_FP16 || r->a.dtype == AOTMM_BF16);
+}
+
+/* matmul(library, a, b, out, bias, activation): out and bias may be None, activation is None or (number, slope). Its answer
+   is None where all that is left is to record a gradient. */
 static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
-  if (count != 7) {
-    PyErr_SetString(PyExc_RuntimeError, "matmul takes 7 arguments");
+  if (count != 6) {
+    PyErr_SetString(PyExc_RuntimeError, "matmul takes 6 arguments");
     return NULL;
   }
   PyObject *out = arguments[3] == &_Py_NoneStruct ? NULL : arguments[3];
   PyObject *bias = arguments[4] == &_Py_NoneStruct ? NULL : arguments[4];
   view written, added;
   request r = {.out = out ? &written : NULL, .bias = bias ? &added : NULL, .library = PyLong_AsLong(arguments[0]),
-               .activation = PyLong_AsLong(arguments[5]), .slope = PyFloat_AsDouble(arguments[6]), .out_dtype = -1};
-  int recording = 0, mine = nothing_watches(&recording);
-  if (mine == 1) mine = plain(arguments[1], recording, &r.a);
-  if (mine == 1) mine = plain(arguments[2], recording, &r.b);
-  if (mine == 1 && out) mine = plain(out, recording, &written);
-  if (mine == 1 && bias) mine = plain(bias, recording, &added);
+               .out_dtype = -1};
+  if (arguments[5] != &_Py_NoneStruct) {
+    PyObject *activation = PyTuple_GetItem(arguments[5], 0), *slope = PyTuple_GetItem(arguments[5], 1);
+    if (!activation || !slope) return NULL;
+    r.activation = PyLong_AsLong(activation), r.slope = PyFloat_AsDouble(slope);
+  }
+  int required = 0, *recorded = is_grad_enabled() ? &required : NULL, mine = nothing_watches();
+  if (mine == 1) mine = plain(arguments[1], recorded, &r.a);
+  if (mine == 1) mine = plain(arguments[2], recorded, &r.b);
+  if (mine == 1 && out) mine = plain(out, recorded, &written);
+  if (mine == 1 && bias) mine = plain(bias, recorded, &added);
   if (mine < 0) return NULL;
-  /* Batches whose b is the same for all are faster as one matrix: not here. */
-  int matrices = mine && r.a.dim == 2 && r.b.dim == 2;
-  int batches = mine && r.a.dim == 3 && r.b.dim == 3 && r.b.sizes[0] != 1 && r.b.strides[0] != 0;
-  if (!matrices && !batches) return new_reference(&_Py_NotImplementedStruct);
+  if (mine && (r.a.dim < 2 || r.b.dim < 2 || (required && !differentiable(&r)))) mine = 0;
+  if (!mine) return new_reference(&_Py_NotImplementedStruct);
+  if (required) return new_reference(&_Py_NoneStruct);
 
   tensor_t result = NULL;
   void *thread = PyEval_SaveThread(); /* a full launch queue blocks */
@@ -233,6 +248,7 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
   } symbols[] = {{handles[0], "aotmm_torch_multiply", &multiply, 0},
                  {handles[0], "aotmm_torch_last_error", &last_error, 0},
                  {handles[1], "aoti_torch_delete_tensor_object", &delete_tensor, 0},
+                 {handles[1], "aoti_torch_grad_mode_is_enabled", &is_grad_enabled, 0},
                  {handles[2], "torch_tensor_to_pyobject", &to_python, 1},
                  {handles[2], "_Z16THPVariable_WrapRKN2at10TensorBaseE", &wrap, 1}};
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
@@ -242,12 +258,13 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
   }
   if (!to_python && !wrap) return Py_BuildValue("s", "a way to make Python tensors");
   if (!keys()) return Py_BuildValue("s", "the dispatcher's state of a thread");
-  PyObject **slots[] = {&tensor_type, &parameter_type, &is_neg, &is_grad_enabled, &function_modes, &forward_ad,
+  PyObject **slots[] = {&tensor_type, &parameter_type, &is_neg, &requires_grad, &function_modes, &forward_ad,
                         &increment_version};
   for (int i = 0; i < 7; i++) *slots[i] = new_reference(arguments[7 + i]);
-  requires_grad = PyUnicode_InternFromString("requires_grad");
+  get = PyType_GetSlot(requires_grad->type, DESCR_GET);
+  if (!get) return PyErr_Occurred() ? NULL : Py_BuildValue("s", "a descriptor of requires_grad");
   current_level = PyUnicode_InternFromString("_current_level");
-  return requires_grad && current_level ? new_reference(&_Py_NoneStruct) : NULL;
+  return current_level ? new_reference(&_Py_NoneStruct) : NULL;
 }
 
 /* key_set() -> the two words of the calling thread. */

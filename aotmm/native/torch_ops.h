@@ -22,9 +22,7 @@ extern struct torch_functions {
   int (*torch_get_mutable_data_ptr)(tensor_t, void **);
   int (*aoti_torch_empty_strided)(int64_t, const int64_t *, const int64_t *, int32_t, int32_t, int32_t, tensor_t *);
   int (*aoti_torch_delete_tensor_object)(tensor_t);
-  int (*aoti_torch_library_init_def)(const char *, const char *, uint32_t, void **);
   int (*aoti_torch_library_init_impl)(const char *, const char *, const char *, uint32_t, void **);
-  int (*aoti_torch_library_def)(void *, const char *);
   int (*aoti_torch_delete_library_object)(void *);
   int (*torch_library_impl)(void *, const char *, void (*)(value *, uint64_t, uint64_t), uint64_t);
   void (*aoti_torch_check)(_Bool, const char *, const char *, uint32_t, const char *);

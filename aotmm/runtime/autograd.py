@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from aotmm.problem import LEAKY_SLOPE
+from aotmm.runtime import ops
 from aotmm.runtime.shapes import by_views, result_shape
 
 # What aotmm::mm takes behind the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
 Options = tuple[int, float, bool, bool, int, int]
-_PLAIN = (0, 0.0, False, False, 0, -1)  # the op's defaults
+_PLAIN = (0, LEAKY_SLOPE, False, False, 0, -1)  # the op's defaults
 _Gradients = tuple[torch.Tensor | None, ...]
 _BATCHED = 3  # dimensions
 
@@ -36,6 +38,10 @@ def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, option
 
 
 def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
+    if options[-1] < 0:  # the types that the fast call takes here, fp16 and bf16, depend on no other option
+        product = ops.registered().fast(options[-2], a, b, None, bias, None)
+        if product is not None and product is not NotImplemented:
+            return product  # type: ignore[no-any-return]
     if bias is None and options == _PLAIN:  # the op fills its defaults in faster than Python passes them
         return torch.ops.aotmm.mm.default(a, b)  # type: ignore[no-any-return]
     return torch.ops.aotmm.mm.default(a, b, bias, None, None, *options)  # type: ignore[no-any-return]

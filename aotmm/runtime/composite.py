@@ -82,7 +82,7 @@ def matmul(
         _check_gradient(a, b, scale_a, scale_b)
 
         def product(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-            return autograd.multiply(a, b, bias, (0, 0.0, *rest))
+            return autograd.multiply(a, b, bias, (0, LEAKY_SLOPE, *rest))
 
         result = by_views(product, a, b, bias, rows_scaled=False)
         return result if activation == "none" else _activated(result, activation, slope)

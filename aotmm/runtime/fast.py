@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _CUDA, _ROCM = 2, 10  # DLPack's types of device
 Matmul = Callable[..., Any]
-"""matmul(library, a, b, out, bias, activation, slope): the product, or NotImplemented where the op has to serve it."""
+"""matmul(library, a, b, out, bias, activation): the product; None where `autograd.record` gives it, for want of
+nothing but its gradient; or NotImplemented, where the op has to serve it."""
 
 
 def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> Matmul:
@@ -36,9 +37,9 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
             torch.Tensor,
             torch.nn.Parameter,
             torch.Tensor.is_neg,
-            torch.is_grad_enabled,
+            torch.Tensor.requires_grad,
             torch._C._len_torch_function_stack,  # noqa: SLF001 - no official name tells
-            forward_ad,
+            vars(forward_ad),
             torch._C._increment_version,  # noqa: SLF001 - half the price of the official name
         )
     except (ImportError, AttributeError):

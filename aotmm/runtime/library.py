@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.folders import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import composite, fast, ops
+from aotmm.runtime import autograd, composite, fast, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.installed import find_packs
 from aotmm.runtime.shapes import products, result_shape
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Activation = str | tuple[str, float] | None
 _NAMES = tuple(ACTIVATIONS)
 _ACTIVATION_CODES = {name: code for code, name in enumerate(_NAMES) if name != "none"}
-_NO_ACTIVATION = (0, 0.0)
-_MATRIX, _BATCH = 2, 3  # dimensions of the op's operands
-_PLAIN = (0, 0.0, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
+_NO_ACTIVATION = (0, LEAKY_SLOPE)
+_MATRIX, _BATCH = 2, 3  # the op's operands have so many dimensions
+_PLAIN = (0, LEAKY_SLOPE, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
 _PAIR = 2
 
 
@@ -50,6 +50,7 @@ class Library:
         """The library number `number`, of the packs that `_load` found."""
         self.packs = packs
         self._number = number
+        self._options = (0, LEAKY_SLOPE, False, False, number, -1)
         self._path = path
         self._table = table
         self._ops = ops.register(_resolve)
@@ -57,6 +58,7 @@ class Library:
         self._fast = self._ops.fast
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
+        self._matmul = torch.ops.aotmm.matmul.default
 
     def __repr__(self) -> str:
         packs = ", ".join(f"{pack.arch} of {pack.owner}" if pack.owner else pack.arch for pack in self.packs)
@@ -132,12 +134,14 @@ class Library:
             NotImplementedError: a gradient may be asked for of a product that has none: with `out` or scales, of fp8
                 or int8.
         """
-        if is_compiling():
+        if is_dynamo_compiling():
             return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
         try:
             if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
-                code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
-                product = self._fast(self._number, a, b, out, bias, code, slope)
+                code = None if activation is None else _activation(activation)
+                product = self._fast(self._number, a, b, out, bias, code)
+                if product is None:
+                    return autograd.record(a, b, bias, self._options)
                 if product is not NotImplemented:
                     return product  # type: ignore[no-any-return]
             return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, fast_accum=fast_accum)
@@ -163,17 +167,19 @@ class Library:
         fast_accum: bool,
     ) -> torch.Tensor:
         """`matmul` through torch's dispatcher."""
+        if is_compiling():  # torch.export without Dynamo
+            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         if bias is not None or scale_a is not None or scale_b is not None:
             _check_factors(bias, scale_a, scale_b)
         if out is not None:
-            _check_out(out_dtype, a, b, bias, scale_a, scale_b)
+            _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
         elif composite.wanted(a, b, bias, scale_a, scale_b):
             rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
             return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
         options = (code, slope, tf32, fast_accum, self._number)
-        if not (a.dim() == b.dim() == _MATRIX) and not _batched(a, b):
+        if not (_MATRIX <= a.dim() <= _BATCH and _MATRIX <= b.dim() <= _BATCH):
             return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
         if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
             # most calls; the op fills its defaults in faster than Python passes them
@@ -195,12 +201,14 @@ class Library:
         fast_accum: bool,
     ) -> torch.Tensor:
         """`matmul` as torch.compile and torch.export read it: one op; into `out` by a copy, which Inductor removes."""
+        if out is None and activation is None and out_dtype is None:  # most calls; what is not read needs no guard
+            return self._matmul(a, b, *factors, fast_accum=fast_accum, library=self._number)  # type: ignore[no-any-return]
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         rest = (_NAMES[code], slope, fast_accum)
         if out is None:
-            return torch.ops.aotmm.matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
-        _check_out(out_dtype, a, b, *factors)
-        result = torch.ops.aotmm.matmul(a, b, *factors, *rest, out.dtype, self._number)
+            return self._matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
+        _check_out(out_dtype, out, a, b, *factors)
+        result = self._matmul(a, b, *factors, *rest, out.dtype, self._number)
         if out.shape != result.shape:
             raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(result.shape)}")
         return out.copy_(result)
@@ -323,11 +331,6 @@ def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
         known = ", ".join(repr(known) for known in _ACTIVATION_CODES)
         raise ValueError(f'unknown activation {activation!r}; known: None, {known}, ("leaky_relu", slope)')
     return _ACTIVATION_CODES[name], float(slope)
-
-
-def _batched(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the op multiplies a and b as they are, and not better as one matrix: batches with an own b for each a."""
-    return a.dim() == b.dim() == _BATCH and b.shape[0] != 1 and b.stride(0) != 0
 
 
 def _per_row(scale_a: torch.Tensor | None) -> bool:

@@ -15,7 +15,7 @@ import torch
 import aotmm
 from aotmm import folders
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.problem import DTYPE_CODES, DTYPES, OUTPUTS
+from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
 from aotmm.runtime import fast
 from aotmm.runtime.pack import load_library
 from aotmm.runtime.shapes import Product, result_shape
@@ -31,6 +31,11 @@ _BATCHED = 3  # dimensions
 _STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
 _OPTIONS = 9  # what follows a and b in the schema of aotmm::mm
+_ARGUMENTS = (
+    "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, "
+    f"float slope={LEAKY_SLOPE}, bool allow_tf32=False, bool fast_accum=False, int library=0"
+)
+_SCHEMAS = (f"mm({_ARGUMENTS}, int out_dtype=-1) -> Tensor", f"mm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)")
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
 _Find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
 
@@ -62,6 +67,11 @@ class Ops:
                 f"torch {torch.__version__} does not take aotmm's ops, for want of {lacking.decode()}; "
                 "aotmm needs torch 2.10 or newer"
             )
+        self._schemas = torch.library.Library("aotmm", "FRAGMENT")  # type: ignore[no-untyped-call]
+        for schema in _SCHEMAS:
+            # Operands keep their order in memory, but not strides of no meaning: for those Inductor would name every
+            # argument in the calls that it writes, which takes longer than the call.
+            self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
         self.fast = fast.connect(native, torch_library)
 
     def override(self, key: str, library: int) -> None:

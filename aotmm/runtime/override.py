@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import aotmm
+from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 
@@ -104,7 +105,9 @@ def _multiply(
     )
     if fits:
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-        arguments = (a, b, bias if beta else None, None, None, 0, 0.0, tf32, False, library)
+        arguments: tuple[Any, ...] = (a, b, bias if beta else None)
+        if tf32 or library:  # else the op fills its defaults in faster than Python passes them
+            arguments += (None, None, 0, LEAKY_SLOPE, tf32, False, library)
         try:
             if out is None:
                 return torch.ops.aotmm.mm.default(*arguments)  # type: ignore[no-any-return]

@@ -21,11 +21,11 @@ from tests.samples import file, installed, kernel
 
 # What the fast module takes of CPython, all of it in the limited API of Python 3.10.
 LIMITED_API = {
-    *("PyCapsule_GetPointer", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString", "PyEval_RestoreThread"),
-    *("PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong", "PyLong_AsVoidPtr"),
-    *("PyModule_Create2", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs", "PyObject_GetAttr", "PyTuple_Pack"),
-    *("PyUnicode_InternFromString", "Py_BuildValue", "Py_DecRef", "Py_IncRef", "_Py_FalseStruct", "_Py_NoneStruct"),
-    "_Py_NotImplementedStruct",
+    *("PyCapsule_GetPointer", "PyDict_GetItemWithError", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString"),
+    *("PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong"),
+    *("PyLong_AsVoidPtr", "PyModule_Create2", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs"),
+    *("PyTuple_GetItem", "PyTuple_Pack", "PyType_GetSlot", "PyUnicode_InternFromString", "Py_BuildValue"),
+    *("Py_DecRef", "Py_IncRef", "_Py_FalseStruct", "_Py_NoneStruct", "_Py_NotImplementedStruct"),
 }
 GLIBC_LIBRARY = r"(libc|libdl|libpthread|ld-linux)\b.*\.so\.\d"
 

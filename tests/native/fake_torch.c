@@ -53,14 +53,10 @@ EXPORT int aoti_torch_empty_strided(int64_t dim, const int64_t *sizes, const int
   return 0;
 }
 
-EXPORT int aoti_torch_library_init_def(const char *name, const char *file, uint32_t line, void **library) {
-  return (void)name, (void)file, (void)line, *library = events, 0;
-}
 EXPORT int aoti_torch_library_init_impl(const char *name, const char *key, const char *file, uint32_t line,
                                         void **library) {
   return (void)name, (void)key, (void)file, (void)line, *library = events, 0;
 }
-EXPORT int aoti_torch_library_def(void *library, const char *schema) { return (void)library, (void)schema, 0; }
 EXPORT int aoti_torch_delete_library_object(void *library) { return (void)library, 0; }
 EXPORT int torch_library_impl(void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t),
                               uint64_t version) {

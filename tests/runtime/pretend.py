@@ -23,12 +23,14 @@ class Gpu:
 
     Attributes:
         runs: products that were launched.
+        sizes: (batch, M, N, K) of the last one.
         workspace: bytes that its plans need.
         refuse: "" or the status to answer with, "kernel" or "driver".
     """
 
     def __init__(self) -> None:
         self.runs = 0
+        self.sizes = (0, 0, 0, 0)
         self.workspace = 0
         self.refuse = ""
 
@@ -137,6 +139,7 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
         out = array(p.c_ptr, p.dtype_c, shape, (p.stride_cz, p.stride_cm, p.stride_cn))
         out[...] = np.maximum(c, 0) if p.activation else c
         gpu.runs += 1
+        gpu.sizes = (p.batch, p.M, p.N, p.K)
         return real.OK
 
     fields: dict[str, Any] = {field[0]: field[1] for field in real._CLauncher._fields_}

@@ -164,6 +164,8 @@ def test_refusals(lib: Library) -> None:
             lib.matmul(*operands, **options)
         with torch.no_grad():
             assert not lib.matmul(*operands, **options).requires_grad
+    with pytest.raises(NotImplementedError, match="out= has no gradient"):
+        lib.matmul(x.detach(), w, out=torch.empty(3, 5, requires_grad=True))
     with pytest.raises(ValueError, match="inner sizes differ"):
         lib.matmul(x[None], w[None, 1:])
     with pytest.raises(ValueError, match=r"bias is \(1, 4\), it must broadcast"):

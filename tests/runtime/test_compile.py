@@ -195,13 +195,22 @@ def test_fake_kernels(lib: Library, a: Any, b: Any, shape: Any, strides: Any) ->
         torch.ops.aotmm.mm(torch.empty(a, device="meta"), torch.empty(7, 5, device="meta"))
 
 
-def test_strides_are_kept_by_inductor(lib: Library) -> None:
-    """Inductor hands operands over with the strides that they have in the graph, so that transposes stay views."""
+def test_order_in_memory_is_kept_by_inductor(lib: Library) -> None:
+    """Inductor hands operands over in the order that they have in the graph, so that transposes stay views."""
     from torch._library.utils import get_layout_constraint_tag
 
     assert lib.packs
     for op in (torch.ops.aotmm.mm.default, torch.ops.aotmm.mm.out):
-        assert get_layout_constraint_tag(op) is torch.Tag.needs_exact_strides
+        assert get_layout_constraint_tag(op) is torch.Tag.needs_fixed_stride_order
+
+
+@pytest.mark.usefixtures("calls")
+def test_graphs_name_no_defaults(lib: Library) -> None:
+    """A plain product has two arguments in a graph: each further one takes time in every call."""
+    x, y, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
+    assert "aotmm.mm.default(arg0_1, arg1_1)" in graphs_of(lib.matmul, x, y)[0]
+    (code,) = graphs_of(lambda x, y, z: lib.matmul(x, y, bias=z), x, y, bias)
+    assert "aotmm.mm.default(arg0_1, arg1_1, arg2_1)" in code
 
 
 @pytest.mark.usefixtures("calls")

@@ -49,6 +49,55 @@ c.resize_(9, 9)
     )
 
 
+def test_rows_of_all_matrices() -> None:
+    """Where b is the same for a whole batch the rows are those of one matrix, if they lie evenly; never by views."""
+    run(
+        MAKE
+        + """
+lib._any_rank = None
+x, y = torch.randn(3, 4, 8).half(), torch.randn(3, 8, 6).half()
+vector, each, same = torch.randn(6).half(), torch.randn(3, 4, 6).half(), torch.randn(4, 6).half()
+wide, out = torch.randn(3, 2, 16).half(), torch.zeros(3, 5, 6).half()
+def sizes(*arguments, **options):
+    got = lib.matmul(*arguments, **options)
+    want = arguments[0].double() @ arguments[1].double()
+    assert close(got, want + options["bias"].double() if "bias" in options else want) and got.shape == want.shape
+    return gpu.sizes
+one, batch = (1, 12, 6, 8), (3, 4, 6, 8)
+assert sizes(x, b) == sizes(x, b[None]) == sizes(x, b.expand(3, 8, 6)) == one
+assert sizes(x, b, bias=vector) == sizes(x, b, bias=each) == one
+assert sizes(wide[:, :1, :8], b) == (1, 3, 6, 8), "one row of each"
+assert sizes(x, b, bias=same) == sizes(x, b, out=out[:, :4]) == sizes(a, y) == sizes(a.expand(3, 4, 8), b) == batch
+assert not out[:, 4].any()
+"""
+    )
+
+
+def test_recorded() -> None:
+    """Where nothing but a gradient keeps the fast call from serving, autograd records it, forward and backward."""
+    run(
+        MAKE
+        + """
+lib._by_op = None
+def gradients(product, *inputs):
+    inputs = [x.detach().clone().requires_grad_() for x in inputs]
+    result = product(*inputs)
+    return [result, *torch.autograd.grad(result.double().square().sum(), inputs)]
+bias = torch.randn(6).half()
+for x in (a, torch.randn(3, 4, 8).half(), torch.randn(3, 8, 8).half()[:, ::2]):
+    before = gpu.runs
+    ours = gradients(lambda x, y, z: lib.matmul(x, y, bias=z), x, b, bias)
+    assert gpu.runs == before + 3
+    theirs = gradients(lambda x, y, z: x @ y + z, *(t.double() for t in (x, b, bias)))
+    assert all(got.shape == want.shape and (got - want).abs().max() < 0.01 * want.abs().max()
+               for got, want in zip(ours, theirs, strict=True))
+frozen = lib.matmul(a, b.clone().requires_grad_())
+assert frozen.requires_grad and frozen.grad_fn.saved_tensors[1] is None
+with torch.no_grad(): assert not lib.matmul(a, b.clone().requires_grad_()).requires_grad
+"""
+    )
+
+
 def test_what_the_op_serves() -> None:
     """Whatever else of torch's has a say in is not the fast call's: modes, autograd, subclasses, lazy views."""
     told = run(
@@ -60,7 +109,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 class Mine(torch.Tensor): pass
-def asked(x=a, y=b, out=None, bias=None): return lib._fast(0, x, y, out, bias, 0, 0.0) is not NotImplemented
+def asked(x=a, y=b, out=None, bias=None): return isinstance(lib._fast(0, x, y, out, bias, None), torch.Tensor)
 def inside(mode):
     with mode: return asked()
 found = {"plain": asked()}
@@ -99,6 +148,7 @@ print(found)
         "grad, no_grad",
         "inference_mode",
         "imaginary",
+        "shared b",
         "again",
     }
 
@@ -135,10 +185,10 @@ def test_nothing_leaks() -> None:
         MAKE
         + """
 import sys, resource
-out, lib._fast(0, a, b, None, None, 0, 0.0)
+out, lib._fast(0, a, b, None, None, None)
 out = torch.empty(4, 6).half()
 ways = (
-    lambda: lib.matmul(a, b), lambda: lib.matmul(a, b, out=out), lambda: lib._fast(0, a, b.float(), None, None, 0, 0.0)
+    lambda: lib.matmul(a, b), lambda: lib.matmul(a, b, out=out), lambda: lib._fast(0, a, b.float(), None, None, None)
 )
 def counts(): return [sys.getrefcount(x) for x in (a, b, out, None, NotImplemented)]
 for way in ways:
@@ -147,7 +197,7 @@ for way in ways:
     for _ in range(100_000): way()
     assert all(abs(x - y) < 20 for x, y in zip(counts(), before)), (counts(), before)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 4096  # KiB; a leaked tensor has 200 B
-""".replace("out, lib._fast(0, a, b, None, None, 0, 0.0)\n", "")
+""".replace("out, lib._fast(0, a, b, None, None, None)\n", "")
     )
 
 
