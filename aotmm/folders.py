@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +32,7 @@ def place(path: Path) -> Traversable:
     A zip file is opened anew each time: a handle that is kept would be shared with the children of a fork.
 
     Raises:
-        OSError: a folder on the way may not be searched.
+        OSError: a folder on the way may not be searched, or a zip file is damaged.
     """
     if not path.exists():
         for parent in path.parents:
@@ -35,8 +40,53 @@ def place(path: Path) -> Traversable:
                 import zipfile  # only here: `import aotmm` should be quick
 
                 if zipfile.is_zipfile(parent):
-                    return zipfile.Path(parent).joinpath(*path.relative_to(parent).parts)
+                    with damage_told(parent):
+                        return zipfile.Path(parent).joinpath(*path.relative_to(parent).parts)
     return path
+
+
+def read(folder: Path, name: str, limit: int) -> bytes:
+    """The first `limit` bytes of the file `name` ("/" between folders) below `folder`, also inside a zip file.
+
+    Raises:
+        OSError: there is none, it is no plain file, a link leads to it, or it cannot be read.
+    """
+    path = folder / name
+    found = place(path)
+    if found is not path:
+        with damage_told(path), found.open("rb") as stream:
+            return stream.read(limit)
+    below = [path, *path.parents][: len(Path(name).parts)]
+    links = [str(part.relative_to(folder)) for part in below if part.is_symlink()]
+    if links:
+        raise OSError(errno.ELOOP, f"{links[-1]} is a link; copy the files that links lead to")
+    # A pipe that took the file's place meanwhile is not waited for.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise OSError(errno.EINVAL, f"{path} is not a plain file")
+        return stream.read(limit)
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
+    import struct
+    import zipfile
+    import zlib
+
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise OSError(errno.EIO, f"{path}: damaged, or no zip file: {error or type(error).__name__}") from error
 
 
 def build_command(arch: str, folder: Path | None) -> str:

@@ -7,6 +7,7 @@ or are refused.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -28,6 +29,10 @@ FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
 MAX_MANIFEST_BYTES = 8 << 20
 MAX_FILE_BYTES = 64 << 20
+MAX_ITEMS = 4096  # of any list, and so of kernels
+MAX_VIOLATIONS = 100  # that one error lists
+_MAX_SHOWN = 200  # characters of a wrong value
+_SHA256 = r"[0-9a-f]{64}"
 _PLAIN_PATH = r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*"
 
 
@@ -125,25 +130,29 @@ def read_head(data: bytes, where: str) -> Head:
     """The manifest.json in `data`; `where` names it in errors.
 
     Raises:
-        ArtifactError: too large, not strict JSON, another format version, a digest that does not match, unknown or
-            missing keys, values of other types, or a file outside the pack.
+        ArtifactError: too large, not strict JSON, another format version, or a digest that does not match; else all of
+            these: unknown or missing keys, values of other types, lists that are too long, files outside the pack, too
+            large, or in each other's way.
     """
     body = _parse(data, where)
     if not isinstance(body, dict):
         raise ArtifactError(f"{where}: not a manifest: expected an object; build the pack again")
     if body.get("format") != FORMAT:
         raise ArtifactError(
-            f"{where}: pack format {body.get('format')!r}, this version of aotmm reads {FORMAT}; "
+            f"{where}: pack format {_shown(body.get('format'))}, this version of aotmm reads {FORMAT}; "
             "install the aotmm that wrote the pack, or build the pack again"
         )
     stated = body.get("digest")
-    if not isinstance(stated, str) or len(stated) != len(_NO_DIGEST) or not stated.isascii():
-        raise ArtifactError(f"{where}: digest {stated!r} is not a sha256; build the pack again")
+    if not isinstance(stated, str) or not re.fullmatch(_SHA256, stated):
+        raise ArtifactError(f"{where}: digest {_shown(stated)} is not a sha256; build the pack again")
     found = hashlib.sha256(data.replace(_stated(stated), _stated(_NO_DIGEST))).hexdigest()
     if stated != found:
         raise ArtifactError(f"{where}: digest {stated}, its content has {found}; the file was altered")
-    head: Head = _decode(Head, body, where)
-    _check_files([head.library, head.kernels_file, *head.sources], where)
+    problems: list[str] = []
+    head: Head = _decode(Head, body, where, problems)
+    if not problems:
+        _check_files([head.library, head.kernels_file, *head.sources], where, problems)
+    _raise(problems)
     return head
 
 
@@ -155,12 +164,16 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     """
     from aotmm.kernel import Kernel  # not to open a pack: defining these types takes milliseconds
 
-    kernels: tuple[Kernel, ...] = _decode(tuple[Kernel, ...], _parse(data, where), where)
+    problems: list[str] = []
+    kernels: tuple[Kernel, ...] = _decode(tuple[Kernel, ...], _parse(data, where), where, problems)
+    _raise(problems)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
     manifest = Manifest(**fields, kernels=kernels)
-    _check_files(files(manifest), where)
-    if len({kernel.name for kernel in kernels}) != len(kernels):
-        raise ArtifactError(f"{where}: two kernels have the same name")
+    _check_files(files(manifest), where, problems)
+    for name, count in collections.Counter(kernel.name for kernel in kernels).items():
+        if count > 1:
+            problems.append(f"{where}: {count} kernels have the same name {name!r}")
+    _raise(problems)
     return manifest
 
 
@@ -171,16 +184,30 @@ def files(manifest: Manifest) -> list[File]:
     return [manifest.library, manifest.kernels_file, *manifest.sources, *images, *texts]
 
 
+def altered(file: File, data: bytes) -> str | None:
+    """How `data`, of which one byte more than `file` has is enough, is not that file; None if it is."""
+    found = hashlib.sha256(data).hexdigest()
+    if (len(data), found) == (file.bytes, file.sha256):
+        return None
+    size = f"{len(data)} bytes" if len(data) <= file.bytes else "more bytes"
+    return (
+        f"{file.path} was altered: sha256 {found[:12]}... ({size}), the manifest says {file.sha256[:12]}... "
+        f"({file.bytes} bytes)"
+    )
+
+
 def kernel_to(kernel: Kernel) -> object:
     """One kernel as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(kernel)))
 
 
 def kernel_from(body: object, where: str) -> Kernel:
-    """The kernel in plain JSON values; raises ArtifactError as `read` does."""
+    """The kernel in plain JSON values; raises ArtifactError as `read_kernels` does."""
     from aotmm.kernel import Kernel
 
-    kernel: Kernel = _decode(Kernel, body, where)
+    problems: list[str] = []
+    kernel: Kernel = _decode(Kernel, body, where, problems)
+    _raise(problems)
     return kernel
 
 
@@ -204,16 +231,26 @@ def _parse(data: bytes, where: str) -> object:
     return body
 
 
-def _check_files(entries: list[File], where: str) -> None:
+def _check_files(entries: list[File], where: str, problems: list[str]) -> None:
+    """Adds what is wrong with the files of a pack, together, to `problems`."""
     for entry in entries:
         if not re.fullmatch(_PLAIN_PATH, entry.path) or {".", ".."} & set(entry.path.split("/")):
-            raise ArtifactError(f"{where}: file {entry.path!r} is not a plain path inside the pack")
+            problems.append(f"{where}: file {entry.path!r} is not a plain path inside the pack")
+        if not re.fullmatch(_SHA256, entry.sha256):
+            problems.append(f"{where}: file {entry.path}: {entry.sha256!r} is not a sha256")
         if entry.bytes > MAX_FILE_BYTES:
-            raise ArtifactError(
-                f"{where}: file {entry.path} has {entry.bytes} bytes, at most {MAX_FILE_BYTES} are read"
-            )
-    if len({entry.path for entry in entries}) != len(entries):
-        raise ArtifactError(f"{where}: two files have the same path")
+            problems.append(f"{where}: file {entry.path} has {entry.bytes} bytes, at most {MAX_FILE_BYTES} are read")
+    counts = collections.Counter(entry.path.lower() for entry in [*entries, File(FILE_NAME, "", 0)])
+    problems += [f"{where}: {count} files have the same path {path!r}" for path, count in counts.items() if count > 1]
+    folders = {path[: match.start()] for path in counts for match in re.finditer("/", path)}
+    problems += [f"{where}: file {path!r} is a folder of others" for path in sorted(folders & counts.keys())]
+
+
+def _raise(problems: list[str]) -> None:
+    """An ArtifactError of all `problems`, if there are any."""
+    if problems:
+        more = len(problems) - MAX_VIOLATIONS
+        raise ArtifactError("\n".join(problems[:MAX_VIOLATIONS] + ([f"... and {more} more"] if more > 0 else [])))
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -232,29 +269,50 @@ def _hints(wanted: type) -> dict[str, typing.Any]:
     return typing.get_type_hints(wanted)
 
 
-def _decode(wanted: typing.Any, value: object, where: str) -> typing.Any:
-    """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool), or ArtifactError naming the spot."""
+def _decode(wanted: typing.Any, value: object, where: str, problems: list[str]) -> typing.Any:
+    """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool).
+
+    What does not fit is added to `problems` with its spot, and the result is of no use then.
+    """
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
-        if not isinstance(value, dict):
-            raise ArtifactError(f"{where}: expected an object, found {type(value).__name__}")
-        hints = _hints(wanted)
-        if value.keys() != hints.keys():
-            unknown, missing = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
-            raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")
-        for key in value:
-            words = _WORDS.get((wanted.__name__, key))
-            if words is not None and value[key] not in words:
-                raise ArtifactError(f"{where}: {key} {value[key]!r} is unknown; known: {', '.join(words)}")
-        return typing.cast("typing.Any", wanted)(
-            **{key: _decode(hint, value[key], f"{where}: {key}") for key, hint in hints.items()}
-        )
+        return _decode_object(wanted, value, where, problems)
     if typing.get_origin(wanted) is tuple:
         inner = typing.get_args(wanted)
         if not isinstance(value, list) or (inner[-1] is not ... and len(value) != len(inner)):
-            raise ArtifactError(f"{where}: expected a list, found {value!r}")
-        return tuple(_decode(inner[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if isinstance(wanted, types.UnionType):
-        return None if value is None else _decode(typing.get_args(wanted)[0], value, where)
-    if type(value) is not wanted or (wanted is int and not 0 <= typing.cast("int", value) < 2**53):
-        raise ArtifactError(f"{where}: expected {wanted.__name__}, found {value!r}")
-    return value
+            problems.append(f"{where}: expected a list, found {_shown(value)}")
+        elif len(value) > MAX_ITEMS:
+            problems.append(f"{where}: a list of {len(value)}, at most {MAX_ITEMS} are read")
+        else:
+            return tuple(_decode(inner[0], item, f"{where}[{index}]", problems) for index, item in enumerate(value))
+    elif isinstance(wanted, types.UnionType):
+        return None if value is None else _decode(typing.get_args(wanted)[0], value, where, problems)
+    elif type(value) is wanted and (wanted is not int or 0 <= typing.cast("int", value) < 2**53):
+        return value
+    else:
+        problems.append(f"{where}: expected {wanted.__name__}, found {_shown(value)}")
+    return None
+
+
+def _decode_object(wanted: type, value: object, where: str, problems: list[str]) -> typing.Any:
+    """As `_decode`, for a dataclass."""
+    if not isinstance(value, dict):
+        problems.append(f"{where}: expected an object, found {type(value).__name__}")
+        return None
+    hints = _hints(wanted)
+    if value.keys() != hints.keys():
+        unknown, missing = sorted(value.keys() - hints.keys()), sorted(hints.keys() - value.keys())
+        problems.append(f"{where}: unknown keys {_shown(unknown)}, missing keys {missing}")
+    fields = {}
+    for key in [key for key in hints if key in value]:
+        words = _WORDS.get((wanted.__name__, key))
+        if words is not None and value[key] not in words:
+            problems.append(f"{where}: {key} {_shown(value[key])} is unknown; known: {', '.join(words)}")
+        else:
+            fields[key] = _decode(hints[key], value[key], f"{where}: {key}", problems)
+    return None if problems else wanted(**fields)
+
+
+def _shown(value: object) -> str:
+    """`value` for an error, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -17,7 +17,7 @@ HALL = {
 }  # fmt: skip
 RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the fast module, where Python loads it
 BUILD = HALL | {"aotmm.kernels", "aotmm.build"}
-CLI = {"aotmm.assembly", "aotmm.doctor", "aotmm.report", "aotmm.tune", "aotmm.bench", "click", "rich"}
+CLI = {"aotmm.assembly", "aotmm.doctor", "aotmm.report", "aotmm.verify", "aotmm.tune", "aotmm.bench", "click", "rich"}
 
 # Room -> what it may import beside the standard library; a name stands for everything below it, but "aotmm" for
 # itself. A file belongs to the longest room that its name starts with.
@@ -42,7 +42,9 @@ ROOMS = {
     # The command line and what its commands are made of.
     "aotmm.assembly": RUNTIME,
     "aotmm.doctor": RUNTIME,
-    "aotmm.report": RUNTIME | BUILD | {"aotmm.doctor"},
+    "aotmm.image": HALL,
+    "aotmm.verify": HALL | {"aotmm.image"},
+    "aotmm.report": RUNTIME | BUILD | {"aotmm.doctor", "aotmm.verify"},
     "aotmm.cli": RUNTIME | BUILD | CLI,
 }
 

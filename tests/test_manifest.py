@@ -189,8 +189,8 @@ def test_what_is_no_manifest(data: bytes, words: str) -> None:
         (lambda body: body["library"].update(bytes="3"), "library: bytes: expected int, found '3'"),
         (lambda body: body["library"].update(bytes=MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes, at most"),
         (lambda body: body["sources"][1].update(sha256=None), "sources[1]: sha256: expected str, found None"),
-        (lambda body: body["sources"].append(body["sources"][0]), "two files have the same path"),
-        (lambda body: body["kernels_file"].update(path="launcher.c"), "two files have the same path"),
+        (lambda body: body["sources"].append(body["sources"][0]), "2 files have the same path"),
+        (lambda body: body["kernels_file"].update(path="launcher.c"), "2 files have the same path"),
     ],
 )
 def test_wrong_head(change: Change, words: str) -> None:
@@ -206,7 +206,7 @@ def test_wrong_head(change: Change, words: str) -> None:
         (lambda body: body.update(threads=-1), "[0]: threads: expected int, found -1"),
         (lambda body: body.update(ptx={}), "[0]: ptx: unknown keys []"),
         (lambda body: body.update(image=None), "[0]: image: expected an object, found NoneType"),
-        (lambda body: body.update(name="two"), "two kernels have the same name"),
+        (lambda body: body.update(name="two"), "2 kernels have the same name 'two'"),
         (lambda body: body.update(dtype_a="fp64"), "[0]: dtype_a 'fp64' is unknown; known: fp16, bf16"),
         (lambda body: body.update(dtype_b=16), "[0]: dtype_b 16 is unknown"),
         (lambda body: body.update(dtype_c="fp64"), "[0]: dtype_c 'fp64' is unknown; known: fp16, bf16, fp32, tf32"),
@@ -226,8 +226,8 @@ def test_wrong_head(change: Change, words: str) -> None:
             "attributes[0]: value: expected a list, found [1, 1]",
         ),
         (lambda body: body["attributes"][0].update(value=[1, 1, -1]), "value[2]: expected int, found -1"),
-        (lambda body: body["image"].update(path="launcher.c"), "two files have the same path"),
-        (lambda body: body["image"].update(path="images/two.cubin"), "two files have the same path"),
+        (lambda body: body["image"].update(path="launcher.c"), "2 files have the same path"),
+        (lambda body: body["image"].update(path="images/two.cubin"), "2 files have the same path"),
         (lambda body: body["image"].update(bytes=MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes, at most"),
     ],
 )

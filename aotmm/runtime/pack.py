@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import hashlib
 import os
 import platform
 import threading
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aotmm import manifest
 from aotmm.errors import ArtifactError
-from aotmm.folders import place
+from aotmm.folders import place, read
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS
 
@@ -95,7 +94,7 @@ def open_pack(folder: Path) -> Pack:
     """
     path = folder / manifest.FILE_NAME
     try:
-        data = place(path).read_bytes()
+        data = read(folder, manifest.FILE_NAME, manifest.MAX_MANIFEST_BYTES + 1)
     except FileNotFoundError as error:
         arch = folder.name if folder.name in TARGETS else "ARCH"
         raise ArtifactError(
@@ -150,20 +149,15 @@ def read_verified(folder: Path, file: File) -> bytes:
     """The content of one file of a pack, read once and compared with the manifest.
 
     Raises:
-        ArtifactError: missing, too large, or other bytes than the manifest says.
+        ArtifactError: missing, behind a link, no plain file, or other bytes than the manifest says.
     """
-    path = folder / file.path
     try:
-        with place(path).open("rb") as handle:
-            data = handle.read(min(file.bytes, MAX_FILE_BYTES) + 1)
+        data = read(folder, file.path, min(file.bytes, MAX_FILE_BYTES) + 1)
     except OSError as error:
         raise unreadable(f"pack {folder}: {file.path}", error) from error
-    found = hashlib.sha256(data).hexdigest()
-    if len(data) != file.bytes or found != file.sha256:
-        raise ArtifactError(
-            f"pack {folder}: {file.path} was altered: sha256 {found[:12]}..., the manifest says "
-            f"{file.sha256[:12]}... ({file.bytes} bytes); build the pack again"
-        )
+    altered = manifest.altered(file, data)
+    if altered is not None:
+        raise ArtifactError(f"pack {folder}: {altered}; build the pack again")
     return data
 
 

@@ -1,0 +1,212 @@
+"""Verifies packs and wheels as a whole, and runs nothing of them: digests, and what kernels say of themselves."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import csv
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from aotmm import folders, manifest
+from aotmm.errors import ArtifactError
+from aotmm.image import differences, promised, read_image, read_ptx
+from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
+from aotmm.target import target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
+_PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verifying one pack, or the list of files of one wheel, came to: all `violations`, none if it is intact.
+
+    `arch` is None for a wheel, and for a pack whose manifest was refused.
+    """
+
+    place: str
+    arch: str | None
+    files: int
+    kernels: int
+    violations: tuple[str, ...]
+
+
+Rebuild = Callable[[Head], "Path"]
+"""Builds the pack of a manifest again, from this machine's sources; gives its folder."""
+
+
+class _Source(NamedTuple):
+    """Files to verify: where they are, their names, and what reads the first bytes of one. Raises OSError."""
+
+    place: str
+    names: frozenset[str]
+    read: Callable[[str, int], bytes]
+
+
+def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verdict]:
+    """The pack in `path`, the packs in its subfolders, or a wheel and the packs in it, each verified.
+
+    With `rebuild` each pack that is intact is built again and compared bit for bit.
+
+    Raises:
+        ArtifactError: there is nothing to verify. What `rebuild` raises.
+    """
+    try:
+        if path.is_file():
+            return _wheel(path, rebuild)
+        found = [path] if (path / manifest.FILE_NAME).is_file() else sorted(path.glob(f"[!.]*/{manifest.FILE_NAME}"))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    packs = [entry if entry.is_dir() else entry.parent for entry in found]
+    if not packs:
+        raise ArtifactError(f"neither a pack nor packs nor a wheel: {path}")
+    return [_pack(_folder(folder), rebuild) for folder in packs]
+
+
+def _folder(folder: Path) -> _Source:
+    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return _Source(
+        str(folder),
+        frozenset(path.relative_to(folder).as_posix() for path in files),
+        lambda name, limit: folders.read(folder, name, limit),
+    )
+
+
+def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verdict]:
+    """The wheel's own list of files, and every pack in it."""
+    import zipfile
+
+    with folders.damage_told(path), zipfile.ZipFile(path) as archive:
+
+        def read(prefix: str, name: str, limit: int) -> bytes:
+            with folders.damage_told(path), archive.open(prefix + name) as stream:
+                return stream.read(limit)
+
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+        found = [_record(_Source(str(path), frozenset(names), partial(read, "")), names)]
+        for prefix in sorted(name[: -len(manifest.FILE_NAME)] for name in set(names) if _PACK.fullmatch(name)):
+            inside = frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+            found.append(_pack(_Source(f"{path}/{prefix}", inside, partial(read, prefix)), rebuild))
+        return found
+
+
+def _record(source: _Source, names: list[str]) -> Verdict:
+    """A wheel against its RECORD. Source: PyPA specifications, "Recording installed projects"."""
+    violations = [f"{name} is in it {count} times" for name, count in collections.Counter(names).items() if count > 1]
+    violations += [f"{name} leads out of it" for name in source.names if name[0] == "/" or ".." in name.split("/")]
+    lists = [name for name in source.names if _RECORD.fullmatch(name)]
+    if len(lists) != 1:
+        return Verdict(source.place, None, len(names), 0, (*violations, f"{len(lists)} files RECORD, expected one"))
+    listed = {}
+    try:
+        text = source.read(lists[0], manifest.MAX_MANIFEST_BYTES).decode()
+        for name, digest, size in csv.reader(io.StringIO(text)):
+            algorithm, _, value = digest.partition("=")
+            if name != lists[0]:
+                sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+                listed[name] = File(name, sha256 if algorithm == "sha256" else "", int(size))
+    except (OSError, ValueError, csv.Error) as error:
+        return Verdict(source.place, None, len(names), 0, (*violations, f"{lists[0]} cannot be read: {error}"))
+    _, altered = _contents(source, list(listed.values()), lists[0])
+    return Verdict(source.place, None, len(names), 0, (*violations, *altered))
+
+
+def _pack(source: _Source, rebuild: Rebuild | None) -> Verdict:
+    """One pack: manifest, digests, images, and whether building it again gives the same."""
+    try:
+        whole = _manifest(source)
+    except ArtifactError as error:
+        return Verdict(source.place, None, len(source.names), 0, tuple(str(error).splitlines()))
+    contents, violations = _contents(source, manifest.files(whole), manifest.FILE_NAME)
+    violations += _images(whole, contents)
+    if rebuild is not None and not violations:
+        violations = _compared(source, _folder(rebuild(whole)))
+    return Verdict(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
+
+
+def _manifest(source: _Source) -> Manifest:
+    """The whole manifest. Raises ArtifactError."""
+    try:
+        data = source.read(manifest.FILE_NAME, manifest.MAX_MANIFEST_BYTES + 1)
+        head = manifest.read_head(data, manifest.FILE_NAME)
+        listed = source.read(head.kernels_file.path, manifest.MAX_MANIFEST_BYTES + 1)
+    except (OSError, KeyError) as error:
+        raise ArtifactError(f"the manifest cannot be read: {error}") from error
+    altered = manifest.altered(head.kernels_file, listed)
+    if altered is not None:
+        raise ArtifactError(altered)
+    return manifest.read_kernels(head, listed, head.kernels_file.path)
+
+
+def _contents(source: _Source, listed: list[File], name: str) -> tuple[dict[str, bytes], list[str]]:
+    """The listed files that are right, by name, and what is wrong with the others; `name` is the list."""
+    contents, violations = {}, []
+    for file in listed:
+        if file.path not in source.names:
+            violations.append(f"{file.path} is missing")
+            continue
+        try:
+            data = source.read(file.path, min(file.bytes, MAX_FILE_BYTES) + 1)
+        except OSError as error:
+            violations.append(f"{file.path} cannot be read: {error}")
+            continue
+        altered = manifest.altered(file, data)
+        if altered is None:
+            contents[file.path] = data
+        else:
+            violations.append(altered)
+    unlisted = source.names - {file.path for file in listed} - {name}
+    return contents, violations + [f"{name} does not list {extra}" for extra in sorted(unlisted)]
+
+
+def _images(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
+    """What is wrong with the kernels' files that are there: each by itself, and in the library."""
+    row, violations = target(whole.arch), []
+    for kernel in whole.kernels:
+        wanted = promised(kernel, row)
+        if kernel.shared_bytes > row.shared_bytes:
+            violations.append(f"{kernel.name} needs {kernel.shared_bytes} B of shared memory, {row.name} has less")
+        for file, reader in ((kernel.image, read_image), (kernel.ptx, read_ptx)):
+            if file is not None and file.path in contents:
+                try:
+                    found = differences(reader(contents[file.path], file.path), wanted)
+                    violations += [f"{file.path}: {words}" for words in found]
+                except ArtifactError as error:
+                    violations.append(str(error))
+    library = contents.get(whole.library.path)
+    if library is not None:
+        files = [file for kernel in whole.kernels for file in (kernel.image, kernel.ptx) if file is not None]
+        held = [file.path in contents and contents[file.path] in library for file in files]
+        violations += [
+            f"{whole.library.path} does not hold {file.path}"
+            for file, there in zip(files, held, strict=True)
+            if not there and file.path in contents
+        ]
+        count = library.count(b"\x7fELF") - 1  # the library is one too
+        if count != len(whole.kernels):
+            violations.append(f"{whole.library.path} holds {count} images, of {len(whole.kernels)} kernels")
+    return violations
+
+
+def _compared(source: _Source, fresh: _Source) -> list[str]:
+    """What differs between a pack and the same built again."""
+    there, here = _manifest(source).provenance, _manifest(fresh).provenance
+    violations = [
+        f"it was built with {name} {getattr(there, name)!r}, here that is {getattr(here, name)!r}"
+        for name in there.__slots__
+        if getattr(there, name) != getattr(here, name)
+    ]
+    for name in sorted(source.names | fresh.names):
+        if name not in source.names or name not in fresh.names:
+            violations.append(f"{name} is {'not built' if name in source.names else 'built too'} here")
+        elif source.read(name, MAX_FILE_BYTES) != fresh.read(name, MAX_FILE_BYTES):
+            violations.append(f"{name} is not what is built here")
+    return violations
