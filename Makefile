@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 ARCHS := sm80 sm90 gfx90a
 
 # Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
-WITH_TRITON := tests/build tests/kernels tests/native tests/packaging
+WITH_TRITON := tests/attacks tests/build tests/kernels tests/native tests/packaging
 
 # The requirement lists of pyproject.toml named as arguments, without torch.
 REQUIREMENTS := $(PYTHON) -c 'import sys; \
@@ -22,7 +22,7 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup test lint wheel bench clean FORCE
+.PHONY: help artifacts setup test lint wheel reproduce fuzz bench clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ lint: setup ## ruff and mypy
 
 wheel: artifacts ## the wheel for this platform in dist/, with the packs
 	.venv-build/bin/python -m hatchling build -t wheel
+
+fuzz: .venv-build/.stamp ## 100,000 altered packs and wheels, none of which may be taken; minutes
+	.venv-build/bin/python -m tests.attacks.fuzz
 
 bench: artifacts setup ## measures this machine's GPU; bench-results/report.html
 	@$(REQUIREMENTS) bench | .venv/bin/python -m pip install -qq -r /dev/stdin

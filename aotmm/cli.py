@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from aotmm.build import Progress, Report
     from aotmm.kernel import Kernel
+    from aotmm.manifest import Head
     from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
 
@@ -57,6 +58,14 @@ _pack_option = click.option(
     default=None,
     help="Folder of one pack or of packs.",
 )
+_dtypes_option = click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="DTYPE",
+    help=f"Input type instead of the set's own; repeatable: {', '.join(INPUTS)}.",
+)
+_jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -75,13 +84,7 @@ def main() -> None:
     metavar="SET|FILE",
     help="Config set: tutorial, classic, default, or a TOML file.",
 )
-@click.option(
-    "--dtype",
-    "dtypes",
-    multiple=True,
-    metavar="DTYPE",
-    help=f"Input type instead of the set's own; repeatable: {', '.join(INPUTS)}.",
-)
+@_dtypes_option
 @click.option(
     "--out",
     metavar="DIR",
@@ -90,7 +93,7 @@ def main() -> None:
     show_default="artifacts/ of a checkout; an installation's own packs are not overwritten unasked",
     help="Folder to write DIR/<arch>/ to; replaces packs that are there.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
+@_jobs_option
 @_json_option
 def build(
     *, archs: tuple[str, ...], configs: str, dtypes: tuple[str, ...], out: Path | None, jobs: int | None, as_json: bool
@@ -165,6 +168,54 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
         )
     else:
         click.echo(report.kernel_text(pack, kernel))
+
+
+@main.command()
+@click.argument("path", metavar="[PACK|WHEEL]", required=False, type=click.Path(path_type=Path, exists=True))
+@click.option("--rebuild", is_flag=True, help="Compile every kernel again, and compare bit for bit; takes minutes.")
+@click.option(
+    "--configs",
+    metavar="SET|FILE",
+    help="Config set that it was built with, for --rebuild.  [default: the one that the pack names]",
+)
+@_dtypes_option
+@_jobs_option
+@_json_option
+def verify(
+    *, path: Path | None, rebuild: bool, configs: str | None, dtypes: tuple[str, ...], jobs: int | None, as_json: bool
+) -> None:
+    """Check that a pack or a wheel is whole, and nothing else.
+
+    Every file is compared with its digest, the images in the library with those that are files, and what each image
+    says of itself with the manifest. Nothing of it is run. Without an argument this installation's packs are checked.
+    DTYPE is for --rebuild, of a pack that was built with it.
+    """
+    from aotmm.verify import verify as verdicts_of
+
+    with TemporaryDirectory(prefix="aotmm-") as folder:
+
+        def built(head: Head) -> Path:
+            with _needs_build_extra():
+                from aotmm import build as builder
+            with _bars() as progress:
+                (done,) = builder.build(
+                    (head.arch,),
+                    Path(folder),
+                    configs=configs or head.provenance.config_set,
+                    dtypes=dtypes,
+                    jobs=jobs,
+                    progress=progress,
+                )
+            return done.folder
+
+        found = verdicts_of(path or data_folder("artifacts"), built if rebuild else None)
+    if as_json:
+        _print_json([asdict(row) for row in found])
+    else:
+        click.echo(report.verify_text(found, rebuilt=rebuild))
+    violations = [f"{row.place}: {words}" for row in found for words in row.violations]
+    if violations:
+        raise ArtifactError("\n".join([f"{len(violations)} violations", *violations]))
 
 
 @main.command()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aotmm.kernel import Config, Kernel
     from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
+    from aotmm.verify import Verification
 
 _WAYS = {
     "exact": "built for this very arch",
@@ -183,6 +184,22 @@ def selection_text(selection: Selection, rejected: Sequence[Verdict], other_type
     if other_types:
         parts.append(f"{other_types} kernels of the pack are for other types, or lack what this one does after the sum")
     return "\n\n".join(parts)
+
+
+def verify_text(verdicts: Sequence[Verification], *, rebuilt: bool) -> str:
+    """A row per pack and wheel."""
+    good = "intact, built again bit for bit" if rebuilt else "intact"
+    rows = [
+        (
+            row.place,
+            row.arch or "-",
+            row.files,
+            row.kernels,
+            f"{len(row.violations)} violations" if row.violations else good if row.arch else "intact",
+        )
+        for row in verdicts
+    ]
+    return table(("verified", "arch", "files", "kernels", "found"), rows)
 
 
 def doctor_text(found: Diagnosis) -> str:

@@ -26,7 +26,7 @@ _PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verification:
     """What verifying one pack, or the list of files of one wheel, came to: all `violations`, none if it is intact.
 
     `arch` is None for a wheel, and for a pack whose manifest was refused.
@@ -51,7 +51,7 @@ class _Source(NamedTuple):
     read: Callable[[str, int], bytes]
 
 
-def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verdict]:
+def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
     """The pack in `path`, the packs in its subfolders, or a wheel and the packs in it, each verified.
 
     With `rebuild` each pack that is intact is built again and compared bit for bit.
@@ -80,7 +80,7 @@ def _folder(folder: Path) -> _Source:
     )
 
 
-def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verdict]:
+def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
     """The wheel's own list of files, and every pack in it."""
     import zipfile
 
@@ -98,13 +98,15 @@ def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verdict]:
         return found
 
 
-def _record(source: _Source, names: list[str]) -> Verdict:
+def _record(source: _Source, names: list[str]) -> Verification:
     """A wheel against its RECORD. Source: PyPA specifications, "Recording installed projects"."""
     violations = [f"{name} is in it {count} times" for name, count in collections.Counter(names).items() if count > 1]
     violations += [f"{name} leads out of it" for name in source.names if name[0] == "/" or ".." in name.split("/")]
     lists = [name for name in source.names if _RECORD.fullmatch(name)]
     if len(lists) != 1:
-        return Verdict(source.place, None, len(names), 0, (*violations, f"{len(lists)} files RECORD, expected one"))
+        return Verification(
+            source.place, None, len(names), 0, (*violations, f"{len(lists)} files RECORD, expected one")
+        )
     listed = {}
     try:
         text = source.read(lists[0], manifest.MAX_MANIFEST_BYTES).decode()
@@ -114,22 +116,22 @@ def _record(source: _Source, names: list[str]) -> Verdict:
                 sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
                 listed[name] = File(name, sha256 if algorithm == "sha256" else "", int(size))
     except (OSError, ValueError, csv.Error) as error:
-        return Verdict(source.place, None, len(names), 0, (*violations, f"{lists[0]} cannot be read: {error}"))
+        return Verification(source.place, None, len(names), 0, (*violations, f"{lists[0]} cannot be read: {error}"))
     _, altered = _contents(source, list(listed.values()), lists[0])
-    return Verdict(source.place, None, len(names), 0, (*violations, *altered))
+    return Verification(source.place, None, len(names), 0, (*violations, *altered))
 
 
-def _pack(source: _Source, rebuild: Rebuild | None) -> Verdict:
+def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
     """One pack: manifest, digests, images, and whether building it again gives the same."""
     try:
         whole = _manifest(source)
     except ArtifactError as error:
-        return Verdict(source.place, None, len(source.names), 0, tuple(str(error).splitlines()))
+        return Verification(source.place, None, len(source.names), 0, tuple(str(error).splitlines()))
     contents, violations = _contents(source, manifest.files(whole), manifest.FILE_NAME)
     violations += _images(whole, contents)
     if rebuild is not None and not violations:
         violations = _compared(source, _folder(rebuild(whole)))
-    return Verdict(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
+    return Verification(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
 
 
 def _manifest(source: _Source) -> Manifest:

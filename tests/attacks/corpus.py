@@ -1,0 +1,415 @@
+"""Tiny broken packs, one per rule of docs/format.md: each is made from a whole one by one change.
+
+Most changes are those of somebody who knows the format and puts all digests right again afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotmm.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
+from tests.build.packs import tiny_pack
+
+Harm = Callable[[Path], object]
+LIBRARY = "libaotmm_sm80.so"
+_NO_DIGEST = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A change of a whole sm80 pack, the words that name it, and whether a program that loads the pack refuses it.
+
+    What no program loads, the images that are files, is for `aotmm verify` alone.
+    """
+
+    name: str
+    harm: Harm
+    words: str
+    loading: bool = True
+
+
+# ------------------------------------------------------------------------------------------------ how packs are changed
+def entry(path: str, data: bytes) -> dict[str, object]:
+    """The manifest's entry of a file."""
+    return {"path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def seal(folder: Path, body: dict[str, Any]) -> None:
+    """Writes `body` as manifest.json, with the digest that it ought to have."""
+    blank = _text(body | {"digest": _NO_DIGEST})
+    digest = hashlib.sha256(blank).hexdigest()
+    (folder / FILE_NAME).write_bytes(
+        blank.replace(f'"digest": "{_NO_DIGEST}"'.encode(), f'"digest": "{digest}"'.encode())
+    )
+
+
+def change_head(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes manifest.json, digest included."""
+    body = json.loads((folder / FILE_NAME).read_bytes())
+    change(body)
+    seal(folder, body)
+
+
+def change_kernels(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Changes kernels.json, and what manifest.json says of it."""
+    body = json.loads((folder / KERNELS_NAME).read_bytes())
+    change(body)
+    data = _text(body)
+    (folder / KERNELS_NAME).write_bytes(data)
+    change_head(folder, lambda head: head.update(kernels_file=entry(KERNELS_NAME, data)))
+
+
+def change_image(folder: Path, change: Callable[[bytes], bytes], kind: str = "image") -> None:
+    """Changes the first kernel's image or PTX, and what kernels.json says of it."""
+
+    def put(body: list[dict[str, Any]]) -> None:
+        path = body[0][kind]["path"]
+        data = change((folder / path).read_bytes())
+        (folder / path).write_bytes(data)
+        body[0][kind] = entry(path, data)
+
+    change_kernels(folder, put)
+
+
+def _text(body: object) -> bytes:
+    return (json.dumps(body, sort_keys=True, indent=1) + "\n").encode()
+
+
+def _bytes(name: str, change: Callable[[bytes], bytes]) -> Harm:
+    """A change of one file that nobody hides."""
+
+    def harm(folder: Path) -> None:
+        path = _image(folder) if name == "IMAGE" else folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return harm
+
+
+def _head(change: Callable[[dict[str, Any]], object]) -> Harm:
+    return lambda folder: change_head(folder, change)
+
+
+def _kernels(change: Callable[[list[dict[str, Any]]], object]) -> Harm:
+    return lambda folder: change_kernels(folder, change)
+
+
+def _first(**fields: object) -> Harm:
+    return _kernels(lambda body: body[0].update(fields))
+
+
+def _image_bytes(change: Callable[[bytes], bytes], kind: str = "image") -> Harm:
+    return lambda folder: change_image(folder, change, kind)
+
+
+def _image(folder: Path) -> Path:
+    kernels = json.loads((folder / KERNELS_NAME).read_bytes())
+    return folder / str(kernels[0]["image"]["path"])
+
+
+def _flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def _extend(data: bytes) -> bytes:
+    return data + b"\n"
+
+
+def _gone(name: str) -> Harm:
+    return lambda folder: (folder / name).unlink()
+
+
+def _link(name: str) -> Harm:
+    """A link to the very bytes that belong there."""
+
+    def harm(folder: Path) -> None:
+        path = _image(folder) if name == "IMAGE" else folder / name
+        path.rename(folder.parent / "elsewhere")
+        path.symlink_to(folder.parent / "elsewhere")
+
+    return harm
+
+
+def _linked_folder(folder: Path) -> None:
+    (folder / "images").rename(folder.parent / "elsewhere")
+    (folder / "images").symlink_to(folder.parent / "elsewhere")
+
+
+def _pipe(folder: Path) -> None:
+    (folder / LIBRARY).unlink()
+    os.mkfifo(folder / LIBRARY)
+
+
+def _folder_in_its_place(folder: Path) -> None:
+    (folder / LIBRARY).unlink()
+    (folder / LIBRARY).mkdir()
+
+
+def _another_library(folder: Path) -> None:
+    data = (tiny_pack("gfx90a") / "libaotmm_gfx90a.so").read_bytes()
+    (folder / LIBRARY).write_bytes(data)
+    change_head(folder, lambda head: head.update(library=entry(LIBRARY, data)))
+
+
+def _no_library_at_all(folder: Path) -> None:
+    data = b"\x7fELF, but no library"
+    (folder / LIBRARY).write_bytes(data)
+    change_head(folder, lambda head: head.update(library=entry(LIBRARY, data)))
+
+
+def _kernel_less(body: list[dict[str, Any]]) -> None:
+    del body[-1]
+
+
+def _same_name(body: list[dict[str, Any]]) -> None:
+    body[1]["name"] = body[0]["name"]
+
+
+def _same_file(body: list[dict[str, Any]]) -> None:
+    body[1]["image"] = body[0]["image"]
+
+
+def _other_case(body: list[dict[str, Any]]) -> None:
+    body[1]["image"]["path"] = body[0]["image"]["path"].upper()
+
+
+def _below_a_file(body: list[dict[str, Any]]) -> None:
+    body[1]["image"]["path"] = body[0]["image"]["path"] + "/more"
+
+
+def _twice_a_key(data: bytes) -> bytes:
+    return data.replace(b'"arch":', b'"arch": "sm80",\n "arch":')
+
+
+def _other_arch(data: bytes) -> bytes:
+    """The same cubin for sm_81: the flags of its header."""
+    return data[:48] + b"\x51" + data[49:]
+
+
+def _debug_section(data: bytes) -> bytes:
+    return data.replace(b".nv.rel.action", b".debug_lineXYZ")
+
+
+def _two_kernels(data: bytes) -> bytes:
+    """A weak function of the image made a global one, or a second entry."""
+    return re.sub(rb"\.visible \.entry (\w+)\(", rb".visible .entry other() { ret; }\n.visible .entry \1(", data)
+
+
+def _several(folder: Path) -> None:
+    change_kernels(folder, lambda body: body[0].update(threads=-1, layout="xx", symbol=3))
+
+
+def _several_files(folder: Path) -> None:
+    for name in (LIBRARY, "launcher.c", "launcher.h"):
+        (folder / name).write_bytes(b"")
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+ATTACKS = (
+    # the bytes of manifest.json
+    Attack("no manifest", _gone(FILE_NAME), f"has no {FILE_NAME}"),
+    Attack("a cut manifest", _bytes(FILE_NAME, lambda data: data[:-9]), "not a manifest"),
+    Attack("a longer manifest", _bytes(FILE_NAME, _extend), "the file was altered"),
+    Attack(
+        "a flipped manifest", _bytes(FILE_NAME, lambda data: data.replace(b"3.9.0", b"3.9.1")), "the file was altered"
+    ),
+    Attack(
+        "a manifest with a wrong digest",
+        _bytes(FILE_NAME, lambda data: re.sub(rb'"digest": "...', b'"digest": "000', data)),
+        "the file was altered",
+    ),
+    Attack(
+        "a manifest without a digest", lambda folder: seal(folder, {"format": FORMAT}), "unknown keys [], missing keys"
+    ),
+    Attack("a key twice", _bytes(FILE_NAME, _twice_a_key), "a key twice in"),
+    Attack("no JSON", _bytes(FILE_NAME, lambda _data: b"\xff\xfe"), "not a manifest"),
+    Attack("JSON that is too deep", _bytes(FILE_NAME, lambda _data: b"[" * 200_000), "not a manifest"),
+    Attack(
+        "a number that is none",
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": NaN')),
+        "number NaN is not an integer",
+    ),
+    Attack(
+        "a number with a point",
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": 2.0')),
+        "number 2.0 is not an integer",
+    ),
+    Attack(
+        "a number without end",
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": ' + b"2" * 5000)),
+        "not a manifest",
+    ),
+    Attack(
+        "a manifest without end",
+        _bytes(FILE_NAME, lambda data: data + b" " * MAX_MANIFEST_BYTES),
+        f"a manifest has at most {MAX_MANIFEST_BYTES}",
+    ),
+    Attack("a manifest behind a link", _link(FILE_NAME), f"{FILE_NAME} is a link"),
+    # what it says
+    Attack(
+        "a newer format",
+        _head(lambda body: body.update(format=FORMAT + 1)),
+        f"pack format {FORMAT + 1}, this version of aotmm reads {FORMAT}",
+    ),
+    Attack(
+        "an older format",
+        _head(lambda body: body.update(format=1)),
+        f"pack format 1, this version of aotmm reads {FORMAT}",
+    ),
+    Attack("an unknown key", _head(lambda body: body.update(run="sh")), "unknown keys ['run'], missing keys []"),
+    Attack("a missing key", _head(lambda body: body.pop("host")), "unknown keys [], missing keys ['host']"),
+    Attack("an unknown arch", _head(lambda body: body.update(arch="sm99")), "arch 'sm99' is unknown"),
+    Attack(
+        "a negative size",
+        _head(lambda body: body["library"].update(bytes=-1)),
+        "library: bytes: expected int, found -1",
+    ),
+    Attack(
+        "a size above the cap",
+        _head(lambda body: body["library"].update(bytes=MAX_FILE_BYTES + 1)),
+        f"at most {MAX_FILE_BYTES} are read",
+    ),
+    Attack(
+        "a path out of the pack",
+        _head(lambda body: body["library"].update(path="../sm90/x.so")),
+        "'../sm90/x.so' is not a plain path inside the pack",
+    ),
+    Attack(
+        "an absolute path",
+        _head(lambda body: body["library"].update(path="/lib/x.so")),
+        "'/lib/x.so' is not a plain path inside the pack",
+    ),
+    Attack(
+        "a path with a NUL",
+        _head(lambda body: body["library"].update(path="x\0.so")),
+        "is not a plain path inside the pack",
+    ),
+    Attack(
+        "a path that looks like another",
+        _head(lambda body: body["library"].update(path="\u2024\u2024/x")),
+        "is not a plain path inside the pack",
+    ),
+    Attack(
+        "the manifest as a file",
+        _head(lambda body: body["library"].update(path=FILE_NAME)),
+        f"2 files have the same path '{FILE_NAME}'",
+    ),
+    Attack(
+        "two libraries of one path",
+        _head(lambda body: body["sources"].append(body["library"])),
+        f"2 files have the same path '{LIBRARY}'",
+    ),
+    Attack("a digest that is none", _head(lambda body: body["library"].update(sha256="md5")), "'md5' is not a sha256"),
+    # the list of kernels
+    Attack("no list of kernels", _gone(KERNELS_NAME), KERNELS_NAME),
+    Attack("a flipped list of kernels", _bytes(KERNELS_NAME, _flip), f"{KERNELS_NAME} was altered"),
+    Attack("a longer list of kernels", _bytes(KERNELS_NAME, _extend), f"{KERNELS_NAME} was altered"),
+    Attack("two kernels of one name", _kernels(_same_name), "2 kernels have the same name"),
+    Attack("two kernels of one file", _kernels(_same_file), "2 files have the same path"),
+    Attack("two files that differ in case", _kernels(_other_case), "2 files have the same path"),
+    Attack("a file below a file", _kernels(_below_a_file), "is a folder of others"),
+    Attack("a list without end", _first(promises=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
+    Attack(
+        "an unknown quantity", _kernels(lambda body: body[0]["parameters"][0].update(value="Q")), "value 'Q' is unknown"
+    ),
+    Attack("a kernel less than the library has", _kernels(_kernel_less), "kernels"),
+    Attack("several at once", _several, "threads: expected int, found -1"),
+    # the library
+    *(
+        Attack(f"a library that was {name}", _bytes(LIBRARY, change), f"{LIBRARY} was altered")
+        for name, change in (("cut", _cut), ("extended", _extend), ("flipped", _flip), ("emptied", lambda _data: b""))
+    ),
+    Attack("no library", _gone(LIBRARY), LIBRARY),
+    Attack("a library behind a link", _link(LIBRARY), LIBRARY),
+    Attack("a pipe for a library", _pipe, LIBRARY),
+    Attack("a folder for a library", _folder_in_its_place, LIBRARY),
+    Attack("a library for another arch", _another_library, ""),
+    Attack("a library that is none", _no_library_at_all, ""),
+    # images and PTX, which are for people and tools
+    *(
+        Attack(f"an image that was {name}", _bytes("IMAGE", change), ".cubin was altered", loading=False)
+        for name, change in (("cut", _cut), ("extended", _extend), ("flipped", _flip))
+    ),
+    Attack("an image behind a link", _link("IMAGE"), "is a link", loading=False),
+    Attack("images behind a link", _linked_folder, "images", loading=False),
+    Attack(
+        "a file that nobody lists",
+        lambda folder: (folder / "images" / "more").write_text(""),
+        f"{FILE_NAME} does not list images/more",
+        loading=False,
+    ),
+    Attack("an image that the library lacks", _image_bytes(_extend), f"{LIBRARY} does not hold", loading=False),
+    Attack(
+        "an image for another arch", _image_bytes(_other_arch), "arch 'sm81', the manifest has 'sm80'", loading=False
+    ),
+    Attack(
+        "an image with source lines",
+        _image_bytes(_debug_section),
+        "debug ('.debug_lineXYZ',), the manifest has ()",
+        loading=False,
+    ),
+    Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "64 bytes at 0 are not in 2", loading=False),
+    Attack("half an image", _image_bytes(lambda data: data[: len(data) // 2]), "bytes at", loading=False),
+    Attack(
+        "an image of no GPU",
+        _image_bytes(lambda data: data[:18] + b"\x3e\0" + data[20:]),
+        "machine 62 is neither CUDA",
+        loading=False,
+    ),
+    Attack("PTX of two kernels", _image_bytes(_two_kernels, "ptx"), "one kernel; it has 2", loading=False),
+    Attack(
+        "PTX of a newer version",
+        _image_bytes(lambda data: data.replace(b".version 8.0", b".version 8.8"), "ptx"),
+        "ptx_version 88, the manifest has 80",
+        loading=False,
+    ),
+    Attack(
+        "PTX for a newer arch",
+        _image_bytes(lambda data: data.replace(b".target sm_80", b".target sm_90"), "ptx"),
+        "arch 'sm90', the manifest has 'sm80'",
+        loading=False,
+    ),
+    Attack(
+        "PTX with a path",
+        _image_bytes(lambda data: data + b'\n.file 1 "/home/somebody/tile.py"\n', "ptx"),
+        "debug ('.file',)",
+        loading=False,
+    ),
+    Attack("PTX that is no text", _image_bytes(lambda _data: b"\xff", "ptx"), "no PTX", loading=False),
+    *(
+        Attack(f"a manifest with other {field}", _first(**{field: value}), f"{field} ", loading=False)
+        for field, value in (
+            ("symbol", "other"),
+            ("registers", 1),
+            ("spill_bytes", 8),
+            ("threads", 32),
+            ("num_ctas", 2),
+        )
+    ),
+    Attack(
+        "a manifest with a parameter less",
+        _kernels(lambda body: body[0]["parameters"].pop()),
+        "parameters ((",
+        loading=False,
+    ),
+    Attack(
+        "a manifest with a parameter of another size",
+        _kernels(lambda body: body[0]["parameters"][-1].update(bytes=4)),
+        "parameters ((",
+        loading=False,
+    ),
+    Attack(
+        "more shared memory than there is", _first(shared_bytes=1 << 20), "B of shared memory, sm80 has", loading=False
+    ),
+)

@@ -1,0 +1,121 @@
+"""Each rule of the pack format has a pack that breaks it, which is refused for that reason and in no other way."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from aotmm.errors import ArtifactError
+from aotmm.image import read_image
+from aotmm.runtime import pack as packs
+from aotmm.runtime.pack import open_pack
+from aotmm.verify import verify
+from tests.attacks.corpus import ATTACKS, LIBRARY, Attack, _several_files
+from tests.build.packs import tiny_pack
+
+
+@pytest.fixture
+def pack(tmp_path: Path) -> Path:
+    """A whole pack that a test may break."""
+    return Path(shutil.copytree(tiny_pack("sm80"), tmp_path / "sm80"))
+
+
+def load(folder: Path) -> None:
+    """What a program does with a pack before its first launch."""
+    assert open_pack(folder).launcher.kernels
+
+
+def found(folder: Path) -> str:
+    """All violations that verifying the pack finds, or the error if there is no pack."""
+    try:
+        (verification,) = verify(folder)
+    except ArtifactError as error:
+        return f"{error}; it has no manifest.json"
+    return "\n".join(verification.violations)
+
+
+def test_the_whole_pack_is_whole(pack: Path) -> None:
+    """What the attacks start from loads, and verifies without a word."""
+    load(pack)
+    assert found(pack) == ""
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_attack(attack: Attack, pack: Path) -> None:
+    """The broken pack is told with its rule, and where a program would use what is broken it does not load."""
+    attack.harm(pack)
+    said = found(pack)
+    assert said
+    assert attack.words in said
+    if attack.loading:
+        with pytest.raises(ArtifactError) as caught:
+            load(pack)
+        assert attack.words in str(caught.value)
+
+
+def test_names_of_attacks_are_unique() -> None:
+    """Each attack has a name of its own."""
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+
+
+def test_everything_wrong_is_told(pack: Path) -> None:
+    """One error names all that is wrong with a manifest, and one verification all that is wrong with files."""
+    _several_files(pack)
+    assert [f"{name} was altered" in found(pack) for name in (LIBRARY, "launcher.c", "launcher.h")] == [True] * 3
+    next(attack for attack in ATTACKS if attack.name == "several at once").harm(pack)
+    with pytest.raises(ArtifactError) as caught:
+        _ = open_pack(pack).manifest
+    assert [words in str(caught.value) for words in ("threads: ", "layout 'xx'", "symbol: ")] == [True] * 3
+
+
+def test_swapped_between_check_and_use(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is replaced after its digest was compared, and before it is opened, is not the one that runs."""
+    other = (tiny_pack("gfx90a") / "libaotmm_gfx90a.so").read_bytes()
+    opened = packs.load_library
+
+    def swap_first(data: bytes, name: str) -> ctypes.CDLL:
+        (pack / LIBRARY).write_bytes(other)
+        return opened(data, name)
+
+    monkeypatch.setattr(packs, "load_library", swap_first)
+    launcher = open_pack(pack).launcher
+    assert (pack / LIBRARY).read_bytes() == other
+    assert launcher._c.arch == b"sm80"
+
+
+def test_loaded_bytes_are_sealed() -> None:
+    """Nobody, this process included, can write to the memory that a library is loaded from."""
+    data = (tiny_pack("sm80") / LIBRARY).read_bytes()
+    before = memories()
+    packs.load_library(data, LIBRARY)
+    (handle,) = memories() - before
+    for action in (lambda: os.write(handle, b"x"), lambda: os.truncate(handle, 0)):
+        with pytest.raises(PermissionError):
+            action()
+
+
+def memories() -> set[int]:
+    """The open files of this process that lie in memory only."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists the folder
+            if "memfd:" in str(path.readlink()):
+                found.add(int(path.name))
+    return found
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx90a"])
+def test_images_say_what_the_manifest_says(arch: str) -> None:
+    """The reader finds of every kernel what its compiler said, on every arch."""
+    folder = tiny_pack(arch)
+    for kernel in open_pack(folder).manifest.kernels:
+        facts = read_image((folder / kernel.image.path).read_bytes(), kernel.image.path)
+        assert (facts.arch, facts.symbol, facts.registers) == (arch, kernel.symbol, kernel.registers)
+        assert [size for _, size in facts.parameters] == [item.bytes for item in kernel.parameters]
+        assert dataclasses.replace(facts, debug=()) == facts
