@@ -22,7 +22,7 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup test lint wheel reproduce fuzz bench clean FORCE
+.PHONY: help artifacts setup test lint wheel reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ lint: setup ## ruff and mypy
 wheel: artifacts ## the wheel for this platform in dist/, with the packs
 	.venv-build/bin/python -m hatchling build -t wheel
 
+reproduce: .venv-build/.stamp ## builds everything twice, as two people would, and compares every byte; minutes
+	.venv-build/bin/python -m tests.packaging.reproduce
+
 fuzz: .venv-build/.stamp ## 100,000 altered packs and wheels, none of which may be taken; minutes
 	.venv-build/bin/python -m tests.attacks.fuzz
 
@@ -60,10 +63,14 @@ clean: ## removes everything that was made, environments included
 	rm -f aotmm/native/*.so
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
-.venv-build/.stamp: pyproject.toml
+lock: ## pins what .venv-build is made of, with hashes, in requirements-build.txt; needs uv
+	@$(REQUIREMENTS) build test | uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt -
+
+.venv-build/.stamp: pyproject.toml requirements-build.txt
 	@echo "installing Triton and what builds and tests packs into .venv-build"
 	@$(PYTHON) -m venv --clear .venv-build
-	@$(REQUIREMENTS) build test | .venv-build/bin/python -m pip install -qq -r /dev/stdin
+	@.venv-build/bin/python -m pip install -qq --require-hashes -r requirements-build.txt
 	@.venv-build/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 

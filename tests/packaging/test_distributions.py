@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from aotmm.build import link
 from aotmm.errors import SpecError
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
+from aotmm.verify import verify
 
 ROOT = Path(__file__).parents[2]
 PLATFORM = f"manylinux_{link.GLIBC.replace('.', '_')}_{platform.machine()}"
@@ -107,7 +109,7 @@ def test_wheel_holds_exactly_its_files(wheel: Path) -> None:
     expected |= {f"aotmm/{path}" for path in _tracked() if path.parts[0] == "templates"}
     expected |= {str(TORCH_LIBRARY), str(FAST_MODULE)}
     expected |= {f"aotmm/artifacts/{arch}/{name}" for arch in TARGETS for name in _pack_files(arch)}
-    information = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    information = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/aotmm.cdx.json")
     expected |= {f"{SDIST}.dist-info/{name}" for name in information}
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -137,6 +139,35 @@ def test_wheel_metadata(wheel: Path) -> None:
     assert "Requires-Python: >=3.10" in metadata
     required = {line for line in metadata if line.startswith("Requires-Dist: ") and "extra ==" not in line}
     assert required == {"Requires-Dist: torch>=2.10", "Requires-Dist: click>=8.1"}
+
+
+def test_sbom_and_provenance(wheel: Path) -> None:
+    """Both lie beside the wheel and name what is in it, by digest, what it needs and what it was made with."""
+    sbom = json.loads(wheel.with_name(f"{WHEEL}.cdx.json").read_text())
+    provenance = json.loads(wheel.with_name(f"{WHEEL}.provenance.json").read_text())
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name: hashlib.sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
+        assert json.loads(archive.read(f"{SDIST}.dist-info/sboms/aotmm.cdx.json")) == sbom
+    listed = {part["name"]: part["hashes"][0]["content"] for part in sbom["components"] if part["type"] == "file"}
+    executed = {name for name in inside if name.endswith((".so", manifest.FILE_NAME))}
+    assert listed == {name: inside[name] for name in executed}
+    assert [part["name"] for part in sbom["components"] if part["type"] == "library"] == ["click", "torch"]
+    assert {part["name"].split()[0] for part in sbom["formulation"][0]["components"]} == {
+        *("hatchling", "llvm", "ptxas", "triton", "ziglang"),
+    }
+    references = [part["bom-ref"] for part in sbom["components"]]
+    assert sorted(sbom["dependencies"][0]["dependsOn"]) == sorted(set(references))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert provenance["subject"] == [{"name": WHEEL, "digest": {"sha256": digest}}]
+    assert provenance["predicate"]["buildDefinition"]["externalParameters"].keys() == TARGETS.keys()
+
+
+def test_wheel_verifies(wheel: Path) -> None:
+    """What is built verifies: the wheel's own list and every pack in it."""
+    assert [(row.arch, row.violations) for row in verify(wheel)] == [
+        (None, ()),
+        *((arch, ()) for arch in sorted(TARGETS)),
+    ]
 
 
 def test_wheel_is_small(wheel: Path) -> None:
