@@ -180,18 +180,62 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
 )
 @_dtypes_option
 @_jobs_option
+@click.option(
+    "--sign",
+    "signed",
+    metavar="BUNDLE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Sign it with sigstore if it is whole, and write the proof to BUNDLE.",
+)
+@click.option(
+    "--signature",
+    metavar="BUNDLE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Check that BUNDLE proves that --identity signed it.",
+)
+@click.option("--identity", metavar="WHO", help="Who has to have signed it: an e-mail address, or a CI job's URI.")
+@click.option("--issuer", metavar="URL", help="The identity provider that knows WHO.")
+@click.option(
+    "--token",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Identity token to sign with.  [default: the CI job's, or what the browser is asked for]",
+)
+@click.option(
+    "--trust",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Client trust configuration of another sigstore than the public one; with it, checking needs no network.",
+)
 @_json_option
 def verify(
-    *, path: Path | None, rebuild: bool, configs: str | None, dtypes: tuple[str, ...], jobs: int | None, as_json: bool
+    *,
+    path: Path | None,
+    rebuild: bool,
+    configs: str | None,
+    dtypes: tuple[str, ...],
+    jobs: int | None,
+    signed: Path | None,
+    signature: Path | None,
+    identity: str | None,
+    issuer: str | None,
+    token: Path | None,
+    trust: Path | None,
+    as_json: bool,
 ) -> None:
     """Check that a pack or a wheel is whole, and nothing else.
 
     Every file is compared with its digest, the images in the library with those that are files, and what each image
     says of itself with the manifest. Nothing of it is run. Without an argument this installation's packs are checked.
-    DTYPE is for --rebuild, of a pack that was built with it.
+    DTYPE is for --rebuild, of a pack that was built with it. Signatures need the sign extra.
     """
+    from aotmm.signature import check, sign
     from aotmm.verify import verify as verdicts_of
 
+    if (signed is not None or signature is not None) and path is None:
+        raise click.UsageError("say which pack or wheel is signed")
+    if signature is not None and (identity is None or issuer is None):
+        raise click.UsageError("--signature needs --identity and --issuer: anybody can sign")
     with TemporaryDirectory(prefix="aotmm-") as folder:
 
         def built(head: Head) -> Path:
@@ -216,6 +260,12 @@ def verify(
     violations = [f"{row.place}: {words}" for row in found for words in row.violations]
     if violations:
         raise ArtifactError("\n".join([f"{len(violations)} violations", *violations]))
+    if path is not None and signed is not None:
+        sign(path, signed, token=token, trust=trust)
+        click.echo(f"wrote {signed}", err=True)
+    if path is not None and signature is not None and identity is not None and issuer is not None:
+        check(path, signature, identity=identity, issuer=issuer, trust=trust)
+        click.echo(f"signed by {identity} ({issuer})", err=True)
 
 
 @main.command()

@@ -5,10 +5,12 @@ Most changes are those of somebody who knows the format and puts all digests rig
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +78,20 @@ def change_image(folder: Path, change: Callable[[bytes], bytes], kind: str = "im
         body[0][kind] = entry(path, data)
 
     change_kernels(folder, put)
+
+
+def wheel(path: Path, files: dict[str, bytes]) -> Path:
+    """A wheel with `files` and nothing else."""
+    record = "packs-1.dist-info/RECORD"
+    lines = [f"{name},sha256={_urlsafe(data)},{len(data)}" for name, data in files.items()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in (files | {record: "\n".join([*lines, f"{record},,"]).encode()}).items():
+            archive.writestr(name, data)
+    return path
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
 def _text(body: object) -> bytes:

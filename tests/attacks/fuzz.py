@@ -6,10 +6,8 @@ right again, as somebody would who writes packs; or bytes of a wheel.
 
 from __future__ import annotations
 
-import base64
 import collections
 import contextlib
-import hashlib
 import random
 import shutil
 import sys
@@ -26,7 +24,7 @@ from aotmm.folders import damage_told
 from aotmm.manifest import FILE_NAME, KERNELS_NAME
 from aotmm.runtime.pack import open_pack
 from aotmm.verify import verify
-from tests.attacks.corpus import change_head, change_image, change_kernels
+from tests.attacks.corpus import change_head, change_image, change_kernels, wheel
 from tests.build.packs import content, tiny_pack
 
 MUTANTS = 100_000
@@ -140,7 +138,10 @@ class Fuzzer:
         self.chance = random.Random(seed)  # noqa: S311 - the same each time
         self.packs = [Path(shutil.copytree(tiny_pack(arch), folder / arch)) for arch in ARCHS]
         self.whole = {pack: content(pack) for pack in self.packs}
-        self.wheel = _wheel(folder / "packs-1-py3-none-any.whl", self.whole)
+        self.files = {
+            f"packs/{pack.name}/{name}": data for pack in self.packs for name, data in self.whole[pack].items()
+        }
+        self.wheel = wheel(folder / "packs-1-py3-none-any.whl", self.files)
         self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
 
     def run(self, mutants: int) -> dict[str, Tally]:
@@ -200,9 +201,7 @@ class Fuzzer:
         tally = self.tallies["a wheel"]
         with _judged(tally):
             _raise_violations(self.wheel)
-            if _unzipped(self.wheel) == {
-                f"packs/{pack.name}/{name}": data for pack in self.packs for name, data in self.whole[pack].items()
-            }:
+            if _unzipped(self.wheel) == self.files:
                 tally.same += 1
             else:
                 tally.taken += 1
@@ -213,22 +212,6 @@ def _raise_violations(path: Path) -> None:
     found = [words for verification in verify(path) for words in verification.violations]
     if found:
         raise ArtifactError("\n".join(found))
-
-
-def _wheel(path: Path, packs: dict[Path, dict[str, bytes]]) -> Path:
-    """A wheel with `packs` and nothing else."""
-    files = {f"packs/{pack.name}/{name}": data for pack, found in packs.items() for name, data in found.items()}
-    record = "packs-1.dist-info/RECORD"
-    lines = [f"{name},sha256={_urlsafe(data)},{len(data)}" for name, data in files.items()]
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-        archive.writestr(record, "\n".join([*lines, f"{record},,"]))
-    return path
-
-
-def _urlsafe(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
 
 
 def _unzipped(path: Path) -> dict[str, bytes]:
