@@ -167,9 +167,11 @@ class _Elf:
 
     def __init__(self, data: bytes, where: str) -> None:
         self.data, self.where = data, where
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise self.error("no 64-bit ELF file")
         ident, _, self.machine, _, _, _, start, self.flags, _, _, _, size, count, names = self.unpack(_HEADER, data, 0)
-        if ident[:6] != b"\x7fELF\x02\x01" or size != _SECTION.size or not 0 <= names < count:
-            raise self.error("no 64-bit ELF file with sections")
+        if size != _SECTION.size or names >= count:
+            raise self.error("an ELF file without sections")
         self.abi = ident[8]
         rows = [self.unpack(_SECTION, data, start + number * size) for number in range(count)]
         contents = [b"" if row[1] == _EMPTY else self.slice(row[4], row[5]) for row in rows]

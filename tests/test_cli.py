@@ -458,6 +458,59 @@ def test_explain_refuses_sizes(packs: Path, words: tuple[str, ...]) -> None:
 # ------------------------------------------------------------------------------------------------------ doctor
 
 
+# ------------------------------------------------------------------------------------------------------ verify
+
+
+def test_verify_tells_everything(packs: Path) -> None:
+    """All that is wrong with all packs is on stderr, a row per pack on stdout, and the exit code is an artifact's."""
+    (packs / "sm80" / "launcher.c").write_text("other")
+    (packs / "sm90" / "manifest.json").write_text("{}")
+    result = run("verify", packs)
+    assert result.exit_code == ArtifactError.exit_code
+    rows = [line.split()[:4] for line in result.stdout.splitlines()[1:]]
+    assert rows == [[f"{packs}/sm80", "sm80", "8", "2"], [f"{packs}/sm90", "-", "5", "0"]]
+    for words in (
+        "sm80: launcher.c was altered",
+        "sm80: images/tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none.cubin: no 64-bit ELF",
+        "sm80: images/tile_fp16_fp16_any_64x64x32_g8_s2_w4_none.ptx: no PTX",
+        "sm90: manifest.json: pack format None",
+    ):
+        assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_verify_json(packs: Path) -> None:
+    """Programs get the same, also where something is wrong."""
+    result = run("verify", packs / "sm90", "--json")
+    (body,) = json.loads(result.stdout)
+    assert result.exit_code == ArtifactError.exit_code
+    assert (body["place"], body["arch"], body["kernels"]) == (str(packs / "sm90"), "sm90", 1)
+    assert f"{len(body['violations'])} violations" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--sign", "BUNDLE"], "say which pack or wheel is signed"),
+        (["PACKS", "--signature", "BUNDLE"], "--signature needs --identity and --issuer: anybody can sign"),
+        (["PACKS", "--signature", "BUNDLE", "--identity", "me"], "--signature needs --identity and --issuer"),
+    ],
+)
+def test_verify_of_half_a_request(packs: Path, tmp_path: Path, words: list[str], text: str) -> None:
+    """What a signature is checked for has to be said."""
+    (tmp_path / "bundle").write_text("")
+    places = {"PACKS": packs, "BUNDLE": tmp_path / "bundle"}
+    result = run("verify", *(places.get(word, word) for word in words))
+    assert result.exit_code == click.UsageError.exit_code
+    assert text in result.stderr
+
+
+def test_nothing_broken_is_signed(packs: Path, tmp_path: Path) -> None:
+    """What does not verify is not signed."""
+    assert run("verify", packs / "sm80", "--sign", tmp_path / "bundle").exit_code == ArtifactError.exit_code
+    assert not (tmp_path / "bundle").exists()
+
+
 def test_doctor_of_broken_packs(packs: Path) -> None:
     """doctor goes on after a pack that cannot be used, says why for each, and ends with the error's code."""
     (packs / "sm80" / "launcher.c").write_bytes(b"altered")

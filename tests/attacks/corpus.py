@@ -375,7 +375,7 @@ ATTACKS = (
         "debug ('.debug_lineXYZ',), the manifest has ()",
         loading=False,
     ),
-    Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "64 bytes at 0 are not in 2", loading=False),
+    Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "no 64-bit ELF file", loading=False),
     Attack("half an image", _image_bytes(lambda data: data[: len(data) // 2]), "bytes at", loading=False),
     Attack(
         "an image of no GPU",

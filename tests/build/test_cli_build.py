@@ -237,6 +237,38 @@ def test_inspect_of_a_build(packs: Path) -> None:
     assert {"value": "stride_am", "relation": "multiple_of", "operand": 8} in kernel["promises"]
 
 
+def test_verify_a_build(packs: Path) -> None:
+    """A build verifies, every arch of it."""
+    result = run("verify", packs, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [(row["arch"], row["kernels"], row["violations"]) for row in json.loads(result.stdout)] == [
+        (arch, 6, []) for arch in sorted(TARGETS)
+    ]
+
+
+def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> None:
+    """A pack is what its sources give here; one of other sources is told file by file, with what made it."""
+    result = run("verify", packs / "gfx90a", "--rebuild", "--configs", configs)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "intact, built again bit for bit" in result.stdout
+    (tmp_path / "ours").mkdir()
+    other = write_set(tmp_path / "ours", TILE.format(64, 2))
+    result = run("verify", packs / "gfx90a", "--rebuild", "--configs", other)
+    assert result.exit_code == ArtifactError.exit_code
+    for words in (
+        "kernels.json is not what is built here",
+        "launcher.c is not what is built here",
+        f"images/{NN}.hsaco is not built here",
+        f"images/{NN.replace('32x64x64', '64x64x64')}.hsaco is built too here",
+    ):
+        assert words in result.stderr
+    result = run("verify", packs / "gfx90a", "--rebuild")
+    assert (result.exit_code, result.stderr.startswith("error: unknown config set 'tests'")) == (
+        SpecError.exit_code,
+        True,
+    )
+
+
 def test_sass_of_a_build(packs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Triton's own nvdisasm is found without Triton being imported and shows tensor core instructions."""
     monkeypatch.setenv("PATH", str(tmp_path))
