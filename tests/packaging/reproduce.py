@@ -23,7 +23,7 @@ _SHORTEST = 5  # a shorter user or host name is found by chance
 _BUILT = ("artifacts/[!.]*/**/*", "aotmm/native/*.so", "dist/*")
 # Folder, umask, compiler processes (0: all processors), and what differs in the environment.
 _PEOPLE = (
-    ("one", 0o022, 1, {"TZ": "UTC", "LC_ALL": "C", "USER": "one-of-many", "PYTHONHASHSEED": "1"}),
+    ("one", 0o022, 3, {"TZ": "UTC", "LC_ALL": "C", "USER": "one-of-many", "PYTHONHASHSEED": "1"}),
     ("another/place with spaces", 0o077, 0, {"TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "2"}),
 )
 
