@@ -107,18 +107,23 @@ def _record(source: _Source, names: list[str]) -> Verification:
         return Verification(
             source.place, None, len(names), 0, (*violations, f"{len(lists)} files RECORD, expected one")
         )
-    listed = {}
     try:
         text = source.read(lists[0], manifest.MAX_MANIFEST_BYTES).decode()
-        for name, digest, size in csv.reader(io.StringIO(text)):
-            algorithm, _, value = digest.partition("=")
-            if name != lists[0]:
-                sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-                listed[name] = File(name, sha256 if algorithm == "sha256" else "", int(size))
-    except (OSError, ValueError, csv.Error) as error:
+        listed = [_row(*row) for row in csv.reader(io.StringIO(text)) if row[0] != lists[0]]
+    except (OSError, ValueError, TypeError, IndexError, csv.Error) as error:
         return Verification(source.place, None, len(names), 0, (*violations, f"{lists[0]} cannot be read: {error}"))
-    _, altered = _contents(source, list(listed.values()), lists[0])
-    return Verification(source.place, None, len(names), 0, (*violations, *altered))
+    violations += [words for _, words in (_read(source, file) for file in listed) if words is not None]
+    violations += _unlisted(source, listed, lists[0])
+    return Verification(source.place, None, len(names), 0, tuple(violations))
+
+
+def _row(name: str, digest: str, size: str) -> File:
+    """A line of RECORD; a digest that is not sha256's is no file's. Raises ValueError."""
+    algorithm, _, value = digest.partition("=")
+    sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
+    if not size.isdecimal():
+        raise ValueError(f"{name} has {size!r} bytes")
+    return File(name, sha256 if algorithm == "sha256" else "", int(size))
 
 
 def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
@@ -128,7 +133,7 @@ def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
     except ArtifactError as error:
         return Verification(source.place, None, len(source.names), 0, tuple(str(error).splitlines()))
     contents, violations = _contents(source, manifest.files(whole), manifest.FILE_NAME)
-    violations += _images(whole, contents)
+    violations += _images(whole, contents) + _embedded(whole, contents)
     if rebuild is not None and not violations:
         violations = _compared(source, _folder(rebuild(whole)))
     return Verification(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
@@ -152,25 +157,32 @@ def _contents(source: _Source, listed: list[File], name: str) -> tuple[dict[str,
     """The listed files that are right, by name, and what is wrong with the others; `name` is the list."""
     contents, violations = {}, []
     for file in listed:
-        if file.path not in source.names:
-            violations.append(f"{file.path} is missing")
-            continue
-        try:
-            data = source.read(file.path, min(file.bytes, MAX_FILE_BYTES) + 1)
-        except OSError as error:
-            violations.append(f"{file.path} cannot be read: {error}")
-            continue
-        altered = manifest.altered(file, data)
-        if altered is None:
+        data, words = _read(source, file)
+        if words is None:
             contents[file.path] = data
         else:
-            violations.append(altered)
-    unlisted = source.names - {file.path for file in listed} - {name}
-    return contents, violations + [f"{name} does not list {extra}" for extra in sorted(unlisted)]
+            violations.append(words)
+    return contents, violations + _unlisted(source, listed, name)
+
+
+def _read(source: _Source, file: File) -> tuple[bytes, str | None]:
+    """The file, and what is wrong with it."""
+    if file.path not in source.names:
+        return b"", f"{file.path} is missing"
+    try:
+        data = source.read(file.path, min(file.bytes, MAX_FILE_BYTES) + 1)
+    except OSError as error:
+        return b"", f"{file.path} cannot be read: {error}"
+    return data, manifest.altered(file, data)
+
+
+def _unlisted(source: _Source, listed: list[File], name: str) -> list[str]:
+    extra = source.names - {file.path for file in listed} - {name}
+    return [f"{name} does not list {path}" for path in sorted(extra)]
 
 
 def _images(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
-    """What is wrong with the kernels' files that are there: each by itself, and in the library."""
+    """What is wrong with the kernels' files that are there, each by itself."""
     row, violations = target(whole.arch), []
     for kernel in whole.kernels:
         wanted = promised(kernel, row)
@@ -183,18 +195,24 @@ def _images(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
                     violations += [f"{file.path}: {words}" for words in found]
                 except ArtifactError as error:
                     violations.append(str(error))
+    return violations
+
+
+def _embedded(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
+    """What is another in the library than in images/, as far as both are there."""
     library = contents.get(whole.library.path)
-    if library is not None:
-        files = [file for kernel in whole.kernels for file in (kernel.image, kernel.ptx) if file is not None]
-        held = [file.path in contents and contents[file.path] in library for file in files]
-        violations += [
-            f"{whole.library.path} does not hold {file.path}"
-            for file, there in zip(files, held, strict=True)
-            if not there and file.path in contents
-        ]
-        count = library.count(b"\x7fELF") - 1  # the library is one too
-        if count != len(whole.kernels):
-            violations.append(f"{whole.library.path} holds {count} images, of {len(whole.kernels)} kernels")
+    if library is None:
+        return []
+    files = [(kernel.image, b"") for kernel in whole.kernels]
+    files += [(kernel.ptx, b"\0") for kernel in whole.kernels if kernel.ptx is not None]  # drivers want it to end so
+    violations = [
+        f"{whole.library.path} does not hold {file.path}"
+        for file, end in files
+        if file.path in contents and contents[file.path] + end not in library
+    ]
+    count = library.count(b"\x7fELF") - 1  # the library is one too
+    if count != len(whole.kernels):
+        violations.append(f"{whole.library.path} holds {count} images, of {len(whole.kernels)} kernels")
     return violations
 
 

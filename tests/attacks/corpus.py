@@ -367,6 +367,12 @@ ATTACKS = (
     ),
     Attack("an image that the library lacks", _image_bytes(_extend), f"{LIBRARY} does not hold", loading=False),
     Attack(
+        "PTX that is a part of the library's",
+        _image_bytes(lambda data: data[: data.rindex(b"}")], "ptx"),
+        f"{LIBRARY} does not hold",
+        loading=False,
+    ),
+    Attack(
         "an image for another arch", _image_bytes(_other_arch), "arch 'sm81', the manifest has 'sm80'", loading=False
     ),
     Attack(

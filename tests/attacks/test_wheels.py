@@ -66,10 +66,13 @@ def test_whole(whole: Path) -> None:
         (lambda files: files.update({"other-1.dist-info/RECORD": b""}), "2 files RECORD, expected one"),
         (lambda files: files.update({RECORD: b"\xff"}), "cannot be read"),
         (lambda files: files.update({RECORD: b"a,b\n"}), "cannot be read"),
+        (lambda files: files.update({RECORD: b"a,b,c,d\n"}), "cannot be read"),
+        (lambda files: files.update({RECORD: b"\n"}), "cannot be read"),
+        (replaced(RECORD, b",", b",-"), "cannot be read"),
         (replaced(RECORD, b"sha256=", b"md5="), "was altered"),
         (replaced(RECORD, b"sha256=", b""), "was altered"),
     ],
-    ids=range(11),
+    ids=range(14),
 )
 def test_wrong_list(whole: Path, change: Callable[[dict[str, bytes]], object], words: str) -> None:
     """Whatever is not what the wheel's own list says is told."""
