@@ -45,6 +45,7 @@ _KINDS: Mapping[int, tuple[type, int, int]] = (
     | {0xDC + power: (list, 0, 2 << power) for power in range(2)}
     | {0xDE + power: (dict, 0, 2 << power) for power in range(2)}
 )
+_PTX_PARAMETER = re.compile(r"\s*\.param\s+(?:\.align (\d{1,3}) )?\.[bufs](8|16|32|64)\b[^\[\]]*(?:\[(\d{1,6})\]\s*)?")
 _PTX_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -122,17 +123,15 @@ def read_ptx(data: bytes, where: str) -> Facts:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{where}: no PTX: {error}") from error
-    version, arch = (
-        re.search(r"^\.version (\d)\.(\d)$", text, re.MULTILINE),
-        re.search(r"^\.target sm_(\w+)", text, re.MULTILINE),
-    )
+    version = re.search(r"^\.version (\d)\.(\d)$", text, re.MULTILINE)
+    arch = re.search(r"^\.target sm_(\w+)", text, re.MULTILINE)
     entries = re.findall(r"\.entry\s+(\w+)\s*\(([^)]*)\)", text)
     if version is None or arch is None or len(entries) != 1:
         raise ArtifactError(f"{where}: no PTX with a version, a target and one kernel; it has {len(entries)}")
     symbol, declared = entries[0]
     parameters, end = [], 0
     for line in filter(None, declared.split(",")):
-        found = re.search(r"\.param\s+(?:\.align (\d{1,3}) )?\.[bufs](8|16|32|64)\b[^\[]*(?:\[(\d{1,6})\])?\s*$", line)
+        found = _PTX_PARAMETER.fullmatch(line)
         if found is None:
             raise ArtifactError(f"{where}: parameter {line.strip()!r} cannot be read")
         size = _PTX_SIZES[found[2]] * int(found[3] or 1)
@@ -147,7 +146,7 @@ def read_ptx(data: bytes, where: str) -> Facts:
         parameters=_from_the_first(parameters),
         threads=None if threads is None else int(threads[1]),
         ptx_version=int(version[1]) * 10 + int(version[2]),
-        debug=tuple(sorted(set(re.findall(r"^\s*(\.file|\.loc|\.section\s+\.debug\w*)\b", text, re.MULTILINE)))),
+        debug=tuple(sorted(set(re.findall(r"^[ \t]*(\.file|\.loc|\.section\s+\.debug\w*)\b", text, re.MULTILINE)))),
     )
 
 
@@ -252,6 +251,8 @@ def _cubin(elf: _Elf) -> Facts:
         for attribute, body in _attributes(elf, elf.section(".nv.info").data)
         if attribute in (_REGISTERS, _FRAME) and elf.unpack(_COUNT_ROW, body, 0)[0] == number
     }
+    if threads is None or len(per_function) != len((_REGISTERS, _FRAME)):
+        raise elf.error(f"it does not say what {symbol} needs: registers, stack and threads")
     # Compute capability: the low byte of the flags, in newer ones the next.
     capability = (elf.flags >> 8 if elf.abi >= _ABI_OF_CUDA_13 else elf.flags) & 0xFF
     shared = sum(row.size for row in elf.sections if row.name == f".nv.shared.{symbol}")
@@ -259,8 +260,8 @@ def _cubin(elf: _Elf) -> Facts:
         arch=f"sm{capability}",
         symbol=symbol,
         parameters=_from_the_first(listed),
-        registers=per_function.get(_REGISTERS),
-        spill_bytes=per_function.get(_FRAME),
+        registers=per_function[_REGISTERS],
+        spill_bytes=per_function[_FRAME],
         threads=threads,
         num_ctas=num_ctas,
         shared_bytes=0 if shared == _RESERVED_SHARED else shared,

@@ -382,6 +382,12 @@ ATTACKS = (
         loading=False,
     ),
     Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "no 64-bit ELF file", loading=False),
+    Attack(
+        "an image without its register count",
+        _image_bytes(lambda data: data.replace(b"\4\x2f\x08\0", b"\4\x2e\x08\0")),
+        "does not say what",
+        loading=False,
+    ),
     Attack("half an image", _image_bytes(lambda data: data[: len(data) // 2]), "bytes at", loading=False),
     Attack(
         "an image of no GPU",

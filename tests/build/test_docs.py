@@ -62,7 +62,7 @@ def test_config_set_snippet_builds(tmp_path: Path) -> None:
 
 def test_paths_exist() -> None:
     """Every file that the documents link to or name in `code` is there."""
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+    for document in [*ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").glob("*.md")]:
         text = document.read_text()
         for target in re.findall(r"\]\(([^):]+)\)", text):
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
