@@ -168,12 +168,31 @@ class _Elf:
         self.data, self.where = data, where
         if data[:6] != b"\x7fELF\x02\x01":
             raise self.error("no 64-bit ELF file")
-        ident, _, self.machine, _, _, _, start, self.flags, _, _, _, size, count, names = self.unpack(_HEADER, data, 0)
+        (
+            ident,
+            _,
+            self.machine,
+            _,
+            _,
+            segments,
+            start,
+            self.flags,
+            _,
+            segment_size,
+            segment_count,
+            size,
+            count,
+            names,
+        ) = self.unpack(_HEADER, data, 0)
         if size != _SECTION.size or names >= count:
             raise self.error("an ELF file without sections")
         self.abi = ident[8]
         rows = [self.unpack(_SECTION, data, start + number * size) for number in range(count)]
-        contents = [b"" if row[1] == _EMPTY else self.slice(row[4], row[5]) for row in rows]
+        ends = [start + count * size, segments + segment_count * segment_size]
+        ends += [row[4] + row[5] for row in rows if row[1] != _EMPTY]
+        if max(ends) != len(data):
+            raise self.error(f"it ends at byte {max(ends)}, the file at {len(data)}")
+        contents = [b"" if row[1] == _EMPTY else data[row[4] : row[4] + row[5]] for row in rows]
         self.sections = [
             _Section(self.text(contents[names], row[0]), row[1], row[5], content)
             for row, content in zip(rows, contents, strict=True)
@@ -182,11 +201,6 @@ class _Elf:
 
     def error(self, words: str) -> ArtifactError:
         return ArtifactError(f"{self.where}: {words}; build the pack again")
-
-    def slice(self, start: int, size: int) -> bytes:
-        if start + size > len(self.data):
-            raise self.error(f"{size} bytes at {start} are not in its {len(self.data)}")
-        return self.data[start : start + size]
 
     def unpack(self, form: struct.Struct, data: bytes, start: int) -> tuple[typing.Any, ...]:
         if start + form.size > len(data):

@@ -383,6 +383,12 @@ ATTACKS = (
     ),
     Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "no 64-bit ELF file", loading=False),
     Attack(
+        "an image that is a part of the library's",
+        _image_bytes(_cut),
+        "it ends at byte",
+        loading=False,
+    ),
+    Attack(
         "an image without its register count",
         _image_bytes(lambda data: data.replace(b"\4\x2f\x08\0", b"\4\x2e\x08\0")),
         "does not say what",
