@@ -148,9 +148,10 @@ static int plain(PyObject *tensor, int *recorded, view *v) {
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
     if (dtypes[i].code == t.code && dtypes[i].bits == t.bits) v->dtype = dtypes[i].dtype;
   if (v->dtype < 0) return 0;
-  /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. */
+  /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. The stride of a
+     single element may be any. */
   int clean = 1, odd = 0;
-  for (int i = 0; i < t.dim; i++) odd |= (int)(t.strides[i] & 1);
+  for (int i = 0; i < t.dim; i++) odd |= t.sizes[i] > 1 && t.strides[i] & 1;
   if (!odd) clean = is(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL), &_Py_FalseStruct);
   if (clean != 1 || !recorded) return clean;
   int free = is(get(requires_grad, tensor, tensor->type), &_Py_FalseStruct);

@@ -139,6 +139,7 @@ static int axes_of(const matrix *m, axis axes[3]) {
 
 /* Do two elements of the matrix share memory? True also for some exotic strides where none do. */
 static int overlaps_itself(const matrix *m) {
+  if (!m->batch || !m->rows || !m->cols) return 0;
   axis axes[3];
   int count = axes_of(m, axes);
   int64_t covered = m->bytes;

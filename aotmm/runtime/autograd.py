@@ -24,6 +24,15 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0  # noqa: SLF001 - no public getters
 
 
+def followed(*tensors: torch.Tensor | None) -> bool:
+    """Whether functorch or forward-mode AD follows one of the tensors."""
+    if not transformed():
+        return False
+    wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public getter
+    unpack: Callable[[torch.Tensor], Any] = forward_ad.unpack_dual
+    return any(x is not None and (wrapped(x) or unpack(x).tangent is not None) for x in tensors)
+
+
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
     """a @ b + bias of matrices or batches of them, differentiable as often as wanted.
 

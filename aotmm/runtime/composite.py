@@ -117,9 +117,8 @@ def _check_gradient(
         reason = "with scales"
     else:
         return
-    raise NotImplementedError(
-        f"a product {reason} has no gradient, and one may be asked for; use torch.no_grad() or detach()"
-    )
+    advice = "compute it outside of torch.func" if autograd.transformed() else "use torch.no_grad() or detach()"
+    raise NotImplementedError(f"a product {reason} has no gradient, and one may be asked for; {advice}")
 
 
 def _activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 import torch
 
 import aotmm
+from aotmm.errors import NoKernelError
 
 
 def aotmm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """out = a @ b with the default library. What Inductor compiles calls it by this name.
 
     Raises:
-        NotImplementedError: no kernel multiplies these types, so that Inductor leaves this choice out.
+        NotImplementedError: no kernel multiplies these types on this GPU, so that Inductor leaves this choice out.
     """
     try:
         aotmm.matmul(a, b, out=out)
-    except TypeError as error:
+    except (TypeError, NoKernelError) as error:
         raise NotImplementedError(str(error)) from error
 
 

@@ -174,6 +174,8 @@ class Library:
             _check_factors(bias, scale_a, scale_b)
         if out is not None:
             _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
+            if autograd.followed(out, a, b, bias, scale_a, scale_b):
+                raise NotImplementedError("matmul with out= is for neither torch.func nor forward mode; use no out")
         elif composite.wanted(a, b, bias, scale_a, scale_b):
             rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
             return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
@@ -209,8 +211,7 @@ class Library:
             return self._matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
         _check_out(out_dtype, out, a, b, *factors)
         result = self._matmul(a, b, *factors, *rest, out.dtype, self._number)
-        if out.shape != result.shape:
-            raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(result.shape)}")
+        _check_shape(out, result.shape)
         return out.copy_(result)
 
     def _into(self, out: torch.Tensor, *arguments: object) -> torch.Tensor:
@@ -235,8 +236,8 @@ class Library:
         if out is None:
             output = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
             out = torch.empty(shape, dtype=output, device=a.device)
-        elif out.shape != shape:
-            raise ValueError(f"out is {tuple(out.shape)}, it must be {shape}")
+        else:
+            _check_shape(out, shape)
         found = products(a, b, out, bias, rows_scaled=_per_row(scale_a))
         for product in found:
             self._into(product.out, product.a, product.b, product.bias, scale_a, scale_b, *options)
@@ -269,9 +270,15 @@ class Library:
             raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
         _check_factors(bias, scale_a, scale_b)
         ops.default_output(b.dtype)  # refuses what no kernel reads
-        given = out_dtype if out is None else out.dtype
-        dtype = ops.default_output(a.dtype) if given is None else ops.output_dtype(given)
-        like = torch.empty(result_shape(a, b), dtype=dtype, device="meta") if out is None else out
+        shape = result_shape(a, b)
+        if out is None:
+            dtype = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
+            like = torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            _check_out(out_dtype, out)
+            _check_shape(out, shape)
+            ops.output_dtype(out.dtype)
+            like = out
         found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
         if not found:
             raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
@@ -345,12 +352,19 @@ def _check_factors(bias: object, scale_a: object, scale_b: object) -> None:
             raise TypeError(f"{name} must be a tensor, found {type(value).__name__}")
 
 
-def _check_out(out_dtype: torch.dtype | None, *tensors: torch.Tensor | None) -> None:
-    """Refuses what an `out` cannot be given with."""
+def _check_out(out_dtype: torch.dtype | None, out: object, *read: torch.Tensor | None) -> None:
+    """Refuses what is no `out`, and what one cannot be given with."""
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out must be a tensor, found {type(out).__name__}")
     if out_dtype is not None:
         raise TypeError("out_dtype is for a new result; out has its own dtype")
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (out, *read)):
         raise NotImplementedError("matmul with out= has no gradient; use torch.no_grad(), detach(), or no out")
+
+
+def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
+    if out.shape != shape:
+        raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(shape)}")
 
 
 _lock = threading.Lock()

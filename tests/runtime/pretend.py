@@ -110,7 +110,7 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
 
     def array(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         size = np.dtype(types[dtype]).itemsize
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
         memory: Any = (ctypes.c_char * (extent * size)).from_address(address)
         flat = np.frombuffer(memory, types[dtype])
         return np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides], writeable=True)

@@ -166,10 +166,34 @@ def test_refusals(lib: Library) -> None:
             assert not lib.matmul(*operands, **options).requires_grad
     with pytest.raises(NotImplementedError, match="out= has no gradient"):
         lib.matmul(x.detach(), w, out=torch.empty(3, 5, requires_grad=True))
+    with pytest.raises(NotImplementedError, match=r"compute it outside of torch\.func"):
+        torch.func.vmap(lambda row: lib.matmul(row, w, scale_a=scale))(x.detach()[:, None])
     with pytest.raises(ValueError, match="inner sizes differ"):
         lib.matmul(x[None], w[None, 1:])
     with pytest.raises(ValueError, match=r"bias is \(1, 4\), it must broadcast"):
         lib.matmul(x[None], w, bias=x[:1])
+
+
+@pytest.mark.usefixtures("calls")
+def test_out_in_forward_mode(lib: Library) -> None:
+    """`out` loses no tangent silently, however deep the transforms are; where nothing is followed it is written."""
+    x, w = normal(3, 4, dtype=torch.float32), normal(4, 5, dtype=torch.float32)
+    out = torch.empty(3, 5)
+
+    def into(x: torch.Tensor) -> torch.Tensor:
+        return lib.matmul(x, w, out=torch.empty(3, 5))
+
+    def inside_grad(x: torch.Tensor) -> torch.Tensor:
+        gradient: torch.Tensor = torch.func.grad(lambda other: (into(x) * other.sum()).sum())(w)
+        return gradient
+
+    for function in (into, inside_grad):
+        with pytest.raises(NotImplementedError, match="out= is for neither"):
+            torch.func.jvp(function, (x,), (x,))
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="out= is for neither"):
+            lib.matmul(forward_ad.make_dual(x, x), w, out=out)  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(lib.matmul(x, w, out=out), x @ w)
 
 
 def test_changes_between_the_passes_are_found(lib: Library, calls: list[Call]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotmm
+from aotmm.errors import NoKernelError
 from aotmm.runtime.library import Library
 from tests.runtime.stand_in import Call
 
@@ -275,3 +276,15 @@ def test_max_autotune_is_opt_in_and_reversible() -> None:
     double = torch.zeros(2, 2, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match="aotmm multiplies CUDA"):
         aotmm_mm(double, double, out=double.clone())
+
+
+def test_max_autotune_without_a_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that no pack serves Inductor is told to leave the choice out, and the model compiles."""
+    from aotmm.runtime import inductor
+
+    def no_kernels(*_: object, **__: object) -> None:
+        raise NoKernelError("no kernels for cuda:0")
+
+    monkeypatch.setattr(aotmm, "matmul", no_kernels)
+    with pytest.raises(NotImplementedError, match="no kernels for cuda:0"):
+        inductor.aotmm_mm(*(torch.zeros(2, 2) for _ in "abo"))

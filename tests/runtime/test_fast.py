@@ -125,12 +125,15 @@ found["default device"] = inside(torch.device("meta"))
 found["dual level"] = inside(forward_ad.dual_level())
 found["subclass"] = asked(a.as_subclass(Mine))
 found["negated"] = asked(torch.zeros(4, 16, dtype=torch.complex32).conj().imag[:, ::2])
+found["negated column"] = asked(y=torch.zeros(8, dtype=torch.complex32).conj().imag.unsqueeze(-1))
 found["imaginary"] = asked(torch.zeros(4, 16, dtype=torch.complex32).imag[:, ::2])
 found["zero"] = asked(torch._efficientzerotensor(4, 8, dtype=torch.half))
 found["meta"] = asked(a.to("meta"))
 found["sparse"] = asked(a.to_sparse())
 found["float32"] = asked(a.float(), b.float())
 found["vector"] = asked(a[0])
+found["no sums"] = asked(a[:, :0], b[:0])
+assert not lib.matmul(a[:, :0], b[:0]).any()
 found["shared b"] = asked(a.expand(3, 4, 8), b.expand(3, 8, 6))
 found["list"] = asked([1.0])
 torch.func.vmap(lambda x: found.update({"vmap": asked(x, b)}) or x)(a[None])
@@ -171,6 +174,8 @@ def both(*arguments, **options):
 assert both(a, a).startswith("ValueError: the inner sizes differ: a is (M, K), b must be (K, N): a is (4, 8) float16")
 assert "out has the wrong shape" in both(a, b, out=torch.empty(4, 5).half())
 assert "bias must have the dtype of the result" in both(a, b, bias=torch.empty(6).bfloat16())
+assert "elements of out share memory" in both(a, b, out=torch.empty(4, 1).half().expand(4, 6))
+assert both(a[:0], b, out=torch.empty(0, 1).half().expand(0, 6)) is None, "no elements do"
 gpu.refuse = "driver"
 assert both(a, b) == "DriverError: the launch failed"
 gpu.refuse = "kernel"

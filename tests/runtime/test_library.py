@@ -246,6 +246,7 @@ X = torch.zeros(4, 8, dtype=torch.float16)
         (ValueError, r"""known: .*, 'tanh', \("leaky_relu", slope\)""", (X, X.T), {"activation": 3}),
         (TypeError, r"CUDA and ROCm tensors: a is \(4, 8\) float32", (X.float().requires_grad_(), X.T.float()), {}),
         (TypeError, "bias must be a tensor, found list", (X, X.T), {"bias": [0.0] * 4}),
+        (TypeError, "out must be a tensor, found list", (X, X.T), {"out": [0.0] * 4}),
     ],
 )
 def test_wrong_arguments(
@@ -254,6 +255,24 @@ def test_wrong_arguments(
     """What cannot be multiplied is refused with the type of error, shapes, dtypes and devices that a user needs."""
     with pytest.raises(error, match=text):
         lib.matmul(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (ValueError, r"out is \(4, 5\), it must be \(4, 4\)", {"out": torch.zeros(4, 5, dtype=torch.float16)}),
+        (TypeError, r"unknown out_dtype torch\.int16", {"out": torch.zeros(4, 4, dtype=torch.int16)}),
+        (TypeError, "out must be a tensor, found list", {"out": [0.0] * 4}),
+        (TypeError, "out has its own dtype", {"out": X, "out_dtype": torch.float16}),
+    ],
+)
+def test_explain_refuses_as_matmul_does(
+    lib: Library, monkeypatch: pytest.MonkeyPatch, error: type[Exception], text: str, options: dict[str, Any]
+) -> None:
+    """`explain` tells of no launch that `matmul` would refuse for its `out`."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    with pytest.raises(error, match=text):
+        lib.explain(X, X.T, **options)
 
 
 def test_op_refuses_too(lib: Library) -> None:
