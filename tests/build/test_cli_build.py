@@ -388,7 +388,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ),
     )
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.setattr("aotmm.load", lambda _path: None)
+    monkeypatch.setattr("aotmm.load", lambda _path: SimpleNamespace(has_fast_call=True))
     monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999))
     return facts
 

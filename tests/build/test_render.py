@@ -219,7 +219,7 @@ def test_tuning_table_in_the_source() -> None:
         Sample(mine, 1, programmatic=False, copies=0, ns=900),
         Sample(mine, 1, programmatic=True, copies=0, ns=800),
         Sample(mine, 1, programmatic=True, copies=1, ns=700),
-        Sample(mine, 5, programmatic=True, copies=0, ns=600),
+        Sample(mine, 7, programmatic=True, copies=0, ns=600),
     )
     shapes = (
         Shape(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
