@@ -1,7 +1,8 @@
-"""Family `swapped`: the transposed product C^T = B^T A^T, for C of few rows ("few tokens"). For Hopper.
+"""Family `swapped`: the transposed product C^T = B^T A^T. For Hopper.
 
-A wgmma has 64 rows but as few as 8 columns: here columns of B are its rows, and the tile of C has 16 to 64 rows without
-waste. Such products read all of B once, so what counts is how many bytes are on their way: stages are deep.
+A wgmma has 64 rows but any multiple of 8 columns: here columns of B are its rows, and the tile of C has as many rows as
+fill the GPU evenly, where A lies along K. With few rows ("few tokens") nothing is wasted either: such products read all
+of B once, so what counts is how many bytes are on their way, and stages are deep.
 """
 
 from __future__ import annotations

@@ -21,6 +21,28 @@ class Block:
 
 sys.meta_path.insert(0, Block())
 """
+# Uses all that needs no GPU, and keeps in `events` what was opened for writing and whether a process was started.
+WATCHED_USE = """
+import torch
+events = []
+def watch(event, arguments):
+    if event == "open" and isinstance(arguments[0], str):
+        writes = arguments[1] is not None and any(letter in arguments[1] for letter in "wax+")
+        if writes and not arguments[0].startswith("/proc/self/fd/"):
+            events.append(arguments[0])
+    elif event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "socket.connect"):
+        events.append(event)
+sys.addaudithook(watch)
+import aotmm
+lib = aotmm.load()
+for pack in lib.packs:
+    assert pack.launcher.kernels
+x = torch.zeros(2, 2)
+try:
+    lib.matmul(x, x)
+except TypeError as error:
+    assert "CUDA" in str(error)
+"""
 # Without capabilities root may do what the permissions of files say. Source: capset(2), version 3 of its structures.
 DROP_CAPABILITIES = """
 import ctypes

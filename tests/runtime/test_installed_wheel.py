@@ -7,31 +7,12 @@ from pathlib import Path
 import pytest
 
 from aotmm.target import TARGETS
-from tests.runtime.installation import run
+from tests.runtime.installation import WATCHED_USE, run
 
 CLI = "from aotmm.cli import main; main()"
-# Uses all that needs no GPU, and says what was opened for writing and whether a process was started.
-PROBE = """
-import torch
-events = []
-def watch(event, arguments):
-    if event == "open" and isinstance(arguments[0], str):
-        writes = arguments[1] is not None and any(letter in arguments[1] for letter in "wax+")
-        if writes and not arguments[0].startswith("/proc/self/fd/"):
-            events.append(arguments[0])
-    elif event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "socket.connect"):
-        events.append(event)
-sys.addaudithook(watch)
+PROBE = f"""
+{WATCHED_USE}
 import os
-import aotmm
-lib = aotmm.load()
-for pack in lib.packs:
-    assert pack.launcher.kernels
-x = torch.zeros(2, 2)
-try:
-    lib.matmul(x, x)
-except TypeError as error:
-    assert "CUDA" in str(error)
 print(aotmm.__file__, os.access(sys.argv[1], os.W_OK), events)
 """
 TWO_COPIES = """

@@ -7,33 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Blocks the build half's libraries, then counts every file opened for writing and every process started.
-PROBE = """
+from tests.runtime.installation import WATCHED_USE
+
+# Blocks the build half's libraries and the command line's, then counts what is written and started.
+PROBE = f"""
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("triton", "jinja2", "click", "rich", "ziglang"):
-            raise ImportError(f"{name} is blocked")
+            raise ImportError(f"{{name}} is blocked")
 sys.meta_path.insert(0, Block())
-import torch
-events = []
-def watch(event, arguments):
-    if event == "open" and isinstance(arguments[0], str):
-        writes = arguments[1] is not None and any(letter in arguments[1] for letter in "wax+")
-        if writes and not arguments[0].startswith("/proc/self/fd/"):
-            events.append(arguments[0])
-    elif event in ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "socket.connect"):
-        events.append(event)
-sys.addaudithook(watch)
-import aotmm
-lib = aotmm.load()
-for pack in lib.packs:
-    assert pack.launcher.kernels
-x = torch.zeros(2, 2)
-try:
-    lib.matmul(x, x)
-except TypeError as error:
-    assert "CUDA" in str(error)
+{WATCHED_USE}
 assert not torch.cuda.is_initialized()
 print(events)
 """
