@@ -25,6 +25,13 @@ def schedules(lib: Library, role: str, dtype: str) -> list[str]:
     return sorted({k.schedule for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
 
 
+def layout_of(lib: Library, schedule: str, dtype: str) -> str:
+    """The first layout in which the pack has that schedule for `dtype`."""
+    kernels = lib.serving(0).manifest.kernels
+    found = {k.layout for k in kernels if (k.schedule, k.dtype_a) == (schedule, dtype)}
+    return next(layout for layout in LAYOUTS if {layout, "any"} & found)
+
+
 def chosen(lib: Library, a: torch.Tensor, b: torch.Tensor, **options: Any) -> tuple[Kernel, Plan]:
     """The kernel and the plan that `matmul` takes for these arguments."""
     found = lib.explain(a, b, **options).chosen

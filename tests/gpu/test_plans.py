@@ -13,13 +13,12 @@ import pytest
 import torch
 
 import aotmm
-from aotmm.problem import DTYPES, LAYOUTS
+from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 from aotmm.runtime.library import Library
 from tests.gpu.judge import integers, lay_out, torch_dtype
-from tests.gpu.plans import chosen, preferring, schedules
+from tests.gpu.plans import chosen, layout_of, preferring, schedules
 
 LIMIT_S = 60
-SPLITS = (2, 3, 4, 6, 8, 12, 16)
 # A shape for each number of slices, so that one table can ask for all of them; K ends inside a step.
 SPLIT_SHAPES = [((200 + 8 * split, 264, 8192 + 16 * split), split) for split in SPLITS]
 LARGE = (1024, 1024, 16_384)  # 8 slices of 4 MiB: more than torch keeps for small tensors
@@ -59,13 +58,13 @@ def prefer(lib: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 
 
 def operands(
-    shape: tuple[int, int, int], dtype: str, generator: torch.Generator
+    shape: tuple[int, int, int], dtype: str, layout: str, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Contiguous integer operands of `shape`, B column-major for 1-byte types, and their exact product."""
+    """Contiguous integer operands of `shape` in `layout`, and their exact product."""
     m, n, k = shape
     kind, output = torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
     a, b = integers(m, n, k, dtype, output, generator=generator)
-    return lay_out(a, kind, "n"), lay_out(b, kind, "t" if kind.itemsize == 1 else "n"), (a @ b).to(output)
+    return lay_out(a, kind, layout[0]), lay_out(b, kind, layout[1]), (a @ b).to(output)
 
 
 # ------------------------------------------------------------------------------------------------------- split
@@ -75,12 +74,13 @@ def operands(
 def test_split(prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str) -> None:
     """Any number of slices gives the exact product, and of random numbers the same bits 20 times."""
     ours = prefer(schedule)
+    layout = layout_of(ours, schedule, dtype)
     for shape, split in SPLIT_SHAPES:
-        a, b, want = operands(shape, dtype, generator)
+        a, b, want = operands(shape, dtype, layout, generator)
         kernel, plan = chosen(ours, a, b)
         assert (kernel.schedule, plan.split, plan.measured) == (schedule, split, True)
         assert torch.equal(ours.matmul(a, b), want), (shape, split)
-        a = torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
+        a.copy_(torch.randn(a.shape, generator=generator, device="cuda"))
         first = ours.matmul(a, b)
         assert all(torch.equal(first, ours.matmul(a, b)) for _ in range(20)), (shape, split)
 
@@ -91,7 +91,7 @@ def test_split_beside_a_full_gpu(
 ) -> None:
     """While another stream keeps every multiprocessor busy, split products end, with the same bits."""
     ours = prefer(schedule)
-    a, b, want = operands(CAPTURED, dtype, generator)
+    a, b, want = operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator)
     assert torch.equal(ours.matmul(a, b), want)
     big = torch.randn(8192, 8192, generator=generator, device="cuda").half()
     product, side = torch.empty_like(big), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ def test_workspaces_of_streams(
     """Streams at once, each with its own operands, and memory that is used again as soon as it is given back."""
     ours = prefer(schedule)
     streams = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
-    work = [operands(CAPTURED, dtype, generator) for _ in streams]
+    work = [operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator) for _ in streams]
     outs = [torch.empty_like(want) for _, _, want in work]
     wrong = [torch.zeros((), device="cuda", dtype=torch.int64) for _ in streams]
     sums = 8 * CAPTURED[0] * CAPTURED[1]
@@ -136,7 +136,7 @@ def test_nothing_is_kept(
 ) -> None:
     """Workspaces go back to torch: after 50 products as much is allocated as before."""
     ours = prefer(schedule)
-    a, b, want = operands(CAPTURED, dtype, generator)
+    a, b, want = operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator)
     out = torch.empty_like(want)
     before = torch.cuda.memory_allocated()
     for _ in range(50):
@@ -150,7 +150,7 @@ def test_without_memory_for_a_workspace(
 ) -> None:
     """Where torch has no memory left, a product that would be split is computed by a kernel that needs none."""
     ours = prefer(schedule)
-    a, b, want = operands(LARGE, dtype, generator)
+    a, b, want = operands(LARGE, dtype, layout_of(ours, schedule, dtype), generator)
     out = torch.empty_like(want)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -194,8 +194,11 @@ def test_capture(
 ) -> None:
     """Captured at their first use and again, split products and copies compute with what a replay finds."""
     ours = preferring(lib, schedule, tmp_path, splits={CAPTURED: 8})  # its own, so that no kernel is loaded yet
-    contents = [operands(CAPTURED, dtype, generator) for _ in range(3)]
-    a, b, out = (lay_out(tensor, tensor.dtype, "n", pad=pad) for tensor in contents[0])
+    layout = layout_of(ours, schedule, dtype)
+    contents = [operands(CAPTURED, dtype, layout, generator) for _ in range(3)]
+    a, b, out = (
+        lay_out(tensor, tensor.dtype, order, pad=pad) for tensor, order in zip(contents[0], layout + "n", strict=True)
+    )
     for _ in range(2):
         graph = captured(lambda: ours.matmul(a, b, out=out))
         for new_a, new_b, want in contents:
@@ -213,7 +216,7 @@ def test_two_graphs_at_once(
     ours = prefer(schedule)
     origin = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
-    work = [operands(CAPTURED, dtype, generator) for _ in streams]
+    work = [operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator) for _ in streams]
     outs = [[torch.empty_like(want) for _ in range(20)] for _, _, want in work]
 
     def products(number: int) -> None:
@@ -340,22 +343,23 @@ class Chain:
             after()
 
 
-def rotations(count: int, size: int, generator: torch.Generator) -> list[torch.Tensor]:
+def rotations(count: int, size: int, order: str, generator: torch.Generator) -> list[torch.Tensor]:
     """Orthogonal matrices: no error in a chain of products fades."""
     noise = torch.randn(count, size, size, generator=generator, device="cuda")
-    return [matrix.half() for matrix in torch.linalg.qr(noise)[0]]
+    return [lay_out(matrix, torch.float16, order) for matrix in torch.linalg.qr(noise)[0]]
 
 
-def chains(m: int, n: int, generator: torch.Generator) -> dict[str, Chain]:
-    """Chains over matrices of (m, n).
+def chains(m: int, n: int, layout: str, generator: torch.Generator) -> dict[str, Chain]:
+    """Chains over matrices of (m, n); what is no result of a link lies as `layout` says.
 
     Every link reads what the last one wrote and overwrites what that one read. Nothing that goes wrong is forgotten:
     the state is turned or added to, never scaled down.
     """
-    right, left = rotations(4, n, generator), rotations(4, m, generator)
+    left, right = rotations(4, m, layout[0], generator), rotations(4, n, layout[1], generator)
     x = torch.randn(m, n, generator=generator, device="cuda").half()
-    long_a = torch.randn(m, LONG, generator=generator, device="cuda").half()
-    long_b = torch.randn(LONG, n, generator=generator, device="cuda").half() / LONG**0.5
+    long_a = lay_out(torch.randn(m, LONG, generator=generator, device="cuda"), torch.float16, layout[0])
+    long_b = torch.randn(LONG, n, generator=generator, device="cuda") / LONG**0.5
+    long_b = lay_out(long_b, torch.float16, layout[1])
     thin = [torch.randn(m, 32, generator=generator, device="cuda").half() for _ in range(3)]
     wide = torch.randn(32, LONG, generator=generator, device="cuda").half() / 8
 
@@ -401,23 +405,24 @@ def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, sc
     A kernel that was started early and does not wait where it must reads or overwrites what is not ready.
     """
     ours = prefer(schedule)
-    a, b, _ = operands((256, 512, LONG), dtype, generator)
+    layout = layout_of(ours, schedule, dtype)
+    a, b, _ = operands((256, 512, LONG), dtype, layout, generator)
     kernel, plan = chosen(ours, a, b)
     assert (kernel.schedule, plan.programmatic) == (schedule, kernel.programmatic)
-    check_chains([ours], generator)
+    check_chains([ours], layout, generator)
 
 
 def test_chains_of_all_schedules(prefer: Callable[[str], Library], lib: Library, generator: torch.Generator) -> None:
     """The same with another schedule in every link: each waits for any other."""
     names = [name for role in ("product", "partial") for name in schedules(lib, role, "fp16")]
-    check_chains([prefer(name) for name in names], generator)
-    check_chains([prefer(name) for name in names[::-1]], generator)
+    check_chains([prefer(name) for name in names], "nt", generator)
+    check_chains([prefer(name) for name in names[::-1]], "nn", generator)
 
 
-def check_chains(libraries: list[Library], generator: torch.Generator) -> None:
+def check_chains(libraries: list[Library], layout: str, generator: torch.Generator) -> None:
     """Compares chains back to back with the same after a wait for every link."""
     for m, n in CHAINS:
-        for name, chain in chains(m, n, generator).items():
+        for name, chain in chains(m, n, layout, generator).items():
             want, state = (tuple(tensor.clone() for tensor in chain.start) for _ in range(2))
 
             def hurry(chain: Chain = chain, state: tuple[torch.Tensor, ...] = state) -> None:
