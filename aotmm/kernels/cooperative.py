@@ -80,7 +80,7 @@ def cooperative(
         gl.warp_specialize(
             [
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
             ],
             [1],
             [PRODUCER],
@@ -90,7 +90,7 @@ def cooperative(
             [
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
             ],
             [4, 1],
             [CONSUMER, PRODUCER],
@@ -101,7 +101,7 @@ def cooperative(
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
                 (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(2))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work)),
+                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
             ],
             [4, 4, 1],
             [CONSUMER, CONSUMER, PRODUCER],

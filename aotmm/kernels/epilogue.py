@@ -70,33 +70,34 @@ def linear(x, activation, slope):
 def activate(x, activation, slope):
     """Any activation by its number in `problem.ACTIVATIONS`, in fp32.
 
-    All but the linear ones are sigmoids, s(y) = 1 / (1 + exp(-y)), of odd functions of x, and share most of their code:
-    silu is x s(x), tanh 2 s(2 x) - 1, and gelu_tanh x s(2 y), because (1 + tanh(y)) / 2 = s(2 y). gelu is x times the
-    normal distribution, whose logit is fitted by a polynomial for |x| < 5.6 (weighted least squares in float64): the
-    result is off by less than 2^-20 of |x|, where torch's own 1 + erf(x) is off by 2^-24.
+    All but the linear ones are sigmoids, s(z) = 1 / (1 + 2^z), of odd functions of x, and share most of their code:
+    with y = -x log2(e), silu is x s(y), tanh 2 s(2 y) - 1, and gelu_tanh x s(2 sqrt(2 / pi) y (1 + 0.044715 x^2)),
+    because (1 + tanh(x)) / 2 = s(2 y). gelu is x times the normal distribution, whose logit is fitted by a polynomial
+    for |x| < 5 (weighted least squares in float64, weights moved until the error is even): the result is off by less
+    than 2^-20 of |x|, where torch's own 1 + erf(x) is off by 2^-24.
     """
     if (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU):
         square = x * x
         if activation == GELU:
-            square = tl.minimum(square, 36.0)  # there the polynomial is large enough for s to be 0 or 1
-            p = 5.284106485703433e-13 * square - 1.225481053440669e-10
-            p = p * square + 9.820941235326019e-09
-            p = p * square - 4.0106705855757807e-07
-            p = p * square + 9.392789183397498e-06
-            p = p * square - 1.1867749755430322e-04
-            p = p * square - 4.321534714019986e-05
-            p = p * square + 0.07264040783901794
-            p = p * square + 1.5957787221774133
+            square = tl.minimum(square, 25.0)  # there s is 0 or 1, and stays so for larger |x|
+            p = 1.9236237847053417e-07 * square - 8.959817023423966e-06
+            p = p * square + 1.4546381135005504e-04
+            p = p * square + 1.2906448682770133e-04
+            p = p * square - 0.10486811399459839
+            z = x * (p * square - 2.302201509475708)
+        elif activation == GELU_TANH:
+            z = x * (-2.302208198144325 - 0.1029432395800235 * square)
         else:
-            p = 1.5957691216057308 * (1.0 + 0.044715 * square)
-            p = tl.where(activation == GELU_TANH, p, tl.where(activation == TANH, 2.0, 1.0))
-        s = libdevice.fast_dividef(1.0, 1.0 + libdevice.fast_expf(-x * p))
+            z = x * tl.where(activation == TANH, -2.8853900817779268, -1.4426950408889634)
+        grown = 1.0 + tl.exp2(z)
         if activation == TANH:
             # 2 s - 1 loses the digits of a small x
             series = x - x * square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
-            x = tl.where(square < 1 / 64, series, 2.0 * s - 1.0)
+            x = tl.where(square < 1 / 64, series, libdevice.fast_dividef(2.0, grown) - 1.0)
+        elif activation == SIGMOID:
+            x = libdevice.fast_dividef(1.0, grown)
         else:
-            x = tl.where(activation == SIGMOID, s, x * s)
+            x = libdevice.fast_dividef(x, grown)
     else:
         x = linear(x, activation, slope)
     return x

@@ -46,6 +46,7 @@ PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 BARRIER_BYTES = 512  # more than all barriers take
+L2_LINE = gl.constexpr(128)  # bytes that a prefetch brings into the L2 cache
 
 
 @gluon.aggregate
@@ -205,7 +206,27 @@ def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constex
 
 
 @gluon.jit
-def produce(x_desc, y_desc, y1_desc, ring, work):
+def announce(row, col, ending, tiling):
+    """Has a matrix that will be added to a tile brought into the L2 cache, a row by each thread of the producer."""
+    e = ending
+    t = tiling
+    M_COUNT: gl.constexpr = t.COLUMNS if t.SWAPPED else t.ROWS
+    N_COUNT: gl.constexpr = t.ROWS if t.SWAPPED else t.COLUMNS
+    STEP: gl.constexpr = L2_LINE * 8 // e.bias_ptr.dtype.element_ty.primitive_bitwidth
+    m = col if t.SWAPPED else row
+    n = row if t.SWAPPED else col
+    lanes = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    TEXT: gl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+    end = gl.where(e.bias_rank == MATRIX, gl.minimum(m + M_COUNT, e.M), m)
+    for first in range(m, end, 32):
+        ptrs = e.bias_ptr + gl.minimum(first + lanes, e.M - 1).to(gl.int64) * e.stride_bias_m
+        for i in gl.static_range(0, N_COUNT, STEP):
+            place = gl.minimum(n + i, e.N - 1).to(gl.int64) * e.stride_bias_n
+            gl.inline_asm_elementwise(TEXT, "=r,l", [ptrs + place], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def produce(x_desc, y_desc, y1_desc, ring, work, ending):
     """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
     gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
     t = work.tiling
@@ -231,6 +252,8 @@ def produce(x_desc, y_desc, y1_desc, ring, work):
             if t.COLS1 > 0:
                 load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR, TOGETHER)
             stage, phase = next_stage(stage, phase, t.STAGES)
+        if t.EPILOGUE != "none":
+            announce(row, col, ending, t)  # now, because what is multiplied is needed sooner
 
 
 @gluon.jit
@@ -312,6 +335,29 @@ def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.conste
 
 
 @gluon.jit
+def matrix_bias(m, n, ending, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The part of the matrix bias for ROWS by COLS results at (m, n), as fp32."""
+    e = ending
+    PAIR: gl.constexpr = 2 * e.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
+    rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
+    odd = e.N % 2 + e.stride_bias_m % 2 + e.bias_ptr.to(gl.int64) % PAIR
+    if (e.stride_bias_n == 1) & (odd == 0):
+        inside = (rows[:, None] < e.M) & (cols[None, :] < e.N // 2 * 2)
+        ptrs = e.bias_ptr + (rows.to(gl.int64) * e.stride_bias_m)[:, None] + cols[None, :]
+        bias = gl.load(gl.multiple_of(ptrs, [1, PAIR]), mask=inside, other=0.0)
+    else:
+        # Where the compiler does not see what this is, it computes no offsets in advance, which would fill registers.
+        stride_n = gl.inline_asm_elementwise(
+            "mov.b64 $0, $1;", "=l,l", [e.stride_bias_n], gl.int64, is_pure=False, pack=1
+        )
+        inside = (rows[:, None] < e.M) & (cols[None, :] < e.N)
+        offsets = (rows.to(gl.int64) * e.stride_bias_m)[:, None] + (cols.to(gl.int64) * stride_n)[None, :]
+        bias = gl.load(e.bias_ptr + offsets, mask=inside, other=0.0)
+    return bias.to(gl.float32)
+
+
+@gluon.jit
 def fetch_factors(row, col, room, ending, tiling):
     """Starts reading what the epilogue of the slab at `row` of X and `col` of Y needs.
 
@@ -380,11 +426,7 @@ def conclude(sums, m, n, scale_a, scale_b, bias, ending, tiling):
     if tiling.EPILOGUE != "none":
         sums += bias.load(NS)[None, :]
         if e.bias_rank == MATRIX:
-            rows = m + gl.arange(0, sums.shape[0], layout=MS)
-            cols = n + gl.arange(0, sums.shape[1], layout=NS)
-            offsets = rows.to(gl.int64)[:, None] * e.stride_bias_m + cols.to(gl.int64)[None, :] * e.stride_bias_n
-            inside = (rows[:, None] < e.M) & (cols[None, :] < e.N)
-            sums += gl.load(e.bias_ptr + offsets, mask=inside, other=0.0).to(gl.float32)
+            sums += matrix_bias(m, n, e, sums.shape[0], sums.shape[1], sums.type.layout)
         if e.activation != 0:
             if tiling.EPILOGUE == "linear":
                 sums = linear(sums, e.activation, e.slope)
@@ -466,7 +508,7 @@ def leave_in_turns(sums, row, col, c_desc, c_smem, factors, ending, tiling):
         n = col + i * WIDTH
         chunk = conclude(first, row, n, factors.scale_a, scale_b.index(i), bias.index(i), ending, tiling)
         store(chunk, row, n, c_desc, c_smem)
-        first, second, third, fourth = second, third, fourth, first
+        first, second, third = second, third, fourth
 
 
 @gluon.jit

@@ -86,7 +86,7 @@ def pingpong(
         [
             (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
             (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-            (produce, (x_desc, y_desc, y1_desc, ring, work)),
+            (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
         ],
         [4, 1],
         [CONSUMER, PRODUCER],
