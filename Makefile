@@ -7,7 +7,12 @@ SHELL := bash
 PYTHON ?= python3
 # Exact, because a range makes pip fetch several; another one: make setup TORCH="torch==2.12.0"
 TORCH ?= torch==2.13.0
+# The packs of the wheel, or the few that are asked for. Only from the command line: environments have an ARCH of theirs.
 ARCHS := sm80 sm90 gfx90a
+FEW := $(if $(filter command%,$(origin ARCH)),$(ARCH))
+PACKS := $(or $(FEW),$(ARCHS))
+# Another processor than this machine's, likewise.
+FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 
 # Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
 WITH_TRITON := tests/attacks tests/build tests/kernels tests/native tests/packaging
@@ -22,13 +27,19 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup test lint wheel reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup test lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 artifacts: .venv-build/.stamp ## packs for every architecture in artifacts/, compiled in .venv-build (Triton, no torch)
-	.venv-build/bin/aotmm build $(ARCHS:%=--arch %)
+ifeq ($(FOR),)
+	.venv-build/bin/aotmm build $(PACKS:%=--arch %)
+else
+	@mkdir -p artifacts/.cache build/$(FOR)
+	@ln -sfn ../../artifacts/.cache build/$(FOR)/.cache
+	.venv-build/bin/aotmm build $(PACKS:%=--arch %) --host $(FOR) --out build/$(FOR)
+endif
 
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
@@ -45,8 +56,11 @@ lint: setup ## ruff and mypy
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 
-wheel: artifacts ## the wheel for this platform in dist/, with the packs
-	.venv-build/bin/python -m hatchling build -t wheel
+wheel: artifacts ## the wheel in dist/, with the packs; ARCH=sm90: with that one only; HOST=aarch64: for that processor
+	.venv-build/bin/python wheels.py $(PACKS) $(if $(FEW),--label) $(FOR:%=--host %)
+
+kernels: artifacts ## a wheel for each pack alone, which aotmm finds where it is installed; ARCH and HOST likewise
+	.venv-build/bin/python wheels.py --kernels $(PACKS) $(FOR:%=--host %)
 
 reproduce: .venv-build/.stamp ## builds everything twice, as two people would, and compares every byte; minutes
 	.venv-build/bin/python -m tests.packaging.reproduce
@@ -59,7 +73,7 @@ bench: artifacts setup ## measures this machine's GPU; bench-results/report.html
 	.venv/bin/aotmm bench --out bench-results
 
 clean: ## removes everything that was made, environments included
-	rm -rf .venv .venv-build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f aotmm/native/*.so
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 

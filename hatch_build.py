@@ -1,4 +1,6 @@
-"""Decides what a wheel holds beside the package: templates, packs and what serves torch. Refuses one without them.
+"""Decides what a wheel holds: the package, templates, packs and what serves torch; or one pack alone, of `wheels.py`.
+
+Refuses one without packs, or with a file that is altered or for other machines than its tag says.
 
 Beside the wheel it writes what is in it (an SBOM, which the wheel holds too) and what it was made from (provenance).
 """
@@ -11,38 +13,44 @@ import importlib.metadata
 import json
 import platform
 import re
+import struct
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from aotmm import __version__, manifest
+from aotmm import manifest
 from aotmm.errors import ArtifactError
 from aotmm.manifest import Provenance
 from aotmm.runtime.pack import open_pack, read_verified
+from aotmm.target import HOSTS, host
 
 GLIBC = (2, 17)  # what the tag promises and `aotmm.build.link` links for
-TORCH_LIBRARIES = (Path("aotmm/native/libaotmm_torch.so"), Path("aotmm/native/_fast.abi3.so"))
-
-
-SBOM_NAME = "aotmm.cdx.json"
+TORCH_LIBRARIES = ("libaotmm_torch.so", "_fast.abi3.so")
+ELF_MACHINE = 18  # where an ELF file says what it is for
 
 
 class WheelHook(BuildHookInterface[BuilderConfig]):
-    """Adds what is built or lies outside the package to a wheel, and names the platform that it is for."""
+    """Adds what is built or lies outside the package to a wheel, and names the platform that it is for.
+
+    Its table, which `wheels.py` fills, may have `archs`, the packs to take (else all that are built), `host`, the
+    processor that they are for (else this machine's), and `package`: a name makes a wheel of its pack and no more.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Fills in the wheel's extra files and its tag; an editable install needs neither."""
         if version == "editable":
             return
-        root = Path(self.root)
+        root, machine = Path(self.root), self.config.get("host", "")
+        package = self.config.get("package", "")
         try:
-            built, self._made = _built_files(root)
+            built, self._made = _built_files(root, self.config.get("archs", []), machine, package)
         except ArtifactError as error:
             self.app.abort(
                 f"a wheel needs the built packs and the libraries for torch: {error}\n"
@@ -50,13 +58,15 @@ class WheelHook(BuildHookInterface[BuilderConfig]):
                 "install a wheel, or build one in the unpacked sources with `make wheel`."
             )
         self._folder = TemporaryDirectory()
-        self._sbom = Path(self._folder.name, SBOM_NAME)
-        self._sbom.write_bytes(_json(_sbom(root, built, self._made, self.metadata.core.dependencies)))
-        templates = [path.relative_to(root) for path in sorted(root.glob("templates/*.jinja"))]
-        build_data["force_include"] |= {str(root / path): _place(path) for path in [*templates, *built]}
+        self._sbom = Path(self._folder.name, f"{self.metadata.name}.cdx.json")
+        core = self.metadata.core
+        self._sbom.write_bytes(_json(_sbom(core.name, self.metadata.version, built, self._made, core.dependencies)))
+        if not package:
+            built |= {path: f"aotmm/templates/{path.name}" for path in sorted(root.glob("templates/*.jinja"))}
+        build_data["force_include"] |= {str(path): place for path, place in built.items()}
         build_data["sbom_files"].append(str(self._sbom))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{platform.machine()}"
+        build_data["tag"] = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine or platform.machine()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling's
         """Writes SBOM and provenance beside the wheel."""
@@ -66,11 +76,6 @@ class WheelHook(BuildHookInterface[BuilderConfig]):
         wheel.with_name(f"{wheel.name}.cdx.json").write_bytes(self._sbom.read_bytes())
         wheel.with_name(f"{wheel.name}.provenance.json").write_bytes(_json(_provenance(wheel, self._made)))
         self._folder.cleanup()
-
-
-def _place(path: Path) -> str:
-    """Where a file of the checkout goes in the wheel (`aotmm.folders` looks there)."""
-    return str(path if path.parts[0] == "aotmm" else "aotmm" / path)
 
 
 def _json(body: object) -> bytes:
@@ -88,20 +93,22 @@ def _tools(made: dict[str, Provenance]) -> list[str]:
     return sorted([*names, f"hatchling {importlib.metadata.version('hatchling')}"])
 
 
-def _sbom(root: Path, built: list[Path], made: dict[str, Provenance], required: list[str]) -> dict[str, object]:
+def _sbom(
+    name: str, version: str, built: dict[Path, str], made: dict[str, Provenance], required: list[str]
+) -> dict[str, object]:
     """What the wheel holds and needs, and what that was made with, as CycloneDX; equal for equal wheels.
 
     Of a pack its manifest and its library are listed: the manifest has the digests of all other files.
     """
-    parts = [path for path in built if path.suffix == ".so" or path.name == manifest.FILE_NAME]
+    parts = {path: place for path, place in built.items() if path.suffix == ".so" or path.name == manifest.FILE_NAME}
     files = [
         {
             "type": "file",
-            "bom-ref": _place(path),
-            "name": _place(path),
-            "hashes": [{"alg": "SHA-256", "content": _sha256(root / path)}],
+            "bom-ref": place,
+            "name": place,
+            "hashes": [{"alg": "SHA-256", "content": _sha256(path)}],
         }
-        for path in parts
+        for path, place in parts.items()
     ]
     names = {re.split(r"[^\w.-]", line)[0]: line for line in sorted(required)}
     libraries = [
@@ -116,15 +123,15 @@ def _sbom(root: Path, built: list[Path], made: dict[str, Provenance], required: 
         "metadata": {
             "component": {
                 "type": "library",
-                "bom-ref": "aotmm",
-                "name": "aotmm",
-                "version": __version__,
-                "purl": f"pkg:pypi/aotmm@{__version__}",
+                "bom-ref": name,
+                "name": name,
+                "version": version,
+                "purl": f"pkg:pypi/{name}@{quote(version)}",
                 "licenses": [{"license": {"id": "MIT"}}],
             }
         },
         "components": files + libraries,
-        "dependencies": [{"ref": "aotmm", "dependsOn": [_place(path) for path in parts] + list(names)}],
+        "dependencies": [{"ref": name, "dependsOn": [*parts.values(), *names]}],
         "formulation": [{"components": tools}],
     }
 
@@ -151,31 +158,43 @@ def _provenance(wheel: Path, made: dict[str, Provenance]) -> dict[str, object]:
     }
 
 
-def _built_files(root: Path) -> tuple[list[Path], dict[str, Provenance]]:
-    """Every built file that a wheel ships, relative to `root`, each checked, and what made each pack, by its arch.
+def _built_files(
+    root: Path, archs: list[str], machine: str, package: str
+) -> tuple[dict[Path, str], dict[str, Provenance]]:
+    """Where in the wheel each built file goes that it ships, each checked, and what made each pack, by its arch.
+
+    `aotmm.folders` looks for packs in aotmm/artifacts; a wheel of one pack has it in the folder `package`.
 
     Raises:
         ArtifactError: a pack or a library for torch is missing, altered, or for other machines than the tag says.
     """
-    for path in TORCH_LIBRARIES:
-        if not (root / path).is_file():
-            raise ArtifactError(f"{path} is missing")
-    folders = [path for path in sorted((root / "artifacts").glob("[!.]*")) if path.is_dir()]
+    packs = root / "build" / machine if machine else root / "artifacts"
+    native = root / "aotmm/native" if host(machine) == host() else packs
+    placed = {} if package else {native / name: f"aotmm/native/{name}" for name in TORCH_LIBRARIES}
+    for path in placed:
+        if not path.is_file():
+            raise ArtifactError(f"{path.relative_to(root)} is missing")
+    folders = [packs / arch for arch in sorted(archs)] or [
+        path for path in sorted(packs.glob("[!.]*")) if path.is_dir()
+    ]
     if not folders:
-        raise ArtifactError("there is no pack in artifacts/")
-    libraries, found = {path: (root / path).read_bytes() for path in TORCH_LIBRARIES}, [*TORCH_LIBRARIES]
+        raise ArtifactError(f"there is no pack in {packs.relative_to(root)}/")
+    libraries = {path: path.read_bytes() for path in placed}
     made = {}
-    for pack in map(open_pack, folders):
+    for pack in [open_pack(folder, machine) for folder in folders]:
         made[pack.arch] = pack.head.provenance
-        folder = pack.folder.relative_to(root)
-        contents = {folder / file.path: read_verified(pack.folder, file) for file in manifest.files(pack.manifest)}
-        libraries |= {path: data for path, data in contents.items() if path.suffix == ".so"}
-        found += [folder / manifest.FILE_NAME, *contents]
+        contents = {file.path: read_verified(pack.folder, file) for file in manifest.files(pack.manifest)}
+        libraries |= {pack.folder / name: data for name, data in contents.items() if name.endswith(".so")}
+        place = package or f"aotmm/artifacts/{pack.arch}"
+        placed |= {pack.folder / name: f"{place}/{name}" for name in [manifest.FILE_NAME, *contents]}
     for path, data in libraries.items():
+        (found,) = struct.unpack_from("<H", data, ELF_MACHINE)
+        if found != HOSTS.get(machine or platform.machine(), found):
+            raise ArtifactError(f"{path.relative_to(root)} is for ELF machine {found}, not for {host(machine)}")
         needed = max((tuple(map(int, pair)) for pair in re.findall(rb"GLIBC_(\d+)\.(\d+)", data)), default=(0, 0))
         if needed > GLIBC:
             raise ArtifactError(
-                f"{path} needs glibc {needed[0]}.{needed[1]}, the wheel's tag promises {GLIBC[0]}.{GLIBC[1]}; "
-                "unset CC and build again"
+                f"{path.relative_to(root)} needs glibc {needed[0]}.{needed[1]}, the wheel's tag promises "
+                f"{GLIBC[0]}.{GLIBC[1]}; unset CC and build again"
             )
-    return found, made
+    return placed, made

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from aotmm import __version__, report
 from aotmm.assembly import FORMS, assembly
@@ -20,7 +21,7 @@ from aotmm.folders import build_command, data_folder, in_checkout
 from aotmm.manifest import kernel_to
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.table import shipped_path
-from aotmm.target import TARGETS, target
+from aotmm.target import HOSTS, TARGETS, host, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +87,14 @@ def main() -> None:
 )
 @_dtypes_option
 @click.option(
+    "--host",
+    "machine",
+    default="",
+    metavar="HOST",
+    show_default="this machine's",
+    help=f"Processor of the machines that load the packs: {', '.join(HOSTS)}.",
+)
+@click.option(
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path),
@@ -96,7 +105,14 @@ def main() -> None:
 @_jobs_option
 @_json_option
 def build(
-    *, archs: tuple[str, ...], configs: str, dtypes: tuple[str, ...], out: Path | None, jobs: int | None, as_json: bool
+    *,
+    archs: tuple[str, ...],
+    configs: str,
+    dtypes: tuple[str, ...],
+    machine: str,
+    out: Path | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
     """Compile kernels and write one pack per arch. Needs no GPU.
 
@@ -104,13 +120,17 @@ def build(
     """
     if not archs:
         raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}")
+    if host(machine) != host() and click.get_current_context().get_parameter_source("out") is ParameterSource.DEFAULT:
+        raise click.UsageError(f"say --out: the packs of a checkout are for {host()}, not for {host(machine)}")
     if out is None:
         raise click.UsageError("say --out: the packs that this installation brought are not overwritten unasked")
     with _needs_build_extra():
         from aotmm import build as builder
     try:
         with _bars() as progress:
-            reports = builder.build(archs, out, configs=configs, dtypes=dtypes, jobs=jobs, progress=progress)
+            reports = builder.build(
+                archs, out, configs=configs, dtypes=dtypes, machine=machine, jobs=jobs, progress=progress
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"packs in {out} that were not finished are as they were; kernels that did compile are kept"
@@ -247,6 +267,7 @@ def verify(
                     Path(folder),
                     configs=configs or head.provenance.config_set,
                     dtypes=dtypes,
+                    machine=head.host.partition("-")[0],
                     jobs=jobs,
                     progress=progress,
                 )

@@ -27,9 +27,10 @@ if typing.TYPE_CHECKING:
 FORMAT = 2
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
-MAX_MANIFEST_BYTES = 8 << 20
-MAX_FILE_BYTES = 64 << 20
 MAX_ITEMS = 4096  # of any list, and so of kernels
+# Room for as many kernels as the default packs have, at 7 KiB of list and 95 KiB of library per kernel.
+MAX_MANIFEST_BYTES = 32 << 20
+MAX_FILE_BYTES = 512 << 20
 MAX_VIOLATIONS = 100  # that one error lists
 _MAX_SHOWN = 200  # characters of a wrong value
 _SHA256 = r"[0-9a-f]{64}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import NamedTuple
 
 from aotmm.errors import SpecError
@@ -72,6 +73,14 @@ _ROWS = (
 )  # fmt: skip
 
 TARGETS = {row.name: row for row in _ROWS}
+
+# Processors of machines that packs are linked for, by the machine number of their ELF files. Source: ELF-64 gABI.
+HOSTS = {"x86_64": 62, "aarch64": 183}
+
+
+def host(machine: str = "") -> str:
+    """How packs spell the machines that their library is for: those like this one, or with processor `machine`."""
+    return f"{machine or platform.machine()}-linux-gnu"
 
 
 def target(name: str) -> Target:

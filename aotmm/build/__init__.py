@@ -25,7 +25,7 @@ from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
 from aotmm.manifest import FORMAT, Manifest, Provenance
-from aotmm.target import Target, target
+from aotmm.target import HOSTS, Target, host, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ def build(
     *,
     configs: str = "default",
     dtypes: tuple[str, ...] = (),
+    machine: str = "",
     jobs: int | None = None,
     progress: Progress = lambda _arch, _done, _total: None,
 ) -> list[Report]:
@@ -60,11 +61,12 @@ def build(
     Args:
         configs: name of a config set, or the path of a TOML file.
         dtypes: input types, instead of the config set's own.
+        machine: processor of the machines that load the packs, one of `HOSTS`; "" for one like this.
         jobs: compiler processes; all processors by default.
 
     Raises:
-        SpecError: an unknown arch, dtype or config set, or a wrong entry in one, or aotmm is in a zip file; nothing was
-            done.
+        SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one, or aotmm is in a zip file;
+            nothing was done.
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
             In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
             next build.
@@ -73,6 +75,8 @@ def build(
         raise SpecError(
             f"{__file__} is in a zip file, where no compiler can read kernels; install aotmm to build packs"
         )
+    if machine and machine not in HOSTS:
+        raise SpecError(f"unknown host {machine!r}; known: {', '.join(HOSTS)}")
     targets = [target(name) for name in dict.fromkeys(archs)]
     chosen = config_set(configs)
     work = {row.name: variants(chosen, row, dtypes) for row in targets}
@@ -84,12 +88,12 @@ def build(
             )
     with _locked(out):
         if in_checkout():  # wheels bring it along
-            link.link_torch_library()
-        return [_build_pack(row, work[row.name], chosen, out, jobs, progress) for row in targets]
+            link.link_torch_library(None if host(machine) == host() else out, machine)
+        return [_build_pack(row, work[row.name], chosen, out, machine, jobs, progress) for row in targets]
 
 
 def _build_pack(
-    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, jobs: int | None, progress: Progress
+    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, machine: str, jobs: int | None, progress: Progress
 ) -> Report:
     start = time.monotonic()
     folder = out / row.name
@@ -102,10 +106,10 @@ def _build_pack(
         if item.kernel.shared_bytes > row.shared_bytes
     )
     kernels = tuple(item.kernel for item in kept)
-    command, compiler_name = link.compiler()
+    command, compiler_name = link.compiler(machine)
     tuning = table.shipped(row.name)
     source, header = render.source(row, kernels, tuning), render.header((row.name,))
-    library_key = link.library_key(row, source, header, compiler_name)
+    library_key = link.library_key(row, source, header, compiler_name, machine)
     provenance = Provenance(
         aotmm=__version__,
         triton=compiling.toolchain()[0],
@@ -128,12 +132,12 @@ def _build_pack(
             _write_images(fresh, kept)
             (fresh / "launcher.c").write_text(source)
             (fresh / "launcher.h").write_text(header)
-            library = link.link_launcher(row, fresh, command)
+            library = link.link_launcher(row, fresh, command, machine)
             entry = Manifest(
                 format=FORMAT,
                 arch=row.name,
                 min_driver=row.min_driver,
-                host=link.host(),
+                host=host(machine),
                 provenance=provenance,
                 library=compiling.file(library.name, library.read_bytes()),
                 library_key=library_key,

@@ -9,8 +9,8 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
-import platform
 import shlex
+import struct
 import subprocess
 import sys
 import tempfile
@@ -18,25 +18,23 @@ from pathlib import Path
 
 from aotmm.build import render
 from aotmm.errors import CompileError, PackError, build_extra_missing
-from aotmm.target import Target
+from aotmm.target import HOSTS, Target, host
 
 NATIVE = Path(__file__).parent.parent / "native"
 TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
 FAST_MODULE = NATIVE / "_fast.abi3.so"
 TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "override.c", "fast.c")
+_ELF_MACHINE = 18  # where an ELF file says what it is for
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 _FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
-def host() -> str:
-    """The machine that libraries are linked for, e.g. "x86_64-linux-gnu"."""
-    return f"{platform.machine()}-linux-gnu"
+def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
+    """The C compiler's command, for this machine or for processor `machine`, and how provenance names it.
 
-
-def compiler() -> tuple[tuple[str, ...], str]:
-    """The C compiler's command and how provenance names it.
+    CC is taken as it is, for whatever it links; `link_launcher` refuses another machine's.
 
     Raises:
         CompileError: there is none.
@@ -50,28 +48,31 @@ def compiler() -> tuple[tuple[str, ...], str]:
         return command, done.stdout.splitlines()[0]
     if importlib.util.find_spec("ziglang") is None:
         raise build_extra_missing("a C compiler (ziglang, or set CC)")
-    command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{host()}.{GLIBC}")
+    command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{host(machine)}.{GLIBC}")
     return command, f"ziglang {importlib.metadata.version('ziglang')}, glibc {GLIBC}"
 
 
-def library_key(target: Target, source: str, header: str, compiler_name: str) -> str:
+def library_key(target: Target, source: str, header: str, compiler_name: str, machine: str = "") -> str:
     """Digest of everything that the launcher of `target` is linked from; the images' digests are in its source."""
-    digest = hashlib.sha256(f"{compiler_name}\0{host()}\0{_FLAGS}\0{source}\0{header}\0".encode())
+    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{_FLAGS}\0{source}\0{header}\0".encode())
     for path in _launcher_sources(target):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def link_launcher(target: Target, folder: Path, command: tuple[str, ...]) -> Path:
+def link_launcher(target: Target, folder: Path, command: tuple[str, ...], machine: str = "") -> Path:
     """Links launcher.c of the pack in `folder`, images embedded, to libaotmm_<arch>.so beside it.
 
     Raises:
-        CompileError: the C compiler failed, or the library does not hold the images' bytes.
+        CompileError: the C compiler failed, or the library does not hold the images' bytes, or is for another machine.
     """
     output = folder / f"libaotmm_{target.name}.so"
     sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
     _run(
-        [*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"], output, folder
+        [*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
+        output,
+        folder,
+        machine,
     )
     linked = output.read_bytes()
     for path in sorted((folder / "images").iterdir()):
@@ -80,33 +81,35 @@ def link_launcher(target: Target, folder: Path, command: tuple[str, ...]) -> Pat
     return output
 
 
-def link_torch_library() -> bool:
+def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
     """Links what serves torch, if it is missing or older than its sources; True if it was linked.
 
-    That is libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI.
+    That is libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI: those of this
+    checkout, or for processor `machine` in `folder`.
 
     Raises:
         CompileError: the C compiler failed. PackError: a library cannot be written.
     """
-    command, name = compiler()
+    command, name = compiler(machine)
     header = render.header()
-    digest = hashlib.sha256(f"{name}\0{host()}\0{_FLAGS}\0{header}\0".encode())
+    digest = hashlib.sha256(f"{name}\0{host(machine)}\0{_FLAGS}\0{header}\0".encode())
     for source in TORCH_SOURCES:
         digest.update((NATIVE / source).read_bytes() + b"\0")
     key = digest.hexdigest()
-    libraries = {TORCH_LIBRARY: ("torch_ops.c", "override.c"), FAST_MODULE: ("fast.c",)}
+    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "override.c"), FAST_MODULE: ("fast.c",)}
+    libraries = {(folder or path.parent) / path.name: sources for path, sources in sources_of.items()}
     if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
         return False
     # c10 exceptions pass through these functions, so they need unwind tables
     flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
     for library, sources in libraries.items():
         try:
-            with tempfile.TemporaryDirectory(prefix=".torch-", dir=library.parent) as folder:
-                work = Path(folder)
+            with tempfile.TemporaryDirectory(prefix=".torch-", dir=library.parent) as place:
+                work = Path(place)
                 (work / "launcher.h").write_text(header)
                 output = work / library.name
                 paths = [str(NATIVE / source) for source in sources]
-                _run([*command, *flags, "-I.", f"-I{NATIVE}", *paths, "-ldl"], output, work)
+                _run([*command, *flags, "-I.", f"-I{NATIVE}", *paths, "-ldl"], output, work, machine)
                 output.replace(library)
         except OSError as error:
             raise PackError(f"{library} cannot be written: {error}") from error
@@ -117,7 +120,7 @@ def _launcher_sources(target: Target) -> list[Path]:
     return [NATIVE / name for name in ("core.h", "core.c", f"driver_{target.backend}.c")]
 
 
-def _run(command: list[str], output: Path, folder: Path) -> None:
+def _run(command: list[str], output: Path, folder: Path, machine: str) -> None:
     done = subprocess.run(
         [*command, f"-Wl,-soname,{output.name}", "-o", output.name],
         cwd=folder,
@@ -128,3 +131,10 @@ def _run(command: list[str], output: Path, folder: Path) -> None:
     )
     if done.returncode:
         raise CompileError(f"linking {output.name} failed: {shlex.join(command)}\n{done.stderr}")
+    (found,) = struct.unpack_from("<H", output.read_bytes(), _ELF_MACHINE)
+    wanted = HOSTS.get(host(machine).partition("-")[0], found)
+    if found != wanted:
+        raise CompileError(
+            f"linking {output.name} for {host(machine)} gave a library for ELF machine {found}, not {wanted}: "
+            f"{shlex.join(command[:3])}; name a CC that links for it, or unset CC"
+        )

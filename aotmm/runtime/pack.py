@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import platform
 import threading
 from collections.abc import Callable
 from functools import cached_property
@@ -16,7 +15,7 @@ from aotmm import manifest
 from aotmm.errors import ArtifactError
 from aotmm.folders import place, read
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
-from aotmm.target import TARGETS
+from aotmm.target import TARGETS, host
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Launcher
@@ -86,8 +85,8 @@ def _reopen(folder: Path, owner: str, table: Table | None) -> Pack:
     return pack
 
 
-def open_pack(folder: Path) -> Pack:
-    """The pack in `folder`.
+def open_pack(folder: Path, machine: str = "") -> Pack:
+    """The pack in `folder`, whose library is for this machine, or for processor `machine`.
 
     Raises:
         ArtifactError: there is none, it is half written, for another machine, or its manifest is refused.
@@ -104,9 +103,11 @@ def open_pack(folder: Path) -> Pack:
     except OSError as error:
         raise unreadable(f"pack {folder}", error) from error
     head = manifest.read_head(data, str(path))
-    host = f"{platform.machine()}-linux-gnu"
-    if head.host != host:
-        raise ArtifactError(f"pack {folder} is for {head.host}, this machine is {host}; build it here")
+    if head.host != host(machine):
+        raise ArtifactError(
+            f"pack {folder} is for {head.host}, this machine is {host(machine)}; build it here, or anywhere with "
+            f"aotmm build --host {host(machine).partition('-')[0]}"
+        )
     return Pack(folder, head)
 
 

@@ -94,6 +94,17 @@ def plans_pack(arch: str) -> Path:
     return build((arch,), _folder() / "plans", configs=str(configs))[0].folder
 
 
+@functools.cache
+def other_host(machine: str, arch: str) -> Path:
+    """A folder with the default pack of `arch` for processor `machine`, and what serves torch there, built once."""
+    folder = _folder() / machine
+    folder.mkdir(exist_ok=True)
+    if not (folder / ".cache").exists():
+        (folder / ".cache").symlink_to(default_pack(arch).parent / ".cache")
+    build((arch,), folder, machine=machine)
+    return folder
+
+
 def checkout(folder: Path) -> Path:
     """A copy of the sources in `folder` that a test may change and build from."""
     ignored = shutil.ignore_patterns("__pycache__", ".torch-*")

@@ -15,9 +15,10 @@ from aotmm import manifest
 from aotmm.build import Report, build
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import PackError, SpecError
+from aotmm.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
-from tests.build.packs import checkout, content, run_python
+from tests.build.packs import checkout, content, default_pack, run_python
 
 ARCHS = ("sm80", "gfx90a")
 CONFIGS = """
@@ -215,6 +216,15 @@ def test_changed_source(packs: Path, configs: str, tmp_path: Path, path: str, co
         handle.write("# changed\n")
     result = run_python(BUILD, configs, packs, "2", "022", "0", "sm80", root=root)
     assert (result.returncode, result.stdout) == (0, f"sm80 {KERNELS} {compiled} True\n"), result.stderr
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_room_for_the_most_kernels(arch: str) -> None:
+    """As many kernels as a pack may have, of the default pack's average, stay below every other limit of the format."""
+    whole = open_pack(default_pack(arch)).manifest
+    times = MAX_ITEMS / len(whole.kernels)
+    assert times * whole.kernels_file.bytes < MAX_MANIFEST_BYTES
+    assert times * max(file.bytes for file in (whole.library, *whole.sources)) < MAX_FILE_BYTES
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

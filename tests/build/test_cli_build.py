@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import shutil
 import signal
@@ -15,13 +16,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import ArtifactError, CompileError, DriverError, NoKernelError, SpecError
 from aotmm.runtime.launcher import CDevice, Launcher
-from aotmm.target import TARGETS
+from aotmm.target import HOSTS, TARGETS, host
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
@@ -141,6 +143,7 @@ def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
         (("--arch", "sm81"), "unknown arch 'sm81'; known: sm80, sm90, gfx90a"),
         (("--arch", "sm80", "--dtype", "fp8e4"), "'fp8e4' does not exist on sm80"),
         (("--arch", "sm80", "--configs", "best"), "unknown config set 'best'; known: classic, default, tutorial"),
+        (("--arch", "sm80", "--host", "arm64"), "unknown host 'arm64'; known: x86_64, aarch64"),
     ],
 )
 def test_build_of_what_does_not_exist(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
@@ -149,6 +152,22 @@ def test_build_of_what_does_not_exist(tmp_path: Path, words: tuple[str, ...], te
     assert result.exit_code == SpecError.exit_code
     assert text in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_build_for_another_processor(packs: Path, configs: Path, tmp_path: Path) -> None:
+    """--host links the same kernels for another machine, never in the place of this one's packs; it can be verified."""
+    other = next(name for name in HOSTS if name != platform.machine())
+    words = ("build", "--arch", "sm80", "--configs", configs, "--host", other)
+    refused = run(*words)
+    assert refused.exit_code == click.UsageError.exit_code
+    assert f"say --out: the packs of a checkout are for {host()}, not for {host(other)}" in refused.stderr
+    shutil.copytree(packs / ".cache", tmp_path / ".cache")
+    made = run(*words, "--out", tmp_path, "--json")
+    assert made.exit_code == 0, made.stderr
+    assert [row["compiled"] for row in json.loads(made.stdout)] == [0]
+    assert f"is for {host(other)}, this machine is {host()}" in run("list", "--pack", tmp_path).stderr
+    rebuilt = run("verify", tmp_path / "sm80", "--rebuild", "--configs", configs)
+    assert rebuilt.exit_code == 0, rebuilt.stderr
 
 
 def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> None:

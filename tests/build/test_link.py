@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import io
+import platform
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from aotmm.build import link, render
+from aotmm.build import build, link, render
 from aotmm.errors import CompileError, PackError
 from aotmm.kernel import Kernel
-from aotmm.target import TARGETS, target
-from tests.build.packs import tiny_pack
+from aotmm.runtime.pack import open_pack
+from aotmm.target import HOSTS, TARGETS, host, target
+from aotmm.verify import verify
+from tests.build.packs import content, tiny_pack
 from tests.samples import file, installed, kernel
 
 # What the fast module takes of CPython, all of it in the limited API of Python 3.10.
@@ -120,14 +124,46 @@ def test_image_that_is_not_embedded_is_refused(tmp_path: Path) -> None:
         link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
 
 
+def test_library_for_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CC that links for another processor than the one that is asked for is found out."""
+    write_sources(tmp_path, kernel("one"))
+    other = next(name for name in HOSTS if name != platform.machine())
+    monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target {host(other)}")
+    said = rf"for {host()} gave a library for ELF machine {HOSTS[other]}, not {HOSTS[platform.machine()]}: .*unset CC$"
+    with pytest.raises(CompileError, match=said):
+        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+    assert link.link_launcher(target("sm80"), tmp_path, link.compiler()[0], other).is_file()
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_other_processor(arch: str, tmp_path: Path) -> None:
+    """What is linked for aarch64 has its machine number, needs glibc 2.17, shows one symbol; all else is as here."""
+    shutil.copytree(tiny_pack(arch).parent / ".cache", tmp_path / ".cache")
+    pack = build((arch,), tmp_path, configs=str(tiny_pack(arch).parents[1] / "tiny.toml"), machine="aarch64")[0].folder
+    elf = library(pack)
+    assert elf["e_machine"] == "EM_AARCH64"
+    dynamic = elf.get_section_by_name(".dynamic")
+    assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= {"libc.so.6", "libdl.so.2", "libpthread.so.0"}
+    asked = elf.get_section_by_name(".gnu.version_r").iter_versions()
+    assert {version.name for _, versions in asked for version in versions} == {"GLIBC_2.17"}
+    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
+    assert [s.name for s in symbols if s["st_shndx"] != "SHN_UNDEF"] == [f"aotmm_launcher_{arch}"]
+    assert open_pack(pack, "aarch64").head.host == "aarch64-linux-gnu"
+    there, here = content(pack), content(tiny_pack(arch))
+    differing = {name for name in here if there[name] != here[name]}
+    assert there.keys() == here.keys()
+    assert differing == (set() if platform.machine() == "aarch64" else {"manifest.json", f"libaotmm_{arch}.so"})
+    assert [row.violations for row in verify(pack)] == [()]
+
+
 def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The key changes with the source, the header, the compiler, and each native file of the arch, and only then."""
     row = target("sm80")
 
-    def key(source: str = "c", header: str = "h", name: str = "zig") -> str:
-        return link.library_key(row, source, header, name)
+    def key(source: str = "c", header: str = "h", name: str = "zig", machine: str = "") -> str:
+        return link.library_key(row, source, header, name, machine)
 
-    found = [key(), key(source="d"), key(header="i"), key(name="gcc")]
+    found = [key(), key(source="d"), key(header="i"), key(name="gcc"), key(machine="riscv64")]
     assert key() == found[0]
     for path in link.NATIVE.iterdir():
         if path.suffix in (".c", ".h"):
@@ -137,7 +173,7 @@ def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_
     for name in ("core.c", "core.h", "driver_cuda.c"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n")
         found.append(key())
-    assert len(set(found)) == 7
+    assert len(set(found)) == 8
     (tmp_path / "driver_hip.c").write_bytes(b"")
     assert key() == found[-1]
 

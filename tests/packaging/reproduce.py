@@ -1,4 +1,4 @@
-"""Builds packs, libraries and wheel twice, as two people on two machines would, and compares every byte.
+"""Builds packs, libraries and wheels twice, as two people on two machines would, and compares every byte.
 
 `make reproduce` does so with the default config set: `python -m tests.packaging.reproduce`.
 """
@@ -16,11 +16,11 @@ import time
 import zipfile
 from pathlib import Path
 
-from aotmm.target import TARGETS
+from aotmm.target import HOSTS, TARGETS
 
 ROOT = Path(__file__).parents[2]
 _SHORTEST = 5  # a shorter user or host name is found by chance
-_BUILT = ("artifacts/[!.]*/**/*", "aotmm/native/*.so", "dist/*")
+_BUILT = ("artifacts/[!.]*/**/*", "aotmm/native/*.so", "build/*/*.so", "build/*/[!.]*/**/*", "dist/*")
 # Folder, umask, compiler processes (0: all processors), and what differs in the environment.
 _PEOPLE = (
     ("one", 0o022, 3, {"TZ": "UTC", "LC_ALL": "C", "USER": "one-of-many", "PYTHONHASHSEED": "1"}),
@@ -60,7 +60,18 @@ def _build(
     packs = ["build", *(f"--arch={arch}" for arch in archs), "--configs", configs]
     command = [sys.executable, "-c", "from aotmm.cli import main; main()", *packs]
     processes = ["--jobs", str(jobs)] if jobs else []
-    for step in ([*command, *processes], [sys.executable, "-m", "hatchling", "build", "-t", "wheel"]):
+    other = next(name for name in HOSTS if name != platform.machine())
+    (root / "build" / other).mkdir(parents=True)
+    (root / "build" / other / ".cache").symlink_to("../../artifacts/.cache")
+    make = [sys.executable, "wheels.py"]
+    for step in (
+        [*command, *processes],
+        [*command, *processes, "--host", other, "--out", f"build/{other}"],
+        [*make, *archs],
+        [*make, "--label", archs[0]],
+        [*make, "--kernels", *archs],
+        [*make, "--host", other, *archs],
+    ):
         subprocess.run(step, cwd=root, umask=umask, env=settings, check=True, capture_output=True)
     found = {path.relative_to(root).as_posix(): path for form in _BUILT for path in root.glob(form) if path.is_file()}
     contents = {name: path.read_bytes() for name, path in sorted(found.items()) if path.name != "README.md"}

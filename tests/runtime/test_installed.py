@@ -32,6 +32,18 @@ print(lib)
 print([(pack.arch, pack.owner, len(pack.launcher.kernels) > 0) for pack in lib.packs])
 print("acme_kernels" in sys.modules)
 """
+# Which pack serves GPUs of the architectures in its arguments.
+SERVING = """
+import sys
+import aotmm
+from aotmm.runtime import library
+from aotmm.runtime.devices import Device
+lib = aotmm.load()
+print(lib)
+for arch in sys.argv[1:]:
+    library.device = lambda ordinal: Device(ordinal, "Some GPU", arch)
+    print(arch, lib.serving(0).folder)
+"""
 
 
 def add(site: Path, distribution: str, package: str, *archs: str, version: str = "1.0") -> None:
@@ -80,6 +92,20 @@ def test_example(site: Path, tmp_path: Path) -> None:
     told = run(path, tmp_path, CLI, "doctor", fails=True)
     assert said in told
     assert f"{site}/aotmm/artifacts/sm90" in told, "doctor goes on"
+
+
+def test_small_wheel_and_kernels(tmp_path: Path) -> None:
+    """aotmm with one pack and aotmm-kernels-sm80 beside it have both packs; each GPU gets that of its very arch."""
+    for words in (("--label", "sm90"), ("--kernels", "sm80")):
+        module("wheels", "--directory", tmp_path, *words)
+    site = tmp_path / "site"
+    module("pip", "install", "-q", "--no-deps", "--target", site, *tmp_path.glob("*.whl"))
+    assert run(site, tmp_path, SERVING, "sm80", "sm86", "sm90").splitlines() == [
+        f"<aotmm.Library of sm80 of aotmm-kernels-sm80 {aotmm.__version__}, sm90>",
+        f"sm80 {site}/aotmm_kernels_sm80",
+        f"sm86 {site}/aotmm_kernels_sm80",
+        f"sm90 {site}/aotmm/artifacts/sm90",
+    ]
 
 
 def test_order(added: Path) -> None:
