@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -30,6 +30,7 @@ from aotmm.problem import (
 from aotmm.table import Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
+_LANES, _MAX_BLOCKS = 4, 32  # of core.h
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 
 
@@ -66,16 +67,16 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     promise_lists = list(dict.fromkeys(kernel.promises for kernel in kernels))
     schedules = sorted({kernel.schedule for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
-    order, classes, groups = _groups(kernels, promise_lists)
+    made = _groups(kernels, promise_lists)
     rows = [
         {
             "kernel": kernel,
             "schedule": schedules.index(kernel.schedule),
             "promises": promise_lists.index(kernel.promises),
+            "first_condition": sum(map(len, promise_lists[: promise_lists.index(kernel.promises)])),
             "width": DTYPES[kernel.dtype_a].bytes,
             "resident": resident(kernel, target),
             "constants": constants(kernel, target, tuning),
-            "blocks": (kernel.config.block_m, kernel.config.block_n, kernel.config.block_k),
             "measured": known.schedules.index(kernel.schedule)
             if kernel.schedule in known.schedules
             else "AOTMM_UNMEASURED",
@@ -98,16 +99,31 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             attribute_ids=ATTRIBUTES,
             rows=rows,
             promise_lists=promise_lists,
+            conditions=[_condition(promise) for promises in promise_lists for promise in promises],
             schedules=schedules,
             pointer_alignment=_pointer_alignment(promise_lists),
-            order=order,
-            classes=classes,
-            groups=groups,
+            order=made.order,
+            classes=made.classes,
+            candidates_count=sum(row.blocks for row in made.classes),
+            groups=made.groups,
             shapes=known.shapes,
+            place_count=2 << max(0, len(known.shapes) - 1).bit_length(),
             times=known.times,
             measured_count=len(known.schedules),
         )
     )
+
+
+def _condition(promise: Promise) -> tuple[str, int, int, int]:
+    """The value that a promise is about, and mask, least and span of `aotmm_condition`."""
+    whole, smallest, largest = 2**64 - 1, -(2**63), 2**63 - 1
+    mask, least, most = {
+        "equals": (whole, promise.operand, promise.operand),
+        "multiple_of": (promise.operand - 1, 0, 0),
+        "below": (whole, smallest, promise.operand - 1),
+        "at_least": (whole, promise.operand, largest),
+    }[promise.relation]
+    return promise.value, mask & whole, least & whole, most - least
 
 
 def _map(entry: TensorMap) -> dict[str, object]:
@@ -127,19 +143,41 @@ def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
     return max([16, *seen])
 
 
-def _groups(
-    kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]
-) -> tuple[list[int], list[tuple[int, int, int]], list[dict[str, object]]]:
+@dataclass(slots=True)
+class _Class:
+    """`aotmm_class` of core.h."""
+
+    first: int
+    count: int
+    units: int
+    candidates: int
+    alike: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """How many candidates its kernels fill."""
+        return -(-self.count // _LANES)
+
+
+@dataclass(slots=True)
+class _Groups:
     """aotmm_order, aotmm_classes and the groups of core.h: what selection goes through, by what it looks for."""
 
+    order: list[int]
+    classes: list[_Class]
+    groups: list[dict[str, object]]
+
+
+def _groups(kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]) -> _Groups:
     def storage(dtype: str) -> str:
         return f"AOTMM_{DTYPES[dtype].storage.upper()}"
 
     def rank(number: int) -> tuple[object, ...]:
         kernel = kernels[number]
         epilogue = EPILOGUES.index(kernel.epilogue)
-        if kernel.role in ("product", "partial"):
-            return promise_lists.index(kernel.promises), kernel.schedule, epilogue, number
+        if kernel.role in ("product", "partial"):  # what is promised most is fastest: it comes first
+            promises = kernel.promises
+            return -_units(promises), promise_lists.index(promises), kernel.schedule, epilogue, number
         return epilogue, -kernel.vector_bytes, -len(kernel.promises), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
@@ -149,9 +187,7 @@ def _groups(
         "reduce": ("reduces", (types,), lambda k: (storage(k.dtype_c),)),
         "copy": ("copies", (widths,), lambda k: (DTYPES[k.dtype_a].bytes,)),
     }
-    order: list[int] = []
-    classes: list[tuple[int, int, int]] = []
-    groups: list[dict[str, object]] = []
+    made = _Groups([], [], [])
     for role, (name, dimensions, key_of) in tables.items():
         found: dict[tuple[object, ...], list[int]] = {}
         for number, kernel in enumerate(kernels):
@@ -161,16 +197,35 @@ def _groups(
         for key in sorted(found, key=str):
             numbers = sorted(found[key], key=rank)
             if role in ("product", "partial"):
-                runs = [list(run) for _, run in itertools.groupby(numbers, lambda number: kernels[number].promises)]
-                entries.append((key, len(classes), len(runs)))
-                for run in runs:
-                    classes.append((len(order), len(run), _units(kernels[run[0]].promises)))
-                    order += run
+                classes = _classes([kernels[number] for number in numbers], made)
+                entries.append((key, len(made.classes), len(classes)))
+                made.classes += classes
             else:
-                entries.append((key, len(order), len(numbers)))
-                order += numbers
-        groups.append({"name": name, "dimensions": dimensions, "entries": entries})
-    return order, classes, groups
+                entries.append((key, len(made.order), len(numbers)))
+            made.order += numbers
+        made.groups.append({"name": name, "dimensions": dimensions, "entries": entries})
+    return made
+
+
+def _classes(ranked: list[Kernel], made: _Groups) -> list[_Class]:
+    """The classes of a group of products or partials that comes after what is `made`."""
+    place, candidates = len(made.order), sum(row.blocks for row in made.classes)
+    found: list[_Class] = []
+    before: tuple[Promise, ...] | None = None
+    for (promises, _), run in itertools.groupby(ranked, lambda kernel: (kernel.promises, kernel.schedule)):
+        size = len(list(run))
+        if promises != before or found[-1].count + size > _MAX_BLOCKS * _LANES:
+            found.append(_Class(place, 0, _units(promises), 0))
+        found[-1].count += size
+        place, before = place + size, promises
+    first, blocks = found[0], 0
+    for row in found:
+        if row.units != first.units or blocks + row.blocks > _MAX_BLOCKS:
+            first, blocks = row, 0
+        row.candidates = candidates
+        first.alike += 1
+        blocks, candidates = blocks + row.blocks, candidates + row.blocks
+    return found
 
 
 def _units(promises: tuple[Promise, ...]) -> int:

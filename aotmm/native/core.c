@@ -62,7 +62,9 @@ static int valid(const aotmm_problem *p) {
   const int64_t strides[] = {p->stride_am,      p->stride_ak,      p->stride_bk,      p->stride_bn,     p->stride_cm,
                              p->stride_cn,      p->stride_az,      p->stride_bz,      p->stride_cz,     p->stride_bias_z,
                              p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b};
-  for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++)
+  int64_t signs = 0;
+  for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++) signs |= strides[i];
+  for (unsigned i = 0; signs < 0 && i < sizeof strides / sizeof *strides; i++)
     if (strides[i] < 0)
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride %lld: strides are not negative", (long long)strides[i]);
   const struct {
@@ -112,7 +114,7 @@ static void set_extent(quantities *q, int operand) {
                                            value[operands[operand].cols], value[operands[operand].col_stride]);
 }
 
-static quantities quantities_of(const aotmm_problem *p) {
+static void set_quantities(quantities *q, const aotmm_problem *p) {
   static const struct {
     uint16_t size, strides[3];
   } dimensions[] = {
@@ -121,49 +123,41 @@ static quantities quantities_of(const aotmm_problem *p) {
       {AOTMM_VALUE_K, {AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BK}},
       {AOTMM_VALUE_BATCH, {AOTMM_VALUE_STRIDE_AZ, AOTMM_VALUE_STRIDE_BZ, AOTMM_VALUE_STRIDE_CZ}},
   };
-  quantities q = {.free = 0};
-  int64_t *value = q.value;
+  int64_t *value = q->value;
+  memset(q, 0, sizeof *q);
   memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < 3 && value[dimensions[i].size] == 1; k++) {
       value[dimensions[i].strides[k]] = 0;
-      q.free |= 1ull << dimensions[i].strides[k];
+      q->free |= 1ull << dimensions[i].strides[k];
     }
   memcpy(value + AOTMM_VALUE_SLOPE, &p->slope, sizeof p->slope);
-  for (int i = 0; i < OPERANDS; i++) set_extent(&q, i);
+  for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
   value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
   value[AOTMM_VALUE_SPLIT] = 1;
   value[AOTMM_VALUE_C_SPAN] = p->N;
-  return q;
 }
 
-HOT int kept(const aotmm_promise *promise, const quantities *q) {
-  int64_t found = q->value[promise->value];
-  switch (promise->relation) {
-    case AOTMM_EQUALS: return found == promise->operand || q->free >> promise->value & 1;
-    case AOTMM_MULTIPLE_OF: return !(found & (promise->operand - 1));
-    case AOTMM_BELOW: return found < promise->operand;
-    default: return found >= promise->operand || q->free >> promise->value & 1;
-  }
+HOT int kept(const aotmm_condition *c, const quantities *q) {
+  return ((uint64_t)q->value[c->value] & c->mask) - c->least <= c->span || q->free >> c->value & 1;
 }
 
-/* The number of the first promise that is broken, or their count. */
-static uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
-  uint32_t i = 0;
-  while (i < k->promise_count && kept(k->promises + i, q)) i++;
-  return i;
+/* The number of the first promise of a kernel that is broken, or their count. */
+static uint32_t first_broken(uint32_t kernel, const quantities *q) {
+  const aotmm_condition *first = aotmm_conditions + aotmm_first_condition[kernel], *c = first;
+  const aotmm_condition *end = first + aotmm_kernels[kernel].promise_count;
+  while (c < end && kept(c, q)) c++;
+  return (uint32_t)(c - first);
+}
+
+static int keeps(uint32_t kernel, const quantities *q) {
+  return first_broken(kernel, q) == aotmm_kernels[kernel].promise_count;
 }
 
 HOT int64_t ceil_div(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
   uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
-}
-
-/* size / block, rounded up, by aotmm_constants.per_*: exact because size * block is below 2^64 / block. */
-HOT int64_t blocks_in(int64_t size, uint32_t block, uint64_t per_block) {
-  if (size >> 40) return ceil_div(size, block);
-  return (int64_t)((unsigned __int128)(uint64_t)(size + block - 1) * per_block >> 64);
 }
 
 /* Not negative, and the largest int64 when the product is more. */
@@ -226,25 +220,24 @@ static int64_t bytes_of_copies(const place *places, uint32_t copies) {
 }
 
 /* The same problem with the operands of `copies` in a workspace at `address`. */
-static quantities with_copies(const quantities *q, const place *places, uint32_t copies, int64_t address) {
-  quantities moved = *q;
+static void set_copies(quantities *moved, const quantities *q, const place *places, uint32_t copies, int64_t address) {
+  *moved = *q;
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     int lines = places[i].transposed ? operands[i].col_stride : operands[i].row_stride;
     int along = places[i].transposed ? operands[i].row_stride : operands[i].col_stride;
-    moved.value[operands[i].pointer] = address;
-    moved.value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
-    moved.value[along] = q->free >> along & 1 ? 0 : 1;
-    set_extent(&moved, i);
-    if (i == 2) moved.value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
+    moved->value[operands[i].pointer] = address;
+    moved->value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
+    moved->value[along] = q->free >> along & 1 ? 0 : 1;
+    set_extent(moved, i);
+    if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
     address += places[i].bytes;
   }
-  return moved;
 }
 
 /* What a copy kernel is launched with: the operand is the source, or the destination if it is C; `moved` has the other
    side. Lines of the destination are its contiguous ones. */
-static quantities copy_quantities(const quantities *q, const quantities *moved, int i, const place *to) {
+static void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const place *to) {
   const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
   int turned = i == 2 ? unit(q, AOTMM_VALUE_STRIDE_CM) && !unit(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
   int rows = turned ? operands[i].cols : operands[i].rows, cols = turned ? operands[i].rows : operands[i].cols;
@@ -260,7 +253,7 @@ static quantities copy_quantities(const quantities *q, const quantities *moved, 
                         .stride_cm = into->value[lines],
                         .stride_cn = into->value[along],
                         .batch = 1};
-  return quantities_of(&copy);
+  set_quantities(made, &copy);
 }
 
 /* ---- grids and helpers */
@@ -277,15 +270,11 @@ static uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device
 }
 
 HOT int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  const aotmm_constants *c = aotmm_built_tuning.constants + kernel;
-  return times(blocks_in(M, k->block_m, c->per_m), blocks_in(N, k->block_n, c->per_n));
+  return times(ceil_div(M, aotmm_kernels[kernel].block_m), ceil_div(N, aotmm_kernels[kernel].block_n));
 }
 
 /* Steps along K. */
-HOT int64_t steps_of(uint32_t kernel, int64_t K) {
-  return blocks_in(K, aotmm_kernels[kernel].block_k, aotmm_built_tuning.constants[kernel].per_k);
-}
+HOT int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, aotmm_kernels[kernel].block_k); }
 
 /* The first kernel of a group that has the epilogue and keeps its promises, or -1. */
 static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
@@ -293,8 +282,7 @@ static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, 
     uint32_t number = aotmm_order[group.first + i];
     const aotmm_kernel *k = aotmm_kernels + number;
     if (k->epilogue >= epilogue && k->shared_bytes <= (uint32_t)device->shared_bytes &&
-        first_broken(k, q) == k->promise_count &&
-        grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
+        keeps(number, q) && grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
       return (int)number;
   }
   return -1;
@@ -318,9 +306,8 @@ static int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_d
 /* Places the partial sums of a kernel in `q`; returns their bytes. */
 static int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  const aotmm_constants *c = aotmm_built_tuning.constants + kernel;
-  int64_t rows = blocks_in(q->value[AOTMM_VALUE_M], k->block_m, c->per_m) * k->block_m;
-  int64_t cols = blocks_in(q->value[AOTMM_VALUE_N], k->block_n, c->per_n) * k->block_n;
+  int64_t rows = ceil_div(q->value[AOTMM_VALUE_M], k->block_m) * k->block_m;
+  int64_t cols = ceil_div(q->value[AOTMM_VALUE_N], k->block_n) * k->block_n;
   q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
@@ -345,14 +332,17 @@ typedef struct query {
   const aotmm_tuning *tuning;
   int64_t limit; /* of the workspace */
   double bytes_read, bytes_moved; /* of A and B; by a product */
-  double least_reduce;            /* no reduce takes less */
-  int count;     /* ways to place the operands, the one without copies first */
+  float M, N, K, batch, per_multiprocessor, product_bytes, partial_bytes; /* what bounds take, in single precision */
+  float least_reduce; /* no reduce takes less */
+  int32_t epilogue;   /* the least that the problem needs */
+  uint32_t units;     /* as in aotmm_class, of all ways */
+  int count;          /* ways to place the operands, the one without copies first */
   struct {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
     uint32_t units; /* as in aotmm_class */
-    uint32_t row_a, col_b; /* bytes of an element of A and of B, as loads_of counts them */
+    float row_a, col_b; /* bytes of an element of A and of B, as loads_of counts them */
     quantities q;
   } ways[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
@@ -379,7 +369,7 @@ HOT int64_t slots_of(const query *s, uint32_t kernel) {
 /* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */
 HOT double loads_of(const query *s, int way, uint32_t kernel) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  return k->block_k * (k->block_m * s->ways[way].row_a + k->block_n * s->ways[way].col_b);
+  return (double)k->block_k * ((double)k->block_m * s->ways[way].row_a + (double)k->block_n * s->ways[way].col_b);
 }
 
 /* A kernel computes while it loads, but for a quarter of whichever takes less. */
@@ -404,26 +394,32 @@ HOT const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   return times_ && schedule != AOTMM_UNMEASURED && times_[schedule].ns ? times_ + schedule : NULL;
 }
 
-static int before(const aotmm_shape *a, const aotmm_shape *b) {
-  if (a->width != b->width) return a->width < b->width;
-  if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
-  if (a->layout != b->layout) return a->layout < b->layout;
-  if (a->M != b->M) return a->M < b->M;
-  return a->N != b->N ? a->N < b->N : a->K < b->K;
+/* Where a search for a shape begins in aotmm_tuning.places. */
+static uint32_t place_in(const aotmm_tuning *t, const aotmm_shape *shape) {
+  uint64_t sum = (uint64_t)shape->M * 0x9e3779b97f4a7c15 + (uint64_t)shape->N * 0xc2b2ae3d27d4eb4f +
+                 (uint64_t)shape->K * 0x165667b19e3779f9 +
+                 (uint64_t)(shape->width << 4 | shape->fast_accum << 3 | shape->layout) * 0x27d4eb2f165667c5;
+  return (uint32_t)(sum >> 32) & (t->place_count - 1);
+}
+
+static void set_places(const aotmm_tuning *t) {
+  memset(t->places, 0, t->place_count * sizeof *t->places);
+  for (uint32_t i = 0; i < t->shape_count; i++) {
+    uint32_t place = place_in(t, t->shapes + i);
+    while (t->places[place]) place = (place + 1) & (t->place_count - 1);
+    t->places[place] = i + 1;
+  }
 }
 
 /* The times of a shape, or NULL. */
 static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
-  uint32_t low = 0, high = t->shape_count;
-  while (low < high) {
-    uint32_t middle = (low + high) / 2;
-    if (before(t->shapes + middle, wanted))
-      low = middle + 1;
-    else
-      high = middle;
+  for (uint32_t place = place_in(t, wanted); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
+    const aotmm_shape *shape = t->shapes + t->places[place] - 1;
+    if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->width == wanted->width &&
+        shape->fast_accum == wanted->fast_accum && shape->layout == wanted->layout)
+      return t->times + (size_t)(t->places[place] - 1) * t->schedule_count;
   }
-  int found = low < t->shape_count && !before(wanted, t->shapes + low);
-  return found ? t->times + (size_t)low * t->schedule_count : NULL;
+  return NULL;
 }
 
 static void find_measured(query *s) {
@@ -431,7 +427,7 @@ static void find_measured(query *s) {
   const quantities *q = &s->ways[0].q;
   int rows_a = unit(q, AOTMM_VALUE_STRIDE_AK), cols_a = unit(q, AOTMM_VALUE_STRIDE_AM);
   int rows_b = unit(q, AOTMM_VALUE_STRIDE_BN), cols_b = unit(q, AOTMM_VALUE_STRIDE_BK);
-  if (s->tuning->shape_count == 0 || p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
+  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
   aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
   wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
   for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
@@ -454,9 +450,9 @@ static void describe_way(query *s) {
   int64_t rows_a = value[unit(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
   int64_t cols_b = value[unit(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
   uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
-  s->ways[s->count - 1].units = units_of(q);
-  s->ways[s->count - 1].row_a = width_a * (rows_a * width_a % LINE_BYTES ? SPLIT_LINES : 1);
-  s->ways[s->count - 1].col_b = width_b * (cols_b * width_b % LINE_BYTES ? SPLIT_LINES : 1);
+  s->units |= s->ways[s->count - 1].units = units_of(q);
+  s->ways[s->count - 1].row_a = (float)(width_a * (rows_a * width_a % LINE_BYTES ? SPLIT_LINES : 1));
+  s->ways[s->count - 1].col_b = (float)(width_b * (cols_b * width_b % LINE_BYTES ? SPLIT_LINES : 1));
 }
 
 /* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
@@ -466,10 +462,12 @@ static void add_way(query *s, const place *places, uint32_t copies) {
   int64_t bytes = bytes_of_copies(places, copies);
   double time = 0;
   if (bytes > s->limit) return;
-  quantities moved = with_copies(&s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  quantities *moved = &s->ways[s->count].q;
+  set_copies(moved, &s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
-    quantities copy = copy_quantities(&s->ways[0].q, &moved, i, places + i);
+    quantities copy;
+    set_copy(&copy, &s->ways[0].q, moved, i, places + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
     time += copy_time(s, kernel, &copy, element_bytes[types[i]]);
@@ -477,7 +475,6 @@ static void add_way(query *s, const place *places, uint32_t copies) {
   s->ways[s->count].copies = copies;
   s->ways[s->count].bytes = bytes;
   s->ways[s->count].time = time;
-  s->ways[s->count].q = moved;
   s->count++;
   describe_way(s);
 }
@@ -486,16 +483,21 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->problem = p;
   s->device = device;
   s->tuning = __atomic_load_n(&tuning, __ATOMIC_ACQUIRE);
+  s->M = (float)p->M, s->N = (float)p->N, s->K = (float)p->K, s->batch = (float)p->batch;
+  s->per_multiprocessor = 1 / (float)device->multiprocessors;
+  s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
+  s->units = 0;
   s->count = 1;
   s->ways[0].copies = 0;
   s->ways[0].bytes = 0;
   s->ways[0].time = 0;
-  s->ways[0].q = quantities_of(p);
+  set_quantities(&s->ways[0].q, p);
   describe_way(s);
   s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
                   (double)p->K * (double)p->N * element_bytes[p->dtype_b];
   s->bytes_moved = (double)p->batch * (s->bytes_read + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
+  s->partial_bytes = (float)s->bytes_read, s->product_bytes = (float)s->bytes_moved;
   s->measured[0] = s->measured[1] = NULL;
   find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -517,13 +519,12 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* The way with fewest copies that keeps the promises of `k`, which include `units`, or -1. A reduce writes any C, so it is
-   never copied. For a partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
-static int way_for(const query *s, const aotmm_kernel *k, uint32_t units) {
+/* The way with fewest copies that keeps the promises of a kernel, which include `units`, or -1. A reduce writes any C, so it
+   is never copied. For a partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
+static int way_for(const query *s, uint32_t kernel, uint32_t units) {
+  uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
   for (int i = 0; i < s->count; i++)
-    if (!(units & ~s->ways[i].units) && !(k->role == AOTMM_ROLE_PARTIAL && s->ways[i].copies & AOTMM_COPY_C) &&
-        first_broken(k, &s->ways[i].q) == k->promise_count)
-      return i;
+    if (!(units & ~s->ways[i].units) && !(s->ways[i].copies & not_copied) && keeps(kernel, &s->ways[i].q)) return i;
   return -1;
 }
 
@@ -540,7 +541,7 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
   if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
   if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
-  return a->kernel < b->kernel;
+  return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
 }
 
 /* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_verdict. */
@@ -593,40 +594,38 @@ static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to
   return time >= to->time ? AOTMM_FITS : consider(s, way, kernel, 1, time, measured, tiles, 0, to);
 }
 
-/* Whether no number of slices can be better than the best: two with all multiprocessors busy all the time are not. */
-static int hopeless(const query *s, int way, uint32_t kernel, int64_t tiles, int64_t steps, const search *to) {
-  const aotmm_constants *c = s->tuning->constants + kernel;
-  double busy = (double)tiles * ((double)steps * c->step + 2 * c->tile) / (double)slots_of(s, kernel);
-  double moving = s->bytes_read * c->byte + (double)tiles * (double)steps * loads_of(s, way, kernel) * c->load;
-  double left = to->time * (1 + 1e-9) - c->base - s->least_reduce;
-  return overlapped(busy, moving) > left;
-}
-
 static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   static const uint8_t splits[] = AOTMM_SPLITS;
-  const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_problem *p = s->problem;
   int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  if (!measured && hopeless(s, way, kernel, tiles, steps, to)) return AOTMM_FITS;
   quantities *q = &s->ways[way].q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-  int fits = first_broken(k, q) == k->promise_count, reduce = fits ? reduce_for(p, q, s->device) : -1;
+  int fits = keeps(kernel, q), reduce = fits ? reduce_for(p, q, s->device) : -1;
   int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
-  int32_t reason = AOTMM_NO_SPLIT;
-  fits = 0;
+  double found[sizeof splits];
+  unsigned least = 0;
   for (unsigned i = 0; i < sizeof splits; i++) {
     uint32_t split = splits[i];
+    found[i] = INFINITY;
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
-    double time = measured ? measured->ns
-                           : main_time(s, way, kernel, times(tiles, split), ceil_div(steps, split),
-                                       s->bytes_read + split * 4.0 * (double)slab) +
-                                 reduce_time(s, reduce, split) + s->ways[way].time;
-    reason = time >= to->time ? AOTMM_FITS
-                              : consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
+    found[i] = measured ? measured->ns
+                        : main_time(s, way, kernel, times(tiles, split), ceil_div(steps, split),
+                                    s->bytes_read + split * 4.0 * (double)slab) +
+                              reduce_time(s, reduce, split) + s->ways[way].time;
+    if (found[i] < found[least]) least = i;
+  }
+  int32_t reason = AOTMM_NO_SPLIT;
+  fits = 0;
+  for (unsigned i = 0; i <= sizeof splits; i++) { /* the fastest first, so that few others are considered */
+    unsigned at = i ? i - 1 : least;
+    if (found[at] == INFINITY) continue;
+    reason = found[at] >= to->time ? AOTMM_FITS
+                                   : consider(s, way, kernel, splits[at], found[at], measured, tiles,
+                                              region(times(slab, 4 * splits[at])), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
@@ -654,17 +653,16 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   }
   query s;
   start(&s, problem, device, UINT64_MAX);
-  int way = way_for(&s, k, 0);
+  int way = way_for(&s, kernel, 0);
   if (way < 0) {
     verdict->reason = AOTMM_BROKEN_PROMISE;
-    verdict->promise = first_broken(k, &s.ways[0].q);
+    verdict->promise = first_broken(kernel, &s.ways[0].q);
     verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
   } else if (k->shared_bytes > (uint32_t)device->shared_bytes) {
     verdict->reason = AOTMM_TOO_MUCH_SHARED;
     verdict->found = device->shared_bytes;
   } else {
     search found = nothing_found();
-    s.least_reduce = 0;
     verdict->reason = plan_kernel(&s, way, kernel, &found);
     if (verdict->reason == AOTMM_FITS)
       verdict->plan = found.best;
@@ -674,21 +672,143 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   return AOTMM_OK;
 }
 
-/* Considers the kernels of a group, by classes of equal promises. */
-static void consider_group(query *s, aotmm_group group, search *to) {
-  int32_t needed = epilogue(s->problem);
-  for (const aotmm_class *class = aotmm_classes + group.first, *end = class + group.count; class < end; class++) {
-    int way = way_for(s, aotmm_kernels + aotmm_order[class->first], class->units);
-    const char *planned = NULL;
-    for (int i = 0; way >= 0 && i < class->count; i++) {
-      uint32_t number = aotmm_order[class->first + i];
-      const aotmm_kernel *k = aotmm_kernels + number;
-      if (k->schedule == planned) continue; /* it differs in nothing but a richer epilogue, and so is not faster */
-      if (k->role == AOTMM_ROLE_PRODUCT && k->epilogue < needed) continue;
-      if (k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
-      if (plan_kernel(s, way, number, to) == AOTMM_FITS) planned = k->schedule;
+/* ---- bounds: the time model in single precision, for many kernels at once, never more than the model says */
+
+/* What is taken off a number before it is rounded up, and off the result: more than single precision can be wrong by. What is
+   promising by its bound is judged by the model itself. */
+#define SLACK 1e-6f
+#define LESS (1 - 20 * SLACK)
+
+HOT aotmm_floats all(float x) { return (aotmm_floats){x, x, x, x}; }
+
+HOT aotmm_floats lesser(aotmm_floats a, aotmm_floats b) {
+  for (int i = 0; i < AOTMM_LANES; i++) a[i] = a[i] < b[i] ? a[i] : b[i];
+  return a;
+}
+
+/* Rounded up, at most 2e9, where x is already less by SLACK. */
+HOT aotmm_floats up(aotmm_floats x) {
+  return __builtin_convertvector(__builtin_convertvector(lesser(x + (1 - SLACK), all(2e9f)), aotmm_bits), aotmm_floats);
+}
+
+static float least_float(double x) { return x < 1e30 ? (float)x : 1e30f; }
+
+static void set_candidate(aotmm_candidates *to, int lane, const aotmm_kernel *k, const aotmm_constants *c) {
+  float m = (float)k->block_m, n = (float)k->block_n, depth = (float)k->block_k;
+  int partial = k->role == AOTMM_ROLE_PARTIAL;
+  to->per_m[lane] = (1 - SLACK) / m;
+  to->per_n[lane] = (1 - SLACK) / n;
+  to->per_k[lane] = (1 - SLACK) / depth;
+  to->per_block[lane] = (1 - SLACK) * (float)k->num_ctas / (float)c->blocks;
+  to->base[lane] = least_float(c->base);
+  to->step[lane] = least_float(c->step);
+  to->tile[lane] = least_float(c->tile) * (partial ? 2 : 1);
+  to->byte[lane] = least_float(c->byte);
+  to->sums[lane] = partial ? 2 * 4 * m * n * to->byte[lane] : 0;
+  to->load_a[lane] = depth * m * least_float(c->load);
+  to->load_b[lane] = depth * n * least_float(c->load);
+  to->epilogue[lane] = partial ? AOTMM_EPILOGUE_COUNT : k->epilogue;
+  to->shared_bytes[lane] = (int32_t)k->shared_bytes;
+}
+
+static void set_candidates(const aotmm_tuning *t) {
+  const aotmm_candidates none = {.epilogue = {-1, -1, -1, -1}};
+  for (uint32_t i = 0; i < aotmm_candidates_count; i++) t->candidates[i] = none;
+  for (const aotmm_class *class = aotmm_classes; class < aotmm_classes + aotmm_class_count; class++)
+    for (int i = 0; i < class->count; i++) {
+      uint32_t kernel = aotmm_order[class->first + i];
+      set_candidate(t->candidates + class->candidates + i / AOTMM_LANES, i % AOTMM_LANES, aotmm_kernels + kernel,
+                    t->constants + kernel);
     }
+}
+
+__attribute__((constructor)) static void prepare(void) {
+  set_candidates(&aotmm_built_tuning);
+  set_places(&aotmm_built_tuning);
+}
+
+/* Bounds of kernels; infinite without a way, and for those whose epilogue is not enough or that need more shared memory than
+   there is. A partial has two slices at least, and does no better than to keep all multiprocessors busy all the time. */
+static void set_bounds(const query *s, int way, int partial, const aotmm_candidates *c, int count, aotmm_floats *bounds) {
+  if (way < 0) {
+    for (int i = 0; i < count; i++) bounds[i] = all(INFINITY);
+    return;
   }
+  const float M = s->M, N = s->N, K = s->K, batch = s->batch, per_multiprocessor = s->per_multiprocessor;
+  const float row_a = s->ways[way].row_a, col_b = s->ways[way].col_b, copies = (float)s->ways[way].time;
+  const float bytes = partial ? s->partial_bytes : s->product_bytes, rest = partial ? copies + s->least_reduce : copies;
+  const int32_t least_epilogue = s->epilogue, shared_bytes = s->device->shared_bytes;
+  for (int i = 0; i < count; i++, c++) {
+    aotmm_floats tiles = up(M * c->per_m) * up(N * c->per_n) * batch, steps = up(K * c->per_k);
+    aotmm_floats waves = tiles * lesser(per_multiprocessor * c->per_block, all(1 - SLACK));
+    if (!partial) waves = up(waves);
+    aotmm_floats busy = waves * (steps * c->step + c->tile);
+    aotmm_floats moving = bytes * c->byte + tiles * c->sums + tiles * steps * (row_a * c->load_a + col_b * c->load_b);
+    aotmm_floats time = LESS * (c->base + (busy + moving - 0.75f * lesser(busy, moving)) + rest);
+    aotmm_bits out = (c->epilogue < least_epilogue) | (c->shared_bytes > shared_bytes);
+    bounds[i] = (aotmm_floats)((out & (aotmm_bits)all(INFINITY)) | (~out & (aotmm_bits)lesser(time, all(1e38f))));
+  }
+}
+
+/* ---- search */
+
+/* Considers a kernel of a class, and those that differ from it in nothing but their epilogue: only the plainest that fits
+   counts. Their bounds are then infinite. */
+static void consider_schedule(query *s, int way, const aotmm_class *class, int i, float *bounds, search *to) {
+  const uint16_t *order = aotmm_order + class->first;
+  const char *schedule = aotmm_kernels[order[i]].schedule;
+  int fits = 0;
+  while (i > 0 && aotmm_kernels[order[i - 1]].schedule == schedule) i--;
+  for (; i < class->count && aotmm_kernels[order[i]].schedule == schedule; i++) {
+    if (bounds[i] < INFINITY && !fits) fits = plan_kernel(s, way, order[i], to) == AOTMM_FITS;
+    bounds[i] = INFINITY;
+  }
+}
+
+/* Considers classes whose candidates follow each other: kernels that may take less time than the best so far, the most
+   promising first. Where there is one way only, promises are looked at for those alone. */
+static void consider_classes(query *s, const aotmm_class *class, int partial, search *to) {
+  const int one_way = s->count == 1, classes = class->alike;
+  int ways[AOTMM_MAX_BLOCKS] = {0}, first[AOTMM_MAX_BLOCKS], blocks = 0;
+  union {
+    aotmm_floats block[AOTMM_MAX_BLOCKS];
+    float lane[AOTMM_MAX_BLOCKS * AOTMM_LANES];
+  } bounds;
+  for (int i = 0; i < classes; i++) {
+    int count = (class[i].count + AOTMM_LANES - 1) / AOTMM_LANES;
+    first[i] = blocks * AOTMM_LANES;
+    if (!one_way) {
+      ways[i] = way_for(s, aotmm_order[class[i].first], class->units);
+      set_bounds(s, ways[i], partial, s->tuning->candidates + class[i].candidates, count, bounds.block + blocks);
+    }
+    blocks += count;
+  }
+  if (one_way) set_bounds(s, 0, partial, s->tuning->candidates + class->candidates, blocks, bounds.block);
+  for (int i = 0; (s->measured[0] || s->measured[1]) && i < classes; i++)
+    for (int k = 0; ways[i] == 0 && k < class[i].count; k++) {
+      const aotmm_time *measured = measured_time(s, aotmm_order[class[i].first + k]);
+      if (measured && bounds.lane[first[i] + k] < INFINITY) bounds.lane[first[i] + k] = (float)measured->ns * LESS;
+    }
+  for (;;) {
+    aotmm_floats leasts = bounds.block[0];
+    for (int i = 1; i < blocks; i++) leasts = lesser(bounds.block[i], leasts);
+    float least = leasts[0];
+    for (int i = 1; i < AOTMM_LANES; i++) least = leasts[i] < least ? leasts[i] : least;
+    if (least == INFINITY || least > to->time) return;
+    int lane = 0, i = classes - 1;
+    while (bounds.lane[lane] != least) lane++;
+    while (first[i] > lane) i--;
+    if (!one_way || way_for(s, aotmm_order[class[i].first], class->units) == 0)
+      consider_schedule(s, ways[i], class + i, lane - first[i], bounds.lane + first[i], to);
+    else
+      for (int k = 0; k < class[i].count; k++) bounds.lane[first[i] + k] = INFINITY;
+  }
+}
+
+static void consider_group(query *s, aotmm_group group, int partial, search *to) {
+  const aotmm_class *class = aotmm_classes + group.first, *end = class + group.count;
+  for (; class < end; class += class->alike)
+    if (!(class->units & ~s->units)) consider_classes(s, class, partial, to);
 }
 
 static double least_reduce(const query *s) {
@@ -705,10 +825,10 @@ static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t l
   query s;
   start(&s, p, device, limit);
   search found = nothing_found();
-  consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], &found);
-  if (s.limit) {
-    s.least_reduce = least_reduce(&s);
-    consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], &found);
+  consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], 0, &found);
+  if (s.limit && p->batch == 1) {
+    s.least_reduce = (float)least_reduce(&s);
+    consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], 1, &found);
   }
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
@@ -728,46 +848,49 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
 /* Raised by `retune`, which makes all that is remembered out of date. */
 static uint32_t generation = 1;
 
-enum { MEMORIES = 64 };
+enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
 static __thread struct memory {
-  aotmm_problem problem; /* its addresses reduced to what plans depend on */
+  uint64_t problem[WORDS]; /* its addresses reduced to what promises can see of them */
   uint64_t limit;
   int32_t ordinal;
   uint32_t generation; /* 0: empty */
   aotmm_plan plan;
 } memories[MEMORIES];
 
-/* What promises can see of an address. */
-static int64_t reduced(int64_t address) {
-  return (address & (aotmm_pointer_alignment - 1)) | (address ? aotmm_pointer_alignment : 0);
+HOT void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
+  static const uint8_t addresses[] = {AOTMM_VALUE_A_PTR,    AOTMM_VALUE_B_PTR,       AOTMM_VALUE_C_PTR,
+                                      AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_SCALE_B_PTR};
+  const uint64_t seen = (uint64_t)aotmm_pointer_alignment;
+  memcpy(words, p, sizeof *p);
+  for (unsigned i = 0; i < sizeof addresses; i++) {
+    uint64_t address = words[addresses[i]];
+    words[addresses[i]] = (address & (seen - 1)) | (address ? seen : 0);
+  }
 }
 
-static aotmm_problem reduced_problem(const aotmm_problem *p) {
-  aotmm_problem key = *p;
-  key.a_ptr = reduced(p->a_ptr);
-  key.b_ptr = reduced(p->b_ptr);
-  key.c_ptr = reduced(p->c_ptr);
-  key.bias_ptr = reduced(p->bias_ptr);
-  key.scale_a_ptr = reduced(p->scale_a_ptr);
-  key.scale_b_ptr = reduced(p->scale_b_ptr);
-  return key;
+/* Whether that is remembered, but for addresses that promises cannot tell apart. */
+HOT int remembered(const struct memory *memory, const aotmm_problem *p) {
+  uint64_t words[WORDS], differ = 0;
+  reduce(words, p);
+  for (int i = 0; i < WORDS; i++) differ |= words[i] ^ memory->problem[i];
+  return !differ;
 }
 
 /* Of what differs between most problems; the rest is compared only. */
-static struct memory *memory_of(const aotmm_problem *key) {
-  uint64_t sum = (uint64_t)key->M * 0x9e3779b97f4a7c15 + (uint64_t)key->N * 0xc2b2ae3d27d4eb4f +
-                 (uint64_t)key->K * 0x165667b19e3779f9 + (uint64_t)key->stride_am * 0x27d4eb2f165667c5 +
-                 (uint64_t)key->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)key->stride_cm * 0xff51afd7ed558ccd +
-                 (uint64_t)(key->bias_ptr ^ key->activation << 20 ^ key->batch << 8) * 0xc4ceb9fe1a85ec53;
+static struct memory *memory_of(const aotmm_problem *p) {
+  uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
+                 (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +
+                 (uint64_t)p->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)p->stride_cm * 0xff51afd7ed558ccd +
+                 (uint64_t)((p->bias_ptr != 0) ^ p->activation << 20 ^ p->batch << 8) * 0xc4ceb9fe1a85ec53;
   return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
 }
 
 int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, aotmm_plan *plan) {
+  _Static_assert(sizeof *problem == sizeof memories->problem, "whole words");
   uint32_t now = __atomic_load_n(&generation, __ATOMIC_ACQUIRE);
-  aotmm_problem key = reduced_problem(problem);
-  struct memory *memory = memory_of(&key);
+  struct memory *memory = memory_of(problem);
   if (memory->generation == now && memory->ordinal == ordinal && memory->limit == limit &&
-      !memcmp(&memory->problem, &key, sizeof key)) {
+      remembered(memory, problem)) {
     *plan = memory->plan;
     return AOTMM_OK;
   }
@@ -779,7 +902,8 @@ int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, ao
     return AOTMM_OK;
   }
   if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;
-  *memory = (struct memory){key, limit, ordinal, now, *plan};
+  reduce(memory->problem, problem);
+  memory->limit = limit, memory->ordinal = ordinal, memory->generation = now, memory->plan = *plan;
   return AOTMM_OK;
 }
 
@@ -886,7 +1010,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   int partial = k->role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
-  all->q = quantities_of(p);
+  set_quantities(&all->q, p);
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
       (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
@@ -898,11 +1022,12 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
     for (int i = 0; i < OPERANDS; i++)
       if (plan->copies >> i & 1) places[i] = place_of(&all->q, i, element_bytes[types[i]]);
     used = bytes_of_copies(places, plan->copies);
-    quantities moved = with_copies(&all->q, places, plan->copies, workspace);
+    quantities moved;
+    set_copies(&moved, &all->q, places, plan->copies, workspace);
     for (int i = 0; i < OPERANDS; i++) {
       all->copies[i] = -1;
       if (!(plan->copies >> i & 1)) continue;
-      all->copied[i] = copy_quantities(&all->q, &moved, i, places + i);
+      set_copy(all->copied + i, &all->q, &moved, i, places + i);
       if ((all->copies[i] = copy_for(p, all->copied + i, i, device)) < 0) return unfit(plan, p, ordinal);
     }
     all->q = moved;
@@ -920,7 +1045,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
     all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
     used += scratch_of(k, all->grid);
   }
-  if (first_broken(k, &all->q) < k->promise_count || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
+  if (!keeps(kernel, &all->q) || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
       used > max_workspace || (uint64_t)used > plan->workspace_bytes)
     return unfit(plan, p, ordinal);
   if (used && (!workspace || workspace & (AOTMM_WORKSPACE_ALIGNMENT - 1)))
@@ -1000,23 +1125,45 @@ static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constan
     if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
 }
 
+static int before(const aotmm_shape *a, const aotmm_shape *b) {
+  if (a->width != b->width) return a->width < b->width;
+  if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
+  if (a->layout != b->layout) return a->layout < b->layout;
+  if (a->M != b->M) return a->M < b->M;
+  return a->N != b->N ? a->N < b->N : a->K < b->K;
+}
+
 int aotmm_retune(const aotmm_table *table) {
+  for (uint32_t i = 0; i < table->model_count; i++) {
+    const aotmm_model *m = table->models + i;
+    if (!(m->base >= 0 && m->step >= 0 && m->tile >= 0 && m->byte >= 0 && m->load >= 0))
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
+  }
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!before(table->shapes + i - 1, table->shapes + i))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
   /* one block: the new tuning, then what it points to, in order of alignment */
   size_t time_count = (size_t)table->shape_count * table->schedule_count;
-  aotmm_tuning *fresh = malloc(sizeof *fresh + aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
-                               table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time));
+  uint32_t place_count = 2;
+  while (place_count < 2 * table->shape_count) place_count *= 2;
+  aotmm_tuning *fresh = malloc(sizeof *fresh + aotmm_candidates_count * sizeof(aotmm_candidates) +
+                               aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
+                               table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) +
+                               place_count * sizeof(uint32_t));
   if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_constants *constants = (aotmm_constants *)(fresh + 1);
+  aotmm_candidates *candidates = (aotmm_candidates *)(fresh + 1);
+  aotmm_constants *constants = (aotmm_constants *)(candidates + aotmm_candidates_count);
   aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
-  uint16_t *schedules = (uint16_t *)(new_times + time_count);
+  uint32_t *places = (uint32_t *)(new_times + time_count);
+  uint16_t *schedules = (uint16_t *)(places + place_count);
   if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
   if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
   for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants + i, schedules + i);
-  *fresh = (aotmm_tuning){constants, schedules, table->shape_count, table->schedule_count, shapes, new_times};
+  *fresh = (aotmm_tuning){candidates,          constants,   schedules, shapes, new_times, places, table->shape_count,
+                          table->schedule_count, place_count};
+  set_candidates(fresh);
+  set_places(fresh);
   __atomic_store_n(&tuning, fresh, __ATOMIC_RELEASE);
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
   return AOTMM_OK;

@@ -11,34 +11,59 @@ enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-/* Constants of the time model of one kernel, and of dividing by its tile. */
+/* Constants of the time model of one kernel. */
 typedef struct aotmm_constants {
   double base, step, tile, byte, load;
-  uint64_t per_m, per_n, per_k; /* 2^64 / block, rounded up; not for a block of 1 */
-  uint32_t blocks;              /* how many a multiprocessor is taken to work on at once */
+  uint32_t blocks; /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;
+
+/* Kernels side by side, for vector instructions: of bounds on their times what does not depend on the problem. */
+enum { AOTMM_LANES = 4 };
+typedef float aotmm_floats __attribute__((vector_size(AOTMM_LANES * sizeof(float))));
+typedef int32_t aotmm_bits __attribute__((vector_size(AOTMM_LANES * sizeof(int32_t))));
+typedef struct aotmm_candidates {
+  aotmm_floats per_m, per_n, per_k, per_block; /* tiles and steps of an element, multiprocessors of a tile */
+  aotmm_floats base, step, tile, byte;         /* ns, as in the model; of a partial `tile` is that of two slices */
+  aotmm_floats sums;                           /* ns per tile: two slices of partial sums */
+  aotmm_floats load_a, load_b;                 /* ns per step of a tile and byte of an element */
+  aotmm_bits epilogue, shared_bytes;           /* of a partial: more than any */
+} aotmm_candidates;
 
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
+  aotmm_candidates *candidates;     /* of all classes */
   const aotmm_constants *constants; /* by kernel */
   const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
-  uint32_t shape_count, schedule_count;
-  const aotmm_shape *shapes; /* in ascending order */
-  const aotmm_time *times;   /* by shape and schedule */
+  const aotmm_shape *shapes;
+  const aotmm_time *times;          /* by shape and schedule */
+  uint32_t *places;                 /* of shapes: a table of their numbers from 1 on, by a sum of their fields; 0: empty */
+  uint32_t shape_count, schedule_count, place_count; /* which is a power of two above shape_count */
 } aotmm_tuning;
+
+/* A promise: (value & mask) - least, unsigned, is at most `span`. */
+typedef struct aotmm_condition {
+  uint64_t mask, least, span;
+  uint16_t value; /* AOTMM_VALUE_* */
+} aotmm_condition;
 
 typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
 
-/* Kernels of equal types and promises, some of aotmm_order. `units` are the strides that they want to be 1: a bit for each,
-   from AOTMM_VALUE_STRIDE_AM on. */
+/* Kernels of equal types, promises and way to sum, some of aotmm_order. `units` are the strides that they want to be 1: a bit
+   for each, from AOTMM_VALUE_STRIDE_AM on. */
+enum { AOTMM_MAX_BLOCKS = 32 };
 typedef struct aotmm_class {
   uint16_t first, count, units;
+  uint16_t candidates; /* where theirs begin, AOTMM_LANES in each */
+  uint16_t alike;      /* classes from this one on that follow each other, want the same strides to be 1, and have at most
+                          AOTMM_MAX_BLOCKS candidates */
 } aotmm_class;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
+extern const aotmm_condition aotmm_conditions[];
+extern const uint16_t aotmm_first_condition[]; /* by kernel, whose promises they are in their order */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
@@ -47,6 +72,7 @@ extern const aotmm_tuning aotmm_built_tuning;
    epilogue first; reduces and copies are in the order of preference. */
 extern const uint16_t aotmm_order[];
 extern const aotmm_class aotmm_classes[];
+extern const uint32_t aotmm_class_count, aotmm_candidates_count;
 /* In aotmm_classes, by storage types. */
 extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* of A and B */

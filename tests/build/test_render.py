@@ -190,7 +190,38 @@ def test_equal_promises_are_one_table() -> None:
     assert [line[-1] for line in re.findall(r"\.promises = promises_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
-    assert "const aotmm_class aotmm_classes[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
+    assert "const aotmm_class aotmm_classes[] = {\n    {0, 2, 0, 0, 2},\n    {2, 1, 0, 1, 0},\n};" in text
+    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst uint16_t aotmm_first_condition[] = {0, " in text
+
+
+def test_classes_fit_where_bounds_are_kept() -> None:
+    """Classes of equal unit strides are one span until their candidates are too many; no schedule is in two classes."""
+    strict = (Promise("stride_ak", "equals", 1), Promise("K", "multiple_of", 8))
+    kernels = [
+        dataclasses.replace(kernel(f"{row}{epilogue}"), schedule=f"s{row:03}", epilogue=epilogue, promises=promises)
+        for promises, count in ((strict, 100), (strict[:1], 3), (strict[1:], 1))
+        for row in range(count)
+        for epilogue in ("none", "smooth")
+    ]
+    made = render._groups(tuple(kernels), list(dict.fromkeys(k.promises for k in kernels)))
+    rows = [(row.first, row.count, row.units, row.candidates, row.alike) for row in made.classes]
+    assert rows == [(0, 128, 2, 0, 1), (128, 72, 2, 32, 2), (200, 6, 2, 50, 0), (206, 2, 0, 52, 1)]
+
+
+@pytest.mark.parametrize(
+    ("promise", "holds", "broken"),
+    [
+        (Promise("K", "equals", 3), (3,), (2, 4, -1)),
+        (Promise("K", "multiple_of", 16), (0, 16, 2**62), (1, 8, 2**62 + 8)),
+        (Promise("K", "below", 100), (0, 99, -1), (100, 2**63 - 1)),
+        (Promise("K", "at_least", 1), (1, 2**63 - 1), (0, -1)),
+    ],
+)
+def test_promises_as_ranges(promise: Promise, holds: tuple[int, ...], broken: tuple[int, ...]) -> None:
+    """The numbers by which a launcher looks at a promise admit the values that keep it, and no other."""
+    name, mask, least, span = render._condition(promise)
+    kept = [value for value in (*holds, *broken) if ((value % 2**64 & mask) - least) % 2**64 <= span]
+    assert (name, kept) == ("K", list(holds))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +264,7 @@ def test_tuning_table_in_the_source() -> None:
     )
     table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
     text = render.source(target("sm80"), (kernel("one"),), table)
-    per_block = ", ".join(f"UINT64_MAX / {block} + 1" for block in (64, 128, 32))
-    assert f"constants[] = {{\n    {{2.0, 2.5, 3.0, 0.5, 0.25, {per_block}, 3}},\n}};" in text
+    assert "constants[] = {\n    {2.0, 2.5, 3.0, 0.5, 0.25, 3},\n};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
     assert "schedules[] = {0};" in text

@@ -18,7 +18,7 @@ from aotmm.errors import DriverError, NoKernelError
 from aotmm.kernel import Kernel, Parameter, TensorMap, resident
 from aotmm.manifest import write as write_manifest
 from aotmm.problem import SPLITS
-from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CPlan, CShape, CTable, Plan, Problem
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.table import Model, Sample, Shape, Table
 from aotmm.target import target
@@ -418,6 +418,10 @@ def test_tables(pack: Path) -> None:
         wrong.shapes = (CShape * 2)(CShape(M=1, N=1, K=1, width=2), second)
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
+    negative = CTable(model_count=1)
+    negative.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, base=100.0, step=-1.0))
+    with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
+        mm._raise(mm._c.retune(ctypes.byref(negative)))
 
 
 @own_process
