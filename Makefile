@@ -78,7 +78,7 @@ clean: ## removes everything that was made, environments included
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
 lock: ## pins what .venv-build is made of, with hashes, in requirements-build.txt; needs uv
-	@$(REQUIREMENTS) build test | uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
+	@$(REQUIREMENTS) build cluster cache test | uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
 		--no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt -
 
 .venv-build/.stamp: pyproject.toml requirements-build.txt
@@ -93,6 +93,6 @@ lock: ## pins what .venv-build is made of, with hashes, in requirements-build.tx
 	@echo "installing $(TORCH) and what tests and lint need into .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@.venv/bin/python -m pip install -qq "$(TORCH)"
-	@$(REQUIREMENTS) test lint sign | .venv/bin/python -m pip install -qq -r /dev/stdin
+	@$(REQUIREMENTS) test lint sign cluster | .venv/bin/python -m pip install -qq -r /dev/stdin
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@

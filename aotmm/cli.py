@@ -67,6 +67,11 @@ _dtypes_option = click.option(
     help=f"Input type instead of the set's own; repeatable: {', '.join(INPUTS)}.",
 )
 _jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
+_scheduler_option = click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Do it on the Dask cluster of this scheduler, such as tcp://host:8786; needs the cluster extra.",
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -103,6 +108,21 @@ def main() -> None:
     help="Folder to write DIR/<arch>/ to; replaces packs that are there.",
 )
 @_jobs_option
+@_scheduler_option
+@click.option(
+    "--cache",
+    "place",
+    metavar="DIR|URL",
+    help="Compiled kernels of earlier builds, which machines may share; a URL needs the cache extra.  "
+    "[default: .cache in --out]",
+)
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    default="20G",
+    show_default=True,
+    help="What it may hold, as 500M or 20G; what was used least recently is dropped.",
+)
 @_json_option
 def build(
     *,
@@ -112,6 +132,9 @@ def build(
     machine: str,
     out: Path | None,
     jobs: int | None,
+    scheduler: str | None,
+    place: str | None,
+    cache_size: str,
     as_json: bool,
 ) -> None:
     """Compile kernels and write one pack per arch. Needs no GPU.
@@ -124,12 +147,24 @@ def build(
         raise click.UsageError(f"say --out: the packs of a checkout are for {host()}, not for {host(machine)}")
     if out is None:
         raise click.UsageError("say --out: the packs that this installation brought are not overwritten unasked")
+    if scheduler is not None and jobs is not None:
+        raise click.UsageError("--jobs is for this machine; on a cluster its workers say how many processes they run")
     with _needs_build_extra():
         from aotmm import build as builder
+        from aotmm.build.cache import Cache
+    cache = Cache(out / ".cache" if place is None else place, _bytes(cache_size))
     try:
         with _bars() as progress:
             reports = builder.build(
-                archs, out, configs=configs, dtypes=dtypes, machine=machine, jobs=jobs, progress=progress
+                archs,
+                out,
+                configs=configs,
+                dtypes=dtypes,
+                machine=machine,
+                jobs=jobs,
+                scheduler=scheduler,
+                cache=cache,
+                progress=progress,
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -461,6 +496,7 @@ def doctor(ctx: click.Context, *, folder: Path | None, as_json: bool) -> None:
     help="Table to write.  [default: the one that packs of this checkout are built with]",
 )
 @click.option("--refit", is_flag=True, help="Time nothing; fit the models of the table again. Needs no GPU.")
+@_scheduler_option
 @_pack_option
 @_json_option
 def tune(
@@ -471,10 +507,11 @@ def tune(
     budget: str,
     out: Path | None,
     refit: bool,
+    scheduler: str | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Time the prebuilt kernels on this machine's GPUs.
+    """Time the prebuilt kernels on this machine's GPUs, or a cluster's.
 
     The times, and models fitted to them, go to a table. aotmm build puts that of the checkout into its packs;
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
@@ -497,7 +534,7 @@ def tune(
         wanted = shapes.read() if file is None else shapes.read(file)
         with _tuning_bar() as progress:
             measured, verdict = session.tune(
-                pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, progress=progress
+                pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
             )
     if as_json:
         _print_json(summary.body(measured, verdict) | {"table": str(out)})
@@ -516,6 +553,15 @@ def _seconds(text: str) -> float:
     if unit not in units or not number.isdecimal():
         raise click.UsageError(f"--budget {text!r} is no time like 90s, 8m or 1h")
     return float(number) * units[unit]
+
+
+def _bytes(text: str) -> int:
+    """The size in `text` ("500M", "20G") in bytes."""
+    units = {"M": 1 << 20, "G": 1 << 30}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise click.UsageError(f"--cache-size {text!r} is no size like 500M or 20G")
+    return int(number) * units[unit]
 
 
 @contextmanager

@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).parent.parent
 HALL = {
     "aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.manifest", "aotmm.kernel", "aotmm.table",
-    "aotmm.folders",
+    "aotmm.folders", "aotmm.crew",
 }  # fmt: skip
 RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the fast module, where Python loads it
-BUILD = HALL | {"aotmm.kernels", "aotmm.build"}
+BUILD = HALL | {"aotmm.kernels", "aotmm.build", "aotmm.cluster"}
 CLI = {
     "aotmm.assembly",
     "aotmm.doctor",
@@ -40,14 +40,17 @@ ROOMS = {
     "aotmm.kernel": HALL,
     "aotmm.table": HALL,
     "aotmm.folders": HALL,
+    "aotmm.crew": HALL,
+    "aotmm.cluster": HALL | {"distributed"},
     "aotmm.kernels": HALL | {"aotmm.kernels", "triton"},
     "aotmm.build": BUILD,
+    "aotmm.build.cache": BUILD | {"fsspec"},
     "aotmm.build.compile": BUILD | {"triton"},
     "aotmm.build.render": BUILD | {"jinja2"},
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
     "aotmm.nn": RUNTIME,
-    "aotmm.tune": RUNTIME | {"aotmm.tune"},
+    "aotmm.tune": RUNTIME | {"aotmm.tune", "aotmm.cluster"},
     "aotmm.bench": RUNTIME | {"aotmm.bench", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
     # The command line and what its commands are made of.
     "aotmm.assembly": RUNTIME,

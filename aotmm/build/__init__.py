@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 from aotmm import __version__, manifest, table
@@ -21,6 +18,8 @@ from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
+from aotmm.cluster import cluster
+from aotmm.crew import Crew, LostError, Patience, Tell, Worker, completed, local
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
@@ -44,6 +43,10 @@ class Report:
 
 Progress = Callable[[str, int, int], None]
 """Called with the arch, the kernels done and the kernels in all."""
+Compiler = Callable[[Variant, str], Compiled]
+"""What compiles a variant with its key, in another process, perhaps on another machine; raises CompileError."""
+
+PATIENCE = Patience(silence_s=900.0)  # far more than any kernel takes
 
 
 def build(
@@ -54,6 +57,9 @@ def build(
     dtypes: tuple[str, ...] = (),
     machine: str = "",
     jobs: int | None = None,
+    scheduler: str | None = None,
+    cache: Cache | None = None,
+    compiler: Compiler = compiling.compile_variant,
     progress: Progress = lambda _arch, _done, _total: None,
 ) -> list[Report]:
     """Builds one pack per arch under `out`; a pack that is already what would be built is left alone.
@@ -63,6 +69,8 @@ def build(
         dtypes: input types, instead of the config set's own.
         machine: processor of the machines that load the packs, one of `HOSTS`; "" for one like this.
         jobs: compiler processes; all processors by default.
+        scheduler: address of a Dask scheduler, whose workers compile instead.
+        cache: compiled kernels of earlier builds; a folder under `out` by default.
 
     Raises:
         SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one, or aotmm is in a zip file;
@@ -70,6 +78,7 @@ def build(
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
             In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
             next build.
+        AotmmError: the cluster cannot be used; nothing was done.
     """
     if not Path(__file__).is_file():
         raise SpecError(
@@ -89,16 +98,25 @@ def build(
     with _locked(out):
         if in_checkout():  # wheels bring it along
             link.link_torch_library(None if host(machine) == host() else out, machine)
-        return [_build_pack(row, work[row.name], chosen, out, machine, jobs, progress) for row in targets]
+        kept = cache or Cache(out / ".cache")
+        with _crew(jobs, scheduler, compiler) as crew, kept.settled():
+            return [_build_pack(row, work[row.name], chosen, out, machine, crew, kept, progress) for row in targets]
 
 
 def _build_pack(
-    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, machine: str, jobs: int | None, progress: Progress
+    row: Target,
+    wanted: list[Variant],
+    chosen: ConfigSet,
+    out: Path,
+    machine: str,
+    crew: Crew,
+    cache: Cache,
+    progress: Progress,
 ) -> Report:
     start = time.monotonic()
     folder = out / row.name
     sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
-    results, compiled = _compile(row, wanted, assembler, Cache(out / ".cache"), jobs, progress)
+    results, compiled = _compile(row, wanted, assembler, cache, crew, progress)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
     dropped = tuple(
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
@@ -157,7 +175,7 @@ def _compile(
     wanted: list[Variant],
     assembler: str,
     cache: Cache,
-    jobs: int | None,
+    crew: Crew,
     progress: Progress,
 ) -> tuple[list[Compiled], int]:
     """Every variant's kernel, in order, and how many of them had to be compiled."""
@@ -167,44 +185,52 @@ def _compile(
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
-    if missing:
-        with _pool(min(jobs or os.cpu_count() or 1, len(missing))) as pool:
-            # Ctrl-C reaches the whole process group, but only this process acts on it: workers inherit the mask. It is
-            # blocked rather than ignored, because LLVM replaces handlers.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                futures = {pool.submit(compiling.compile_variant, variant, key): key for variant, key in missing}
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            for future in as_completed(futures):
-                try:
-                    result = future.result()
-                except BrokenProcessPool as error:
-                    raise CompileError(
-                        f"{row.name}: a compiler process was killed, perhaps for want of memory; try fewer --jobs"
-                    ) from error
-                cache.put(futures[future], result)
-                found[futures[future]] = result
-                done += 1
-                progress(row.name, done, len(wanted))
+    tasks = {crew.submit(task): task for task in missing}
+    for future in completed(tasks, crew, PATIENCE.stall_s):
+        variant, key = tasks[future]
+        try:
+            result = future.result()
+        except LostError as error:
+            raise CompileError(
+                f"{row.name}: what compiled {variant.name} was lost: {error.why}; "
+                f"if it was killed for want of memory, try fewer --jobs"
+            ) from error
+        if isinstance(result, CompileError):
+            raise result
+        cache.put(key, result)
+        found[key] = result
+        done += 1
+        progress(row.name, done, len(wanted))
     return [item for key in keys if (item := found[key]) is not None], len(missing)
 
 
-@contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Compiler processes; when the block fails, what has not started is cancelled."""
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_start_worker)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[Crew]:
+    """What compiles: processes of this machine, or the workers of a cluster."""
+    make = functools.partial(_compiling, compiler)
+    if scheduler is None:
+        return local([make] * (jobs or os.cpu_count() or 1), PATIENCE)
+    return cluster(scheduler, make, PATIENCE, _facts, _facts())
 
 
-def _start_worker() -> None:
+def _compiling(compiler: Compiler) -> Worker:
+    """Starts a process of compilers, and gives what does its tasks."""
     # Triton prints what the assembler refuses, which is in its exception too, and Gluon complains at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
+
+    def work(task: tuple[Variant, str], _tell: Tell) -> Compiled | CompileError:
+        try:
+            return compiler(*task)
+        except CompileError as error:
+            return error
+
+    return work
+
+
+def _facts() -> dict[str, str]:
+    """What decides about images, beside aotmm and the variant."""
+    return {"triton": compiling.toolchain()[0], "assembler": compiling.assembler(target("sm80"))}
 
 
 def _write_images(folder: Path, kept: list[Compiled]) -> None:

@@ -1,4 +1,9 @@
-"""Compiled kernels of earlier builds, one file per key, so that only what changed is compiled."""
+"""Compiled kernels of earlier builds, one entry per key, so that only what changed is compiled, on any machine.
+
+A cache is a folder, or whatever fsspec reaches by a URL. Keys are digests of all that an image depends on, and entries
+hold their own digest: writers need not know of each other, because who writes the same key writes the same bytes, and
+what is half written or was altered counts as absent and is written again.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +11,70 @@ import base64
 import hashlib
 import json
 import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from aotmm import manifest
 from aotmm.build.compile import Compiled
-from aotmm.errors import ArtifactError, PackError
+from aotmm.errors import ArtifactError, PackError, SpecError
+
+LIMIT_BYTES = 20 << 30
+_ABANDONED_S = 86400.0  # age of a half-written entry whose writer must be gone
+_USED = ".used"
+# All that is ever deleted: entries, and what was to become one.
+_ENTRY = re.compile(r"[0-9a-f]{64}")
+_HALF = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{32}")
+_ENOUGH = 0.9  # of the limit is left when entries are dropped, so that not every build has to
+
+
+class Store(Protocol):
+    """Where entries lie. Everything may raise OSError, and whatever fsspec's implementations do."""
+
+    def read(self, key: str) -> bytes:
+        """The bytes of an entry."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Makes or replaces an entry, and notes that it was used now."""
+
+    def use(self, keys: set[str]) -> None:
+        """Notes that entries were used now; those that are gone do not matter."""
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every entry."""
+
+    def used(self, keys: Iterable[str]) -> dict[str, float]:
+        """When entries were used last, in seconds since 1970; those of which that is not known are left out."""
+
+    def drop(self, keys: list[str]) -> None:
+        """Deletes entries; those that are gone do not matter."""
 
 
 class Cache:
-    """A folder of compiled kernels.
+    """Compiled kernels by key, at most `limit_bytes` of them.
 
-    Entries are published by rename, so that readers and other writers never see half of one; an entry that does not
-    match its digest counts as absent.
+    Args:
+        place: a folder, or a URL that fsspec knows ("s3://bucket/folder").
+
+    Raises:
+        SpecError: fsspec is not installed, or does not know the URL.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, place: Path | str, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.place = place
+        self._limit_bytes = limit_bytes
+        self._store: Store = _Remote(str(place)) if "://" in str(place) else _Folder(Path(place))
+        self._used: set[str] = set()
 
     def get(self, key: str) -> Compiled | None:
         """The kernel stored under `key`, or None."""
         try:
-            digest, _, body = (self.folder / key).read_bytes().partition(b"\n")
-        except OSError:
+            digest, _, body = self._store.read(key).partition(b"\n")
+        except Exception:  # noqa: BLE001 (whatever fsspec's implementations raise: what cannot be read is compiled)
             return None
         if hashlib.sha256(body).hexdigest().encode() != digest:
             return None
@@ -35,9 +82,13 @@ class Cache:
             stored = json.loads(body)
             kernel = manifest.kernel_from(stored["kernel"], key)
             ptx = None if stored["ptx"] is None else base64.b64decode(stored["ptx"])
-            return Compiled(kernel, base64.b64decode(stored["image"]), ptx)
+            found = Compiled(kernel, base64.b64decode(stored["image"]), ptx)
         except (ValueError, KeyError, TypeError, ArtifactError):
             return None  # written by another version
+        if kernel.key != key:
+            return None  # copied from another name
+        self._used.add(key)
+        return found
 
     def put(self, key: str, compiled: Compiled) -> None:
         """Stores `compiled` under `key`.
@@ -51,13 +102,136 @@ class Cache:
             "ptx": None if compiled.ptx is None else base64.b64encode(compiled.ptx).decode(),
         }
         body = json.dumps(stored).encode()
-        temporary = self.folder / f".{key}.{os.getpid()}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-                temporary.replace(self.folder / key)
-            finally:
-                temporary.unlink(missing_ok=True)
-        except OSError as error:
-            raise PackError(f"a compiled kernel cannot be kept in {self.folder}: {error}") from error
+            self._store.write(key, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        except Exception as error:
+            raise PackError(f"a compiled kernel cannot be kept in {self.place}: {error}") from error
+        self._used.add(key)
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """When the block ends, notes what was used in it, and drops what was used least recently beyond the limit.
+
+        Raises:
+            PackError: that cannot be done, and the block itself raised nothing.
+        """
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):  # the block's own error is told
+                self._settle()
+            raise
+        try:
+            self._settle()
+        except Exception as error:
+            raise PackError(f"the cache in {self.place} cannot be kept in order: {error}") from error
+
+    def _settle(self) -> None:
+        self._store.use(self._used)
+        self._used = set()
+        sizes = self._store.sizes()
+        left = sum(sizes.values())
+        if left <= self._limit_bytes:
+            return
+        used, dropped = self._store.used(sizes), []
+        for key in sorted(sizes, key=lambda key: (used.get(key, 0.0), key)):
+            if left <= self._limit_bytes * _ENOUGH:
+                break
+            dropped.append(key)
+            left -= sizes[key]
+        self._store.drop(dropped)
+
+
+class _Folder:
+    """A folder, which machines may share. Entries are published by rename; their access time is when they were used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, key: str) -> bytes:
+        return (self._folder / key).read_bytes()
+
+    def write(self, key: str, data: bytes) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f".{key}.{uuid.uuid4().hex}"  # process numbers are those of one machine
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(self._folder / key)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def use(self, keys: set[str]) -> None:
+        now = time.time_ns()
+        for key in keys:
+            with suppress(OSError):  # evicted by another build, or somebody else's
+                os.utime(self._folder / key, ns=(now, (self._folder / key).stat().st_mtime_ns))
+
+    def sizes(self) -> dict[str, int]:
+        return {name: facts.st_size for name, facts in self._files()}
+
+    def used(self, keys: Iterable[str]) -> dict[str, float]:  # noqa: ARG002 - all are as easy to tell
+        return {name: facts.st_atime for name, facts in self._files()}
+
+    def drop(self, keys: list[str]) -> None:
+        for key in keys:
+            (self._folder / key).unlink(missing_ok=True)
+
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Every entry, and what writers left half written that are gone."""
+        with suppress(FileNotFoundError), os.scandir(self._folder) as files:
+            for file in files:
+                with suppress(FileNotFoundError):
+                    facts = file.stat(follow_symlinks=False)
+                    abandoned = _HALF.fullmatch(file.name) and facts.st_mtime < time.time() - _ABANDONED_S
+                    if _ENTRY.fullmatch(file.name) or abandoned:
+                        yield file.name, facts
+
+
+class _Remote:
+    """Whatever fsspec reaches. Stores of objects keep no time of access: beside each entry lies one that says it."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ModuleNotFoundError as error:
+            raise SpecError(f'a cache in {url} needs the cache extra: pip install "aotmm[cache]"') from error
+        try:
+            self._system, self._root = url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise SpecError(f"fsspec cannot open the cache in {url}: {error}") from error
+
+    def read(self, key: str) -> bytes:
+        data: bytes = self._system.cat_file(self._path(key))
+        return data
+
+    def write(self, key: str, data: bytes) -> None:
+        self._system.makedirs(self._root, exist_ok=True)
+        self._system.pipe_file(self._path(key), data)
+        self.use({key})
+
+    def use(self, keys: set[str]) -> None:
+        if keys:
+            self._system.pipe({self._path(key) + _USED: repr(time.time()).encode() for key in keys})
+
+    def sizes(self) -> dict[str, int]:
+        self._system.invalidate_cache()  # of listings
+        try:
+            found = self._system.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        names = {path.rpartition("/")[2]: facts["size"] for path, facts in found.items()}
+        return {name: size for name, size in names.items() if _ENTRY.fullmatch(name)}
+
+    def used(self, keys: Iterable[str]) -> dict[str, float]:
+        paths = {self._path(key) + _USED: key for key in keys}
+        found = self._system.cat(list(paths), on_error="omit")
+        return {paths[path]: float(text) for path, text in found.items() if re.fullmatch(rb"\d+\.\d+", text)}
+
+    def drop(self, keys: list[str]) -> None:
+        for key in keys:
+            for path in (self._path(key), self._path(key) + _USED):
+                with suppress(FileNotFoundError):
+                    self._system.rm_file(path)
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}"

@@ -31,14 +31,18 @@ _NARROW_TOLERANCE = {False: 2.0**-6, True: 2.0**-3}  # by fast_accum
 
 
 class GpuMeasurer:
-    """Measures cases on GPU number `ordinal` with the pack in `folder`; `workers.Measurer`."""
+    """Measures cases on GPU number `ordinal` with the pack in `folder`; `workers.Measurer`.
+
+    Attributes:
+        device: facts of the GPU.
+    """
 
     def __init__(self, folder: Path, ordinal: int) -> None:
         torch.cuda.set_device(ordinal)
         torch.backends.cuda.matmul.fp32_precision = "ieee"  # of the reference
         self._ordinal = ordinal
         self._launcher = open_pack(folder).launcher
-        self._device = self._launcher.device(ordinal)
+        self.device = self._launcher.device(ordinal)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = min(_POOL_BYTES, torch.cuda.get_device_properties(ordinal).total_memory // _MEMORY_PARTS)
         self._random: dict[str, torch.Tensor] = {}
@@ -50,7 +54,7 @@ class GpuMeasurer:
         """As `workers.Measurer`. Raises torch's errors, and DriverError."""
         with torch.cuda.stream(self._stream):
             operands = self._operands(case)
-            chosen = candidates(self._launcher, self._device, operands.problem(0), left_out)
+            chosen = candidates(self._launcher, self.device, operands.problem(0), left_out)
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")

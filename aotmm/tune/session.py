@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import aotmm
 from aotmm import table
+from aotmm.cluster import cluster
+from aotmm.crew import Crew, local
 from aotmm.errors import AotmmError, NoKernelError
 from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
@@ -22,13 +24,14 @@ from aotmm.runtime.launcher import CDevice
 from aotmm.runtime.pack import Pack
 from aotmm.table import Sample, Shape, Table
 from aotmm.target import target
-from aotmm.tune import judge
+from aotmm.tune import judge, remote
 from aotmm.tune.cases import DEFAULTS, Case, cases
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Fitted, Gpu, fit_models
 from aotmm.tune.record import Head, Record
+from aotmm.tune.remote import driver
 from aotmm.tune.shapes import Shapes
-from aotmm.tune.workers import PATIENCE, Done, Measurer, Patience, measure_all
+from aotmm.tune.workers import PATIENCE, Done, device_of, measure_all, measuring
 
 Progress = Callable[[int, int, str], None]  # cases done, all cases, what happened last
 
@@ -73,6 +76,7 @@ def tune(
     *,
     dtypes: Sequence[str] = (),
     budget_s: float,
+    scheduler: str | None = None,
     progress: Progress,
 ) -> tuple[Measured, Verdict]:
     """Measures the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and writes the table `out`.
@@ -80,32 +84,55 @@ def tune(
     Of `packs` the one that suits a GPU best serves it. Samples are kept beside `out` while cases are left to measure;
     the next call goes on from there.
 
+    Args:
+        scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.
+
     Raises:
-        NoKernelError: `pack` serves no GPU here.
+        NoKernelError: `pack` serves no GPU here, or those of the cluster.
         SpecError: a type that cannot be tuned.
         ArtifactError: the samples beside `out` are of another GPU or pack.
-        AotmmError: a measuring process cannot start, or `out` cannot be written.
+        AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written.
     """
     wanted = cases(shapes, dtypes, target(pack.arch))
-    gpus = serving(pack, packs)
-    device = pack.launcher.device(gpus[0].ordinal)
     record = out.with_name(f"{out.name}.partial")
-    head = Head(
-        pack.arch,
-        gpus[0].name,
-        _driver(),
-        torch.__version__,
-        aotmm.__version__,
-        pack.head.digest,
-        shapes.held_out_seed,
-    )
-    makers = [functools.partial(GpuMeasurer, pack.folder, gpu.ordinal) for gpu in gpus]
-    measured = measure(wanted, makers, head, record, budget_s=budget_s, progress=progress)
+    with _here(pack, packs) if scheduler is None else _there(pack, packs, scheduler) as (crew, gpu):
+        device = device_of(crew)
+        head = Head(
+            pack.arch,
+            gpu["GPU"],
+            gpu["driver"],
+            gpu["torch"],
+            aotmm.__version__,
+            pack.head.digest,
+            shapes.held_out_seed,
+        )
+        measured = measure(wanted, crew, head, record, budget_s=budget_s, progress=progress)
     done, verdict = fit(pack, table_of(measured), device, {case.width: case.dtype for case in wanted})
     write(done, out)
     if measured.complete:
         record.unlink()
     return measured, verdict
+
+
+@contextmanager
+def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[Crew, dict[str, str]]]:
+    """A crew of this machine's GPUs, and what they are. Raises NoKernelError."""
+    gpus = serving(pack, packs)
+    facts = {"GPU": gpus[0].name, "driver": driver(), "torch": torch.__version__}
+    makers = [partial(measuring, partial(GpuMeasurer, pack.folder, gpu.ordinal)) for gpu in gpus]
+    with local(makers, PATIENCE) as crew:
+        yield crew, facts
+
+
+@contextmanager
+def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[Crew, dict[str, str]]]:
+    """A crew of the cluster's GPUs, and what they are. Raises AotmmError, NoKernelError."""
+    with cluster(scheduler, remote.maker(pack), PATIENCE, remote.gpu_facts, {}, gpus=True) as crew:
+        name, arch = crew.facts["GPU"], crew.facts["arch"]
+        best = best_pack(packs, arch)
+        if best is None or best[0] is not pack:
+            raise NoKernelError(f"the cluster's GPUs, {name} ({arch}), are not served by the pack for {pack.arch}")
+        yield crew, crew.facts
 
 
 def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Verdict:
@@ -133,26 +160,25 @@ def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
 
 def measure(
     wanted: Sequence[Case],
-    makers: Sequence[Callable[[], Measurer]],
+    crew: Crew,
     head: Head,
     path: Path,
     *,
     budget_s: float,
     progress: Progress,
-    patience: Patience = PATIENCE,
 ) -> Measured:
-    """Measures the cases for `budget_s` seconds with a worker per maker, going on from the record `path`.
+    """Measures the cases for `budget_s` seconds with a crew, going on from the record `path`.
 
     Raises:
         ArtifactError: the record is of another GPU or pack.
-        AotmmError: a worker cannot start.
+        AotmmError: as `workers.measure_all`.
     """
     deadline = time.monotonic() + budget_s
     with closing(Record(path, head)) as record:
         todo = [case for case in wanted if case not in record.samples]
         progress(len(wanted) - len(todo), len(wanted), "")
         left_out = frozenset(record.left_out)
-        for event in measure_all(todo, makers, left_out=left_out, deadline=deadline, patience=patience):
+        for event in measure_all(todo, crew, left_out=left_out, deadline=deadline):
             if isinstance(event, Done):
                 record.add(event.case, event.outcome.samples)
                 text = str(event.case)
@@ -219,13 +245,3 @@ def write(done: Table, out: Path) -> None:
         temporary.replace(out)
     except OSError as error:
         raise AotmmError(f"{out} cannot be written: {error}") from error
-
-
-def _driver() -> str:
-    """Version of the GPU driver's part in the kernel, "unknown" where the system does not tell."""
-    for path in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
-        try:
-            return Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-    return "unknown"

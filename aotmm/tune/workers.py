@@ -1,28 +1,26 @@
-"""Measuring in processes that may hang: one worker per GPU, watched, killed and replaced where it stops telling.
+"""Measuring on many GPUs at once, where kernels may hang: a crew of processes, one per GPU.
 
 A kernel that never ends cannot be stopped from within its process, and a fault ends every later call there. So what
-touches a GPU is in workers; the parent deals cases out to them and leaves out the schedule that a worker was running
-when it fell silent or died, and the whole family at its second such schedule.
+touches a GPU is in a crew's processes (`aotmm.crew`); the parent deals cases out to them and leaves out the schedule
+that a process was running when it was lost, and the whole family at its second such schedule.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from typing import NamedTuple, Protocol
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NamedTuple, Protocol
 
+from aotmm.crew import Crew, LostError, Patience, Tell, Worker
 from aotmm.errors import AotmmError
+from aotmm.runtime.launcher import CDevice
 from aotmm.table import Sample
 from aotmm.tune.cases import Case
 
 _STRIKES = 2  # schedules of one family that hang before all of it is left out
-_FAREWELL_S = 5.0
+PATIENCE = Patience()
 
 
 class Running(NamedTuple):
@@ -41,7 +39,11 @@ class Outcome(NamedTuple):
 
 
 class Measurer(Protocol):
-    """What a worker runs: it has one GPU and measures one case after another."""
+    """What a process runs: it has one GPU and measures one case after another."""
+
+    @property
+    def device(self) -> CDevice:
+        """Facts of the GPU."""
 
     def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
         """Times every schedule and family that is not in `left_out`, and calls `tell` before each launch of one."""
@@ -61,158 +63,85 @@ class LeftOut(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds that a worker may take to start, and then between two signs of life."""
+def measuring(make: Callable[[], Measurer]) -> Worker:
+    """Starts a process with what `make` gives; its tasks are cases with what is left out, and that of `device_of`."""
+    measurer = make()
 
-    start_s: float = 240.0
-    silence_s: float = 20.0
+    def work(task: tuple[Case, frozenset[str]] | None, tell: Tell) -> Outcome | CDevice:
+        return measurer.device if task is None else measurer.measure(*task, tell)
+
+    return work
 
 
-PATIENCE = Patience()
+def device_of(crew: Crew) -> CDevice:
+    """Facts of the GPUs of a crew, which are of one model. Raises AotmmError if its processes cannot start."""
+    try:
+        found: CDevice = crew.submit(None).result()
+    except LostError as error:
+        raise AotmmError(f"a measuring process failed before its first case: {error.why}") from error
+    return found
 
 
 def measure_all(
     cases: Sequence[Case],
-    makers: Sequence[Callable[[], Measurer]],
+    crew: Crew,
     *,
     left_out: frozenset[str] = frozenset(),
     deadline: float = float("inf"),
-    patience: Patience = PATIENCE,
+    stall_s: float = PATIENCE.stall_s,
 ) -> Iterator[Done | LeftOut]:
-    """Measures `cases` with one worker per maker, side by side, and yields what happens as it happens.
+    """Measures `cases` with a crew whose processes are made by `measuring`, and yields what happens as it happens.
 
     Args:
-        makers: make the measurer of each worker, in its process; they are pickled.
         left_out: schedules and families not to run.
         deadline: no case is begun after it (`time.monotonic`).
+        stall_s: seconds that the crew may take for the next case.
 
     Raises:
-        AotmmError: a worker cannot start, or ends while it runs no kernel.
+        AotmmError: a process cannot start, or ends while it runs no kernel, or nothing happens for too long.
     """
-    crew = _Crew(deque(cases), deadline, patience, set(left_out))
-    try:
-        for make in makers[: len(cases)]:
-            crew.workers.append(_Worker(make, patience.start_s))
-        while crew.workers:
-            pause = min(worker.until for worker in crew.workers) - time.monotonic()
-            heard = wait([worker.pipe for worker in crew.workers], timeout=max(0.0, pause))
-            for worker in list(crew.workers):
-                if worker.pipe in heard or time.monotonic() > worker.until:
-                    yield from crew.attend(worker, heard=worker.pipe in heard)
-    finally:
-        for worker in crew.workers:
-            worker.kill()
+    book = _Book(set(left_out), {})
+    waiting, running = deque(cases), dict[Future[Any], Case]()
+    while True:
+        while waiting and len(running) < max(1, crew.places()) and time.monotonic() < deadline:
+            case = waiting.popleft()
+            running[crew.submit((case, frozenset(book.left_out)))] = case
+        if not running:
+            return
+        done, _ = wait(running, timeout=stall_s, return_when=FIRST_COMPLETED)
+        if not done:
+            raise AotmmError(f"no shape was measured for {stall_s:g} s; GPUs of the crew now: {crew.places()}")
+        for future in done:
+            case = running.pop(future)
+            try:
+                outcome: Outcome = future.result()
+            except LostError as error:
+                yield from book.lost(case, error)
+                waiting.appendleft(case)
+                continue
+            yield Done(case, outcome)
+            for schedule, why in outcome.wrong.items():
+                yield from book.leave_out(schedule, f"its result is wrong on {case}: {why}")
 
 
-class _Worker:
-    """One process with its measurer: what it is doing, and until when it must tell something."""
+class _Book(NamedTuple):
+    """What was left out so far, and how many schedules of each family hung or failed."""
 
-    def __init__(self, make: Callable[[], Measurer], start_s: float) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use a GPU that its parent used
-        self.make = make
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(make, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.until = time.monotonic() + start_s
-        self.case: Case | None = None
-        self.running: Running | None = None
-
-    def give(self, case: Case, left_out: frozenset[str]) -> None:
-        """Lets the process measure `case`."""
-        self.case, self.running = case, None
-        with suppress(OSError):  # it is gone: the next that is heard is its end
-            self.pipe.send((case, left_out))
-
-    def hear(self) -> Outcome | Running | str | None:
-        """The next message: an outcome, a sign of life, text if the process failed, None when it is ready."""
-        try:
-            message: Outcome | Running | str | None = self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join()
-            return f"its process ended with code {self.process.exitcode}"
-        if isinstance(message, Running):
-            self.running = message
-        return message
-
-    def end(self) -> None:
-        """Lets the process end by itself, for a while."""
-        with suppress(OSError):
-            self.pipe.send(None)
-        self.process.join(timeout=_FAREWELL_S)
-        self.kill()
-
-    def kill(self) -> None:
-        """Ends the process, whatever it does; one that the driver holds is not waited for."""
-        self.process.kill()
-        self.process.join(timeout=_FAREWELL_S)
-        self.pipe.close()
-
-
-@dataclass(slots=True)
-class _Crew:
-    """The workers, what they still have to do, and what was left out so far."""
-
-    waiting: deque[Case]
-    deadline: float
-    patience: Patience
     left_out: set[str]
-    workers: list[_Worker] = field(default_factory=list)
-    strikes: dict[str, int] = field(default_factory=dict)
+    strikes: dict[str, int]
 
-    def attend(self, worker: _Worker, *, heard: bool) -> Iterator[Done | LeftOut]:
-        """Deals with one message of `worker`, or with its silence."""
-        message = worker.hear() if heard else "it gave no sign of life and was killed"
-        worker.until = time.monotonic() + self.patience.silence_s
-        if isinstance(message, str):
-            yield from self._replace(worker, message)
-        elif isinstance(message, Outcome) and worker.case is not None:
-            yield Done(worker.case, message)
-            for schedule, why in message.wrong.items():
-                yield from self._leave_out(schedule, f"its result is wrong on {worker.case}: {why}")
-            self._occupy(worker)
-        elif message is None:
-            self._occupy(worker)
-
-    def _occupy(self, worker: _Worker) -> None:
-        if self.waiting and time.monotonic() < self.deadline:
-            worker.give(self.waiting.popleft(), frozenset(self.left_out))
-        else:
-            self.workers.remove(worker)
-            worker.end()
-
-    def _replace(self, worker: _Worker, why: str) -> Iterator[LeftOut]:
-        """Leaves out what `worker` was running, and lets another one try its case again without that."""
-        self.workers.remove(worker)
-        worker.kill()
-        if worker.running is None or worker.case is None:
-            doing = f"before the first kernel of {worker.case}" if worker.case else "before its first case"
-            raise AotmmError(f"a measuring process failed {doing}: {why}")
-        family, schedule, detail = worker.running
-        yield from self._leave_out(schedule, f"{why}, on {worker.case}, {detail}")
+    def lost(self, case: Case, error: LostError) -> Iterator[LeftOut]:
+        """Leaves out what was running when a process was lost."""
+        if error.last is None:
+            raise AotmmError(f"a measuring process failed before the first kernel of {case}: {error.why}") from error
+        family, schedule, detail = error.last
+        yield from self.leave_out(schedule, f"{error.why}, on {case}, {detail}")
         self.strikes[family] = self.strikes.get(family, 0) + 1
         if self.strikes[family] >= _STRIKES:
-            yield from self._leave_out(family, f"{_STRIKES} of its schedules hang or fail")
-        self.waiting.appendleft(worker.case)
-        self.workers.append(_Worker(worker.make, self.patience.start_s))
+            yield from self.leave_out(family, f"{_STRIKES} of its schedules hang or fail")
 
-    def _leave_out(self, name: str, why: str) -> Iterator[LeftOut]:
+    def leave_out(self, name: str, why: str) -> Iterator[LeftOut]:
+        """Leaves out a schedule or family, once."""
         if name not in self.left_out:
             self.left_out.add(name)
             yield LeftOut(name, why)
-
-
-def _work(make: Callable[[], Measurer], pipe: Connection) -> None:
-    """A worker's process: measures what comes through `pipe` until None comes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and ends its workers
-    try:
-        measurer = make()
-        pipe.send(None)
-        while (task := pipe.recv()) is not None:
-            case, left_out = task
-            pipe.send(measurer.measure(case, left_out, pipe.send))
-    except EOFError:  # the parent is gone
-        return
-    except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
-        pipe.send(f"{type(error).__name__}: {error}")

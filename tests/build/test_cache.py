@@ -31,7 +31,7 @@ def test_round_trip(tmp_path: Path, compiled: Compiled) -> None:
     assert cache.get(KEY) is None
     cache.put(KEY, compiled)
     assert cache.get(KEY) == compiled
-    assert [path.name for path in cache.folder.iterdir()] == [KEY]
+    assert [path.name for path in (tmp_path / "new" / "cache").iterdir()] == [KEY]
 
 
 def test_every_cut_and_every_flipped_byte_counts_as_absent(tmp_path: Path) -> None:

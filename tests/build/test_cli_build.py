@@ -185,16 +185,16 @@ def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*.new"))
 
 
-def processes_in(session: int) -> list[str]:
-    """Command lines of the processes of a session that run; one that has ended has none."""
+def processes_with(mark: str) -> list[str]:
+    """Command lines of the processes that run and have `mark` in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getsid(int(path.name)) == session:
+            if mark.encode() in (path / "environ").read_bytes():
                 found.append((path / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (ProcessLookupError, FileNotFoundError):
+        except (ProcessLookupError, FileNotFoundError, PermissionError):
             continue  # it has just ended
-    return [line for line in found if line]
+    return found
 
 
 def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
@@ -214,8 +214,15 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
         "--jobs=2",
     ]
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what runs in background
+    mark = f"MARK={tmp_path}"
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"MARK": str(tmp_path)},
     )
     signal.signal(signal.SIGINT, handler)
     with process:
@@ -224,12 +231,13 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert len(processes_with(mark)) >= 3
         os.killpg(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stdout) == (INTERRUPTED, "")
     assert stderr.startswith("interrupted: packs in ")
     assert "Traceback" not in stderr
-    assert processes_in(process.pid) == []
+    assert processes_with(mark) == []
     assert content(tmp_path / "sm80") == before
     assert not list(tmp_path.glob(".*.new"))
     assert 1 <= len(list((tmp_path / ".cache").glob("[!.]*"))) < 8

@@ -6,12 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from aotmm.crew import Crew, Patience, local
+from aotmm.runtime.launcher import CDevice
 from aotmm.table import Sample
 from aotmm.tune.cases import Case
-from aotmm.tune.workers import Outcome, Running
+from aotmm.tune.workers import Outcome, Running, measuring
 
 SCHEDULES = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
 
@@ -36,6 +40,11 @@ class Fake:
     trouble: tuple[tuple[str, str], ...] = ()
     after: int = 0
     pause_s: float = 0.0
+
+    @property
+    def device(self) -> CDevice:
+        """An H200's facts."""
+        return CDevice(132, 232448)
 
     def __call__(self) -> Fake:
         """Itself: it is what makes a measurer, and the measurer."""
@@ -72,3 +81,19 @@ class Fake:
 def unable() -> Fake:
     """A measurer that cannot be made."""
     raise RuntimeError("no such GPU")
+
+
+def crew(*makers: Callable[[], Fake], silence_s: float = 1.5) -> AbstractContextManager[Crew]:
+    """A crew of one process per maker, on this machine."""
+    return local([partial(measuring, make) for make in makers], Patience(start_s=60, silence_s=silence_s))
+
+
+def worker_facts() -> dict[str, str]:
+    """What a worker with a fake GPU says of it."""
+    name = Path.cwd().name
+    return {"GPU": "NVIDIA H100" if name == "other" else "NVIDIA H200", "arch": "sm90", "driver": "580", "torch": "2"}
+
+
+def on_worker(log: Path, trouble: tuple[tuple[str, str], ...] = ()) -> Fake:
+    """A measurer that notes the name of its worker; one at a time may run there."""
+    return Fake(log, Path.cwd().name, trouble=trouble, pause_s=0.05)

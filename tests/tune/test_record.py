@@ -104,13 +104,11 @@ MEASURES = """
 import sys
 from pathlib import Path
 from aotmm.tune.session import measure
-from aotmm.tune.workers import Patience
-from tests.tune.fakes import Fake, case
+from tests.tune.fakes import Fake, case, crew
 from tests.tune.test_record import HEAD
-if __name__ == "__main__":
-    log, out, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    fakes = [Fake(log, name, pause_s=pause) for name in ("gpu0", "gpu1")]
-    measure([case(size) for size in range(1, 31)], fakes, HEAD, out, budget_s=100, progress=lambda *_: None)
+log, out, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+with crew(*(Fake(log, name, pause_s=pause) for name in ("gpu0", "gpu1"))) as gpus:
+    measure([case(size) for size in range(1, 31)], gpus, HEAD, out, budget_s=100, progress=lambda *_: None)
 """
 
 

@@ -26,8 +26,7 @@ from aotmm.tune import session, shapes
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import Case, cases
 from aotmm.tune.record import Head
-from aotmm.tune.workers import Patience
-from tests.tune.fakes import Fake, case
+from tests.tune.fakes import Fake, case, crew
 
 H200 = CDevice(132, 232448)
 HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
@@ -216,7 +215,8 @@ def test_a_budget_ends_a_measurement_and_the_next_one_goes_on(tmp_path: Path) ->
         told.append((done, total, text))
 
     def run(budget_s: float) -> session.Measured:
-        return session.measure(wanted, [fake], HEAD, tmp_path / "record", budget_s=budget_s, progress=tell)
+        with crew(fake) as gpus:
+            return session.measure(wanted, gpus, HEAD, tmp_path / "record", budget_s=budget_s, progress=tell)
 
     first = run(2.0)
     assert not first.complete
@@ -232,21 +232,21 @@ def test_a_budget_ends_a_measurement_and_the_next_one_goes_on(tmp_path: Path) ->
 
 def test_what_hung_is_not_run_by_the_next_call(tmp_path: Path) -> None:
     """The record remembers what was left out, and why."""
-    patience = Patience(start_s=60, silence_s=1)
-    makers = [Fake(tmp_path / "log", trouble=(("tile_a", "hang"),))]
+    hanging = Fake(tmp_path / "log", trouble=(("tile_a", "hang"),))
     told: list[str] = []
 
     def tell(_done: int, _total: int, text: str) -> None:
         told.append(text)
 
-    def run(makers: list[Fake]) -> session.Measured:
+    def run(fake: Fake) -> session.Measured:
         wanted, record = [case(1), case(2)], tmp_path / "record"
-        return session.measure(wanted, makers, HEAD, record, budget_s=100, progress=tell, patience=patience)
+        with crew(fake) as gpus:
+            return session.measure(wanted, gpus, HEAD, record, budget_s=100, progress=tell)
 
-    assert list(run(makers).left_out) == ["tile_a"]
+    assert list(run(hanging).left_out) == ["tile_a"]
     assert told[1].startswith("left out tile_a: it gave no sign of life")
     told.clear()
-    assert list(run([Fake(tmp_path / "log")]).left_out) == ["tile_a"]
+    assert list(run(Fake(tmp_path / "log")).left_out) == ["tile_a"]
     assert told == [""]
 
 

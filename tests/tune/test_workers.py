@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import AotmmError
-from aotmm.tune.workers import Done, LeftOut, Patience, measure_all
-from tests.tune.fakes import SCHEDULES, Fake, case, unable
-
-PATIENCE = Patience(start_s=60, silence_s=1.5)
+from aotmm.tune.workers import Done, LeftOut, device_of, measure_all
+from tests.tune.fakes import SCHEDULES, Fake, case, crew, unable
 
 
 @pytest.fixture
@@ -27,8 +25,8 @@ def _schedules(event: Done) -> list[str]:
 def test_cases_are_dealt_out(log: Path) -> None:
     """Two workers measure every case once between them, both of them some."""
     cases = [case(size) for size in range(1, 13)]
-    makers = [Fake(log, name, pause_s=0.02) for name in ("gpu0", "gpu1")]
-    events = list(measure_all(cases, makers, patience=PATIENCE))
+    with crew(*(Fake(log, name, pause_s=0.02) for name in ("gpu0", "gpu1"))) as gpus:
+        events = list(measure_all(cases, gpus))
     assert sorted(event.case for event in events if isinstance(event, Done)) == cases
     begun = [line for line in log.read_text().splitlines() if "begins" in line]
     assert len(begun) == len(cases)
@@ -39,7 +37,8 @@ def test_cases_are_dealt_out(log: Path) -> None:
 def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> None:
     """A schedule that hangs, kills its process or raises is named and left out; its case is measured without it."""
     cases = [case(1), case(2), case(3)]
-    events = list(measure_all(cases, [Fake(log, trouble=(("ws_b", trouble),), after=2)], patience=PATIENCE))
+    with crew(Fake(log, trouble=(("ws_b", trouble),), after=2)) as gpus:
+        events = list(measure_all(cases, gpus))
     assert [type(event) for event in events] == [Done, LeftOut, Done, Done]
     first, left, *rest = events
     assert isinstance(first, Done)
@@ -56,7 +55,8 @@ def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> N
 def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
     """The second schedule of a family that hangs takes the family along, so that hanging costs little time."""
     fake = Fake(log, trouble=(("ws_a", "hang"), ("ws_b", "hang"), ("ws_c", "hang")))
-    events = list(measure_all([case(1)], [fake], patience=PATIENCE))
+    with crew(fake) as gpus:
+        events = list(measure_all([case(1)], gpus))
     assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a", "ws_b", "ws"]
     done = events[-1]
     assert isinstance(done, Done)
@@ -66,7 +66,8 @@ def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
 def test_a_wrong_result_is_left_out(log: Path) -> None:
     """A schedule with a wrong result has no time there, and is named and run no more."""
     cases = [case(1), case(2)]
-    events = list(measure_all(cases, [Fake(log, trouble=(("tile_a", "wrong"),))], patience=PATIENCE))
+    with crew(Fake(log, trouble=(("tile_a", "wrong"),))) as gpus:
+        events = list(measure_all(cases, gpus))
     assert [type(event) for event in events] == [Done, LeftOut, Done]
     assert events[1] == LeftOut("tile_a", "its result is wrong on 1x1x1 nn fp16: error 7")
     assert all("tile_a" not in _schedules(event) for event in events if isinstance(event, Done))
@@ -74,9 +75,9 @@ def test_a_wrong_result_is_left_out(log: Path) -> None:
 
 def test_the_other_worker_goes_on(log: Path) -> None:
     """While one worker hangs, the other measures."""
-    makers = [Fake(log, "gpu0", trouble=(("ws_a", "hang"),)), Fake(log, "gpu1", pause_s=0.02)]
     cases = [case(size) for size in range(1, 9)]
-    events = list(measure_all(cases, makers, patience=PATIENCE))
+    with crew(Fake(log, "gpu0", trouble=(("ws_a", "hang"),)), Fake(log, "gpu1", pause_s=0.02)) as gpus:
+        events = list(measure_all(cases, gpus))
     assert sorted(event.case for event in events if isinstance(event, Done)) == cases
     assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a"]
 
@@ -84,7 +85,8 @@ def test_the_other_worker_goes_on(log: Path) -> None:
 def test_nothing_begins_after_the_deadline(log: Path) -> None:
     """At the deadline what runs is finished, and the rest is left for another time."""
     cases = [case(size) for size in range(1, 1000)]
-    found = list(measure_all(cases, [Fake(log, pause_s=0.05)], deadline=time.monotonic() + 3, patience=PATIENCE))
+    with crew(Fake(log, pause_s=0.05)) as gpus:
+        found = list(measure_all(cases, gpus, deadline=time.monotonic() + 3))
     assert len(found) < len(cases)
     lines = log.read_text().splitlines()
     assert len(lines) == 2 * len(found)  # what began has ended
@@ -92,20 +94,25 @@ def test_nothing_begins_after_the_deadline(log: Path) -> None:
 
 def test_nothing_at_all_without_time(log: Path) -> None:
     """A deadline that has passed measures nothing."""
-    assert list(measure_all([case(1)], [Fake(log)], deadline=time.monotonic() - 1, patience=PATIENCE)) == []
+    with crew(Fake(log)) as gpus:
+        assert list(measure_all([case(1)], gpus, deadline=time.monotonic() - 1)) == []
 
 
 def test_a_worker_that_cannot_start_is_an_error() -> None:
     """What goes wrong before any kernel is no kernel's fault."""
-    with pytest.raises(AotmmError, match="failed before its first case: RuntimeError: no such GPU"):
-        list(measure_all([case(1)], [unable], patience=PATIENCE))
+    with crew(unable) as gpus:
+        with pytest.raises(AotmmError, match="failed before its first case: RuntimeError: no such GPU"):
+            device_of(gpus)
+        with pytest.raises(
+            AotmmError, match="failed before the first kernel of 1x1x1 nn fp16: RuntimeError: no such GPU"
+        ):
+            list(measure_all([case(1)], gpus))
 
 
-def test_workers_end_with_their_parent_loop(log: Path) -> None:
+def test_processes_end_with_their_crew(log: Path) -> None:
     """Who stops listening in the middle leaves no process behind."""
-    events = measure_all([case(1), case(2)], [Fake(log, pause_s=0.05)], patience=PATIENCE)
-    next(events)
-    events.close()  # type: ignore[attr-defined]
+    with crew(Fake(log, pause_s=0.05)) as gpus:
+        next(measure_all([case(1), case(2)], gpus))
     length = len(log.read_text())
     time.sleep(0.5)
     assert len(log.read_text()) == length

@@ -1,0 +1,272 @@
+"""A Dask cluster as a crew: the same tasks in the same child processes, on the machines of its workers.
+
+Scheduler and workers need aotmm, and what the tasks need, in the versions of this machine; nothing else is assumed
+there, no common folder either: what a task needs travels with it, and what it gives comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import pickle
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from aotmm import __version__
+from aotmm.crew import Children, LostError, Make, Patience
+from aotmm.errors import AotmmError
+
+Facts = dict[str, str]
+
+_RETRIES = 3
+_CONNECT_S = 30.0
+_ANSWER_S = 60.0  # may be the first import of torch
+_FAREWELL_S = 10.0
+
+
+@contextmanager
+def cluster(
+    scheduler: str, make: Make, patience: Patience, facts: Callable[[], Facts], expected: Facts, *, gpus: bool = False
+) -> Iterator[Cluster]:
+    """A crew of the workers of the Dask cluster at `scheduler`; who joins later takes part too.
+
+    A task whose worker or process is lost is tried three times again, elsewhere if there is an elsewhere. That a whole
+    worker hangs is noticed by the scheduler, after its `worker-ttl`.
+
+    Args:
+        make: pickled, makes what does tasks in each process.
+        facts: pickled, says what must be the same on all workers, beside aotmm itself; `expected` has what of it must
+            be what.
+        gpus: one task at a time for each worker that has the resource GPU=1, none for others.
+
+    Raises:
+        AotmmError: distributed is not installed, the cluster cannot be reached or has no workers, or one is refused.
+    """
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise AotmmError('a cluster needs the cluster extra: pip install "aotmm[cluster]"') from error
+    try:
+        client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise AotmmError(f"no Dask scheduler at {scheduler}: {error}; say one like tcp://host:8786") from error
+    with client:
+        crew = Cluster(client, gpus=gpus)
+        crew.start(scheduler, make, patience, facts, expected)
+        try:
+            yield crew
+        finally:
+            crew.end()
+
+
+class Cluster:
+    """The crew of `cluster`.
+
+    Attributes:
+        facts: what all workers have in common.
+    """
+
+    def __init__(self, client: Any, *, gpus: bool) -> None:
+        self.facts: Facts = {}
+        self._client = client
+        self._gpus = gpus
+        self._name = uuid.uuid4().hex
+        self._contract: Any = None
+        self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # what Dask has, and where it should go
+
+    def submit(self, task: Any) -> Future[Any]:
+        """As `Crew.submit`; `task` is pickled. Its result may also be an AotmmError, where a worker is refused."""
+        result: Future[Any] = Future()
+        self._send(result, pickle.dumps(task), ())
+        return result
+
+    def places(self) -> int:
+        """How many tasks are done at once, by the workers that are there now."""
+        found = self._workers().values()
+        return len(found) if self._gpus else sum(row["nthreads"] for row in found)
+
+    def start(
+        self, scheduler: str, make: Make, patience: Patience, facts: Callable[[], Facts], expected: Facts
+    ) -> None:
+        """Waits for a worker, compares all that are there, and gives them what their processes are made by."""
+        from distributed import TimeoutError as NoneCame
+
+        with suppress(NoneCame):
+            self._client.wait_for_workers(1, timeout=_CONNECT_S)
+        found = self._ask(partial(_facts, facts), _ANSWER_S)
+        if not found:
+            what = "worker with a GPU (dask worker --resources GPU=1)" if self._gpus else "worker"
+            raise AotmmError(f"the cluster at {scheduler} has no {what}; start some")
+        try:
+            theirs: object = self._client.run_on_scheduler(_facts, dict)
+        except Exception as error:  # noqa: BLE001 (whatever another machine raises)
+            theirs = error
+        mine = _facts(dict)
+        refused = _differences("the scheduler", theirs, mine)
+        first = next((row for row in found.values() if isinstance(row, dict)), {})
+        self.facts = first | expected | mine
+        for address, row in found.items():
+            refused += _differences(address, row, self.facts)
+        for address, row in self._workers().items():
+            if self._gpus and row["resources"]["GPU"] != 1:
+                refused.append(
+                    f"{address} has GPU={row['resources']['GPU']:g}; start one worker per GPU, with GPU=1 each"
+                )
+        if refused:
+            raise AotmmError("\n".join([f"the cluster at {scheduler} cannot be used:", *refused]))
+        contract = _Contract(make, patience, facts, self.facts)
+        self._contract = self._client.submit(bytes, pickle.dumps(contract), pure=False)
+
+    def end(self) -> None:
+        """Takes back what is not done, and ends the processes of this crew on the workers that answer."""
+        self._client.cancel([sent for sent, _ in self._sent.values()])
+        self._sent.clear()
+        self._ask(partial(_end, self._name), _FAREWELL_S)
+
+    def _workers(self) -> dict[str, Any]:
+        found = self._client.scheduler_info(n_workers=-1)["workers"]
+        return {address: row for address, row in found.items() if not self._gpus or "GPU" in row["resources"]}
+
+    def _ask(self, question: Callable[[], Any], limit_s: float) -> dict[str, Any]:
+        """What each worker answers; an exception where it cannot, or not in time."""
+
+        async def ask() -> dict[str, Any]:
+            async def one(address: str) -> Any:
+                answer = self._client.run(question, workers=[address], on_error="return")
+                return (await asyncio.wait_for(answer, limit_s))[address]
+
+            return dict(zip(found, await asyncio.gather(*map(one, found), return_exceptions=True), strict=True))
+
+        found = list(self._workers())
+        answers: dict[str, Any] = self._client.sync(ask)
+        return answers
+
+    def _send(self, result: Future[Any], task: bytes, lost: tuple[str, ...]) -> None:
+        """Gives `task` to a worker, to none of those where it was `lost` if there are others."""
+        where = self._where(lost) if self._gpus or lost else None
+        sent = self._client.submit(
+            _do,
+            self._name,
+            self._contract,
+            task,
+            pure=False,
+            workers=where,
+            allow_other_workers=where is not None,  # when that one is gone
+            resources={"GPU": 1} if self._gpus else None,
+            priority=len(lost),  # what fails everywhere is told soon
+        )
+        self._sent[result] = sent, where
+        sent.add_done_callback(partial(self._done, result, task, lost))
+
+    def _where(self, lost: tuple[str, ...]) -> str | None:
+        """The worker with the fewest tasks that were sent to it by name, if possible none of `lost`.
+
+        Dask itself lets tasks that need a resource wait for one worker while another has it to spare.
+        """
+        found = list(self._workers())
+        busy = Counter(where for _, where in list(self._sent.values()))
+        return min([name for name in found if name not in lost] or found, key=busy.__getitem__, default=None)
+
+    def _done(self, result: Future[Any], task: bytes, lost: tuple[str, ...], sent: Any) -> None:
+        """Hands on what came of `task`, or tries it again."""
+        if self._sent.pop(result, None) is None:
+            return  # the crew has ended
+        try:
+            done = sent.result()
+            if isinstance(done, _Lost) and done.last is None and len(lost) < _RETRIES:
+                self._send(result, task, (*lost, done.address))
+            elif isinstance(done, _Lost):
+                result.set_exception(LostError(f"{done.why}, on {done.address}", done.last))
+            elif isinstance(done, _Refused):
+                result.set_exception(AotmmError(f"a worker that joined later cannot be used:\n{done.why}"))
+            else:
+                result.set_result(done)
+        except Exception as error:  # noqa: BLE001 (as Dask has it: workers died again and again, or the scheduler did)
+            result.set_exception(LostError(f"the cluster gave it up: {type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Contract:
+    """What a worker needs of a crew, beside its tasks."""
+
+    make: Make
+    patience: Patience
+    facts: Callable[[], Facts]
+    agreed: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A LostError with the worker's address. Dask knows no third way between a result and an error to log."""
+
+    address: str
+    why: str
+    last: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    why: str
+
+
+def _differences(who: str, found: object, agreed: Facts) -> list[str]:
+    """What keeps `who` from being used: one line, or none."""
+    if isinstance(found, TimeoutError):
+        return [f"{who} gave no answer in {_ANSWER_S:g} s; end it or wait for it"]
+    if not isinstance(found, dict):
+        return [f"{who} has not what is needed: {found}; install there what is installed here"]
+    other = [f"{name} {found.get(name)}, not {value}" for name, value in agreed.items() if found.get(name) != value]
+    return [f"{who} has {', '.join(other)}; make them the same"] if other else []
+
+
+def _facts(further: Callable[[], Facts]) -> Facts:
+    """Which aotmm this is, down to its sources, and further facts."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return {"aotmm": f"{__version__} (sources {digest.hexdigest()[:12]})"} | further()
+
+
+# The children of each crew, in a worker's process.
+_children: dict[str, Children] = {}
+_lock = threading.Lock()
+
+
+def _do(name: str, pickled: bytes, task: bytes) -> Any:
+    """Does `task` in a process of the crew `name` on a worker, in a thread of which this runs."""
+    from distributed import get_worker
+
+    worker = get_worker()
+    with _lock:
+        if name not in _children:
+            contract: _Contract = pickle.loads(pickled)  # noqa: S301 (from this crew's own client)
+            try:
+                found: object = _facts(contract.facts)
+            except Exception as error:  # noqa: BLE001 (whatever is missing here)
+                found = error
+            refused = _differences(worker.address, found, contract.agreed)
+            if refused:
+                return _Refused(refused[0])
+            _children[name] = Children([contract.make] * worker.state.nthreads, contract.patience)
+        children = _children[name]
+    try:
+        return children.run(pickle.loads(task))  # noqa: S301 (likewise)
+    except LostError as error:
+        return _Lost(worker.address, error.why, error.last)
+
+
+def _end(name: str) -> None:
+    """Ends the processes of the crew `name` on a worker."""
+    with _lock:
+        children = _children.pop(name, None)
+    if children is not None:
+        children.end()

@@ -1,0 +1,232 @@
+"""Who works on many tasks at once: processes of this machine here, those of a cluster in `aotmm.cluster`.
+
+What compiles or runs kernels may crash or never end, and neither can be helped from within its process. So tasks are
+done in child processes; a thread of the parent waits for each and kills it when it falls silent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from aotmm.errors import AotmmError
+
+Tell = Callable[[object], None]
+Worker = Callable[[Any, Tell], Any]  # does one task; what it tells meanwhile is a sign of life
+Make = Callable[[], Worker]  # called once in each process
+
+_FAREWELL_S = 5.0
+# What a child runs. It finds modules as its parent does, and so whatever the parent can name.
+_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import aotmm.crew as c; c.serve(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that a process may take to start, then between two signs of life, and a crew between two results."""
+
+    start_s: float = 240.0
+    silence_s: float = 20.0
+    stall_s: float = 3600.0
+
+
+class LostError(Exception):
+    """The process of a task is gone: it ended, raised, or was killed because it fell silent.
+
+    Attributes:
+        why: which of these, in words.
+        last: what it told last while it did the task, None if nothing.
+    """
+
+    def __init__(self, why: str, last: Any = None) -> None:
+        super().__init__(why, last)
+        self.why, self.last = why, last
+
+
+class Crew(Protocol):
+    """What does tasks, several at once; the executor that `local` and `cluster.cluster` give."""
+
+    def submit(self, task: Any) -> Future[Any]:
+        """The future result of `task`, which may be a LostError."""
+
+    def places(self) -> int:
+        """How many tasks are done at once."""
+
+
+def completed(futures: Iterable[Future[Any]], crew: Crew, stall_s: float) -> Iterator[Future[Any]]:
+    """The futures of `crew` as they are done. Raises AotmmError when none is for `stall_s` seconds."""
+    waiting = set(futures)
+    while waiting:
+        done, waiting = wait(waiting, timeout=stall_s, return_when=FIRST_COMPLETED)
+        if not done:
+            raise AotmmError(
+                f"no result for {stall_s:g} s while {len(waiting)} tasks are left; workers now: {crew.places()}"
+            )
+        yield from done
+
+
+@contextmanager
+def local(makers: Sequence[Make], patience: Patience) -> Iterator[Crew]:
+    """A crew of one process per maker on this machine; they end with the block, whatever they do then."""
+    children = Children(makers, patience)
+    threads = ThreadPoolExecutor(len(makers))
+    try:
+        yield _Local(threads, children, len(makers))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        children.end()
+        threads.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _Local:
+    threads: ThreadPoolExecutor
+    children: Children
+    count: int
+
+    def submit(self, task: Any) -> Future[Any]:
+        return self.threads.submit(self.children.run, task)
+
+    def places(self) -> int:
+        return self.count
+
+
+class Children:
+    """Processes of which each does one task after another, for whatever thread has one.
+
+    They start when they are needed. One that was lost is replaced by its maker's next.
+    """
+
+    def __init__(self, makers: Sequence[Make], patience: Patience) -> None:
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._unused = list(reversed(makers))
+        self._idle: list[_Child] = []
+        self._busy: set[_Child] = set()
+        self._ended = False
+
+    def run(self, task: Any) -> Any:
+        """The result of `task`; there are no more calls at once than makers. Raises LostError."""
+        child = self._take()
+        try:
+            result = child.run(task, self._patience)
+        except BaseException:
+            with self._lock:
+                self._busy.discard(child)
+                self._unused.append(child.make)
+            child.kill()
+            raise
+        with self._lock:
+            self._busy.discard(child)
+            self._idle.append(child)
+        return result
+
+    def _take(self) -> _Child:
+        with self._lock:
+            if self._ended:
+                raise LostError("there is no more to do")
+            child = self._idle.pop() if self._idle else _Child(self._unused.pop())
+            self._busy.add(child)
+        return child
+
+    def end(self) -> None:
+        """Ends all processes: those that do nothing by themselves, the others at once."""
+        with self._lock:
+            self._ended = True
+            busy, idle = list(self._busy), self._idle
+        for child in busy:
+            child.kill()
+        for child in idle:
+            child.dismiss()
+        for child in idle:
+            child.kill(_FAREWELL_S)
+
+
+class _Child:
+    """One process, in a session of its own: Ctrl-C does not reach it, and what it started is killed with it.
+
+    So are the temporary files that it left.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self._started = False
+        self._folder = TemporaryDirectory(prefix="aotmm-", ignore_cleanup_errors=True)
+        self._pipe, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(sys.path)]
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"TMPDIR": self._folder.name},
+            )
+
+    def run(self, task: Any, patience: Patience) -> Any:
+        """The result of `task`. Raises LostError, after which the process is of no use."""
+        if not self._started:
+            self._send(self.make)
+            self._hear(patience.start_s, None)
+            self._started = True
+        self._send(task)
+        last = None
+        while True:
+            kind, value = self._hear(patience.silence_s, last)
+            if kind == "result":
+                return value
+            last = value
+
+    def _send(self, message: Any) -> None:
+        with suppress(OSError):  # it is gone: the next that is heard is its end
+            self._pipe.send(message)
+
+    def _hear(self, limit_s: float, last: Any) -> tuple[str, Any]:
+        try:
+            heard = self._pipe.poll(limit_s)
+            kind, value = self._pipe.recv() if heard else ("lost", f"it gave no sign of life for {limit_s:g} s")
+        except (EOFError, OSError):
+            kind, value = "lost", f"its process ended with code {self._process.wait()}"
+        if kind == "lost":
+            raise LostError(value, last)
+        return kind, value
+
+    def dismiss(self) -> None:
+        """Lets the process end when it has done its task."""
+        self._pipe.close()
+
+    def kill(self, after_s: float = 0.0) -> None:
+        """Ends the process, whatever it does, unless it ends in time; one that a driver holds is not waited for."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(after_s)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL_S)
+        self._folder.cleanup()
+
+
+def serve(handle: int) -> None:
+    """A child's process: does what comes through the pipe `handle` until its other end is closed."""
+    pipe = Connection(handle)
+    try:
+        work = pipe.recv()()
+        pipe.send(("ready", None))
+        while True:
+            pipe.send(("result", work(pipe.recv(), lambda sign: pipe.send(("sign", sign)))))
+    except (EOFError, BrokenPipeError):  # the parent is gone
+        return
+    except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
+        with suppress(OSError):
+            pipe.send(("lost", f"{type(error).__name__}: {error}"))

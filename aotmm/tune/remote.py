@@ -1,0 +1,73 @@
+"""Measuring on the GPUs of other machines: what has to be known of them, and the pack that travels there."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+
+from aotmm.crew import Make, Tell, Worker, local
+from aotmm.folders import read
+from aotmm.manifest import FILE_NAME, MAX_MANIFEST_BYTES
+from aotmm.runtime.devices import device
+from aotmm.runtime.pack import Pack, read_verified
+from aotmm.tune.measure import GpuMeasurer
+from aotmm.tune.workers import PATIENCE, measuring
+
+Files = dict[str, bytes]
+
+
+def maker(pack: Pack) -> Make:
+    """Makes what measures `pack` on the first GPU that a process sees, on any machine. Raises ArtifactError."""
+    return functools.partial(measuring, functools.partial(_measurer, packed(pack)))
+
+
+def packed(pack: Pack) -> Files:
+    """What of `pack` is needed to launch it, compressed. Raises ArtifactError."""
+    files = {file.path: read_verified(pack.folder, file) for file in (pack.head.kernels_file, pack.head.library)}
+    files[FILE_NAME] = read(pack.folder, FILE_NAME, MAX_MANIFEST_BYTES)
+    return {name: zlib.compress(data) for name, data in files.items()}
+
+
+def unpacked(files: Files) -> Path:
+    """The folder of a pack, made of what `packed` gave, among the temporary files of this process."""
+    folder = Path(mkdtemp(prefix="aotmm-"))
+    for name, data in files.items():
+        (folder / name).write_bytes(zlib.decompress(data))
+    return folder
+
+
+def gpu_facts() -> dict[str, str]:
+    """Driver, torch, and the first GPU that this process sees; asked in another process, which then lets go of it.
+
+    Raises:
+        LostError: there is no GPU.
+    """
+    with local([_telling], PATIENCE) as crew:
+        found: dict[str, str] = crew.submit(None).result()
+    return found
+
+
+def driver() -> str:
+    """Version of the GPU driver's part in the kernel, "unknown" where the system does not tell."""
+    for path in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
+        try:
+            return Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+    return "unknown"
+
+
+def _measurer(files: Files) -> GpuMeasurer:
+    return GpuMeasurer(unpacked(files), 0)
+
+
+def _telling() -> Worker:
+    def work(_task: None, _tell: Tell) -> dict[str, str]:
+        gpu = device(0)
+        return {"GPU": gpu.name, "arch": gpu.arch, "driver": driver(), "torch": torch.__version__}
+
+    return work
