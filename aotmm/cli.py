@@ -624,9 +624,13 @@ def bench(
 
     WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/tune/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); everything without it.
+    build_scaling, alone, measures builds with a simulated compiler; it needs no GPU but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
     """
+    if what == ("build_scaling",):
+        _bench_builds(as_json=as_json)
+        return
     from aotmm.bench import results, summary
     from aotmm.bench.render import render
     from aotmm.bench.run import run, run_ablation
@@ -657,6 +661,21 @@ def bench(
     wrong = summary.failures(found)
     if wrong:
         raise NoKernelError(f"aotmm did not compute, or not rightly: {'; '.join(wrong)}")
+
+
+def _bench_builds(*, as_json: bool) -> None:
+    """Prints what builds cost as the work grows."""
+    with _needs_build_extra():
+        from aotmm.bench import build_scaling
+    found = build_scaling.measure()
+    if as_json:
+        _print_json(found)
+        return
+    columns = list(dict.fromkeys(column for row in found.values() for column in row))
+    rows = [
+        (name, *(f"{row[column]:.1f}" if column in row else "" for column in columns)) for name, row in found.items()
+    ]
+    click.echo(report.table(("build_scaling", *columns), rows))
 
 
 @contextmanager

@@ -275,6 +275,8 @@ def _decode(wanted: typing.Any, value: object, where: str, problems: list[str]) 
 
     What does not fit is added to `problems` with its spot, and the result is of no use then.
     """
+    if type(value) is wanted and (wanted is not int or 0 <= typing.cast("int", value) < 2**53):
+        return value  # most are this
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return _decode_object(wanted, value, where, problems)
     if typing.get_origin(wanted) is tuple:
@@ -287,8 +289,6 @@ def _decode(wanted: typing.Any, value: object, where: str, problems: list[str]) 
             return tuple(_decode(inner[0], item, f"{where}[{index}]", problems) for index, item in enumerate(value))
     elif isinstance(wanted, types.UnionType):
         return None if value is None else _decode(typing.get_args(wanted)[0], value, where, problems)
-    elif type(value) is wanted and (wanted is not int or 0 <= typing.cast("int", value) < 2**53):
-        return value
     else:
         problems.append(f"{where}: expected {wanted.__name__}, found {_shown(value)}")
     return None

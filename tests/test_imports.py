@@ -51,6 +51,7 @@ ROOMS = {
     "aotmm.runtime": RUNTIME,
     "aotmm.nn": RUNTIME,
     "aotmm.tune": RUNTIME | {"aotmm.tune", "aotmm.cluster"},
+    "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME | {"aotmm.bench", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
     # The command line and what its commands are made of.
     "aotmm.assembly": RUNTIME,

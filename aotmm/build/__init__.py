@@ -23,7 +23,7 @@ from aotmm.crew import Crew, LostError, Patience, Tell, Worker, completed, local
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
-from aotmm.manifest import FORMAT, Manifest, Provenance
+from aotmm.manifest import FORMAT, File, Manifest, Provenance
 from aotmm.target import HOSTS, Target, host, target
 
 
@@ -116,7 +116,8 @@ def _build_pack(
     start = time.monotonic()
     folder = out / row.name
     sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
-    results, compiled = _compile(row, wanted, assembler, cache, crew, progress)
+    previous, known = _previous(folder)
+    results, compiled = _compile(row, wanted, assembler, known, cache, crew, progress)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
     dropped = tuple(
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
@@ -139,7 +140,6 @@ def _build_pack(
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
     )
-    previous = _previous(folder)
     linked = previous is None or (previous.library_key, previous.provenance, previous.kernels) != (
         library_key,
         provenance,
@@ -174,6 +174,7 @@ def _compile(
     row: Target,
     wanted: list[Variant],
     assembler: str,
+    known: dict[str, Compiled],
     cache: Cache,
     crew: Crew,
     progress: Progress,
@@ -181,7 +182,7 @@ def _compile(
     """Every variant's kernel, in order, and how many of them had to be compiled."""
     sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
     keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
-    found = {key: cache.get(key) for key in keys}
+    found = {key: known.get(key) or cache.get(key) for key in keys}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
@@ -253,18 +254,29 @@ def _write_manifest(folder: Path, entry: Manifest) -> None:
         (folder / name).write_bytes(data)
 
 
-def _previous(folder: Path) -> Manifest | None:
-    """The manifest of the pack in `folder` if that pack is whole, else None."""
+def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
+    """The manifest of the pack in `folder` and its kernels by key; None and nothing if that pack is not whole."""
     try:
         where = str(folder)
         head = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), where)
-        entry = manifest.read_kernels(head, (folder / head.kernels_file.path).read_bytes(), where)
-        for file in manifest.files(entry):
-            if compiling.file(file.path, (folder / file.path).read_bytes()) != file:
-                return None
+        entry = manifest.read_kernels(head, _read(folder, head.kernels_file), where)
+        for file in (head.library, *head.sources):
+            _read(folder, file)
+        kernels = {
+            kernel.key: Compiled(kernel, _read(folder, kernel.image), kernel.ptx and _read(folder, kernel.ptx))
+            for kernel in entry.kernels
+        }
     except (OSError, ArtifactError):
-        return None
-    return entry
+        return None, {}
+    return entry, kernels
+
+
+def _read(folder: Path, file: File) -> bytes:
+    """The bytes of a file of a pack. Raises OSError, ArtifactError if they are not those of the manifest."""
+    data = (folder / file.path).read_bytes()
+    if (words := manifest.altered(file, data)) is not None:
+        raise ArtifactError(words)
+    return data
 
 
 @contextmanager

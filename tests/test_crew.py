@@ -1,0 +1,134 @@
+"""Crews of processes on this machine: results, signs of life, and every way to be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotmm.crew import LostError, Patience, Tell, Worker, completed, local
+from aotmm.errors import AotmmError
+
+PATIENCE = Patience(start_s=60, silence_s=1.5, stall_s=60)
+
+
+def worker() -> Worker:
+    """Does what a task says: ("say", x), ("hang",), ("die",), ("raise",), ("breathe", seconds), ("spawn",)."""
+
+    def work(task: tuple[Any, ...], tell: Tell) -> Any:
+        what, *rest = task
+        if what == "hang":
+            tell("about to hang")
+            time.sleep(3600)
+        elif what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "raise":
+            raise RuntimeError("unspecified")
+        elif what == "breathe":
+            for _ in range(int(rest[0] / 0.2)):
+                time.sleep(0.2)
+                tell("still there")
+        elif what == "spawn":
+            (Path(tempfile.mkdtemp()) / "file").write_text("")
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            Path(rest[0]).write_text(f"{child.pid} {tempfile.gettempdir()}")
+            time.sleep(3600)
+        return [os.getpid(), *rest]
+
+    return work
+
+
+def broken() -> Worker:
+    """Nobody."""
+    raise OSError("no such thing")
+
+
+def test_results() -> None:
+    """Tasks are done side by side, each process doing one after the other; what they give comes back."""
+    with local([worker, worker], PATIENCE) as crew:
+        assert crew.places() == 2
+        futures = [crew.submit(("say", number)) for number in range(20)]
+        done = [future.result() for future in completed(futures, crew, 60)]
+    assert sorted(number for _, number in done) == list(range(20))
+    assert len({process for process, _ in done}) <= 2
+    assert os.getpid() not in {process for process, _ in done}
+
+
+@pytest.mark.parametrize(
+    ("task", "why", "last"),
+    [
+        (("hang",), "it gave no sign of life for 1.5 s", "about to hang"),
+        (("die",), "its process ended with code -9", None),
+        (("raise",), "RuntimeError: unspecified", None),
+    ],
+)
+def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None) -> None:
+    """Who hangs, dies or raises is told with what it said last, and another process does what is left."""
+    with local([worker], PATIENCE) as crew:
+        bad, good = crew.submit(task), crew.submit(("say", 1))
+        with pytest.raises(LostError) as caught:
+            bad.result()
+        assert (caught.value.why, caught.value.last) == (why, last)
+        assert good.result()[1:] == [1]
+
+
+def test_signs_of_life() -> None:
+    """Who tells something now and then may take longer than a silence."""
+    with local([worker], PATIENCE) as crew:
+        assert crew.submit(("breathe", 2.4)).result()[1:] == [2.4]
+
+
+def test_what_cannot_start() -> None:
+    """Why a process could not be made is told for its task."""
+    with local([broken], PATIENCE) as crew, pytest.raises(LostError, match="OSError: no such thing"):
+        crew.submit(("say",)).result()
+
+
+def test_a_crew_that_stalls() -> None:
+    """No result for too long is an error that says how much is left."""
+    with local([worker], Patience(silence_s=60)) as crew:
+        futures = [crew.submit(("hang",)), crew.submit(("say",))]
+        with pytest.raises(AotmmError, match="no result for 1 s while 2 tasks are left; workers now: 1"):
+            list(completed(futures, crew, 1.0))
+
+
+def test_nothing_is_left(tmp_path: Path) -> None:
+    """What a killed process started ends with it, and its temporary files go."""
+    note = tmp_path / "note"
+    with local([worker], PATIENCE) as crew, pytest.raises(LostError):
+        crew.submit(("spawn", str(note))).result()
+    number, folder = note.read_text().split()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{number}").exists() and "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not Path(folder).exists()
+
+
+def test_a_killed_parent_leaves_nobody() -> None:
+    """Processes whose parent is gone end by themselves."""
+    program = """
+import os, sys
+from aotmm.crew import Patience, local
+from tests.test_crew import worker
+with local([worker], Patience()) as crew:
+    print(crew.submit(("say",)).result()[0], flush=True)
+    os.kill(os.getpid(), 9)
+"""
+    root = str(Path(__file__).parent.parent)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{done.stdout.strip()}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
