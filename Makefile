@@ -78,8 +78,8 @@ clean: ## removes everything that was made, environments included
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
 lock: ## pins what .venv-build is made of, with hashes, in requirements-build.txt; needs uv
-	@$(REQUIREMENTS) build cluster cache test | uv pip compile --universal --python-version 3.11 --generate-hashes --no-header \
-		--no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt -
+	@$(REQUIREMENTS) build cluster cache test | uv pip compile --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt -
 
 .venv-build/.stamp: pyproject.toml requirements-build.txt
 	@echo "installing Triton and what builds and tests packs into .venv-build"
