@@ -262,10 +262,10 @@ def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
         entry = manifest.read_kernels(head, _read(folder, head.kernels_file), where)
         for file in (head.library, *head.sources):
             _read(folder, file)
-        kernels = {
-            kernel.key: Compiled(kernel, _read(folder, kernel.image), kernel.ptx and _read(folder, kernel.ptx))
-            for kernel in entry.kernels
-        }
+        kernels = {}
+        for kernel in entry.kernels:
+            ptx = None if kernel.ptx is None else _read(folder, kernel.ptx)
+            kernels[kernel.key] = Compiled(kernel, _read(folder, kernel.image), ptx)
     except (OSError, ArtifactError):
         return None, {}
     return entry, kernels

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from aotmm.build import cache as caches
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.errors import PackError, SpecError
@@ -27,7 +27,6 @@ KEY = "0" * 64
 WRITES = """
 import random, sys
 from dataclasses import replace
-from aotmm.build import cache as caches
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from tests.samples import kernel
@@ -158,8 +157,8 @@ def test_what_was_used_least_recently_is_dropped(place: str, monkeypatch: pytest
     """Beyond the limit the least recently used entries go, by any machine's use, down to a tenth below it."""
     size = len(json.dumps(kernel_to(made(1).kernel))) + 1500  # a little more than an entry has
     clock = iter(range(1_700_000_000, 1_800_000_000, 60))
-    monkeypatch.setattr(caches.time, "time_ns", lambda: next(clock) * 10**9)
-    monkeypatch.setattr(caches.time, "time", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock) * 10**9)
+    monkeypatch.setattr(time, "time", lambda: float(next(clock)))
     keep(Cache(place), 1, 2, 3, 4)
     reader = Cache(place)
     with reader.settled():
