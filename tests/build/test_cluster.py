@@ -61,7 +61,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, configs: str) -> Path:
 @pytest.fixture
 def cluster(tmp_path: Path, local: Path) -> Iterator[Dask]:
     """A scheduler without workers, and beside it what `recalled` gives back."""
-    with dask(tmp_path / "cluster", worker_ttl="4s") as running:
+    with dask(tmp_path / "cluster", worker_ttl="8s") as running:
         (tmp_path / "cluster" / "compiled").symlink_to(local / ".cache")
         yield running
 
