@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,13 @@ Make = Callable[[], Worker]  # called once in each process
 
 _FAREWELL_S = 5.0
 # What a child runs. It finds modules as its parent does, and so whatever the parent can name.
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); import aotmm.crew as c; c.serve(int(sys.argv[1]))"
+_PROGRAM = """
+import json, sys
+handle, folder, path = sys.argv[1:]
+sys.path[:] = json.loads(path)
+from aotmm.crew import serve
+serve(int(handle), folder)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +172,7 @@ class _Child:
         self._folder = TemporaryDirectory(prefix="aotmm-", ignore_cleanup_errors=True)
         self._pipe, theirs = Pipe()
         with theirs:
-            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), json.dumps(sys.path)]
+            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), self._folder.name, json.dumps(sys.path)]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -217,16 +224,19 @@ class _Child:
         self._folder.cleanup()
 
 
-def serve(handle: int) -> None:
-    """A child's process: does what comes through the pipe `handle` until its other end is closed."""
+def serve(handle: int, folder: str) -> None:
+    """A child's process: does what comes through the pipe `handle` until its other end is closed.
+
+    Temporary files are in `folder`, which goes with the process, in case that the parent is no more to do it.
+    """
     pipe = Connection(handle)
     try:
         work = pipe.recv()()
         pipe.send(("ready", None))
         while True:
             pipe.send(("result", work(pipe.recv(), lambda sign: pipe.send(("sign", sign)))))
-    except (EOFError, BrokenPipeError):  # the parent is gone
-        return
+    except (EOFError, BrokenPipeError):  # the parent needs it no more, or is gone
+        shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
         with suppress(OSError):
             pipe.send(("lost", f"{type(error).__name__}: {error}"))

@@ -20,7 +20,7 @@ PATIENCE = Patience(start_s=60, silence_s=1.5, stall_s=60)
 
 
 def worker() -> Worker:
-    """Does what a task says: ("say", x), ("hang",), ("die",), ("raise",), ("breathe", seconds), ("spawn",)."""
+    """Does what a task says: ("say", x), ("hang",), ("die",), ("raise",), ("breathe", seconds), ("spawn", file)..."""
 
     def work(task: tuple[Any, ...], tell: Tell) -> Any:
         what, *rest = task
@@ -35,6 +35,8 @@ def worker() -> Worker:
             for _ in range(int(rest[0] / 0.2)):
                 time.sleep(0.2)
                 tell("still there")
+        elif what == "folder":
+            return [os.getpid(), tempfile.gettempdir()]
         elif what == "spawn":
             (Path(tempfile.mkdtemp()) / "file").write_text("")
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
@@ -113,13 +115,13 @@ def test_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_killed_parent_leaves_nobody() -> None:
-    """Processes whose parent is gone end by themselves."""
+    """Processes whose parent is gone end by themselves, and take their temporary files along."""
     program = """
-import os, sys
+import os
 from aotmm.crew import Patience, local
 from tests.test_crew import worker
 with local([worker], Patience()) as crew:
-    print(crew.submit(("say",)).result()[0], flush=True)
+    print(*crew.submit(("folder",)).result(), flush=True)
     os.kill(os.getpid(), 9)
 """
     root = str(Path(__file__).parent.parent)
@@ -128,7 +130,9 @@ with local([worker], Patience()) as crew:
         command, cwd=root, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
+    number, folder = done.stdout.split()
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{done.stdout.strip()}").exists():
+    while Path(f"/proc/{number}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert not Path(folder).exists()
