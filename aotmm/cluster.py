@@ -219,7 +219,7 @@ class _Refused:
 
 def _differences(who: str, found: object, agreed: Facts) -> list[str]:
     """What keeps `who` from being used: one line, or none."""
-    if isinstance(found, TimeoutError):
+    if isinstance(found, asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
         return [f"{who} gave no answer in {_ANSWER_S:g} s; end it or wait for it"]
     if not isinstance(found, dict):
         return [f"{who} has not what is needed: {found}; install there what is installed here"]
