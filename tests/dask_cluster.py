@@ -54,10 +54,13 @@ class Dask:
         self.send(name, signal.SIGTERM)
         self._processes[name].wait()
 
-    def children(self, name: str) -> list[str]:
-        """Process numbers of what a worker has started."""
-        number = self._processes[name].pid
-        return (Path("/proc") / str(number) / "task" / str(number) / "children").read_text().split()
+    def wait_without_children(self, name: str) -> None:
+        """Waits until nothing that a worker has started runs any more."""
+        tasks = Path("/proc") / str(self._processes[name].pid) / "task"
+        deadline = time.monotonic() + _START_S
+        while any(path.read_text() for path in tasks.glob("*/children")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
     def log(self, name: str) -> str:
         """What a process has said."""

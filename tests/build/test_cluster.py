@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from aotmm import cluster as clusters
 from aotmm.build import Progress, Report, build
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
-from aotmm.cli import main
+from aotmm.cli import INTERRUPTED, main
 from aotmm.crew import Patience
 from aotmm.errors import AotmmError, CompileError
 from aotmm.kernels import Variant
@@ -217,7 +219,30 @@ def test_nothing_stays_behind(cluster: Dask, configs: str, tmp_path: Path) -> No
     """After a build no compiler of its runs on the workers."""
     cluster.worker("a")
     on(cluster, configs, tmp_path / "out")
-    deadline = time.monotonic() + 20
-    while cluster.children("a"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    cluster.wait_without_children("a")
+
+
+def test_interrupted(cluster: Dask, configs: str, tmp_path: Path) -> None:
+    """Ctrl-C takes back what the cluster has not done: 130, no compiler is left there, what was compiled is kept."""
+    cluster.worker("a")
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')", "build", "--arch=sm90"]
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in what runs in background
+    process = subprocess.Popen(
+        [*command, f"--configs={configs}", f"--out={out}", f"--scheduler={cluster.address}"],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    signal.signal(signal.SIGINT, handler)
+    with process:
+        while not list((out / ".cache").glob("[!.]*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert stderr.startswith("interrupted: packs in ")
+    assert 1 <= len(list((out / ".cache").glob("[!.]*"))) < KERNELS
+    assert not (out / "sm90").exists()
+    cluster.wait_without_children("a")
