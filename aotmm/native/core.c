@@ -964,19 +964,18 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
 /* Launches a kernel on the device that is current. */
 static int launch(uint32_t number, const quantities *q, uint32_t grid, int programmatic, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
-  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char block[AOTMM_MAX_PARAMETER_BYTES];
-  void *parameters[AOTMM_MAX_PARAMETERS];
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
+  void *parameters[AOTMM_MAX_PARAMETERS]; /* which the driver copies, of narrower ones the low bytes: all is little-endian */
   aotmm_function function;
   int status;
   for (uint32_t i = 0; i < kernel->parameter_count; i++) {
     const aotmm_parameter *parameter = kernel->parameters + i;
-    parameters[i] = block + parameter->offset;
-    if (!parameter->map && parameter->bytes == sizeof *q->value)
-      memcpy(parameters[i], q->value + parameter->value, sizeof *q->value); /* most: without a call of memcpy */
-    else if (!parameter->map)
-      memcpy(parameters[i], q->value + parameter->value, parameter->bytes); /* little-endian: the low bytes */
-    else if ((status = encode(kernel, parameter, q, ordinal, parameters[i])))
-      return status;
+    if (!parameter->map) {
+      parameters[i] = (void *)(uintptr_t)(q->value + parameter->value);
+      continue;
+    }
+    parameters[i] = encoded[parameter->map - 1];
+    if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
   }
   if ((status = function_of(number, ordinal, &function))) return status;
   return driver_launch(function, kernel, grid, programmatic && kernel->programmatic, stream, parameters, ordinal);

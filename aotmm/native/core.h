@@ -6,7 +6,7 @@
 #include "launcher.h"
 
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 48, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
-enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64 };
+enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
 enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */

@@ -128,7 +128,7 @@ MUTANTS = {
         CORE, "times(tiles_of(kernel, p->M, p->N), p->batch)", "tiles_of(kernel, p->M, p->N)", ("batch",)
     ),
     "promises of alignment not checked": Mutant(
-        CORE, "return !(found & (promise->operand - 1));", "return 1;", ("loose",)
+        CORE, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
     ),
     "a slice left out": Mutant(REDUCE, "tl.range(0, split,", "tl.range(1, split,", ("split",)),
     "sums of the next row": Mutant(
