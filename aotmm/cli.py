@@ -82,7 +82,9 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--arch", "archs", multiple=True, metavar="ARCH", help=f"Build for it; repeatable: {', '.join(TARGETS)}.")
+@click.option(
+    "--arch", "archs", multiple=True, metavar="ARCH", help=f"Build for it; repeatable: {', '.join(TARGETS)}, or all."
+)
 @click.option(
     "--configs",
     default="default",
@@ -142,7 +144,7 @@ def build(
     Kernels that an earlier build compiled are reused, and a pack that is already what would be built is left alone.
     """
     if not archs:
-        raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}")
+        raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}, or all")
     if host(machine) != host() and click.get_current_context().get_parameter_source("out") is ParameterSource.DEFAULT:
         raise click.UsageError(f"say --out: the packs of a checkout are for {host()}, not for {host(machine)}")
     if out is None:
@@ -179,12 +181,20 @@ def build(
 @main.command("list")
 @click.option("--arch", metavar="ARCH", help=f"Only packs for it: {', '.join(TARGETS)}.")
 @_pack_option
+@click.option("--targets", "of_targets", is_flag=True, help="Show instead what can be built for, and what that ran on.")
 @_json_option
-def list_(*, arch: str | None, folder: Path | None, as_json: bool) -> None:
+def list_(*, arch: str | None, folder: Path | None, of_targets: bool, as_json: bool) -> None:
     """Show packs and their kernels.
 
     Where several packs are for one arch, they are asked for kernels in the order in which they are shown.
     """
+    if of_targets:
+        rows = list(TARGETS.values()) if arch is None else [target(arch)]
+        if as_json:
+            _print_json([row._asdict() for row in rows])
+        else:
+            click.echo(report.targets_text(rows))
+        return
     from aotmm.runtime.installed import find_packs
 
     packs = find_packs(folder)

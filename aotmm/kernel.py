@@ -148,15 +148,12 @@ class Kernel:
 def resident(kernel: Kernel, target: Target) -> int:
     """How many blocks of `kernel` one multiprocessor of `target` holds at once, at least 1.
 
-    Source: CUDA programming guide, table of compute capabilities (65536 registers, given out to warps by 256; 2048
-    threads; 1 KB of shared memory is the system's for each block); CDNA2 ISA (4 SIMDs of 512 registers per lane, given
-    out by 8; 8 waves each).
+    Source of the formula: CUDA programming guide, "Hardware multithreading"; 1 KB of shared memory is CUDA's own for
+    each block.
     """
     warps = kernel.threads // target.warp_size
-    if target.backend == "cuda":
-        by_registers = 65_536 // (-(-kernel.registers * 32 // 256) * 256 * warps) if kernel.registers else 32
-        found = (by_registers, 2048 // kernel.threads, (target.shared_bytes + 1024) // (kernel.shared_bytes + 1024))
-    else:
-        waves = min(8, 512 // (-(-max(kernel.registers, 1) // 8) * 8))
-        found = (waves * 4 // warps, 8 * 4 // warps, target.shared_bytes // max(kernel.shared_bytes, 1))
-    return max(1, min(found))
+    per_warp = -(-max(kernel.registers, 1) * target.warp_size // target.granule) * target.granule
+    by_registers = target.registers // target.simds // per_warp * target.simds
+    system = 1024 if target.backend == "cuda" else 0
+    by_shared = (target.shared_bytes + system) // max(kernel.shared_bytes + system, 1)
+    return max(1, min(by_registers // warps, target.threads // kernel.threads, by_shared))

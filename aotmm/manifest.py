@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from aotmm.errors import ArtifactError
 from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES, VALUES
-from aotmm.target import TARGETS
+from aotmm.target import STATUSES, TARGETS
 
 if typing.TYPE_CHECKING:
     from aotmm.kernel import Kernel
@@ -50,7 +50,8 @@ class File:
 class Provenance:
     """What made the pack. No times, paths or host names: equal inputs give equal bytes.
 
-    `tuning` says where and when the times were measured that selection knows; "" if it has estimates only.
+    `tuning` says where and when the times were measured that selection knows; "" if it has estimates only. `status`
+    (`target.STATUSES`) says how far kernels for this arch had been tried when this aotmm was made.
     """
 
     aotmm: str
@@ -62,6 +63,7 @@ class Provenance:
     tuning: str
     line_info: bool
     fp_fusion: bool
+    status: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Manifest(Head):
 # Fields that hold one of a few words, and those.
 _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Head", "arch"): tuple(TARGETS),
+    ("Provenance", "status"): STATUSES,
     ("Kernel", "role"): ROLES,
     ("Kernel", "dtype_a"): tuple(DTYPES),
     ("Kernel", "dtype_b"): tuple(DTYPES),

@@ -6,6 +6,7 @@ those numbers, so they only grow at the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from aotmm.errors import SpecError
@@ -59,7 +60,10 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 # What a kernel can do to its sums before it stores them: scales only; bias and the piecewise linear activations too;
 # all of it. Each can stand in for those before it.
 EPILOGUES = ("none", "linear", "smooth")
-# The activations, by the least epilogue that has them. `aotmm.kernels.epilogue.activate` has their formulas.
+# More activations, which kernels compute as it is written here: docs/extending.md. Names are those of
+# torch.nn.functional, which gives the gradient.
+FORMULAS: dict[str, Callable[[float], float]] = {}
+# The activations, by the least epilogue that has them. `aotmm.kernels.epilogue.activate` has the formulas of these.
 ACTIVATIONS = {
     "none": "none",
     "relu": "linear",
@@ -69,7 +73,7 @@ ACTIVATIONS = {
     "silu": "smooth",
     "sigmoid": "smooth",
     "tanh": "smooth",
-}
+} | dict.fromkeys(FORMULAS, "smooth")
 LEAKY_SLOPE = 0.01  # torch's default
 
 # What a kernel is for: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in

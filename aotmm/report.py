@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aotmm.kernel import Config, Kernel
     from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
+    from aotmm.target import Target
     from aotmm.verify import Verification
 
 _WAYS = {
@@ -110,6 +111,14 @@ def list_text(packs: Sequence[Pack]) -> str:
         "shared bytes",
     )
     return f"{found}\n\n{table(header, rows)}"
+
+
+def targets_text(rows: Sequence[Target]) -> str:
+    """A row per architecture."""
+    return table(
+        ("arch", "GPUs", "status", "kernels that aotmm ships for it were run on"),
+        [(row.name, row.gpus, row.status, row.executed_on) for row in rows],
+    )
 
 
 def kernel_text(pack: Pack, kernel: Kernel) -> str:
@@ -217,7 +226,7 @@ def doctor_text(found: Diagnosis) -> str:
         else:
             size, where = f"{pack.bytes / 1e6:.1f} MB", _where(pack.folder, pack.owner)
             rows.append(("pack", f"{pack.arch}: {pack.kernels} kernels, {size}, intact, {where}"))
-            rows.append(("", f"kernels that aotmm ships for it have run on {pack.executed_on}"))
+            rows.append(("", f"kernels that aotmm ships for it were run on {pack.executed_on}"))
             rows.append(("", f"goes by times {f'measured on {pack.tuning}' if pack.tuning else 'that are estimates'}"))
     for gpu in found.devices:
         rows.append((f"device {gpu.ordinal}", f"{gpu.name}, {gpu.arch}"))

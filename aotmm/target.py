@@ -1,74 +1,157 @@
-"""The GPU architectures that kernels are built for. Adding one is a row here, a config set and a rebuild."""
+"""The GPU architectures that kernels are built for. Adding one is a row here: docs/extending.md."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from aotmm.errors import SpecError
+
+ALL = "all"  # every architecture, where several can be named
+# How far the kernels of an architecture have been tried: their images on such a GPU, in an interpreter, or not at all.
+STATUSES = ("executed on hardware", "emulated", "compiled only")
+EXECUTED, EMULATED, COMPILED = STATUSES
+# From here on Triton compiles for one compute capability ("sm_90a"). Source: PTX ISA, ".target"
+_SPECIFIC_SINCE = (9, 0)
+_WAYS = ("exact", "compatible", "ptx")  # of running kernels, the best first
 
 
 class Target(NamedTuple):
     """One architecture.
 
     Attributes:
-        name: how users, folders and manifests spell it.
-        backend: "cuda" or "hip".
-        triton_arch: how Triton spells it: an int for CUDA, a string for HIP.
-        warp_size: threads per warp (wavefront).
-        image: suffix of a compiled kernel, "cubin" or "hsaco".
-        shared_bytes: most shared memory (LDS) that one block can have, in bytes.
+        name: how users, folders and manifests spell it; "sm" and the compute capability, or AMD's own name.
+        gpus: products that have it, for people.
+        status: one of `STATUSES`.
+        executed_on: what exactly the kernels of this architecture have run on, for people.
+        dtypes: input types (`problem.INPUTS`) that can be built.
         multiprocessors: nominal count, used by selection where no device is asked (SMs of the full product; CUs of
             one die for gfx90a).
         tflops: nominal speed with dense fp16 operands, for estimates where nothing was measured.
         bandwidth: nominal bandwidth of its memory in GB/s, likewise.
+        shared_bytes: most shared memory (LDS) that one block can have, in bytes.
+        like: the architecture whose entries of config sets are for this one too, "" for none.
         min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
-        dtypes: input types (`problem.INPUTS`) that can be built.
-        executed_on: what the kernels of this architecture have run on, for people.
         fast_accum: the tensor cores keep fp8 sums in a precision of their own, below fp32.
+        warp_size: threads per warp (wavefront).
+        threads: most threads that one multiprocessor holds.
+        registers: those of one multiprocessor, which gives them to warps by `granule`.
+        simds: parts of a multiprocessor that share out their registers each for itself.
     """
 
     name: str
-    backend: str
-    triton_arch: int | str
-    warp_size: int
-    image: str
-    shared_bytes: int
+    gpus: str
+    status: str
+    executed_on: str
+    dtypes: tuple[str, ...]
     multiprocessors: int
     tflops: float
     bandwidth: float
-    min_driver: int
-    ptx_version: int | None
-    dtypes: tuple[str, ...]
-    executed_on: str
+    shared_bytes: int
+    like: str = ""
+    min_driver: int = 0
+    ptx_version: int | None = None
     fast_accum: bool = False
+    warp_size: int = 32
+    threads: int = 2048
+    registers: int = 65_536
+    granule: int = 256
+    simds: int = 1
+
+    @property
+    def backend(self) -> str:
+        """Triton's compiler for it: "cuda" or "hip"."""
+        return "cuda" if self.name.startswith("sm") else "hip"
+
+    @property
+    def image(self) -> str:
+        """Suffix of a compiled kernel."""
+        return {"cuda": "cubin", "hip": "hsaco"}[self.backend]
+
+    @property
+    def triton_arch(self) -> int | str:
+        """How Triton spells it: an int for CUDA, a string for HIP."""
+        return int(self.name[2:]) if self.backend == "cuda" else self.name
 
     @property
     def capability(self) -> tuple[int, int] | None:
         """CUDA compute capability (major, minor), None for HIP."""
-        return divmod(self.triton_arch, 10) if isinstance(self.triton_arch, int) else None
+        return divmod(int(self.name[2:]), 10) if self.backend == "cuda" else None
+
+    @property
+    def specific(self) -> bool:
+        """Whether its images run on this very architecture alone, and not on later ones of the same major version."""
+        return self.capability is None or self.capability >= _SPECIFIC_SINCE
 
 
-# Shared memory: CUDA programming guide, table of compute capabilities (163 KB and 227 KB per block); CDNA2 ISA, 64 KB.
-# Speeds: data sheets of A100 40GB, H200, MI210.
-# Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0.
+# What tensor cores multiply.
+_AMPERE = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8")
+_HOPPER = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
+_CDNA = ("fp16", "bf16", "fp32", "fp8e5", "int8")
+
+# Shared memory, registers and threads: CUDA programming guide, table of compute capabilities (163, 99 and 227 KB per
+# block); AMD's ISA guides of CDNA2, CDNA3, CDNA4 (64, 64 and 160 KB; 4 SIMDs with 512 registers per lane, given out by
+# 8, and 8 waves each) and RDNA3 (64 KB; 2 SIMDs with 1536 registers per lane, given out by 24, and 16 waves each).
+# Speeds: data sheets of A100 40GB, A40, L40S, H200, B200, RTX 5090, MI210, MI300X, MI355X, RX 7900 XTX.
+# Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0; 12.8 the first
+# GPUs of 10.0 and 12.0.
 _ROWS = (
     Target(
-        "sm80", "cuda", 80, 32, "cubin", 166_912, 108, 312.0, 1555.0, 12_000, 80,
-        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"),
-        "an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
+        name="sm80", gpus="A100; others from 8.0 on through the same cubins or, from 9.0 on, PTX", status=EMULATED,
+        executed_on="an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
+        dtypes=_AMPERE, multiprocessors=108, tflops=312.0, bandwidth=1555.0, shared_bytes=166_912,
+        min_driver=12_000, ptx_version=80,
     ),
     Target(
-        "sm90", "cuda", 90, 32, "cubin", 232_448, 132, 989.5, 4800.0, 12_000, None,
-        ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8"),
-        "an H200",
-        fast_accum=True,
+        name="sm86", gpus="A10, A40, RTX A6000, RTX 30", status=EMULATED,
+        executed_on="a CPU interpreter, except what promises nothing; never a GPU of 8.6",
+        dtypes=_AMPERE, multiprocessors=84, tflops=149.7, bandwidth=696.0, shared_bytes=101_376,
+        like="sm80", min_driver=12_000, threads=1536,
     ),
     Target(
-        "gfx90a", "hip", "gfx90a", 64, "hsaco", 65_536, 104, 181.0, 1638.4, 0, None,
-        ("fp16", "bf16", "fp32", "fp8e5", "int8"),
-        "a CPU interpreter; never an AMD GPU",
+        name="sm89", gpus="L4, L40, L40S, RTX 40", status=EMULATED,
+        executed_on="a CPU interpreter, except fp8 and what promises nothing; never a GPU of 8.9",
+        dtypes=_HOPPER, multiprocessors=142, tflops=362.0, bandwidth=864.0, shared_bytes=101_376,
+        like="sm80", min_driver=12_000, threads=1536,
+    ),
+    Target(
+        name="sm90", gpus="H100, H200", status=EXECUTED, executed_on="an H200",
+        dtypes=_HOPPER, multiprocessors=132, tflops=989.5, bandwidth=4800.0, shared_bytes=232_448,
+        min_driver=12_000, fast_accum=True,
+    ),
+    Target(
+        name="sm100", gpus="B200, GB200", status=COMPILED, executed_on="nothing",
+        dtypes=_HOPPER, multiprocessors=148, tflops=2250.0, bandwidth=8000.0, shared_bytes=232_448,
+        like="sm80", min_driver=12_080,
+    ),
+    Target(
+        name="sm120", gpus="RTX 50, RTX PRO 6000 Blackwell", status=COMPILED, executed_on="nothing",
+        dtypes=_HOPPER, multiprocessors=170, tflops=209.5, bandwidth=1792.0, shared_bytes=101_376,
+        like="sm80", min_driver=12_080, threads=1536,
+    ),
+    Target(
+        name="gfx90a", gpus="MI210, MI250, MI250X", status=EMULATED,
+        executed_on="a CPU interpreter; never an AMD GPU, nor under ROCm",
+        dtypes=_CDNA, multiprocessors=104, tflops=181.0, bandwidth=1638.4, shared_bytes=65_536,
+        warp_size=64, registers=131_072, granule=512, simds=4,
+    ),
+    Target(
+        name="gfx942", gpus="MI300A, MI300X, MI325X", status=COMPILED, executed_on="nothing",
+        dtypes=_CDNA, multiprocessors=304, tflops=1307.4, bandwidth=5300.0, shared_bytes=65_536,
+        like="gfx90a", warp_size=64, registers=131_072, granule=512, simds=4,
+    ),
+    Target(
+        name="gfx950", gpus="MI350X, MI355X", status=COMPILED, executed_on="nothing",
+        dtypes=(*_CDNA, "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4"),
+        multiprocessors=256, tflops=2516.6, bandwidth=8000.0, shared_bytes=163_840,
+        like="gfx90a", warp_size=64, registers=131_072, granule=512, simds=4,
+    ),
+    Target(
+        name="gfx1100", gpus="RX 7900, PRO W7900", status=COMPILED, executed_on="nothing",
+        dtypes=_CDNA, multiprocessors=96, tflops=122.8, bandwidth=960.0, shared_bytes=65_536,
+        threads=1024, registers=98_304, granule=768, simds=2,
     ),
 )  # fmt: skip
 
@@ -94,20 +177,41 @@ def target(name: str) -> Target:
     return TARGETS[name]
 
 
+def targets(names: Iterable[str]) -> list[Target]:
+    """The architectures called `names`, each once, in that order; `ALL` stands for every one.
+
+    Raises:
+        SpecError: there is no such arch; the message lists them.
+    """
+    spelled = [each for name in names for each in (TARGETS if name == ALL else (name,))]
+    return [target(name) for name in dict.fromkeys(spelled)]
+
+
 def ways_to_run(pack_arch: str, device_arch: str) -> str | None:
     """How kernels built for `pack_arch` run on a device: "exact", "compatible" (same major), "ptx", or not (None).
 
-    `device_arch` is spelled like a target name ("sm89", "gfx942") but need not be one.
+    `device_arch` is spelled like a target name ("sm87", "gfx908") but need not be one.
     Source: CUDA programming guide, binary and PTX compatibility.
     """
     if pack_arch == device_arch:
         return "exact"
-    built = TARGETS[pack_arch].capability
+    pack = TARGETS[pack_arch]
+    built = pack.capability
     if built is None or not device_arch.startswith("sm") or not device_arch[2:].isdigit():
         return None
     device = divmod(int(device_arch[2:]), 10)
-    if device[0] == built[0] and device[1] >= built[1]:
+    if not pack.specific and device[0] == built[0] and device[1] >= built[1]:
         return "compatible"
-    if TARGETS[pack_arch].ptx_version is not None and device > built:
+    if pack.ptx_version is not None and device > built:
         return "ptx"
     return None
+
+
+def ranked(names: Iterable[str], device_arch: str) -> list[tuple[str, str]]:
+    """Those of `names` whose kernels run on a device of `device_arch`, and how, the best first.
+
+    That is the exact arch, else the newest of the same major version, else the newest whose text the driver compiles.
+    """
+    found = [(name, way) for name in names if (way := ways_to_run(name, device_arch)) is not None]
+    newest = sorted(found, key=lambda pair: TARGETS[pair[0]].capability or (), reverse=True)
+    return sorted(newest, key=lambda pair: _WAYS.index(pair[1]))

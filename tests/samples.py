@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import re
+from pathlib import Path
 
 import pytest
 
 from aotmm.kernel import Attribute, Config, Kernel, Parameter, Promise, TensorMap
 from aotmm.manifest import FORMAT, File, Manifest, Provenance
+from aotmm.target import EMULATED
+
+_MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
+SHIPPED = tuple(re.findall(r"^ARCHS := (.*)$", _MAKEFILE, re.MULTILINE)[0].split())  # whose packs the wheel has
 
 
 def file(path: str, data: bytes = b"") -> File:
@@ -73,7 +79,18 @@ def manifest(*kernels: Kernel, library: bytes = b"library") -> Manifest:
         arch="sm80",
         min_driver=12_000,
         host="x86_64-linux-gnu",
-        provenance=Provenance("0.1.0", "3.9.0", "ptxas 12.9.86", "ziglang", "tests", "0" * 64, "", False, True),  # noqa: FBT003
+        provenance=Provenance(
+            "0.1.0",
+            "3.9.0",
+            "ptxas 12.9.86",
+            "ziglang",
+            "tests",
+            "0" * 64,
+            tuning="",
+            line_info=False,
+            fp_fusion=True,
+            status=EMULATED,
+        ),
         library=file("libaotmm_sm80.so", library),
         library_key="0" * 64,
         sources=(file("launcher.c", b"c"), file("launcher.h", b"h")),

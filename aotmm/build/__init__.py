@@ -24,7 +24,7 @@ from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
 from aotmm.manifest import FORMAT, File, Manifest, Provenance
-from aotmm.target import HOSTS, Target, host, target
+from aotmm.target import HOSTS, Target, host, target, targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ def build(
     """Builds one pack per arch under `out`; a pack that is already what would be built is left alone.
 
     Args:
+        archs: names of `aotmm.target.TARGETS`; "all" stands for every one.
         configs: name of a config set, or the path of a TOML file.
         dtypes: input types, instead of the config set's own.
         machine: processor of the machines that load the packs, one of `HOSTS`; "" for one like this.
@@ -86,9 +87,9 @@ def build(
         )
     if machine and machine not in HOSTS:
         raise SpecError(f"unknown host {machine!r}; known: {', '.join(HOSTS)}")
-    targets = [target(name) for name in dict.fromkeys(archs)]
+    rows = targets(archs)
     chosen = config_set(configs)
-    work = {row.name: variants(chosen, row, dtypes) for row in targets}
+    work = {row.name: variants(chosen, row, dtypes) for row in rows}
     for name, wanted in work.items():
         if not wanted:
             has = ", ".join(target(name).dtypes)
@@ -100,7 +101,7 @@ def build(
             link.link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")
         with _crew(jobs, scheduler, compiler) as crew, kept.settled():
-            return [_build_pack(row, work[row.name], chosen, out, machine, crew, kept, progress) for row in targets]
+            return [_build_pack(row, work[row.name], chosen, out, machine, crew, kept, progress) for row in rows]
 
 
 def _build_pack(
@@ -139,6 +140,7 @@ def _build_pack(
         tuning="" if tuning is None else f"{tuning.device}, driver {tuning.driver}, {tuning.date}",
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
+        status=row.status,
     )
     linked = previous is None or (previous.library_key, previous.provenance, previous.kernels) != (
         library_key,

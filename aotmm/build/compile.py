@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -20,7 +19,7 @@ from typing import Any
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernel import Attribute, Kernel, Parameter, Promise, TensorMap
-from aotmm.kernels import Descriptor, Specialisation, Variant
+from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
 from aotmm.manifest import File
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
@@ -66,25 +65,33 @@ def assembler(target: Target) -> str:
 def kernel_sources(family: str | None = None) -> str:
     """Digest of every kernel source file, or of those that one family uses, and of the vocabulary that they contain."""
     folder = Path(aotmm.kernels.__file__).parent
-    names = {path.stem for path in folder.glob("*.py")} if family is None else _used_by(family, folder)
+    paths = folder.glob("*.py") if family is None else _used_by(family, folder)
     digest = hashlib.sha256()
-    for path in [*(folder / f"{name}.py" for name in sorted(names)), folder.parent / "problem.py"]:
+    for path in [*sorted(paths, key=lambda path: path.name), folder.parent / "problem.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _used_by(family: str, folder: Path) -> set[str]:
-    """The modules of `folder` that a family's module imports, directly or not, itself included."""
-    found, waiting = {"__init__"}, [family]
+def _used_by(family: str, folder: Path) -> set[Path]:
+    """The files that a family's module imports from `folder` and from beside it, directly or not, itself included."""
+    shared = aotmm.kernels.__name__
+    package, folders, waiting = shared, {shared: folder}, [f"{shared}.{family}"]
+    if "." in family:  # a user's own
+        package, _, _ = family.rpartition(".")
+        folders[package], waiting = Path(str(module_of(family).__file__)).parent, [family]
+    found = {folder / "__init__.py"}
     while waiting:
-        name = waiting.pop()
-        if name in found or not (folder / f"{name}.py").exists():
+        parent, _, name = waiting.pop().rpartition(".")
+        path = folders[parent] / f"{name}.py" if parent in folders else None
+        if path is None or path in found or not path.exists():
             continue
-        found.add(name)
-        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                parts = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-                waiting += [part.split(".")[2] for part in parts if part.startswith("aotmm.kernels.")]
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                waiting += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                source = ".".join(filter(None, [package if node.level else "", node.module]))
+                waiting += [source, *(f"{source}.{alias.name}" for alias in node.names)]
     return found
 
 
@@ -112,7 +119,9 @@ def options(variant: Variant) -> dict[str, Any]:
 def key(variant: Variant, sources: str, assembled_by: str) -> str:
     """Digest of everything that the binary of `variant` depends on."""
     facts = {
-        "variant": asdict(dataclasses.replace(variant, target=variant.target._replace(executed_on=""))),
+        "variant": asdict(
+            dataclasses.replace(variant, target=variant.target._replace(gpus="", status="", executed_on=""))
+        ),
         "options": options(variant),
         "sources": sources,
         "compile": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
@@ -135,7 +144,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     from triton.experimental.gluon import GluonASTSource
 
     target = variant.target
-    family = importlib.import_module(f"aotmm.kernels.{variant.family}")
+    family = module_of(variant.family)
     plan: Specialisation = family.specialise(variant)
     arguments = plan.function.arg_names
     gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)

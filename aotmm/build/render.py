@@ -93,6 +93,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             arch=target.name,
             backend=target.backend,
             capability=target.triton_arch,
+            specific=target.specific,
             min_driver=target.min_driver,
             multiprocessors=target.multiprocessors,
             shared_bytes=target.shared_bytes,

@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aotmm.errors import SpecError
 from aotmm.kernel import Config
-from aotmm.kernels import CLUSTERED, LINE_BYTES, MOST_COLUMNS, Variant
+from aotmm.kernels import CLUSTERED, LINE_BYTES, MOST_COLUMNS, NUMBERS, Family, Variant, module_of
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
 
@@ -33,50 +33,14 @@ _LISTS = {
     "outputs": OUTPUTS,
     "archs": tuple(TARGETS),
 }
-_POWERS = tuple(2**i for i in range(4, 10))
-_NUMBERS: dict[str, tuple[int, ...]] = {
-    "block_m": _POWERS,
-    "block_n": _POWERS,
-    "block_k": _POWERS,
-    "group_m": tuple(range(1, 17)),  # more could overflow the tile's number at N near 2^31
-    "num_stages": tuple(range(9)),
-    "num_warps": (1, 2, 4, 8, 16),
-    "waves_per_eu": tuple(range(11)),
-    "matrix_instr_nonkdim": (0, 16, 32),
-    "kpack": (1, 2),
-}
 _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
 _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-
-
-class Family(NamedTuple):
-    """What the entries of one kernel family may say.
-
-    Attributes:
-        numbers: the values that each number may have.
-        archs: what it can be built for; an entry names them unless these are all.
-        dtypes: input types that it multiplies; an entry names its own unless these are all.
-        warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
-        width: the other side, if it need not be a power of two.
-        roles: what its kernels can be for.
-        epilogues: what its kernels can do to their sums.
-        num_ctas: blocks of a cluster, which share a tile.
-    """
-
-    numbers: dict[str, tuple[int, ...]]
-    archs: tuple[str, ...] = tuple(TARGETS)
-    dtypes: tuple[str, ...] = INPUTS
-    warpgroups: str = ""
-    width: str = ""
-    roles: tuple[str, ...] = ("product", "partial")
-    epilogues: tuple[str, ...] = EPILOGUES
-    num_ctas: int = 1
 
 
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
 _WIDTHS = (*range(16, 257, 16), 272, 288, 320)
 _TWO = 2  # instructions, of a width each that is a power of two
-_WGMMA = _NUMBERS | {
+_WGMMA = NUMBERS | {
     "block_m": (64, 128, 192, 256),
     "block_n": _WIDTHS,
     "block_k": (32, 64, 128),
@@ -85,7 +49,7 @@ _WGMMA = _NUMBERS | {
 }
 _WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
 FAMILIES = {
-    "tile": Family(_NUMBERS),
+    "tile": Family(),
     "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n"),
     "clustered": Family(
         _WGMMA | {"block_m": (128, 256, 384), "num_warps": (4, 8, 12)},
@@ -207,7 +171,8 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
 
 
 def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[Variant]:
-    if target.backend not in entry.backends or target.name not in entry.archs or entry.fast_accum > target.fast_accum:
+    archs = {target.name, target.like}
+    if target.backend not in entry.backends or archs.isdisjoint(entry.archs) or entry.fast_accum > target.fast_accum:
         return
     for name in wanted:
         if entry.dtypes and name not in entry.dtypes:
@@ -258,7 +223,7 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
         "copy": [(dtype, dtype, "none") for dtype in copied],
     }
     for row in table["config"]:
-        numbers = {key: row[key] for key in _NUMBERS if key in row}
+        numbers = {key: row[key] for key in NUMBERS if key in row}
         for (dtype, output, epilogue), layout in itertools.product(wanted[row["family"]], row["layouts"]):
             yield Variant(
                 target=target,
@@ -293,9 +258,10 @@ def _generic_entries(chosen: ConfigSet) -> list[Entry]:
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
     if not isinstance(row, dict):
         raise SpecError(f"{where}: expected a table, found {row!r}")
-    _known(row, {*_LISTS, *_NUMBERS, "source", "backend", "family", "aligned", "fast_accum", "split"}, where)
-    name = _choice(row.get("family", "tile"), "family", tuple(FAMILIES), where)
-    numbers = _numbers(row, FAMILIES[name], where)
+    _known(row, {*_LISTS, *NUMBERS, "source", "backend", "family", "aligned", "fast_accum", "split"}, where)
+    name = row.get("family", "tile")
+    family = _family(name, where)
+    numbers = _numbers(row, family, where)
     backends = BACKENDS if "backend" not in row else (_choice(row["backend"], "backend", BACKENDS, where),)
     for key in _HIP_ONLY:
         if key in row and backends != ("hip",):
@@ -319,17 +285,34 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
     )
     if entry.fast_accum and not (entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes)):
         raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
-    _check_family(entry, where)
-    return _split(entry, row, where) if entry.split else entry
+    _check_family(entry, family, where)
+    return _split(entry, family, row, where) if entry.split else entry
 
 
-def _check_family(entry: Entry, where: str) -> None:
+def _family(name: Any, where: str) -> Family:
+    """What the family called `name` can do; a name with a dot is a module of the user's own.
+
+    Raises:
+        SpecError: there is no such family, or its module does not say what it can do.
+    """
+    if not isinstance(name, str) or "." not in name:
+        return FAMILIES[_choice(name, "family", tuple(FAMILIES), where)]
+    try:
+        family = getattr(module_of(name), "FAMILY", None)
+    except ImportError as error:
+        raise SpecError(f"{where}: family {name} cannot be imported: {error}; is it on PYTHONPATH?") from error
+    if not isinstance(family, Family):
+        raise SpecError(f"{where}: module {name} has no FAMILY = aotmm.kernels.Family(...), which says what it can do")
+    return family
+
+
+def _check_family(entry: Entry, family: Family, where: str) -> None:
     """Refuses what a family cannot do.
 
     Raises:
         SpecError: arch, type, layout or alignment are none of its own.
     """
-    name, family = entry.family, FAMILIES[entry.family]
+    name = entry.family
     if not set(entry.archs) <= set(family.archs):
         archs = ", ".join(f'"{arch}"' for arch in family.archs)
         raise SpecError(f"{where}: family {name} is for {archs} alone; the entry needs archs = [{archs}]")
@@ -375,14 +358,14 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
         )
 
 
-def _split(entry: Entry, row: dict[str, Any], where: str) -> Entry:
+def _split(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Entry:
     """An entry of partial sums: fp32, and before the epilogue.
 
     Raises:
         SpecError: its family has none, or it wants something else of them.
     """
-    if "partial" not in FAMILIES[entry.family].roles:
-        able = ", ".join(name for name, family in FAMILIES.items() if "partial" in family.roles)
+    if "partial" not in family.roles:
+        able = ", ".join(name for name, other in FAMILIES.items() if "partial" in other.roles)
         raise SpecError(f"{where}: family {entry.family} does not split K; families that do: {able}")
     for key in ("epilogues", "outputs"):
         if key in row:
@@ -396,7 +379,7 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
     for key in _REQUIRED:
         if key not in row:
             raise SpecError(f"{where}: {key} is missing")
-    numbers = {key: row[key] for key in _NUMBERS if key in row}
+    numbers = {key: row[key] for key in NUMBERS if key in row}
     for key, value in numbers.items():
         if type(value) is not int or value not in family.numbers[key]:
             raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, family.numbers[key]))}")

@@ -1,16 +1,20 @@
 """Kernel sources, one module per family.
 
-A family module `aotmm.kernels.NAME` has the jit function and `specialise(variant)`, which says how the compiler
-is to specialise it. What a specialisation assumes becomes the kernel's promises (`aotmm.build.compile`).
+A family module, `aotmm.kernels.NAME` or one of a user's own, has the jit function and `specialise(variant)`, which says
+how the compiler is to specialise it. What a specialisation assumes becomes the kernel's promises
+(`aotmm.build.compile`). A user's own module also has `FAMILY`, what config sets may ask of it: docs/extending.md.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from aotmm.kernel import Config, Promise
-from aotmm.target import Target
+from aotmm.problem import EPILOGUES, INPUTS
+from aotmm.target import TARGETS, Target
 
 VECTOR_BYTES = 16  # of the widest access to global memory
 # Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
@@ -24,6 +28,50 @@ MOST_COLUMNS = 256
 LINE_BYTES = 128
 WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have parts to play
 CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, of that many
+
+_POWERS = tuple(2**i for i in range(4, 10))
+NUMBERS: dict[str, tuple[int, ...]] = {
+    "block_m": _POWERS,
+    "block_n": _POWERS,
+    "block_k": _POWERS,
+    "group_m": tuple(range(1, 17)),  # more could overflow the tile's number at N near 2^31
+    "num_stages": tuple(range(9)),
+    "num_warps": (1, 2, 4, 8, 16),
+    "waves_per_eu": tuple(range(11)),
+    "matrix_instr_nonkdim": (0, 16, 32),
+    "kpack": (1, 2),
+}
+
+
+class Family(NamedTuple):
+    """What the entries of one kernel family may say.
+
+    Attributes:
+        numbers: the values that each number may have.
+        archs: what it can be built for; an entry names them unless these are all.
+        dtypes: input types that it multiplies; an entry names its own unless these are all.
+        warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
+        width: the other side, if it need not be a power of two.
+        roles: what its kernels can be for.
+        epilogues: what its kernels can do to their sums.
+        num_ctas: blocks of a cluster, which share a tile.
+    """
+
+    numbers: dict[str, tuple[int, ...]] = NUMBERS
+    archs: tuple[str, ...] = tuple(TARGETS)
+    dtypes: tuple[str, ...] = INPUTS
+    warpgroups: str = ""
+    width: str = ""
+    roles: tuple[str, ...] = ("product", "partial")
+    epilogues: tuple[str, ...] = EPILOGUES
+    num_ctas: int = 1
+
+
+def module_of(family: str) -> ModuleType:
+    """The module of `family`: one of this package or, with a dot in its name, a user's own. Raises ImportError."""
+    if "." in family:
+        return importlib.import_module(family)
+    return importlib.import_module(f"aotmm.kernels.{family}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from aotmm.problem import ACTIVATIONS, DType
+from aotmm.problem import ACTIVATIONS, FORMULAS, DType
 
 _CODES = tuple(ACTIVATIONS)
 RELU = tl.constexpr(_CODES.index("relu"))
@@ -16,6 +18,10 @@ GELU_TANH = tl.constexpr(_CODES.index("gelu_tanh"))
 SIGMOID = tl.constexpr(_CODES.index("sigmoid"))
 SILU = tl.constexpr(_CODES.index("silu"))
 TANH = tl.constexpr(_CODES.index("tanh"))
+FIRST_FORMULA = tl.constexpr(len(ACTIVATIONS) - len(FORMULAS))
+FORMULA_NAMES = tl.constexpr(tuple(FORMULAS))
+formulas = ModuleType("formulas")  # of what a module has, Triton can call one by its name
+vars(formulas).update({name: triton.jit(formula) for name, formula in FORMULAS.items()})
 VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
 
 
@@ -76,7 +82,13 @@ def activate(x, activation, slope):
     for |x| < 5 (weighted least squares in float64, weights moved until the error is even): the result is off by less
     than 2^-20 of |x|, where torch's own 1 + erf(x) is off by 2^-24.
     """
-    if (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU):
+    for number in tl.static_range(len(FORMULA_NAMES)):
+        if activation == FIRST_FORMULA + number:
+            x = getattr(formulas, FORMULA_NAMES[number])(x)
+    sigmoid = (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU)
+    if len(FORMULA_NAMES) > 0:
+        sigmoid &= activation < FIRST_FORMULA
+    if sigmoid:
         square = x * x
         if activation == GELU:
             square = tl.minimum(square, 25.0)  # there s is 0 or 1, and stays so for larger |x|

@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-extern const int aotmm_capability, aotmm_min_driver; /* what the images were built for, and need */
+extern const int aotmm_capability, aotmm_specific, aotmm_min_driver; /* what images were built for, alone, and need */
 
 const uint64_t driver_max_threads = UINT64_MAX; /* blocks alone are limited */
 
@@ -212,13 +212,14 @@ void driver_leave(void *saved) {
 }
 
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
-  /* cubins run on their own major version, from their minor one on; what is newer takes the text */
-  int capability = devices[ordinal].capability, same = capability / 10 == aotmm_capability / 10;
-  const unsigned char *image = capability < aotmm_capability ? NULL : same ? kernel->image : kernel->ptx;
+  /* cubins run on their own major version, from their minor one on, or on that one alone; what is newer takes the text */
+  int capability = devices[ordinal].capability, major = aotmm_capability / 10, minor = aotmm_capability % 10;
+  int runs = aotmm_specific ? capability == aotmm_capability : capability / 10 == major;
+  const unsigned char *image = capability < aotmm_capability ? NULL : runs ? kernel->image : kernel->ptx;
   if (!image)
     return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "pack %s has no code for CUDA device %d (sm_%d): it has cubins for "
-                      "%d.x from %d.%d on%s; use the pack of another arch", aotmm_arch, ordinal, capability,
-                      aotmm_capability / 10, aotmm_capability / 10, aotmm_capability % 10,
+                      "%d.%d%s%s; use the pack of another arch", aotmm_arch, ordinal, capability, major, minor,
+                      aotmm_specific ? " alone" : " and later ones of that major version",
                       kernel->ptx ? ", and PTX for what is newer" : "");
   void *library = NULL, *handle = NULL;
   int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */

@@ -128,16 +128,8 @@ def _activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:
         return functional.leaky_relu(x, slope)
     if activation == "gelu_tanh":
         return functional.gelu(x, approximate="tanh")
-    return _OF_TORCH[activation](x)
-
-
-_OF_TORCH = {
-    "relu": torch.relu,
-    "gelu": torch.nn.functional.gelu,
-    "silu": torch.nn.functional.silu,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-}
+    found: torch.Tensor = getattr(functional, activation)(x)
+    return found
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from aotmm.folders import build_command
-from aotmm.target import TARGETS, ways_to_run
+from aotmm.target import TARGETS, ranked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from aotmm.runtime.pack import Pack
-
-_WAYS = ("exact", "compatible", "ptx")
 
 
 class Device(NamedTuple):
@@ -46,24 +44,16 @@ def what_to_build(arch: str, folder: Path | None) -> str:
 
     No folder stands for the default library.
     """
-    for way in _WAYS:
-        for name in TARGETS:
-            if ways_to_run(name, arch) == way:
-                return f"no pack runs on {arch}; build one: {build_command(name, folder)}"
+    for name, _ in ranked(TARGETS, arch):
+        return f"no pack runs on {arch}; build one: {build_command(name, folder)}"
     return f"no kernel can be built for {arch}; aotmm builds for: {', '.join(TARGETS)}"
 
 
 def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:
-    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ways_to_run`); None if none runs.
+    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ranked`); None if none runs.
 
-    The exact arch, else the newest of the same major version, else the newest whose text the driver compiles.
+    Of several packs for one arch it is the first.
     """
-    ranked = [
-        (_WAYS.index(way), -(pack.arch.startswith("sm") and int(pack.arch[2:])), number, pack, way)
-        for number, pack in enumerate(packs)
-        if (way := ways_to_run(pack.arch, arch)) is not None
-    ]
-    if not ranked:
-        return None
-    best = min(ranked, key=lambda row: row[:3])
-    return best[3], best[4]
+    for name, way in ranked(dict.fromkeys(pack.arch for pack in packs), arch):
+        return next(pack for pack in packs if pack.arch == name), way
+    return None

@@ -366,7 +366,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             HEADER + TILE + 'family = "copy"',
             "config 1: family = 'copy'; allowed: tile, cooperative, clustered",
         ),
-        (HEADER + TILE + 'archs = ["sm86"]', "config 1: archs = 'sm86'; allowed: sm80, sm90, gfx90a"),
+        (HEADER + TILE + 'archs = ["sm75"]', f"config 1: archs = 'sm75'; allowed: {', '.join(TARGETS)}"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
         (
             HEADER + WGMMA.replace('"fp16"', '"fp32"'),

@@ -14,7 +14,7 @@ import pytest
 from aotmm.kernel import Kernel
 from aotmm.runtime.pack import open_pack
 from tests.agreement import encode, launch_of
-from tests.native.emulation import ARCHS, SHARED, emulators, submit
+from tests.native.emulation import ARCHS, SHARED, emulators, interpreter, submit
 
 Counted = Callable[[str, Iterable[str]], None]
 
@@ -27,7 +27,7 @@ def disagreeing(arch: str, folder: Path, kernels: list[Kernel]) -> list[str]:
     for kernel in kernels:
         launch = launch_of(kernel)
         addresses = {name: int(array.ctypes.data) for name, array in launch.memory.items()}
-        emulators(arch).launch(
+        interpreter(arch).launch(
             (folder / kernel.image.path).read_bytes(),
             kernel.symbol,
             (launch.programs, 1, 1),

@@ -16,7 +16,7 @@ import pytest
 from aotmm.kernel import Kernel, Promise
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
-from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, emulators, place, submit
+from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, emulators, interpreter, place, submit
 
 PLAIN = Product(0, 0, 0)  # where place() looks for paddings
 ODD = replace(PLAIN, padding=3, offset=1)
@@ -39,7 +39,7 @@ def launched(
     for parameter in kernel.parameters:
         data = values.get(parameter.value, 0).to_bytes(parameter.bytes, "little", signed=True)
         block[parameter.offset : parameter.offset + parameter.bytes] = data
-    stats = emulators(arch).launch(
+    stats = interpreter(arch).launch(
         image,
         kernel.symbol,
         (programs, 1, 1),

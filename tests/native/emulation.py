@@ -53,6 +53,11 @@ def emulators(name: str) -> Any:
     return importlib.import_module(f"emulators.{name}")
 
 
+def interpreter(arch: str) -> Any:
+    """What executes images for `arch`: 8.6 and 8.9 have the instructions of 8.0."""
+    return emulators("sm80" if target(arch).backend == "cuda" else arch)
+
+
 def missing(arch: str) -> str | None:
     """What this machine lacks to execute images of `arch`, None if nothing."""
     if not (SHARED / "emulators").is_dir():
@@ -60,7 +65,7 @@ def missing(arch: str) -> str | None:
     core, fake = emulators("core"), emulators("fake_driver")
     try:
         fake.compiler()
-        (core.find_objdump if arch == "gfx90a" else core.find_nvdisasm)()
+        (core.find_objdump if target(arch).backend == "hip" else core.find_nvdisasm)()
     except (core.ToolMissing, fake.CompilerMissing) as error:
         return str(error)
     return None
@@ -410,7 +415,7 @@ class Emulator:
         """`options` are the fake driver's: devices, arch, version, execute, and the interpreter's own."""
         pack = open_pack(folder)
         self.arch = pack.arch
-        self.driver = emulators("fake_driver").FakeDriver(target(pack.arch).backend, **options)
+        self.driver = emulators("fake_driver").FakeDriver(target(pack.arch).backend, **{"arch": pack.arch} | options)
         self.launcher = pack.launcher
         self.kernels = pack.manifest.kernels
 

@@ -24,6 +24,7 @@ from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
 from tests.native.reference import Reference, keeps_promises, quantities, same_types, tiles
+from tests.samples import SHIPPED
 
 PROBLEMS = 10_000
 COMPARED = 1_000
@@ -157,7 +158,7 @@ def tuning_for(arch: str) -> Table:
 
 
 @pytest.mark.parametrize("tuned", [False, True], ids=["as built", "retuned"])
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # noqa: FBT001
     """Over random products every verdict and every chosen plan equals that of the rules written down in Python.
 
@@ -214,7 +215,7 @@ def overlaid(built: Table | None, tuning: Table) -> Table:
     return replace(tuning, models=(*tuning.models, *kept))
 
 
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_there_is_always_a_kernel(arch: str) -> None:
     """Every type and output has a kernel for any strides, alignment, size, batch and epilogue, on any device."""
     rng = np.random.default_rng(1)
@@ -260,7 +261,7 @@ def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
     """A product that fits a specialised kernel does not after any one promise broke, unless what broke it is copied.
 
@@ -308,7 +309,7 @@ def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
         assert selected(launcher(arch), problem, device) is not None
 
 
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_threads_of_a_grid_are_counted(arch: str) -> None:
     """HIP takes fewer than 2^32 threads in a grid, CUDA 2^31 blocks: one matrix more finds no kernel and is told so."""
     kind = ("product", "any", "fp16", "fp16")
@@ -435,7 +436,7 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-@pytest.mark.parametrize("arch", [arch for arch in TARGETS if not table.shipped_path(arch).exists()])
+@pytest.mark.parametrize("arch", [arch for arch in SHIPPED if not table.shipped_path(arch).exists()])
 def test_estimates_are_sensible(arch: str) -> None:
     """Where nothing was measured, deep products are split, large ones not, and few rows get flat tiles."""
     mm, device = launcher(arch), CDevice(target(arch).multiprocessors, target(arch).shared_bytes)

@@ -23,8 +23,8 @@ from aotmm import manifest
 from aotmm.build import link
 from aotmm.errors import SpecError
 from aotmm.runtime.pack import open_pack
-from aotmm.target import TARGETS
 from aotmm.verify import verify
+from tests.samples import SHIPPED
 
 ROOT = Path(__file__).parents[2]
 PLATFORM = f"manylinux_{link.GLIBC.replace('.', '_')}_{platform.machine()}"
@@ -108,7 +108,7 @@ def test_wheel_holds_exactly_its_files(wheel: Path) -> None:
     expected = {str(path) for path in _tracked() if path.parts[0] == "aotmm"}
     expected |= {f"aotmm/{path}" for path in _tracked() if path.parts[0] == "templates"}
     expected |= {str(TORCH_LIBRARY), str(FAST_MODULE)}
-    expected |= {f"aotmm/artifacts/{arch}/{name}" for arch in TARGETS for name in _pack_files(arch)}
+    expected |= {f"aotmm/artifacts/{arch}/{name}" for arch in SHIPPED for name in _pack_files(arch)}
     information = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/aotmm.cdx.json")
     expected |= {f"{SDIST}.dist-info/{name}" for name in information}
     with zipfile.ZipFile(wheel) as archive:
@@ -159,14 +159,14 @@ def test_sbom_and_provenance(wheel: Path) -> None:
     assert sorted(sbom["dependencies"][0]["dependsOn"]) == sorted(set(references))
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     assert provenance["subject"] == [{"name": WHEEL, "digest": {"sha256": digest}}]
-    assert provenance["predicate"]["buildDefinition"]["externalParameters"].keys() == TARGETS.keys()
+    assert provenance["predicate"]["buildDefinition"]["externalParameters"].keys() == set(SHIPPED)
 
 
 def test_wheel_verifies(wheel: Path) -> None:
     """What is built verifies: the wheel's own list and every pack in it."""
     assert [(row.arch, row.violations) for row in verify(wheel)] == [
         (None, ()),
-        *((arch, ()) for arch in sorted(TARGETS)),
+        *((arch, ()) for arch in sorted(SHIPPED)),
     ]
 
 
@@ -179,7 +179,7 @@ def test_libraries_need_only_glibc(wheel: Path) -> None:
     """No shared library of the wheel links anything but parts of glibc."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = {Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
-    assert libraries.keys() == {TORCH_LIBRARY.name, FAST_MODULE.name, *(f"libaotmm_{arch}.so" for arch in TARGETS)}
+    assert libraries.keys() == {TORCH_LIBRARY.name, FAST_MODULE.name, *(f"libaotmm_{arch}.so" for arch in SHIPPED)}
     for name, data in libraries.items():
         dynamic = ELFFile(io.BytesIO(data)).get_section_by_name(".dynamic")
         assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= GLIBC_LIBRARIES, name
@@ -187,7 +187,7 @@ def test_libraries_need_only_glibc(wheel: Path) -> None:
 
 def test_wheel_is_reproducible(wheel: Path, built: Path, tmp_path: Path) -> None:
     """A wheel of the same sources and packs in another folder, with other file times, has the same bytes."""
-    for arch in TARGETS:
+    for arch in SHIPPED:
         shutil.rmtree(built / "artifacts" / arch, ignore_errors=True)
         shutil.copytree(ROOT / "artifacts" / arch, built / "artifacts" / arch, copy_function=shutil.copy)
     assert _build("wheel", built, tmp_path).returncode == 0
@@ -285,7 +285,7 @@ def test_installed_wheel_without_torch(wheel: Path, tmp_path: Path) -> None:
     listed = _run(venv / "bin/aotmm", "list", "--json", cwd=tmp_path, **alone)
     assert listed.returncode == 0, listed.stderr
     json.loads(listed.stdout)
-    for arch in TARGETS:
+    for arch in SHIPPED:
         assert arch in listed.stdout
 
 

@@ -19,10 +19,11 @@ from elftools.elf.elffile import ELFFile
 
 import aotmm
 from aotmm.build import link
-from aotmm.target import HOSTS, TARGETS
+from aotmm.target import HOSTS
 from aotmm.verify import verify
 from tests.build.packs import ROOT, other_host
 from tests.native.emulation import emulators
+from tests.samples import SHIPPED
 
 OTHER = next(name for name in HOSTS if name != platform.machine())
 VERSION = aotmm.__version__
@@ -88,10 +89,10 @@ def _make(folder: Path, *words: str | Path, root: Path = ROOT) -> dict[str, Path
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """What `make wheel`, `make wheel ARCH=sm90` and `make kernels` make, by name and version."""
     folder = tmp_path_factory.mktemp("wheels")
-    found = _make(folder, *TARGETS) | _make(folder, "--label", "sm90") | _make(folder, "--kernels", *TARGETS)
+    found = _make(folder, *SHIPPED) | _make(folder, "--label", "sm90") | _make(folder, "--kernels", *SHIPPED)
     assert found.keys() == {
         *(f"aotmm-{VERSION}", f"aotmm-{VERSION}+sm90"),
-        *(f"aotmm_kernels_{arch}-{VERSION}" for arch in TARGETS),
+        *(f"aotmm_kernels_{arch}-{VERSION}" for arch in SHIPPED),
     }
     return found
 
@@ -126,7 +127,7 @@ def test_small_wheel(wheels: dict[str, Path]) -> None:
     assert f"Version: {VERSION}+sm90\n" in small[f"{said}/METADATA"].decode()
 
 
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_kernels_wheel(wheels: dict[str, Path], arch: str) -> None:
     """A pack-only wheel has the pack and metadata, nothing that Python runs, and asks for this very aotmm."""
     name = f"aotmm_kernels_{arch}"

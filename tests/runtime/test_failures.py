@@ -17,6 +17,7 @@ from aotmm.manifest import FILE_NAME, FORMAT
 from aotmm.runtime import devices, library
 from aotmm.runtime.devices import Device
 from aotmm.runtime.library import Library
+from aotmm.target import TARGETS
 from tests.runtime.installation import DROP_CAPABILITIES, ROOT, run
 
 PACKS = data_folder("artifacts")
@@ -85,16 +86,16 @@ def test_rocm_torch_with_packs_for_cuda(monkeypatch: pytest.MonkeyPatch, tmp_pat
     copies = tmp_path / "packs"
     for arch in ("sm80", "sm90"):
         shutil.copytree(PACKS / arch, copies / arch)
-    pretend(monkeypatch, (Device(0, "AMD Instinct MI210", "gfx90a"), Device(1, "MI300X", "gfx942")), hip="7.1")
+    pretend(monkeypatch, (Device(0, "AMD Instinct MI210", "gfx90a"), Device(1, "MI100", "gfx908")), hip="7.1")
     lib = aotmm.load(copies)
     assert errors(copies) == {"sm80": None, "sm90": None}
     build = f"no pack runs on gfx90a; build one: aotmm build --arch gfx90a --out {copies}"
-    none = "no kernel can be built for gfx942; aotmm builds for: sm80, sm90, gfx90a"
+    none = f"no kernel can be built for gfx908; aotmm builds for: {', '.join(TARGETS)}"
     assert [gpu.error for gpu in diagnose(copies).devices] == [build, none]
     found = rf"found: sm80 \({copies}/sm80\), sm90 \({copies}/sm90\)"
     with pytest.raises(NoKernelError, match=rf"no kernels for cuda:0, AMD Instinct MI210 \(gfx90a\); {found}; {build}"):
         lib.launcher(0)
-    with pytest.raises(NoKernelError, match=rf"no kernels for cuda:1, MI300X \(gfx942\); {found}; {none}"):
+    with pytest.raises(NoKernelError, match=rf"no kernels for cuda:1, MI100 \(gfx908\); {found}; {none}"):
         lib.launcher(1)
 
 
@@ -111,7 +112,7 @@ def test_gpu_that_is_not_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Device(0, "Tesla T4", "sm75"), Device(1, "A100", "sm80"))
     pretend(monkeypatch, gpus, driver=12_090)
     first, second = diagnose(None).devices
-    assert first.error == "no kernel can be built for sm75; aotmm builds for: sm80, sm90, gfx90a"
+    assert first.error == f"no kernel can be built for sm75; aotmm builds for: {', '.join(TARGETS)}"
     assert (second.pack, second.way) == ("sm80", "exact")
     lib = aotmm.load()
     with pytest.raises(NoKernelError, match=r"no kernels for cuda:0, Tesla T4 \(sm75\); found: .*; no kernel can"):

@@ -17,14 +17,13 @@ from aotmm.errors import ArtifactError
 from aotmm.runtime import library
 from aotmm.runtime.devices import Device
 from aotmm.runtime.installed import find_packs, own
-from aotmm.target import TARGETS
 from tests.runtime.installation import ROOT, module, run
 from tests.runtime.test_installed_wheel import CLI
 from tests.runtime.test_pack import write_pack
-from tests.samples import manifest
+from tests.samples import SHIPPED, manifest
 
 BLOCKS = dict(re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "packs.md").read_text(), re.DOTALL))
-OWN = sorted(TARGETS)
+OWN = sorted(SHIPPED)
 SHOW = """
 import aotmm
 lib = aotmm.load()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.target import TARGETS
 from tests.runtime.installation import WATCHED_USE, run
+from tests.samples import SHIPPED
 
 CLI = "from aotmm.cli import main; main()"
 PROBE = f"""
@@ -60,7 +60,7 @@ if torch.cuda.is_available():
     assert (lib.matmul(a, a) == 16).all()
 """,
     )
-    packs = [f"{site}/aotmm/artifacts/{arch} True" for arch in sorted(TARGETS)]
+    packs = [f"{site}/aotmm/artifacts/{arch} True" for arch in sorted(SHIPPED)]
     assert printed.splitlines() == [f"{site}/aotmm/__init__.py", *packs]
 
 
@@ -87,7 +87,7 @@ def test_commands_in_a_zip_file(wheel: Path, tmp_path: Path) -> None:
 def test_doctor(site: Path, tmp_path: Path) -> None:
     """`aotmm doctor` checks every file of the installed packs and finds nothing wrong."""
     printed = run(site, tmp_path, CLI, "doctor")
-    for arch in TARGETS:
+    for arch in SHIPPED:
         assert f"{site}/aotmm/artifacts/{arch}" in printed
 
 
