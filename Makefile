@@ -59,7 +59,7 @@ lint: setup ## ruff and mypy
 wheel: artifacts ## the wheel in dist/, with the packs; ARCH=sm90: with that one only; HOST=aarch64: for that processor
 	.venv-build/bin/python wheels.py $(PACKS) $(if $(FEW),--label) $(FOR:%=--host %)
 
-kernels: artifacts ## a wheel for each pack alone, which aotmm finds where it is installed; ARCH and HOST likewise
+kernels: artifacts ## a wheel for each pack alone, which aotmm finds where it is installed; ARCH (or "all") and HOST likewise
 	.venv-build/bin/python wheels.py --kernels $(PACKS) $(FOR:%=--host %)
 
 reproduce: .venv-build/.stamp ## builds everything twice, as two people would, and compares every byte; minutes

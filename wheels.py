@@ -13,6 +13,7 @@ import tomllib
 from hatchling.builders.wheel import WheelBuilder
 
 from aotmm import __version__
+from aotmm.target import targets
 
 ROOT = Path(__file__).parent
 
@@ -20,17 +21,18 @@ ROOT = Path(__file__).parent
 def main() -> None:
     """Makes aotmm with the packs of some architectures, or for each of these a wheel with its pack alone."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("archs", nargs="+", metavar="ARCH")
+    parser.add_argument("archs", nargs="+", metavar="ARCH", help="all stands for every one")
     parser.add_argument("--host", default="", help="processor of packs in build/HOST; else those in artifacts/")
     parser.add_argument("--kernels", action="store_true", help="a wheel aotmm-kernels-ARCH for each pack")
     parser.add_argument("--label", action="store_true", help="name the packs in the version: 0.1.0+sm90")
     parser.add_argument("--directory", default="dist")
     given = parser.parse_args()
+    archs = [row.name for row in targets(given.archs)]
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text())
     if given.kernels:
-        configs = [_kernels(facts, arch, given.host) for arch in given.archs]
+        configs = [_kernels(facts, arch, given.host) for arch in archs]
     else:
-        configs = [_whole(facts, given.archs, given.host, label=given.label)]
+        configs = [_whole(facts, archs, given.host, label=given.label)]
     for config in configs:
         for path in WheelBuilder(str(ROOT), config=config).build(directory=given.directory, versions=["standard"]):
             print(path)  # noqa: T201 - what a command says

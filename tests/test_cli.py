@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -608,3 +609,18 @@ def test_doctor_of_a_torch_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setitem(sys.modules, "torch", module)
     result = run("doctor", "--pack", tmp_path)
     assert "torch sees no GPU: CUDA unknown error" in result.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ targets
+
+
+def test_list_of_targets() -> None:
+    """Every architecture is listed, packs or not, with what its kernels were run on; or the one that is asked for."""
+    rows = json.loads(run("list", "--targets", "--json").stdout)
+    assert [row["name"] for row in rows] == list(TARGETS)
+    assert {row["name"]: row["status"] for row in rows} == {name: row.status for name, row in TARGETS.items()}
+    header, *lines = run("list", "--targets").stdout.splitlines()
+    assert header.split()[:3] == ["arch", "GPUs", "status"]
+    for row, line in zip(TARGETS.values(), lines, strict=True):
+        assert re.fullmatch(rf"{row.name} +{re.escape(row.gpus)} +{row.status} +{re.escape(row.executed_on)}", line)
+    assert run("list", "--targets", "--arch", "gfx950").stdout.splitlines()[1].startswith("gfx950")

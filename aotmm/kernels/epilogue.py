@@ -84,7 +84,7 @@ def activate(x, activation, slope):
     """
     for number in tl.static_range(len(FORMULA_NAMES)):
         if activation == FIRST_FORMULA + number:
-            x = getattr(formulas, FORMULA_NAMES[number])(x)
+            x = tl.where(x == x, getattr(formulas, FORMULA_NAMES[number])(x), x)  # noqa: PLR0124 - NaN, which min and max drop
     sigmoid = (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU)
     if len(FORMULA_NAMES) > 0:
         sigmoid &= activation < FIRST_FORMULA

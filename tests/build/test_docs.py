@@ -60,6 +60,12 @@ def test_config_set_snippet_builds(tmp_path: Path) -> None:
     assert layouts == ["any", "nn", "nt"]
 
 
+def test_targets_are_those_of_the_table() -> None:
+    """The table of what runs where has a row for each architecture, as `aotmm list --targets` says it, and no other."""
+    rows = [line for line in README.splitlines() if re.match(r"\| `(sm|gfx)", line)]
+    assert rows == [f"| `{row.name}` | {row.gpus} | {row.status} | {row.executed_on} |" for row in TARGETS.values()]
+
+
 def test_paths_exist() -> None:
     """Every file that the documents link to or name in `code` is there."""
     for document in [*ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").glob("*.md")]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from aotmm.problem import FORMULAS
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 U_ACC = 2.0**-24  # the interpreters round to nearest
@@ -35,7 +37,7 @@ def activated(x: Array, activation: str, slope: float) -> Array:
     if activation == "leaky_relu":
         return np.where(x >= 0, x, (x.astype(np.float32) * np.float32(slope)).astype(np.float64))
     found = {"none": x, "relu": np.where(x < 0, 0.0, x), "silu": x * sigmoid, "sigmoid": sigmoid, "tanh": np.tanh(x)}
-    return found[activation]
+    return found[activation] if activation in found else np.vectorize(FORMULAS[activation], otypes=[float])(x)
 
 
 def epilogue_error(x: Array, y: Array, activation: str) -> Array:
