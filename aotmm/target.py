@@ -93,8 +93,8 @@ _CDNA = ("fp16", "bf16", "fp32", "fp8e5", "int8")
 
 # Shared memory, registers and threads: CUDA programming guide, table of compute capabilities (163, 99 and 227 KB per
 # block); AMD's ISA guides of CDNA2, CDNA3, CDNA4 (64, 64 and 160 KB; 4 SIMDs with 512 registers per lane, given out by
-# 8, and 8 waves each) and RDNA3 (64 KB; 2 SIMDs with 1536 registers per lane, given out by 24, and 16 waves each).
-# Speeds: data sheets of A100 40GB, A40, L40S, H200, B200, RTX 5090, MI210, MI300X, MI355X, RX 7900 XTX.
+# 8, and 8 waves each), RDNA3 and RDNA4 (64 KB; 2 SIMDs with 1536 registers per lane, given out by 24, 16 waves each).
+# Speeds: data sheets of A100 40GB, A40, L40S, H200, B200, RTX 5090, MI210, MI300X, MI355X, RX 7900 XTX and 9070 XT.
 # Driver 12.0 brought the context-independent loading that the launcher uses, and reads PTX ISA 8.0; 12.8 the first
 # GPUs of 10.0 and 12.0.
 _ROWS = (
@@ -152,6 +152,11 @@ _ROWS = (
         name="gfx1100", gpus="RX 7900, PRO W7900", status=COMPILED, executed_on="nothing",
         dtypes=_CDNA, multiprocessors=96, tflops=122.8, bandwidth=960.0, shared_bytes=65_536,
         threads=1024, registers=98_304, granule=768, simds=2,
+    ),
+    Target(
+        name="gfx1201", gpus="RX 9070, R9700", status=COMPILED, executed_on="nothing",
+        dtypes=_CDNA, multiprocessors=64, tflops=194.6, bandwidth=640.0, shared_bytes=65_536,
+        like="gfx1100", threads=1024, registers=98_304, granule=768, simds=2,
     ),
 )  # fmt: skip
 
