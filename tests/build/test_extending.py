@@ -22,7 +22,7 @@ from tests.native.emulation import Product, execute, in_worker, missing
 
 GUIDE = (ROOT / "docs" / "extending.md").read_text()
 EXAMPLE = ROOT / "examples" / "own"
-ACTIVATION, ROW = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+ACTIVATION, ROW = re.findall(r"```(?:python|text)\n(.*?)```", GUIDE, re.DOTALL)
 TILES, ENTRY = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
 
 AOTMM = "from aotmm.cli import main; main()"
