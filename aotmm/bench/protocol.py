@@ -18,6 +18,7 @@ from aotmm.bench.cases import Case, Operands, Pool, Work
 from aotmm.bench.check import Truth, error, truth
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row, Times
+from aotmm.tune.measure import recording
 
 _GRAPH_US = 2000.0  # of one replay: long against the events' resolution and the launch of a graph
 _TOTAL_US = 20000.0  # of all replays of one provider
@@ -50,12 +51,9 @@ class GraphStopwatch:
         with torch.cuda.stream(self._stream):
             call(sets[0])  # outside the graph, for what is loaded or allocated once
             torch.cuda.synchronize()
-            graph.capture_begin()
-            try:
+            with recording(graph):
                 for number in range(launches):
                     call(sets[number % len(sets)])
-            finally:
-                graph.capture_end()
         return lambda: replay(graph) / launches
 
     def alone(self, call: Call, operands: Operands) -> float:

@@ -5,8 +5,10 @@ Graphs of several launches are replayed, over operands that rotate through more 
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,12 +138,9 @@ class _GpuTimer:
         """As `race.Timer.record`."""
         self._operands.result().fill_(float("nan"))
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
-        try:
+        with recording(graph):
             for number in (*self._gpu.turns(launches - 1), 0):
                 self._gpu.launch(candidate, self._operands.problem(number))
-        finally:
-            graph.capture_end()
         return lambda: _timed(graph.replay) / launches
 
     def error(self, candidate: Candidate) -> str | None:  # noqa: ARG002 - it was the last to write set 0
@@ -150,6 +149,25 @@ class _GpuTimer:
         most = _NARROW_TOLERANCE[case.fast_accum] if case.width == 1 else _TOLERANCE[self._operands.dtype_c]
         error = float(((self._operands.result() - self._want).abs() / self._size).max())
         return None if error <= most else f"error {error:.3g}, rounding alone is below {most:.3g}"
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """What is launched on the current stream inside becomes `graph`.
+
+    No garbage is collected there: a graph that is freed while another is recorded makes that one's recording fail.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        graph.capture_begin()
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def sizes_of(case: Case, dtype_c: str) -> tuple[int, int, int]:
