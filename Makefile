@@ -36,9 +36,7 @@ artifacts: .venv-build/.stamp ## packs for every architecture in artifacts/, com
 ifeq ($(FOR),)
 	.venv-build/bin/aotmm build $(PACKS:%=--arch %)
 else
-	@mkdir -p artifacts/.cache build/$(FOR)
-	@ln -sfn ../../artifacts/.cache build/$(FOR)/.cache
-	.venv-build/bin/aotmm build $(PACKS:%=--arch %) --host $(FOR) --out build/$(FOR)
+	.venv-build/bin/aotmm build $(PACKS:%=--arch %) --host $(FOR) --out build/$(FOR) --cache artifacts/.cache
 endif
 
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from aotmm import table
 from aotmm.build import build, link, render
+from aotmm.build.cache import Cache
 from aotmm.build.compile import kernel_sources
 from aotmm.errors import ArtifactError
 from aotmm.folders import data_folder
@@ -98,10 +99,7 @@ def plans_pack(arch: str) -> Path:
 def other_host(machine: str, arch: str) -> Path:
     """A folder with the default pack of `arch` for processor `machine`, and what serves torch there, built once."""
     folder = _folder() / machine
-    folder.mkdir(exist_ok=True)
-    if not (folder / ".cache").exists():
-        (folder / ".cache").symlink_to(default_pack(arch).parent / ".cache")
-    build((arch,), folder, machine=machine)
+    build((arch,), folder, machine=machine, cache=Cache(default_pack(arch).parent / ".cache"))
     return folder
 
 

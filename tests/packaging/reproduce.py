@@ -62,12 +62,10 @@ def _build(
     command = [sys.executable, "-c", "from aotmm.cli import main; main()", *packs]
     processes = ["--jobs", str(jobs)] if jobs else []
     other = next(name for name in HOSTS if name != platform.machine())
-    (root / "build" / other).mkdir(parents=True)
-    (root / "build" / other / ".cache").symlink_to("../../artifacts/.cache")
     make = [sys.executable, "wheels.py"]
     for step in (
         [*command, *processes],
-        [*command, *processes, "--host", other, "--out", f"build/{other}"],
+        [*command, *processes, "--host", other, "--out", f"build/{other}", "--cache", "artifacts/.cache"],
         [*make, *archs],
         [*make, "--label", archs[0]],
         [*make, "--kernels", *archs],

@@ -106,7 +106,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     for name in ("README.md", "LICENSE", "pyproject.toml", "hatch_build.py", "wheels.py"):
         shutil.copy(ROOT / name, root)
-    shutil.copytree(other_host(OTHER, "sm90"), root / "build" / OTHER, symlinks=True)
+    shutil.copytree(other_host(OTHER, "sm90"), root / "build" / OTHER)
     folder = root.parent
     found = _make(folder, "--host", OTHER, "--label", "sm90", root=root)
     return found | _make(folder, "--host", OTHER, "--kernels", "sm90", root=root)
