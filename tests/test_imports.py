@@ -52,7 +52,8 @@ ROOMS = {
     "aotmm.nn": RUNTIME,
     "aotmm.tune": RUNTIME | {"aotmm.tune", "aotmm.cluster"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
-    "aotmm.bench": RUNTIME | {"aotmm.bench", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
+    "aotmm.bench": RUNTIME
+    | {"aotmm.bench", "aotmm.tune.measure", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
     # The command line and what its commands are made of.
     "aotmm.assembly": RUNTIME,
     "aotmm.doctor": RUNTIME,
