@@ -219,7 +219,7 @@ def test_changed_source(packs: Path, configs: str, tmp_path: Path, path: str, co
     assert (result.returncode, result.stdout) == (0, f"sm80 {KERNELS} {compiled} True\n"), result.stderr
 
 
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx90a"])
 def test_room_for_the_most_kernels(arch: str) -> None:
     """As many kernels as a pack may have, of the default pack's average, stay below every other limit of the format."""
     whole = open_pack(default_pack(arch)).manifest
