@@ -19,6 +19,7 @@ from aotmm.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.build.packs import checkout, content, default_pack, run_python
+from tests.samples import SHIPPED
 
 ARCHS = ("sm80", "gfx90a")
 CONFIGS = """
@@ -219,7 +220,7 @@ def test_changed_source(packs: Path, configs: str, tmp_path: Path, path: str, co
     assert (result.returncode, result.stdout) == (0, f"sm80 {KERNELS} {compiled} True\n"), result.stderr
 
 
-@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx90a"])
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_room_for_the_most_kernels(arch: str) -> None:
     """As many kernels as a pack may have, of the default pack's average, stay below every other limit of the format."""
     whole = open_pack(default_pack(arch)).manifest
