@@ -50,6 +50,9 @@ class _Commands(click.Group):
             ctx.exit(INTERRUPTED)
 
 
+_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+
 _pack_option = click.option(
     "--pack",
     "folder",
@@ -255,7 +258,7 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
 @click.option(
     "--signature",
     metavar="BUNDLE",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=_FILE,
     help="Check that BUNDLE proves that --identity signed it.",
 )
 @click.option("--identity", metavar="WHO", help="Who has to have signed it: an e-mail address, or a CI job's URI.")
@@ -263,13 +266,13 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
 @click.option(
     "--token",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=_FILE,
     help="Identity token to sign with.  [default: the CI job's, or what the browser is asked for]",
 )
 @click.option(
     "--trust",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=_FILE,
     help="Client trust configuration of another sigstore than the public one; with it, checking needs no network.",
 )
 @_json_option
@@ -482,7 +485,7 @@ def doctor(ctx: click.Context, *, folder: Path | None, as_json: bool) -> None:
     "--shapes",
     "file",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=_FILE,
     help="Shapes to time, written like aotmm/tune/shapes.json, which is the default.",
 )
 @click.option(
@@ -606,14 +609,14 @@ def _tuning_bar() -> Iterator[Callable[[int, int, str], None]]:
 @click.option(
     "--pack",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=_FOLDER,
     help="For --ablation: pack of aotmm/bench/ablation.toml.  [default: built now]",
 )
 @click.option(
     "--render",
     "rendered",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=_FOLDER,
     help="Measure nothing; make tables, plots and report of DIR/results.json again.",
 )
 @_json_option
