@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -30,8 +30,9 @@ from aotmm.problem import (
 from aotmm.table import Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
-_LANES, _MAX_BLOCKS = 4, 32  # of core.h
+_LANES, _MAX_LANES = 8, 128  # of core.h
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
+_Condition = tuple[str, int, int, int]
 
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
@@ -67,13 +68,18 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     promise_lists = list(dict.fromkeys(kernel.promises for kernel in kernels))
     schedules = sorted({kernel.schedule for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
-    made = _groups(kernels, promise_lists)
+    made = _groups(kernels)
+    conditions: list[_Condition] = []
+    promised: dict[tuple[Promise, ...], tuple[int, int]] = {}  # where theirs begin, and how many there are
+    for promises in promise_lists:
+        promised[promises] = len(conditions), len(promises)
+        conditions += _conditions(promises)
     rows = [
         {
             "kernel": kernel,
             "schedule": schedules.index(kernel.schedule),
             "promises": promise_lists.index(kernel.promises),
-            "first_condition": sum(map(len, promise_lists[: promise_lists.index(kernel.promises)])),
+            "conditions": promised[kernel.promises],
             "width": DTYPES[kernel.dtype_a].bytes,
             "resident": resident(kernel, target),
             "constants": constants(kernel, target, tuning),
@@ -100,12 +106,13 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             attribute_ids=ATTRIBUTES,
             rows=rows,
             promise_lists=promise_lists,
-            conditions=[_condition(promise) for promises in promise_lists for promise in promises],
+            conditions=conditions,
             schedules=schedules,
             pointer_alignment=_pointer_alignment(promise_lists),
             order=made.order,
-            classes=made.classes,
-            candidates_count=sum(row.blocks for row in made.classes),
+            lanes=made.lanes,
+            spans=made.spans,
+            block_count=len(made.lanes) // _LANES,
             groups=made.groups,
             shapes=known.shapes,
             place_count=2 << max(0, len(known.shapes) - 1).bit_length(),
@@ -115,7 +122,12 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     )
 
 
-def _condition(promise: Promise) -> tuple[str, int, int, int]:
+def _conditions(promises: tuple[Promise, ...]) -> list[_Condition]:
+    """What is looked at for `promises`, in the order of values: addresses, which are broken most, come first."""
+    return sorted((_condition(promise) for promise in promises), key=lambda row: VALUES.index(row[0]))
+
+
+def _condition(promise: Promise) -> _Condition:
     """The value that a promise is about, and mask, least and span of `aotmm_condition`."""
     whole, smallest, largest = 2**64 - 1, -(2**63), 2**63 - 1
     mask, least, most = {
@@ -144,92 +156,90 @@ def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
     return max([16, *seen])
 
 
-@dataclass(slots=True)
-class _Class:
-    """`aotmm_class` of core.h."""
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """`aotmm_span` of core.h."""
 
     first: int
     count: int
     units: int
-    candidates: int
-    alike: int = 0
-
-    @property
-    def blocks(self) -> int:
-        """How many candidates its kernels fill."""
-        return -(-self.count // _LANES)
 
 
 @dataclass(slots=True)
 class _Groups:
-    """aotmm_order, aotmm_classes and the groups of core.h: what selection goes through, by what it looks for."""
+    """aotmm_order, aotmm_lanes, aotmm_spans and groups of core.h: what selection goes through, by what it looks for."""
 
     order: list[int]
-    classes: list[_Class]
+    lanes: list[tuple[int, int, int]]
+    spans: list[_Span]
     groups: list[dict[str, object]]
 
 
-def _groups(kernels: tuple[Kernel, ...], promise_lists: list[tuple[Promise, ...]]) -> _Groups:
-    def storage(dtype: str) -> str:
-        return f"AOTMM_{DTYPES[dtype].storage.upper()}"
-
-    def rank(number: int) -> tuple[object, ...]:
+def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
+    def helper_rank(number: int) -> tuple[object, ...]:
         kernel = kernels[number]
-        epilogue = EPILOGUES.index(kernel.epilogue)
-        if kernel.role in ("product", "partial"):  # what is promised most is fastest: it comes first
-            promises = kernel.promises
-            return -_units(promises), promise_lists.index(promises), kernel.schedule, epilogue, number
-        return epilogue, -kernel.vector_bytes, -len(kernel.promises), number
+        return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.promises), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
-    tables: dict[str, tuple[str, tuple[object, ...], Callable[[Kernel], tuple[object, ...]]]] = {
-        "product": ("products", (types,) * 3, lambda k: (storage(k.dtype_a), storage(k.dtype_b), storage(k.dtype_c))),
-        "partial": ("partials", (types,) * 2, lambda k: (storage(k.dtype_a), storage(k.dtype_b))),
-        "reduce": ("reduces", (types,), lambda k: (storage(k.dtype_c),)),
-        "copy": ("copies", (widths,), lambda k: (DTYPES[k.dtype_a].bytes,)),
-    }
-    made = _Groups([], [], [])
-    for role, (name, dimensions, key_of) in tables.items():
-        found: dict[tuple[object, ...], list[int]] = {}
-        for number, kernel in enumerate(kernels):
-            if kernel.role == role:
-                found.setdefault(key_of(kernel), []).append(number)
+    made = _Groups([], [], [], [])
+    reduces = _numbers(kernels, "reduce", lambda k: (_storage(k.dtype_c),))
+    copies = _numbers(kernels, "copy", lambda k: (DTYPES[k.dtype_a].bytes,))
+    mains = _numbers(kernels, "product", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c)))
+    for key, numbers in _numbers(kernels, "partial", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b))).items():
+        for out in reduces:
+            mains.setdefault((*key, *out), []).extend(numbers)
+    entries = []
+    for key in sorted(mains, key=str):
+        first = len(made.spans)
+        _add_spans(kernels, mains[key], made)
+        entries.append((key, first, len(made.spans) - first))
+    made.groups.append({"name": "mains", "dimensions": (types,) * 3, "entries": entries})
+    for name, size, helpers in (("reduces", types, reduces), ("copies", widths, copies)):
         entries = []
-        for key in sorted(found, key=str):
-            numbers = sorted(found[key], key=rank)
-            if role in ("product", "partial"):
-                classes = _classes([kernels[number] for number in numbers], made)
-                entries.append((key, len(made.classes), len(classes)))
-                made.classes += classes
-            else:
-                entries.append((key, len(made.order), len(numbers)))
-            made.order += numbers
-        made.groups.append({"name": name, "dimensions": dimensions, "entries": entries})
+        for key in sorted(helpers, key=str):
+            entries.append((key, len(made.order), len(helpers[key])))
+            made.order += sorted(helpers[key], key=helper_rank)
+        made.groups.append({"name": name, "dimensions": (size,), "entries": entries})
     return made
 
 
-def _classes(ranked: list[Kernel], made: _Groups) -> list[_Class]:
-    """The classes of a group of products or partials that comes after what is `made`."""
-    place, candidates = len(made.order), sum(row.blocks for row in made.classes)
-    found: list[_Class] = []
-    before: tuple[Promise, ...] | None = None
-    for (promises, _), run in itertools.groupby(ranked, lambda kernel: (kernel.promises, kernel.schedule)):
-        size = len(list(run))
-        if promises != before or found[-1].count + size > _MAX_BLOCKS * _LANES:
-            found.append(_Class(place, 0, _units(promises), 0))
-        found[-1].count += size
-        place, before = place + size, promises
-    first, blocks = found[0], 0
-    for row in found:
-        if row.units != first.units or blocks + row.blocks > _MAX_BLOCKS:
-            first, blocks = row, 0
-        row.candidates = candidates
-        first.alike += 1
-        blocks, candidates = blocks + row.blocks, candidates + row.blocks
+def _storage(dtype: str) -> str:
+    return f"AOTMM_{DTYPES[dtype].storage.upper()}"
+
+
+def _numbers(
+    kernels: tuple[Kernel, ...], role: str, key_of: Callable[[Kernel], tuple[object, ...]]
+) -> dict[tuple[object, ...], list[int]]:
+    """The numbers of the kernels of a role, by key."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number, kernel in enumerate(kernels):
+        if kernel.role == role:
+            found.setdefault(key_of(kernel), []).append(number)
     return found
 
 
-def _units(promises: tuple[Promise, ...]) -> int:
+def _add_spans(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
+    """Adds the spans and lanes of products and partials of equal types to what is `made`."""
+    lanes: dict[tuple[str, frozenset[Promise], str, bool], list[int]] = {}
+    for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
+        kernel = kernels[number]
+        key = (kernel.role, frozenset(kernel.promises), kernel.schedule, kernel.fast_accum)
+        lanes.setdefault(key, []).append(number)
+    places = {}
+    for lane, members in lanes.items():
+        places[lane] = len(made.order)
+        made.order += members
+    for units in sorted({_units(promises) for _, promises, *_ in lanes}, reverse=True):  # the fewer come later
+        fitting = [lane for lane in lanes if not _units(lane[1]) & ~units]
+        for begin in range(0, len(fitting), _MAX_LANES):
+            part = fitting[begin : begin + _MAX_LANES]
+            classes = list(dict.fromkeys(lane[:2] for lane in part))
+            made.spans.append(_Span(len(made.lanes) // _LANES, -(-len(part) // _LANES), units))
+            made.lanes += [(places[lane], len(lanes[lane]), classes.index(lane[:2])) for lane in part]
+            made.lanes += [(0, 0, 0)] * (-len(part) % _LANES)
+
+
+def _units(promises: Iterable[Promise]) -> int:
     """The strides of A, B and C that are promised to be 1, as bits in the order of VALUES."""
     first = VALUES.index("stride_am")
     return sum(

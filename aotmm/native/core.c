@@ -124,8 +124,8 @@ static void set_quantities(quantities *q, const aotmm_problem *p) {
       {AOTMM_VALUE_BATCH, {AOTMM_VALUE_STRIDE_AZ, AOTMM_VALUE_STRIDE_BZ, AOTMM_VALUE_STRIDE_CZ}},
   };
   int64_t *value = q->value;
-  memset(q, 0, sizeof *q);
   memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);
+  memset(value + AOTMM_VALUE_SLOPE, 0, sizeof *q - AOTMM_VALUE_SLOPE * sizeof *value);
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < 3 && value[dimensions[i].size] == 1; k++) {
       value[dimensions[i].strides[k]] = 0;
@@ -142,16 +142,33 @@ HOT int kept(const aotmm_condition *c, const quantities *q) {
   return ((uint64_t)q->value[c->value] & c->mask) - c->least <= c->span || q->free >> c->value & 1;
 }
 
-/* The number of the first promise of a kernel that is broken, or their count. */
-static uint32_t first_broken(uint32_t kernel, const quantities *q) {
-  const aotmm_condition *first = aotmm_conditions + aotmm_first_condition[kernel], *c = first;
-  const aotmm_condition *end = first + aotmm_kernels[kernel].promise_count;
+/* Whether the promises of a kernel hold. */
+static int keeps(uint32_t kernel, const quantities *q) {
+  const aotmm_condition *c = aotmm_conditions + aotmm_promised[kernel].first, *end = c + aotmm_promised[kernel].count;
   while (c < end && kept(c, q)) c++;
-  return (uint32_t)(c - first);
+  return c == end;
 }
 
-static int keeps(uint32_t kernel, const quantities *q) {
-  return first_broken(kernel, q) == aotmm_kernels[kernel].promise_count;
+/* Whether those of them hold that are about the sums of slices. */
+static int keeps_sums(uint32_t kernel, const quantities *q) {
+  const aotmm_condition *first = aotmm_conditions + aotmm_promised[kernel].first;
+  const aotmm_condition *c = first + aotmm_promised[kernel].count;
+  for (; c > first && c[-1].value >= AOTMM_VALUE_WORKSPACE_PTR; c--)
+    if (!kept(c - 1, q)) return 0;
+  return 1;
+}
+
+/* The number of the first promise of a kernel that is broken, in its own order; one of them is. */
+static uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
+  for (uint32_t i = 0;; i++) {
+    const aotmm_promise *promise = k->promises + i;
+    int64_t value = q->value[promise->value], operand = promise->operand;
+    int holds = promise->relation == AOTMM_EQUALS        ? value == operand
+                : promise->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
+                : promise->relation == AOTMM_BELOW       ? value < operand
+                                                         : value >= operand;
+    if (!holds && !(q->free >> promise->value & 1)) return i;
+  }
 }
 
 HOT int64_t ceil_div(int64_t a, int64_t b) {
@@ -325,6 +342,16 @@ static void set_no_sums(quantities *q) {
 
 static const aotmm_tuning *tuning = &aotmm_built_tuning;
 
+/* Single precision, in which bounds on times are: what is taken off a number before it is rounded up and off a time, more than
+   they can be wrong by, what a bound takes into account, and what is in its place where there is nothing more to look for. */
+#define SLACK 1e-6f
+#define LESS (1 - 20 * SLACK)
+#define MOST 1e37f
+#define DONE 1e38f
+
+/* Not more than x. */
+static float less_than(double x) { return x < 1e30 ? (float)x * LESS : 1e30f; }
+
 /* One search for a plan. */
 typedef struct query {
   const aotmm_problem *problem;
@@ -332,17 +359,17 @@ typedef struct query {
   const aotmm_tuning *tuning;
   int64_t limit; /* of the workspace */
   double bytes_read, bytes_moved; /* of A and B; by a product */
-  float M, N, K, batch, per_multiprocessor, product_bytes, partial_bytes; /* what bounds take, in single precision */
+  float M, N, K, batch, per_multiprocessor, all_read, all_written; /* what bounds take; bytes of a product */
   float least_reduce; /* no reduce takes less */
   int32_t epilogue;   /* the least that the problem needs */
-  uint32_t units;     /* as in aotmm_class, of all ways */
+  uint32_t units;     /* as in aotmm_span, of all ways */
   int count;          /* ways to place the operands, the one without copies first */
   struct {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
-    uint32_t units; /* as in aotmm_class */
     float row_a, col_b; /* bytes of an element of A and of B, as loads_of counts them */
+    float least_time;
     quantities q;
   } ways[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
@@ -449,8 +476,9 @@ static void describe_way(query *s) {
   const int64_t *value = q->value;
   int64_t rows_a = value[unit(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
   int64_t cols_b = value[unit(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
+  s->ways[s->count - 1].least_time = less_than(s->ways[s->count - 1].time);
   uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
-  s->units |= s->ways[s->count - 1].units = units_of(q);
+  s->units |= units_of(q);
   s->ways[s->count - 1].row_a = (float)(width_a * (rows_a * width_a % LINE_BYTES ? SPLIT_LINES : 1));
   s->ways[s->count - 1].col_b = (float)(width_b * (cols_b * width_b % LINE_BYTES ? SPLIT_LINES : 1));
 }
@@ -496,8 +524,9 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   describe_way(s);
   s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
                   (double)p->K * (double)p->N * element_bytes[p->dtype_b];
-  s->bytes_moved = (double)p->batch * (s->bytes_read + (double)p->M * (double)p->N * element_bytes[p->dtype_c]);
-  s->partial_bytes = (float)s->bytes_read, s->product_bytes = (float)s->bytes_moved;
+  const double written = (double)p->M * (double)p->N * element_bytes[p->dtype_c];
+  s->bytes_moved = (double)p->batch * (s->bytes_read + written);
+  s->all_read = (float)((double)p->batch * s->bytes_read), s->all_written = (float)((double)p->batch * written);
   s->measured[0] = s->measured[1] = NULL;
   find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -519,12 +548,12 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* The way with fewest copies that keeps the promises of a kernel, which include `units`, or -1. A reduce writes any C, so it
-   is never copied. For a partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
-static int way_for(const query *s, uint32_t kernel, uint32_t units) {
+/* The way with fewest copies that keeps the promises of a kernel, or -1. A reduce writes any C, so it is never copied. For a
+   partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
+static int way_for(const query *s, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
   for (int i = 0; i < s->count; i++)
-    if (!(units & ~s->ways[i].units) && !(s->ways[i].copies & not_copied) && keeps(kernel, &s->ways[i].q)) return i;
+    if (!(s->ways[i].copies & not_copied) && keeps(kernel, &s->ways[i].q)) return i;
   return -1;
 }
 
@@ -602,30 +631,23 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   quantities *q = &s->ways[way].q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-  int fits = keeps(kernel, q), reduce = fits ? reduce_for(p, q, s->device) : -1;
+  int reduce = keeps_sums(kernel, q) ? reduce_for(p, q, s->device) : -1;
   int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
-  double found[sizeof splits];
-  unsigned least = 0;
-  for (unsigned i = 0; i < sizeof splits; i++) {
-    uint32_t split = splits[i];
-    found[i] = INFINITY;
-    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
-    found[i] = measured ? measured->ns
-                        : main_time(s, way, kernel, times(tiles, split), ceil_div(steps, split),
-                                    s->bytes_read + split * 4.0 * (double)slab) +
-                              reduce_time(s, reduce, split) + s->ways[way].time;
-    if (found[i] < found[least]) least = i;
-  }
+  const aotmm_constants *c = s->tuning->constants + kernel;
   int32_t reason = AOTMM_NO_SPLIT;
-  fits = 0;
-  for (unsigned i = 0; i <= sizeof splits; i++) { /* the fastest first, so that few others are considered */
-    unsigned at = i ? i - 1 : least;
-    if (found[at] == INFINITY) continue;
-    reason = found[at] >= to->time ? AOTMM_FITS
-                                   : consider(s, way, kernel, splits[at], found[at], measured, tiles,
-                                              region(times(slab, 4 * splits[at])), to);
+  int fits = 0;
+  for (unsigned i = sizeof splits; i-- > 0;) { /* the less slices, the longer each takes */
+    uint32_t split = splits[i];
+    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
+    int64_t own = ceil_div(steps, split);
+    if (!measured && c->base + (double)own * c->step >= to->time) return AOTMM_FITS;
+    double time = measured ? measured->ns
+                           : main_time(s, way, kernel, times(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
+                                 reduce_time(s, reduce, split) + s->ways[way].time;
+    reason = time >= to->time ? AOTMM_FITS
+                              : consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
@@ -653,10 +675,10 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   }
   query s;
   start(&s, problem, device, UINT64_MAX);
-  int way = way_for(&s, kernel, 0);
+  int way = way_for(&s, kernel);
   if (way < 0) {
     verdict->reason = AOTMM_BROKEN_PROMISE;
-    verdict->promise = first_broken(kernel, &s.ways[0].q);
+    verdict->promise = first_broken(k, &s.ways[0].q);
     verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
   } else if (k->shared_bytes > (uint32_t)device->shared_bytes) {
     verdict->reason = AOTMM_TOO_MUCH_SHARED;
@@ -674,52 +696,66 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
 
 /* ---- bounds: the time model in single precision, for many kernels at once, never more than the model says */
 
-/* What is taken off a number before it is rounded up, and off the result: more than single precision can be wrong by. What is
-   promising by its bound is judged by the model itself. */
-#define SLACK 1e-6f
-#define LESS (1 - 20 * SLACK)
+/* Macros, because how functions take vectors depends on the processor. */
+#define ALL(x) ((aotmm_floats){0} + (x))
+#define LESSER(a, b)                                                                     \
+  ({                                                                                     \
+    aotmm_floats a_ = a, b_ = b;                                                         \
+    for (int i_ = 0; i_ < AOTMM_LANES; i_++) a_[i_] = a_[i_] < b_[i_] ? a_[i_] : b_[i_]; \
+    a_;                                                                                  \
+  })
 
-HOT aotmm_floats all(float x) { return (aotmm_floats){x, x, x, x}; }
+/* Rounded up, where x is already less by SLACK: from 2^23 on there are no fractions. */
+#define WHOLE 0x1p23f
+#define UP(x) ((x) + 0.5f + WHOLE - WHOLE)
 
-HOT aotmm_floats lesser(aotmm_floats a, aotmm_floats b) {
-  for (int i = 0; i < AOTMM_LANES; i++) a[i] = a[i] < b[i] ? a[i] : b[i];
-  return a;
-}
+/* Bounds of the lanes of a span, of each way in turn. The last bits of each are its number. */
+enum { MAX_BOUNDS = 512 };
+typedef union bounds {
+  aotmm_floats block[MAX_BOUNDS / AOTMM_LANES];
+  float lane[MAX_BOUNDS];
+} bounds;
+_Static_assert(AOTMM_MAX_LANES * OPERANDS <= MAX_BOUNDS, "each has a number");
+#define NUMBERED(bound, block) \
+  ((aotmm_floats)(((aotmm_bits)(bound) & -MAX_BOUNDS) | ((aotmm_bits){0, 1, 2, 3, 4, 5, 6, 7} + (block) * AOTMM_LANES)))
 
-/* Rounded up, at most 2e9, where x is already less by SLACK. */
-HOT aotmm_floats up(aotmm_floats x) {
-  return __builtin_convertvector(__builtin_convertvector(lesser(x + (1 - SLACK), all(2e9f)), aotmm_bits), aotmm_floats);
-}
-
-static float least_float(double x) { return x < 1e30 ? (float)x : 1e30f; }
-
-static void set_candidate(aotmm_candidates *to, int lane, const aotmm_kernel *k, const aotmm_constants *c) {
-  float m = (float)k->block_m, n = (float)k->block_n, depth = (float)k->block_k;
-  int partial = k->role == AOTMM_ROLE_PARTIAL;
+static void set_candidate(const aotmm_tuning *t, const aotmm_lane *from, aotmm_candidates *to, int lane) {
+  to->class[lane] = from->class;
+  to->fast_accum[lane] = -1;
+  to->base[lane] = DONE;
+  if (!from->count) return;
+  const aotmm_kernel *k = aotmm_kernels + aotmm_order[from->first];
+  const aotmm_constants *c = t->constants + aotmm_order[from->first];
+  const float m = (float)k->block_m, n = (float)k->block_n, depth = (float)k->block_k, byte = less_than(c->byte);
+  const uint16_t schedule = t->schedules[aotmm_order[from->first]];
+  const int partial = k->role == AOTMM_ROLE_PARTIAL;
+  uint32_t blocks = c->blocks; /* the most: kernels of a lane differ in them */
+  for (int i = 1; i < from->count; i++) {
+    uint32_t others = t->constants[aotmm_order[from->first + i]].blocks;
+    if (others > blocks) blocks = others;
+  }
   to->per_m[lane] = (1 - SLACK) / m;
   to->per_n[lane] = (1 - SLACK) / n;
   to->per_k[lane] = (1 - SLACK) / depth;
-  to->per_block[lane] = (1 - SLACK) * (float)k->num_ctas / (float)c->blocks;
-  to->base[lane] = least_float(c->base);
-  to->step[lane] = least_float(c->step);
-  to->tile[lane] = least_float(c->tile) * (partial ? 2 : 1);
-  to->byte[lane] = least_float(c->byte);
-  to->sums[lane] = partial ? 2 * 4 * m * n * to->byte[lane] : 0;
-  to->load_a[lane] = depth * m * least_float(c->load);
-  to->load_b[lane] = depth * n * least_float(c->load);
-  to->epilogue[lane] = partial ? AOTMM_EPILOGUE_COUNT : k->epilogue;
-  to->shared_bytes[lane] = (int32_t)k->shared_bytes;
+  to->per_block[lane] = (1 - SLACK) * (float)k->num_ctas / (float)blocks;
+  to->base[lane] = less_than(c->base);
+  to->step[lane] = less_than(c->step);
+  to->tile[lane] = less_than(c->tile) * (partial ? 2 : 1);
+  to->byte[lane] = byte;
+  to->byte_c[lane] = partial ? 0 : byte;
+  to->sums[lane] = partial ? 2 * 4 * m * n * byte : 0;
+  to->load_a[lane] = depth * m * less_than(c->load);
+  to->load_b[lane] = depth * n * less_than(c->load);
+  to->half[lane] = partial ? 0 : 0.5f;
+  to->whole[lane] = partial ? 0 : WHOLE;
+  to->partial[lane] = (float)partial;
+  if (schedule != AOTMM_UNMEASURED) to->schedule[lane] = schedule, to->fast_accum[lane] = k->fast_accum;
 }
 
 static void set_candidates(const aotmm_tuning *t) {
-  const aotmm_candidates none = {.epilogue = {-1, -1, -1, -1}};
-  for (uint32_t i = 0; i < aotmm_candidates_count; i++) t->candidates[i] = none;
-  for (const aotmm_class *class = aotmm_classes; class < aotmm_classes + aotmm_class_count; class++)
-    for (int i = 0; i < class->count; i++) {
-      uint32_t kernel = aotmm_order[class->first + i];
-      set_candidate(t->candidates + class->candidates + i / AOTMM_LANES, i % AOTMM_LANES, aotmm_kernels + kernel,
-                    t->constants + kernel);
-    }
+  memset(t->candidates, 0, aotmm_block_count * sizeof *t->candidates);
+  for (uint32_t i = 0; i < aotmm_block_count * AOTMM_LANES; i++)
+    set_candidate(t, aotmm_lanes + i, t->candidates + i / AOTMM_LANES, i % AOTMM_LANES);
 }
 
 __attribute__((constructor)) static void prepare(void) {
@@ -727,88 +763,99 @@ __attribute__((constructor)) static void prepare(void) {
   set_places(&aotmm_built_tuning);
 }
 
-/* Bounds of kernels; infinite without a way, and for those whose epilogue is not enough or that need more shared memory than
-   there is. A partial has two slices at least, and does no better than to keep all multiprocessors busy all the time. */
-static void set_bounds(const query *s, int way, int partial, const aotmm_candidates *c, int count, aotmm_floats *bounds) {
-  if (way < 0) {
-    for (int i = 0; i < count; i++) bounds[i] = all(INFINITY);
-    return;
-  }
+/* A partial has two slices at least, and does no better than to keep all multiprocessors busy all the time. */
+HOT void set_bounds(const query *s, int ways, const aotmm_candidates *c, int count, bounds *to) {
   const float M = s->M, N = s->N, K = s->K, batch = s->batch, per_multiprocessor = s->per_multiprocessor;
-  const float row_a = s->ways[way].row_a, col_b = s->ways[way].col_b, copies = (float)s->ways[way].time;
-  const float bytes = partial ? s->partial_bytes : s->product_bytes, rest = partial ? copies + s->least_reduce : copies;
-  const int32_t least_epilogue = s->epilogue, shared_bytes = s->device->shared_bytes;
+  const float read = s->all_read, written = s->all_written, reduce = s->least_reduce;
   for (int i = 0; i < count; i++, c++) {
-    aotmm_floats tiles = up(M * c->per_m) * up(N * c->per_n) * batch, steps = up(K * c->per_k);
-    aotmm_floats waves = tiles * lesser(per_multiprocessor * c->per_block, all(1 - SLACK));
-    if (!partial) waves = up(waves);
-    aotmm_floats busy = waves * (steps * c->step + c->tile);
-    aotmm_floats moving = bytes * c->byte + tiles * c->sums + tiles * steps * (row_a * c->load_a + col_b * c->load_b);
-    aotmm_floats time = LESS * (c->base + (busy + moving - 0.75f * lesser(busy, moving)) + rest);
-    aotmm_bits out = (c->epilogue < least_epilogue) | (c->shared_bytes > shared_bytes);
-    bounds[i] = (aotmm_floats)((out & (aotmm_bits)all(INFINITY)) | (~out & (aotmm_bits)lesser(time, all(1e38f))));
+    aotmm_floats tiles = UP(M * c->per_m) * UP(N * c->per_n) * batch, steps = UP(K * c->per_k);
+    aotmm_floats waves = tiles * LESSER(per_multiprocessor * c->per_block, ALL(1 - SLACK));
+    aotmm_floats busy = (waves + c->half + c->whole - c->whole) * (steps * c->step + c->tile);
+    aotmm_floats moved = read * c->byte + written * c->byte_c + tiles * c->sums, loaded = tiles * steps;
+    aotmm_floats rest = c->base + c->partial * reduce;
+    for (int way = 0; way < ways; way++) {
+      aotmm_floats moving = moved + loaded * (s->ways[way].row_a * c->load_a + s->ways[way].col_b * c->load_b);
+      aotmm_floats time = busy + moving - 0.75f * LESSER(busy, moving) + s->ways[way].least_time;
+      to->block[way * count + i] = NUMBERED(LESSER(time, ALL(MOST)) + rest, way * count + i);
+    }
   }
+}
+
+/* Puts the times that were measured of this shape in the place of the bounds without copies. */
+HOT void set_measured(const aotmm_time *times_, int fast_accum, const aotmm_candidates *c, int count, bounds *to) {
+  for (int i = 0; i < count; i++, c++) {
+    aotmm_bits ns;
+    for (int lane = 0; lane < AOTMM_LANES; lane++) ns[lane] = (int32_t)times_[c->schedule[lane]].ns;
+    aotmm_bits measured = (ns != 0) & (c->fast_accum == fast_accum);
+    aotmm_floats times = NUMBERED(LESS * __builtin_convertvector(ns, aotmm_floats), i);
+    to->block[i] = (aotmm_floats)((measured & (aotmm_bits)times) | (~measured & (aotmm_bits)to->block[i]));
+  }
+}
+
+HOT float least_bound(const bounds *all, int count) {
+  aotmm_floats leasts = all->block[0];
+  for (int i = 1; i < count; i++) leasts = LESSER(all->block[i], leasts);
+  float least = leasts[0];
+  for (int i = 1; i < AOTMM_LANES; i++) least = leasts[i] < least ? leasts[i] : least;
+  return least;
 }
 
 /* ---- search */
 
-/* Considers a kernel of a class, and those that differ from it in nothing but their epilogue: only the plainest that fits
-   counts. Their bounds are then infinite. */
-static void consider_schedule(query *s, int way, const aotmm_class *class, int i, float *bounds, search *to) {
-  const uint16_t *order = aotmm_order + class->first;
-  const char *schedule = aotmm_kernels[order[i]].schedule;
-  int fits = 0;
-  while (i > 0 && aotmm_kernels[order[i - 1]].schedule == schedule) i--;
-  for (; i < class->count && aotmm_kernels[order[i]].schedule == schedule; i++) {
-    if (bounds[i] < INFINITY && !fits) fits = plan_kernel(s, way, order[i], to) == AOTMM_FITS;
-    bounds[i] = INFINITY;
+/* Of a lane only the plainest kernel that fits counts. */
+static void consider_lane(query *s, int way, const aotmm_lane *lane, search *to) {
+  for (int i = 0; i < lane->count; i++) {
+    uint32_t kernel = aotmm_order[lane->first + i];
+    const aotmm_kernel *k = aotmm_kernels + kernel;
+    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) &&
+        (int32_t)k->shared_bytes <= s->device->shared_bytes && plan_kernel(s, way, kernel, to) == AOTMM_FITS)
+      return;
   }
 }
 
-/* Considers classes whose candidates follow each other: kernels that may take less time than the best so far, the most
-   promising first. Where there is one way only, promises are looked at for those alone. */
-static void consider_classes(query *s, const aotmm_class *class, int partial, search *to) {
-  const int one_way = s->count == 1, classes = class->alike;
-  int ways[AOTMM_MAX_BLOCKS] = {0}, first[AOTMM_MAX_BLOCKS], blocks = 0;
-  union {
-    aotmm_floats block[AOTMM_MAX_BLOCKS];
-    float lane[AOTMM_MAX_BLOCKS * AOTMM_LANES];
-  } bounds;
-  for (int i = 0; i < classes; i++) {
-    int count = (class[i].count + AOTMM_LANES - 1) / AOTMM_LANES;
-    first[i] = blocks * AOTMM_LANES;
-    if (!one_way) {
-      ways[i] = way_for(s, aotmm_order[class[i].first], class->units);
-      set_bounds(s, ways[i], partial, s->tuning->candidates + class[i].candidates, count, bounds.block + blocks);
-    }
-    blocks += count;
-  }
-  if (one_way) set_bounds(s, 0, partial, s->tuning->candidates + class->candidates, blocks, bounds.block);
-  for (int i = 0; (s->measured[0] || s->measured[1]) && i < classes; i++)
-    for (int k = 0; ways[i] == 0 && k < class[i].count; k++) {
-      const aotmm_time *measured = measured_time(s, aotmm_order[class[i].first + k]);
-      if (measured && bounds.lane[first[i] + k] < INFINITY) bounds.lane[first[i] + k] = (float)measured->ns * LESS;
-    }
+/* Considers the lanes of a span that may take less time than the best plan so far, the most promising first. Promises are
+   looked at for those alone. */
+static void consider_span(query *s, const aotmm_span *span, search *to) {
+  enum { UNKNOWN = -2 }; /* -1: none */
+  const aotmm_lane *lanes = aotmm_lanes + span->first * AOTMM_LANES;
+  const aotmm_candidates *candidates = s->tuning->candidates + span->first;
+  int8_t ways[AOTMM_MAX_LANES]; /* by class */
+  bounds found;
+  memset(ways, UNKNOWN, sizeof ways);
+  if (s->count == 1) /* most have one way: then the loop over them is none */
+    set_bounds(s, 1, candidates, span->count, &found);
+  else
+    set_bounds(s, s->count, candidates, span->count, &found);
+  for (int i = 0; i < 2; i++)
+    if (s->measured[i]) set_measured(s->measured[i], i, candidates, span->count, &found);
   for (;;) {
-    aotmm_floats leasts = bounds.block[0];
-    for (int i = 1; i < blocks; i++) leasts = lesser(bounds.block[i], leasts);
-    float least = leasts[0];
-    for (int i = 1; i < AOTMM_LANES; i++) least = leasts[i] < least ? leasts[i] : least;
-    if (least == INFINITY || least > to->time) return;
-    int lane = 0, i = classes - 1;
-    while (bounds.lane[lane] != least) lane++;
-    while (first[i] > lane) i--;
-    if (!one_way || way_for(s, aotmm_order[class[i].first], class->units) == 0)
-      consider_schedule(s, ways[i], class + i, lane - first[i], bounds.lane + first[i], to);
-    else
-      for (int k = 0; k < class[i].count; k++) bounds.lane[first[i] + k] = INFINITY;
+    union {
+      float bound;
+      uint32_t bits;
+    } least = {least_bound(&found, span->count * s->count)};
+    if (least.bound > DONE / 2 || least.bound > to->time) return;
+    int number = (int)(least.bits % MAX_BOUNDS), first = 0, way = 0;
+    for (; number >= first + span->count * AOTMM_LANES; way++) first += span->count * AOTMM_LANES;
+    const aotmm_lane *lane = lanes + number - first;
+    if (ways[lane->class] == UNKNOWN) ways[lane->class] = (int8_t)way_for(s, aotmm_order[lane->first]);
+    if (ways[lane->class] == way) {
+      found.lane[number] = DONE;
+      consider_lane(s, way, lane, to);
+    } else
+      for (int i = 0; i < span->count; i++)
+        found.block[way * span->count + i] +=
+            (aotmm_floats)((candidates[i].class == lane->class) & (aotmm_bits)ALL(DONE));
   }
 }
 
-static void consider_group(query *s, aotmm_group group, int partial, search *to) {
-  const aotmm_class *class = aotmm_classes + group.first, *end = class + group.count;
-  for (; class < end; class += class->alike)
-    if (!(class->units & ~s->units)) consider_classes(s, class, partial, to);
+static void consider_group(query *s, aotmm_group group, search *to) {
+  const aotmm_span *before = NULL;
+  for (const aotmm_span *span = aotmm_spans + group.first, *end = span + group.count; span < end; span++) {
+    if (span->units & ~s->units || (before && span->units != before->units && !(span->units & ~before->units)))
+      continue; /* `before` has its lanes */
+    consider_span(s, span, to);
+    before = span;
+  }
 }
 
 static double least_reduce(const query *s) {
@@ -825,11 +872,8 @@ static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t l
   query s;
   start(&s, p, device, limit);
   search found = nothing_found();
-  consider_group(&s, aotmm_products[p->dtype_a][p->dtype_b][p->dtype_c], 0, &found);
-  if (s.limit && p->batch == 1) {
-    s.least_reduce = (float)least_reduce(&s);
-    consider_group(&s, aotmm_partials[p->dtype_a][p->dtype_b], 1, &found);
-  }
+  s.least_reduce = s.limit && p->batch == 1 ? less_than(least_reduce(&s)) : DONE;
+  consider_group(&s, aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c], &found);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
@@ -1141,17 +1185,17 @@ int aotmm_retune(const aotmm_table *table) {
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!before(table->shapes + i - 1, table->shapes + i))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
-  /* one block: the new tuning, then what it points to, in order of alignment */
+  /* one block: the new tuning and what it points to, in order of alignment */
   size_t time_count = (size_t)table->shape_count * table->schedule_count;
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
-  aotmm_tuning *fresh = malloc(sizeof *fresh + aotmm_candidates_count * sizeof(aotmm_candidates) +
-                               aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
-                               table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) +
-                               place_count * sizeof(uint32_t));
-  if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_candidates *candidates = (aotmm_candidates *)(fresh + 1);
-  aotmm_constants *constants = (aotmm_constants *)(candidates + aotmm_candidates_count);
+  size_t bytes = aotmm_block_count * sizeof(aotmm_candidates) + sizeof(aotmm_tuning) +
+                 aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
+                 table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
+  aotmm_candidates *candidates = aligned_alloc(sizeof(aotmm_floats), (bytes + 63) & -64ull);
+  if (!candidates) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
+  aotmm_tuning *fresh = (aotmm_tuning *)(candidates + aotmm_block_count);
+  aotmm_constants *constants = (aotmm_constants *)(fresh + 1);
   aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
   uint32_t *places = (uint32_t *)(new_times + time_count);

@@ -17,21 +17,25 @@ typedef struct aotmm_constants {
   uint32_t blocks; /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;
 
-/* Kernels side by side, for vector instructions: of bounds on their times what does not depend on the problem. */
-enum { AOTMM_LANES = 4 };
+/* Lanes side by side, for vector instructions: of bounds on their times what does not depend on the problem. */
+enum { AOTMM_LANES = 8 };
 typedef float aotmm_floats __attribute__((vector_size(AOTMM_LANES * sizeof(float))));
 typedef int32_t aotmm_bits __attribute__((vector_size(AOTMM_LANES * sizeof(int32_t))));
 typedef struct aotmm_candidates {
   aotmm_floats per_m, per_n, per_k, per_block; /* tiles and steps of an element, multiprocessors of a tile */
   aotmm_floats base, step, tile, byte;         /* ns, as in the model; of a partial `tile` is that of two slices */
+  aotmm_floats byte_c;                         /* ns per byte of C; of a partial 0 */
   aotmm_floats sums;                           /* ns per tile: two slices of partial sums */
   aotmm_floats load_a, load_b;                 /* ns per step of a tile and byte of an element */
-  aotmm_bits epilogue, shared_bytes;           /* of a partial: more than any */
+  aotmm_floats half, whole;                    /* what rounds waves up; of a partial 0, which does not */
+  aotmm_floats partial;                        /* 1 or 0 */
+  aotmm_bits class;                            /* as in aotmm_lane */
+  aotmm_bits schedule, fast_accum;             /* as in aotmm_tuning; unmeasured: 0 and -1 */
 } aotmm_candidates;
 
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
-  aotmm_candidates *candidates;     /* of all classes */
+  aotmm_candidates *candidates;     /* by block of lanes */
   const aotmm_constants *constants; /* by kernel */
   const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
@@ -50,32 +54,36 @@ typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
 
-/* Kernels of equal types, promises and way to sum, some of aotmm_order. `units` are the strides that they want to be 1: a bit
-   for each, from AOTMM_VALUE_STRIDE_AM on. */
-enum { AOTMM_MAX_BLOCKS = 32 };
-typedef struct aotmm_class {
-  uint16_t first, count, units;
-  uint16_t candidates; /* where theirs begin, AOTMM_LANES in each */
-  uint16_t alike;      /* classes from this one on that follow each other, want the same strides to be 1, and have at most
-                          AOTMM_MAX_BLOCKS candidates */
-} aotmm_class;
+/* Kernels that differ in nothing but their epilogue, the plainer first, of aotmm_order. */
+typedef struct aotmm_lane {
+  uint16_t first, count;
+  uint16_t class; /* the same in lanes of a span whose roles and promises are equal */
+} aotmm_lane;
+
+/* Lanes of equal types that want no strides to be 1 but these: a bit for each, from AOTMM_VALUE_STRIDE_AM on. The last block
+   is filled up with lanes without kernels. */
+enum { AOTMM_MAX_LANES = 128 };
+typedef struct aotmm_span {
+  uint16_t first, count; /* blocks of AOTMM_LANES */
+  uint16_t units;
+} aotmm_span;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
+/* In the order of values. */
 extern const aotmm_condition aotmm_conditions[];
-extern const uint16_t aotmm_first_condition[]; /* by kernel, whose promises they are in their order */
+extern const aotmm_group aotmm_promised[]; /* in aotmm_conditions, by kernel */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
 extern const aotmm_tuning aotmm_built_tuning;
-/* Numbers of kernels. Products and partials are in classes, in which those of equal schedule follow each other, the plainer
-   epilogue first; reduces and copies are in the order of preference. */
+/* Numbers of kernels. Products and partials are in lanes; reduces and copies are in the order of preference. */
 extern const uint16_t aotmm_order[];
-extern const aotmm_class aotmm_classes[];
-extern const uint32_t aotmm_class_count, aotmm_candidates_count;
-/* In aotmm_classes, by storage types. */
-extern const aotmm_group aotmm_products[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
-extern const aotmm_group aotmm_partials[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT]; /* of A and B */
+extern const aotmm_lane aotmm_lanes[];
+extern const uint32_t aotmm_block_count; /* of lanes */
+extern const aotmm_span aotmm_spans[];
+/* Products and partials: in aotmm_spans, by storage types. */
+extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* In aotmm_order. */
 extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
 extern const aotmm_group aotmm_copies[5];                  /* by bytes of an element */

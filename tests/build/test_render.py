@@ -189,23 +189,54 @@ def test_equal_promises_are_one_table() -> None:
     assert text.count("static const aotmm_promise promises_") == 2
     assert [line[-1] for line in re.findall(r"\.promises = promises_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
-    assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
-    assert "const aotmm_class aotmm_classes[] = {\n    {0, 2, 0, 0, 2},\n    {2, 1, 0, 1, 0},\n};" in text
-    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst uint16_t aotmm_first_condition[] = {0, " in text
+    assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 1}," in text
+    assert "const aotmm_span aotmm_spans[] = {\n    {0, 1, 0},\n};" in text
+    assert "aotmm_lanes[] = {\n    {0, 2, 0},\n    {2, 1, 1},\n    {0, 0, 0}," in text
+    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_promised[] = {\n    {0, " in text
 
 
-def test_classes_fit_where_bounds_are_kept() -> None:
-    """Classes of equal unit strides are one span until their candidates are too many; no schedule is in two classes."""
+def test_conditions_are_in_the_order_of_values() -> None:
+    """Promises are looked at in the order of VALUES, whatever their own is: addresses first, sums last."""
+    promises = (
+        Promise("workspace_stride_m", "multiple_of", 16),
+        Promise("M", "below", 9),
+        Promise("a_ptr", "multiple_of", 16),
+        Promise("M", "at_least", 1),
+    )
+    rows = render._conditions(promises)
+    assert [name for name, *_ in rows] == ["a_ptr", "M", "M", "workspace_stride_m"]
+    assert sorted(rows) == sorted(render._condition(promise) for promise in promises)
+
+
+def test_spans_have_every_lane_of_fewer_units() -> None:
+    """A span has what wants no other strides to be 1, filled blocks, and no more lanes than bounds are kept for.
+
+    Kernels that differ in their epilogue share a lane, and those that promise the same in another order a class.
+    """
     strict = (Promise("stride_ak", "equals", 1), Promise("K", "multiple_of", 8))
     kernels = [
         dataclasses.replace(kernel(f"{row}{epilogue}"), schedule=f"s{row:03}", epilogue=epilogue, promises=promises)
-        for promises, count in ((strict, 100), (strict[:1], 3), (strict[1:], 1))
-        for row in range(count)
+        for promises, rows in ((strict, range(127)), (strict[::-1], range(127, 129)), (strict[1:], range(1)))
+        for row in rows
         for epilogue in ("none", "smooth")
     ]
-    made = render._groups(tuple(kernels), list(dict.fromkeys(k.promises for k in kernels)))
-    rows = [(row.first, row.count, row.units, row.candidates, row.alike) for row in made.classes]
-    assert rows == [(0, 128, 2, 0, 1), (128, 72, 2, 32, 2), (200, 6, 2, 50, 0), (206, 2, 0, 52, 1)]
+    made = render._groups(tuple(kernels))
+    assert [(row.first, row.count, row.units) for row in made.spans] == [(0, 16, 2), (16, 1, 2), (17, 1, 0)]
+    assert {size for _, size, _ in made.lanes[:130]} == {2}
+    assert {number for *_, number in made.lanes[:128]} == {0}
+    assert made.lanes[128:136] == [(256, 2, 0), (258, 2, 1), *[(0, 0, 0)] * 6]
+    assert made.lanes[136:] == [(258, 2, 0), *[(0, 0, 0)] * 7]
+
+
+def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
+    """What multiplies A and B in slices is looked for with what does so at once, also where there is no such kernel."""
+    roles = {"product": "fp32", "partial": "fp32", "reduce": "bf16"}
+    kernels = tuple(dataclasses.replace(kernel(role), role=role, dtype_c=out) for role, out in roles.items())
+    found = {group["name"]: group for group in render._groups(kernels).groups}
+    assert found["mains"]["entries"] == [
+        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_BF16"), 0, 1),
+        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 1),
+    ]
 
 
 @pytest.mark.parametrize(
