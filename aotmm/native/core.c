@@ -1,6 +1,9 @@
 /* Selection and launch: everything that does not depend on the driver. */
 #include "core.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -815,7 +818,7 @@ static void consider_lane(query *s, int way, const aotmm_lane *lane, search *to)
 
 /* Considers the lanes of a span that may take less time than the best plan so far, the most promising first. Promises are
    looked at for those alone. */
-static void consider_span(query *s, const aotmm_span *span, search *to) {
+HOT void consider_lanes(query *s, const aotmm_span *span, search *to) {
   enum { UNKNOWN = -2 }; /* -1: none */
   const aotmm_lane *lanes = aotmm_lanes + span->first * AOTMM_LANES;
   const aotmm_candidates *candidates = s->tuning->candidates + span->first;
@@ -847,6 +850,25 @@ static void consider_span(query *s, const aotmm_span *span, search *to) {
             (aotmm_floats)((candidates[i].class == lane->class) & (aotmm_bits)ALL(DONE));
   }
 }
+
+static void consider_baseline(query *s, const aotmm_span *span, search *to) { consider_lanes(s, span, to); }
+
+static void (*consider_span)(query *, const aotmm_span *, search *) = consider_baseline;
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void consider_avx2(query *s, const aotmm_span *span, search *to) {
+  consider_lanes(s, span, to);
+}
+
+/* As __builtin_cpu_supports, for which not every compiler brings what it needs in a shared library. */
+__attribute__((constructor)) static void use_avx2(void) {
+  enum { SAVED = 6 /* by the system: registers of 16 and of 32 bytes */ };
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
+  __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  if ((a & SAVED) == SAVED && __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & bit_AVX2) consider_span = consider_avx2;
+}
+#endif
 
 static void consider_group(query *s, aotmm_group group, search *to) {
   const aotmm_span *before = NULL;
