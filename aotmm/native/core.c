@@ -551,13 +551,11 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* The way with fewest copies that keeps the promises of a kernel, or -1. A reduce writes any C, so it is never copied. For a
-   partial the sums are taken to lie as any promise wants them; `plan_partial` knows better. */
-static int way_for(const query *s, uint32_t kernel) {
+/* Whether the promises of a kernel hold in a way. A reduce writes any C, so it is never copied. For a partial the sums are taken
+   to lie as any promise wants them; `plan_partial` knows better. */
+static int keeps_in(const query *s, int way, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
-  for (int i = 0; i < s->count; i++)
-    if (!(s->ways[i].copies & not_copied) && keeps(kernel, &s->ways[i].q)) return i;
-  return -1;
+  return !(s->ways[way].copies & not_copied) && keeps(kernel, &s->ways[way].q);
 }
 
 /* Scratch memory behind a kernel's blocks, in bytes. */
@@ -678,8 +676,9 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
   }
   query s;
   start(&s, problem, device, UINT64_MAX);
-  int way = way_for(&s, kernel);
-  if (way < 0) {
+  int way = 0;
+  while (way < s.count && !keeps_in(&s, way, kernel)) way++;
+  if (way == s.count) {
     verdict->reason = AOTMM_BROKEN_PROMISE;
     verdict->promise = first_broken(k, &s.ways[0].q);
     verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
@@ -819,12 +818,13 @@ static void consider_lane(query *s, int way, const aotmm_lane *lane, search *to)
 /* Considers the lanes of a span that may take less time than the best plan so far, the most promising first. Promises are
    looked at for those alone. */
 HOT void consider_lanes(query *s, const aotmm_span *span, search *to) {
-  enum { UNKNOWN = -2 }; /* -1: none */
   const aotmm_lane *lanes = aotmm_lanes + span->first * AOTMM_LANES;
   const aotmm_candidates *candidates = s->tuning->candidates + span->first;
-  int8_t ways[AOTMM_MAX_LANES]; /* by class */
+  struct {
+    int8_t way, keeps; /* the first that is not known to break a promise; whether it is known to keep them */
+  } classes[AOTMM_MAX_LANES], *class;
   bounds found;
-  memset(ways, UNKNOWN, sizeof ways);
+  memset(classes, 0, sizeof classes);
   if (s->count == 1) /* most have one way: then the loop over them is none */
     set_bounds(s, 1, candidates, span->count, &found);
   else
@@ -840,8 +840,9 @@ HOT void consider_lanes(query *s, const aotmm_span *span, search *to) {
     int number = (int)(least.bits % MAX_BOUNDS), first = 0, way = 0;
     for (; number >= first + span->count * AOTMM_LANES; way++) first += span->count * AOTMM_LANES;
     const aotmm_lane *lane = lanes + number - first;
-    if (ways[lane->class] == UNKNOWN) ways[lane->class] = (int8_t)way_for(s, aotmm_order[lane->first]);
-    if (ways[lane->class] == way) {
+    for (class = classes + lane->class; !class->keeps && class->way <= way; class->way += !class->keeps)
+      class->keeps = (int8_t)keeps_in(s, class->way, aotmm_order[lane->first]);
+    if (class->way == way) {
       found.lane[number] = DONE;
       consider_lane(s, way, lane, to);
     } else
