@@ -18,8 +18,9 @@ from aotmm.errors import ArtifactError
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
-FORMAT = 1
+FORMAT = 2
 MAX_TABLE_BYTES = 32 << 20
+ROWS = (1, 33, 257)  # a model is for C of so many rows or more, up to the next one's
 _WIDTHS = (1, 2, 4)
 _MAX_INT = 2**53
 _NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
@@ -45,7 +46,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Constants of the time of one schedule for operands of `width` bytes per element.
+    """Constants of the time of one schedule for operands of `width` bytes per element and C from `rows` rows on.
 
     The formula is in `templates/launcher.h.jinja`: base in ns, step in ns per step along K, tile in ns per tile, byte
     in ns per byte of memory, load in ns per byte that all tiles load. Reduces and copies have base and byte only.
@@ -54,11 +55,17 @@ class Model:
     schedule: str
     width: int
     fast_accum: bool
+    rows: int
     base: float
     step: float
     tile: float
     byte: float
     load: float
+
+    @property
+    def key(self) -> tuple[str, int, bool, int]:
+        """What it is for."""
+        return self.schedule, self.width, self.fast_accum, self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +187,7 @@ def parse(data: bytes, where: str) -> Table:
     models = tuple(
         _model(row, f"{where}: models[{index}]") for index, row in enumerate(_list(body["models"], f"{where}: models"))
     )
-    _check_unique([(row.schedule, row.width, row.fast_accum) for row in models], f"{where}: models")
+    _check_unique([row.key for row in models], f"{where}: models")
     shapes = tuple(
         _shape(row, schedules, f"{where}: shapes[{index}]")
         for index, row in enumerate(_list(body["shapes"], f"{where}: shapes"))
@@ -205,7 +212,7 @@ def write(table: Table) -> bytes:
     number = {name: index for index, name in enumerate(schedules)}
     models = [
         {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in sorted(table.models, key=lambda row: (row.width, row.fast_accum, row.schedule))
+        for row in sorted(table.models, key=lambda row: (row.width, row.fast_accum, row.schedule, row.rows))
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(Shape)}
@@ -225,6 +232,7 @@ def _model(body: object, where: str) -> Model:
         schedule=_text(row["schedule"], _NAME, f"{where}: schedule"),
         width=_word(row["width"], _WIDTHS, f"{where}: width"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
+        rows=_word(row["rows"], ROWS, f"{where}: rows"),
         **{name: _constant(row[name], f"{where}: {name}") for name in ("base", "step", "tile", "byte", "load")},
     )
 

@@ -28,8 +28,9 @@ TABLE = Table(
     date="2026-11-20",
     seed=4,
     models=(
-        Model("reduce", 2, fast_accum=False, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4, load=0.0),
-        Model("ws_a", 2, fast_accum=False, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4, load=5e-5),
+        Model("reduce", 2, fast_accum=False, rows=1, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4, load=0.0),
+        Model("ws_a", 2, fast_accum=False, rows=1, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4, load=5e-5),
+        Model("ws_a", 2, fast_accum=False, rows=33, base=1600.0, step=120.5, tile=900.0, byte=2.5e-4, load=6e-5),
     ),
     shapes=(
         Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
@@ -89,7 +90,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 2), "format 2, this version of aotmm reads 1"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 2"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: 'sm70' is not one of sm80"),
@@ -106,7 +107,8 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("models", 0, "base"), -1), "base: expected a number from 0"),
         (_change(("models", 0, "base"), "1"), "base: expected a number from 0"),
         (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
-        (_change(("models", 0, "schedule"), "ws_a"), r"\('ws_a', 2, False\) is there twice"),
+        (_change(("models", 0, "rows"), 2), "rows: 2 is not one of 1, 33, 257"),
+        (_change(("models", 0, "schedule"), "ws_a"), r"\('ws_a', 2, False, 1\) is there twice"),
         (_change(("shapes", 0, "layout"), "any"), "layout: 'any' is not one of nn"),
         (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
         (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1"),

@@ -27,7 +27,7 @@ from aotmm.problem import (
     VALUES,
     WORKSPACE_LIMIT,
 )
-from aotmm.table import Measured, Table, measured
+from aotmm.table import ROWS, Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
 _LANES, _MAX_LANES = 8, 128  # of core.h
@@ -56,6 +56,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             relations=RELATIONS,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
+            rows_from=ROWS,
         )
     )
 
@@ -82,7 +83,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             "conditions": promised[kernel.promises],
             "width": DTYPES[kernel.dtype_a].bytes,
             "resident": resident(kernel, target),
-            "constants": constants(kernel, target, tuning),
+            "constants": [constants(kernel, target, tuning, rows) for rows in ROWS],
             "measured": known.schedules.index(kernel.schedule)
             if kernel.schedule in known.schedules
             else "AOTMM_UNMEASURED",
@@ -249,11 +250,13 @@ def _units(promises: Iterable[Promise]) -> int:
     )
 
 
-def constants(kernel: Kernel, target: Target, tuning: Table | None) -> tuple[float, float, float, float, float, int]:
-    """Base, step, tile, byte, load and blocks of launcher.h: fitted, or estimated from tile and data sheet."""
-    key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
+def constants(
+    kernel: Kernel, target: Target, tuning: Table | None, rows: int
+) -> tuple[float, float, float, float, float, int]:
+    """Base, step, tile, byte, load and blocks for `rows`: fitted, or estimated from tile and data sheet."""
+    key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
     for model in tuning.models if tuning is not None else ():
-        if (model.schedule, model.width, model.fast_accum) == key:
+        if model.key == key:
             return model.base, model.step, model.tile, model.byte, model.load, resident(kernel, target)
     byte = 1 / target.bandwidth
     if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer

@@ -360,6 +360,7 @@ typedef struct query {
   const aotmm_problem *problem;
   const aotmm_device *device;
   const aotmm_tuning *tuning;
+  int rows;      /* place in AOTMM_ROWS */
   int64_t limit; /* of the workspace */
   double bytes_read, bytes_moved; /* of A and B; by a product */
   float M, N, K, batch, per_multiprocessor, all_read, all_written; /* what bounds take; bytes of a product */
@@ -378,20 +379,22 @@ typedef struct query {
   const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
 } query;
 
+HOT const aotmm_constants *constants_of(const query *s, uint32_t kernel) { return s->tuning->constants[kernel] + s->rows; }
+
 static double copy_time(const query *s, int kernel, const quantities *copy, int width) {
-  const aotmm_constants *c = s->tuning->constants + kernel;
+  const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   return c->base + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * width) * c->byte;
 }
 
 static double reduce_time(const query *s, int kernel, uint32_t split) {
-  const aotmm_constants *c = s->tuning->constants + kernel;
+  const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   const aotmm_problem *p = s->problem;
   return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
 }
 
 /* Units of work that a device takes at once, at least 1. */
 HOT int64_t slots_of(const query *s, uint32_t kernel) {
-  int64_t blocks = (int64_t)s->device->multiprocessors * s->tuning->constants[kernel].blocks;
+  int64_t blocks = (int64_t)s->device->multiprocessors * constants_of(s, kernel)->blocks;
   uint32_t together = aotmm_kernels[kernel].num_ctas;
   return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
 }
@@ -402,14 +405,14 @@ HOT double loads_of(const query *s, int way, uint32_t kernel) {
   return (double)k->block_k * ((double)k->block_m * s->ways[way].row_a + (double)k->block_n * s->ways[way].col_b);
 }
 
-/* A kernel computes while it loads, but for a quarter of whichever takes less. */
+/* A kernel computes while it loads, but for a part of whichever takes less. */
 HOT double overlapped(double busy, double moving) {
-  return busy > moving ? busy + 0.25 * moving : moving + 0.25 * busy;
+  return busy > moving ? busy + 0.4 * moving : moving + 0.4 * busy;
 }
 
 /* `steps` are those of a slice. */
 HOT double main_time(const query *s, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
-  const aotmm_constants *c = s->tuning->constants + kernel;
+  const aotmm_constants *c = constants_of(s, kernel);
   double busy = (double)ceil_div(units, slots_of(s, kernel)) * ((double)steps * c->step + c->tile);
   double moving = bytes * c->byte + (double)units * (double)steps * loads_of(s, way, kernel) * c->load;
   return c->base + overlapped(busy, moving);
@@ -473,6 +476,14 @@ static uint32_t units_of(const quantities *q) {
   return units;
 }
 
+/* Which of the table's constants are for M rows. */
+static int place_of_rows(int64_t M) {
+  static const int32_t from[] = AOTMM_ROWS;
+  int place = 0;
+  for (int i = 1; i < AOTMM_ROWS_COUNT; i++) place += M >= from[i];
+  return place;
+}
+
 /* What the last way's quantities say of it. */
 static void describe_way(query *s) {
   const quantities *q = &s->ways[s->count - 1].q;
@@ -516,6 +527,7 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->tuning = __atomic_load_n(&tuning, __ATOMIC_ACQUIRE);
   s->M = (float)p->M, s->N = (float)p->N, s->K = (float)p->K, s->batch = (float)p->batch;
   s->per_multiprocessor = 1 / (float)device->multiprocessors;
+  s->rows = place_of_rows(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->units = 0;
@@ -636,7 +648,7 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
   int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
-  const aotmm_constants *c = s->tuning->constants + kernel;
+  const aotmm_constants *c = constants_of(s, kernel);
   int32_t reason = AOTMM_NO_SPLIT;
   int fits = 0;
   for (unsigned i = sizeof splits; i-- > 0;) { /* the less slices, the longer each takes */
@@ -721,19 +733,21 @@ _Static_assert(AOTMM_MAX_LANES * OPERANDS <= MAX_BOUNDS, "each has a number");
 #define NUMBERED(bound, block) \
   ((aotmm_floats)(((aotmm_bits)(bound) & -MAX_BOUNDS) | ((aotmm_bits){0, 1, 2, 3, 4, 5, 6, 7} + (block) * AOTMM_LANES)))
 
-static void set_candidate(const aotmm_tuning *t, const aotmm_lane *from, aotmm_candidates *to, int lane) {
+HOT aotmm_candidates *candidates_of(const aotmm_tuning *t, int rows) { return t->candidates + (uint32_t)rows * aotmm_block_count; }
+
+static void set_candidate(const aotmm_tuning *t, int rows, const aotmm_lane *from, aotmm_candidates *to, int lane) {
   to->class[lane] = from->class;
   to->fast_accum[lane] = -1;
   to->base[lane] = DONE;
   if (!from->count) return;
   const aotmm_kernel *k = aotmm_kernels + aotmm_order[from->first];
-  const aotmm_constants *c = t->constants + aotmm_order[from->first];
+  const aotmm_constants *c = t->constants[aotmm_order[from->first]] + rows;
   const float m = (float)k->block_m, n = (float)k->block_n, depth = (float)k->block_k, byte = less_than(c->byte);
   const uint16_t schedule = t->schedules[aotmm_order[from->first]];
   const int partial = k->role == AOTMM_ROLE_PARTIAL;
   uint32_t blocks = c->blocks; /* the most: kernels of a lane differ in them */
   for (int i = 1; i < from->count; i++) {
-    uint32_t others = t->constants[aotmm_order[from->first + i]].blocks;
+    uint32_t others = t->constants[aotmm_order[from->first + i]][rows].blocks;
     if (others > blocks) blocks = others;
   }
   to->per_m[lane] = (1 - SLACK) / m;
@@ -755,9 +769,10 @@ static void set_candidate(const aotmm_tuning *t, const aotmm_lane *from, aotmm_c
 }
 
 static void set_candidates(const aotmm_tuning *t) {
-  memset(t->candidates, 0, aotmm_block_count * sizeof *t->candidates);
-  for (uint32_t i = 0; i < aotmm_block_count * AOTMM_LANES; i++)
-    set_candidate(t, aotmm_lanes + i, t->candidates + i / AOTMM_LANES, i % AOTMM_LANES);
+  memset(t->candidates, 0, AOTMM_ROWS_COUNT * aotmm_block_count * sizeof *t->candidates);
+  for (int rows = 0; rows < AOTMM_ROWS_COUNT; rows++)
+    for (uint32_t i = 0; i < aotmm_block_count * AOTMM_LANES; i++)
+      set_candidate(t, rows, aotmm_lanes + i, candidates_of(t, rows) + i / AOTMM_LANES, i % AOTMM_LANES);
 }
 
 __attribute__((constructor)) static void prepare(void) {
@@ -777,7 +792,7 @@ HOT void set_bounds(const query *s, int ways, const aotmm_candidates *c, int cou
     aotmm_floats rest = c->base + c->partial * reduce;
     for (int way = 0; way < ways; way++) {
       aotmm_floats moving = moved + loaded * (s->ways[way].row_a * c->load_a + s->ways[way].col_b * c->load_b);
-      aotmm_floats time = busy + moving - 0.75f * LESSER(busy, moving) + s->ways[way].least_time;
+      aotmm_floats time = busy + moving - 0.6f * LESSER(busy, moving) + s->ways[way].least_time;
       to->block[way * count + i] = NUMBERED(LESSER(time, ALL(MOST)) + rest, way * count + i);
     }
   }
@@ -819,7 +834,7 @@ static void consider_lane(query *s, int way, const aotmm_lane *lane, search *to)
    looked at for those alone. */
 HOT void consider_lanes(query *s, const aotmm_span *span, search *to) {
   const aotmm_lane *lanes = aotmm_lanes + span->first * AOTMM_LANES;
-  const aotmm_candidates *candidates = s->tuning->candidates + span->first;
+  const aotmm_candidates *candidates = candidates_of(s->tuning, s->rows) + span->first;
   struct {
     int8_t way, keeps; /* the first that is not known to break a promise; whether it is known to keep them */
   } classes[AOTMM_MAX_LANES], *class;
@@ -1179,13 +1194,12 @@ int aotmm_preload(int ordinal) {
 /* What the table says of a kernel; constants that it lacks stay what they were built with. */
 static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *schedule) {
   const aotmm_kernel *k = aotmm_kernels + number;
-  *constants = aotmm_built_tuning.constants[number];
+  memcpy(constants, aotmm_built_tuning.constants[number], sizeof aotmm_built_tuning.constants[number]);
   *schedule = AOTMM_UNMEASURED;
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
     if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
-      constants->base = m->base, constants->step = m->step, constants->tile = m->tile, constants->byte = m->byte,
-      constants->load = m->load, constants->blocks = k->resident;
+      constants[place_of_rows(m->rows)] = (aotmm_constants){m->base, m->step, m->tile, m->byte, m->load, k->resident};
   }
   for (uint32_t i = 0; i < table->schedule_count; i++)
     if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
@@ -1212,20 +1226,20 @@ int aotmm_retune(const aotmm_table *table) {
   size_t time_count = (size_t)table->shape_count * table->schedule_count;
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
-  size_t bytes = aotmm_block_count * sizeof(aotmm_candidates) + sizeof(aotmm_tuning) +
-                 aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(uint16_t)) +
+  size_t bytes = AOTMM_ROWS_COUNT * aotmm_block_count * sizeof(aotmm_candidates) + sizeof(aotmm_tuning) +
+                 aotmm_kernel_count * (AOTMM_ROWS_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
                  table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
   aotmm_candidates *candidates = aligned_alloc(sizeof(aotmm_floats), (bytes + 63) & -64ull);
   if (!candidates) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_tuning *fresh = (aotmm_tuning *)(candidates + aotmm_block_count);
-  aotmm_constants *constants = (aotmm_constants *)(fresh + 1);
+  aotmm_tuning *fresh = (aotmm_tuning *)(candidates + AOTMM_ROWS_COUNT * aotmm_block_count);
+  aotmm_constants(*constants)[AOTMM_ROWS_COUNT] = (void *)(fresh + 1);
   aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
   uint32_t *places = (uint32_t *)(new_times + time_count);
   uint16_t *schedules = (uint16_t *)(places + place_count);
   if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
   if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
-  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants + i, schedules + i);
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants[i], schedules + i);
   *fresh = (aotmm_tuning){candidates,          constants,   schedules, shapes, new_times, places, table->shape_count,
                           table->schedule_count, place_count};
   set_candidates(fresh);

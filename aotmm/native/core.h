@@ -11,7 +11,9 @@ enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-/* Constants of the time model of one kernel. */
+enum { AOTMM_ROWS_COUNT = sizeof((int32_t[])AOTMM_ROWS) / sizeof(int32_t) };
+
+/* Constants of the time model of one kernel, for a range of rows. */
 typedef struct aotmm_constants {
   double base, step, tile, byte, load;
   uint32_t blocks; /* how many a multiprocessor is taken to work on at once */
@@ -35,8 +37,8 @@ typedef struct aotmm_candidates {
 
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
-  aotmm_candidates *candidates;     /* by block of lanes */
-  const aotmm_constants *constants; /* by kernel */
+  aotmm_candidates *candidates;     /* by place in AOTMM_ROWS and block of lanes */
+  const aotmm_constants (*constants)[AOTMM_ROWS_COUNT]; /* by kernel */
   const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
   const aotmm_time *times;          /* by shape and schedule */

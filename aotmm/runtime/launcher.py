@@ -91,7 +91,7 @@ class CModel(Structure):
 
     _fields_ = [
         ("schedule", c_char_p),
-        *((name, c_int32) for name in ("width", "fast_accum")),
+        *((name, c_int32) for name in ("width", "fast_accum", "rows")),
         *((name, c_double) for name in ("base", "step", "tile", "byte", "load")),
     ]
 

@@ -1,7 +1,7 @@
 """The constants of the launcher's time model (`templates/launcher.h.jinja`), fitted to measured times.
 
     busy = waves * (steps * step + tile)    moving = bytes * byte + loads * load
-    time = base + max(busy, moving) + 0.25 * min(busy, moving)
+    time = base + max(busy, moving) + 0.4 * min(busy, moving)
 
 Least squares of the logarithm of the time, because selection compares ratios, with every constant positive and drawn
 a little to where it starts, so that one which no sample tells anything of stays what physics says.
@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 
 _ITERATIONS = 60
-_PRIOR = 1e-3  # weight of the start, in samples: no more than what nothing else decides
+_PRIOR = 0.1  # weight of the start, in samples: with less, constants are far off that few samples tell apart
 _LOAD = 5e-5  # ns per byte that tiles load, to start from: 20 TB/s, more than any L2
-_SERIAL = 0.25  # part of the lesser of computing and moving that does not overlap with the other
+_SERIAL = 0.4  # part of the lesser of computing and moving that does not overlap with the other
 _OUTLIER = 0.1  # relative error from which on a sample counts less
 _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
 
@@ -63,11 +63,15 @@ class Fit:
     error: float
 
 
-def fit(points: Sequence[Point]) -> Fit:
-    """The constants for the launches of one schedule; the more they differ in shape, the better. Needs one point."""
+def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
+    """The constants for the launches of one schedule; the more they differ in shape, the better. Needs one point.
+
+    `start` is what the constants stay where no launch says otherwise, instead of what physics says.
+    """
     with _one_thread():
         samples = _Samples(*torch.tensor(points, dtype=torch.float64).T)
-        logs, losses = _descend(samples, _starts(samples))
+        starts = _starts(samples) if start is None else torch.tensor([start], dtype=torch.float64).log()
+        logs, losses = _descend(samples, starts)
         best = logs[losses.argmin()]
         wrong = (samples.predicted(best[None])[0] - samples.ns.log()).square()
         error = (wrong.mul(samples.weight).sum() / samples.weight.sum()).sqrt()

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aotmm.kernel import Kernel, resident
 from aotmm.problem import DTYPES
-from aotmm.table import Model, Sample, Shape
+from aotmm.table import ROWS, Model, Sample, Shape
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 
@@ -26,7 +27,9 @@ _REDUCE_BASE_NS = 1000.0  # cannot be told from that of the partial before it: o
 _REDUCE_TBPS = (2.0, 4.0, 8.0)  # partial sums come back from memory or from L2
 _LEAST_WEIGHT = 0.01  # of a sample that is far from the best
 _ROUNDS = 3  # of fits, each after what the one before it leaves for all schedules of a product alike
-_COMMON_PRIOR = 5.0  # samples that say nothing is left alike
+_COMMON_PRIOR = 2.0  # samples that say nothing is left alike
+_ROWS_CENTRES = (4.0, 7.0, 10.0)  # log2 M that the models of each range of rows are for most
+_ROWS_SPREAD = 1.2  # how far from it, in log2 M, samples lose 40 % of their weight
 
 _Product = tuple[int, str, int, int, int]
 
@@ -81,13 +84,15 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
     found = _fit_all(plain, gpu, reduce)
     copy = _fit_copy({key: rows for key, rows in copied.items() if key in found}, gpu, found, reduce)
     fitted = [
-        Fitted(Model(*key, *result.constants), len(plain[key]), result.error) for key, result in sorted(found.items())
+        Fitted(Model(*key, rows, *result.constants), len(plain[key]), result.error)
+        for key, results in sorted(found.items())
+        for rows, result in zip(ROWS, results, strict=True)
     ]
     for role, helper, rows in (("reduce", reduce, plain), ("copy", copy, copied)):
         if helper is not None:
             count = sum(len(timed) for key, timed in rows.items() if role == "copy" or kinds[key].role == "partial")
             keys = sorted({_key(kernel) for kernel in kernels if kernel.role == role})
-            fitted += [Fitted(Model(*key, *helper), count, None) for key in keys]
+            fitted += [Fitted(Model(*key, rows, *helper), count, None) for key in keys for rows in ROWS]
     return fitted
 
 
@@ -112,8 +117,8 @@ def _tiles(row: _Timed) -> int:
     return math.ceil(row.shape.M / config.block_m) * math.ceil(row.shape.N / config.block_n)
 
 
-def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None) -> dict[Key, Fit]:
-    """The models of all schedules, but for what is common to them on a product.
+def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None) -> dict[Key, tuple[Fit, ...]]:
+    """The models of all schedules, one for each range of rows, but for what is common to them on a product.
 
     What makes all of them slower, as where the GPU lowers its clock, says nothing of which one is fastest.
     """
@@ -130,14 +135,37 @@ def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None)
         common = defaultdict(
             float, {product: wrong[product] / (weight + _COMMON_PRIOR) for product, weight in weights.items()}
         )
-    return found
+    return {
+        key: tuple(_fit(rows, gpu, reduce, common, (found[key].constants, centre)) for centre in _ROWS_CENTRES)
+        for key, rows in timed.items()
+    }
 
 
-def _fit(rows: list[_Timed], gpu: Gpu, reduce: Constants | None, common: defaultdict[_Product, float]) -> Fit:
+def _fit(
+    rows: list[_Timed],
+    gpu: Gpu,
+    reduce: Constants | None,
+    common: defaultdict[_Product, float],
+    near: tuple[Constants, float] | None = None,
+) -> Fit:
+    """The model of a schedule; `near`: its constants over all rows, from which those near that log2 M are found."""
     points = [_point(row, gpu, reduce) for row in rows]
+    points = [
+        point._replace(ns=point.ns / math.exp(common[_product(row)])) for row, point in zip(rows, points, strict=True)
+    ]
+    if near is None:
+        return fit(points)
+    start, centre = near
     return fit(
-        [point._replace(ns=point.ns / math.exp(common[_product(row)])) for row, point in zip(rows, points, strict=True)]
+        [point._replace(weight=point.weight * _near(row, centre)) for row, point in zip(rows, points, strict=True)],
+        start,
     )
+
+
+def _near(row: _Timed, centre: float) -> float:
+    """What a sample counts for the model of the rows around 2^`centre`; there are none beyond the last ones."""
+    rows = min(max(math.log2(row.shape.M), _ROWS_CENTRES[0]), _ROWS_CENTRES[-1])
+    return math.exp(-(((rows - centre) / _ROWS_SPREAD) ** 2) / 2)
 
 
 def _time(point: Point, constants: Constants) -> float:
@@ -194,15 +222,15 @@ def _fit_reduce(partials: list[list[_Timed]], gpu: Gpu) -> Constants | None:
 
 
 def _fit_copy(
-    copied: dict[Key, list[_Timed]], gpu: Gpu, models: dict[Key, Fit], reduce: Constants | None
+    copied: dict[Key, list[_Timed]], gpu: Gpu, models: dict[Key, tuple[Fit, ...]], reduce: Constants | None
 ) -> Constants | None:
     """Constants of one copy, from what the plans with copies take longer than the models of their kernels say."""
     found = []
     for key, rows in copied.items():
         for row in rows:
             point = _point(row, gpu, reduce)
-            rest = point.ns - _time(point, models[key].constants)
             shape = row.shape
+            rest = point.ns - _time(point, models[key][bisect_right(ROWS, shape.M) - 1].constants)
             sizes = (
                 shape.M * shape.K * shape.width,
                 shape.K * shape.N * shape.width,

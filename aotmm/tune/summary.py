@@ -19,7 +19,7 @@ def text(measured: Measured | None, verdict: Verdict) -> Iterator[str]:
         yield from _measured_text(measured)
     for row in verdict.fitted:
         model = row.model
-        what = f"width {model.width}" + ", fast" * model.fast_accum
+        what = f"width {model.width}" + ", fast" * model.fast_accum + f", from {model.rows} rows on"
         constants = f"{model.base:.0f} ns, {model.step:.1f}/step, {model.tile:.0f}/tile"
         constants += f", {model.byte:.3g}/byte, {model.load:.3g}/byte loaded"
         error = "" if row.error is None else f", error {row.error:.1%}"

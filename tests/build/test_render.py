@@ -33,7 +33,7 @@ from aotmm.problem import (
 )
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
-from aotmm.table import Model, Sample, Shape, Table
+from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
 from tests.build.packs import default_pack
 from tests.samples import SHIPPED, kernel
@@ -290,12 +290,16 @@ def test_tuning_table_in_the_source() -> None:
         Shape(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
     )
     models = tuple(
-        Model(mine, width, fast_accum=True, base=float(width), step=2.5, tile=3.0, byte=0.5, load=0.25)
+        Model(
+            mine, width, fast_accum=True, rows=rows, base=float(width * rows), step=2.5, tile=3.0, byte=0.5, load=0.25
+        )
         for width in (1, 2)
+        for rows in ROWS
     )
     table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
     text = render.source(target("sm80"), (kernel("one"),), table)
-    assert "constants[] = {\n    {2.0, 2.5, 3.0, 0.5, 0.25, 3},\n};" in text
+    constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in ROWS)
+    assert f"constants[][AOTMM_ROWS_COUNT] = {{\n    {{{constants}}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
     assert "schedules[] = {0};" in text

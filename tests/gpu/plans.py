@@ -14,7 +14,7 @@ from aotmm.kernel import Kernel
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import Plan
 from aotmm.runtime.library import Library
-from aotmm.table import Model, Sample, Shape, Table
+from aotmm.table import ROWS, Model, Sample, Shape, Table
 
 WIDTHS = (1, 2, 4)  # bytes of an element
 
@@ -48,7 +48,7 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
     folder: where the table goes, which is also what tells the library from others that take the same.
     """
     helpers = {kernel.schedule for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
-    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True))
+    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True), ROWS)
     tuned = Table(
         arch=lib.serving(0).arch,
         device=folder.name,
@@ -57,7 +57,7 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
         aotmm=aotmm.__version__,
         date="2026-11-20",
         seed=0,
-        models=tuple(Model(name, width, fast, 0.0, 0.0, 0.0, 0.0, 0.0) for name, width, fast in free),
+        models=tuple(Model(*key, 0.0, 0.0, 0.0, 0.0, 0.0) for key in free),
         shapes=tuple(
             Shape(
                 width,

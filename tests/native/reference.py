@@ -6,6 +6,7 @@ is promised of it being equal to or at least something holds.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from aotmm.build.render import constants
 from aotmm.kernel import Kernel, resident
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import CDevice, Plan, Problem
-from aotmm.table import Sample, Table
+from aotmm.table import ROWS, Sample, Table
 from aotmm.target import Target
 
 MAX_GRID = 2**31 - 1
@@ -236,11 +237,15 @@ class Reference:
     def __init__(self, kernels: tuple[Kernel, ...], target: Target, tuning: Table | None) -> None:
         self.kernels = kernels
         self.target = target
-        self.constants = [constants(kernel, target, tuning) for kernel in kernels]
+        self.constants = [[constants(kernel, target, tuning, rows) for rows in ROWS] for kernel in kernels]
         self.shapes = {} if tuning is None else {
             (shape.width, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
             for shape in tuning.shapes
         }  # fmt: skip
+
+    def constants_of(self, problem: Problem, number: int) -> tuple[float, float, float, float, float, int]:
+        """Those of a kernel for the rows of a problem."""
+        return self.constants[number][max(bisect.bisect_right(ROWS, problem.M) - 1, 0)]
 
     # ---- launches
     def grid(self, kernel: Kernel, units: int, device: CDevice) -> int | None:
@@ -306,7 +311,7 @@ class Reference:
             if size <= limit and None not in kernels:
                 ns = 0.0
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
-                    base, _, _, byte, *_ = self.constants[kernel or 0]
+                    base, _, _, byte, *_ = self.constants_of(problem, kernel or 0)
                     elements = float(sized(copied, "M")) * float(sized(copied, "N"))
                     ns += base + elements * (2 * widths[number]) * byte
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
@@ -369,7 +374,7 @@ class Reference:
         reduce = self.reducer(problem, values, device)
         if reduce is None:
             return ["no split"]
-        base, _, _, byte, *_ = self.constants[reduce]
+        base, _, _, byte, *_ = self.constants_of(problem, reduce)
         plans: list[Plan | str] = ["no split"]
         for split in SPLITS:
             if steps < 2 * split:
@@ -387,7 +392,7 @@ class Reference:
     def _main_ns(
         self, problem: Problem, device: CDevice, number: int, way: Way, tiles: int, split: int, moved: float
     ) -> float:
-        base, step, tile, byte, load, blocks = self.constants[number]
+        base, step, tile, byte, load, blocks = self.constants_of(problem, number)
         config, units = self.kernels[number].config, tiles * split
         waves = ceil_div(units, max(1, device.multiprocessors * blocks // self.kernels[number].num_ctas))
         steps = ceil_div(ceil_div(problem.K, config.block_k), split)
@@ -397,7 +402,7 @@ class Reference:
         loads = float(config.block_k * (config.block_m * row + config.block_n * col))
         busy = float(waves) * (float(steps) * step + tile)
         moving = moved * byte + float(units) * float(steps) * loads * load
-        return base + (max(busy, moving) + 0.25 * min(busy, moving))
+        return base + (max(busy, moving) + 0.4 * min(busy, moving))
 
     def _measured(self, problem: Problem, way: Way, kernel: Kernel) -> Sample | None:
         layout = layout_of(way.values)
@@ -429,7 +434,8 @@ class Reference:
         if size > limit:
             return "workspace"
         sample = self._measured(problem, way, kernel)
-        slots = max(1, device.multiprocessors * self.constants[number][-1] // kernel.num_ctas)
+        blocks = self.constants_of(problem, number)[-1]
+        slots = max(1, device.multiprocessors * blocks // kernel.num_ctas)
         least = FULL_PROGRAMMATIC_NS if slots // 2 < units * split <= slots else PROGRAMMATIC_NS
         early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < least
         return Plan(

@@ -19,7 +19,7 @@ from aotmm.kernel import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, input_types
 from aotmm.runtime.launcher import ANY_WORKSPACE, INVALID, CDevice, CPlan, Launcher, Problem
 from aotmm.runtime.pack import load_verified, open_pack
-from aotmm.table import Model, Sample, Shape, Table
+from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
@@ -135,21 +135,22 @@ def tuning_for(arch: str) -> Table:
     kernels = launcher(arch).kernels
     kinds = sorted({(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
     models = tuple(
-        Model(*key, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5, -6), (4, 3, 4, -2, -3))))
+        Model(*key, rows, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5, -6), (4, 3, 4, -2, -3))))
         for key in kinds
+        for rows in ROWS
         if rng.random() < 0.5
     )
     shapes = []
     sizes = itertools.product((8, 64, 256), repeat=3)
     for (m, n, k), width, layout, fast in itertools.product(sizes, (1, 2), LAYOUTS, (False, True)):
-        names = sorted({name for name, w, _ in kinds if w == width and rng.random() < 0.3})
+        names = sorted({name for name, w, _ in kinds if w == width and rng.random() < 0.7})
         times = tuple(
             Sample(
                 name,
                 int(rng.choice(SPLITS)) if name.endswith("_split") else 1,
                 programmatic=bool(rng.random() < 0.5),
                 copies=int(rng.choice([0, 0, 3])),
-                ns=int(rng.integers(1000, 9000)),
+                ns=int(rng.integers(100, 9000)),
             )
             for name in names
         )
@@ -210,8 +211,8 @@ def load_apart(arch: str) -> Launcher:
 
 def overlaid(built: Table | None, tuning: Table) -> Table:
     """What a launcher that was built with one table goes by after it was retuned with another."""
-    known = {(model.schedule, model.width, model.fast_accum) for model in tuning.models}
-    kept = [] if built is None else [m for m in built.models if (m.schedule, m.width, m.fast_accum) not in known]
+    known = {model.key for model in tuning.models}
+    kept = [] if built is None else [model for model in built.models if model.key not in known]
     return replace(tuning, models=(*tuning.models, *kept))
 
 

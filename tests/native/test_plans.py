@@ -20,7 +20,7 @@ from aotmm.manifest import write as write_manifest
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
-from aotmm.table import Model, Sample, Shape, Table
+from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
 from tests.build.packs import plans_pack
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
@@ -406,10 +406,13 @@ def test_tables(pack: Path) -> None:
     assert mm.plan(other, 0, BIG) == before[1]
     assert not mm.plan(replace(shape, batch=2), 0, BIG).measured
     assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + 2), 0, BIG).measured
-    model = Model(product, 2, fast_accum=False, base=100.0, step=1.0, tile=0.0, byte=0.0, load=0.0)
-    mm.retune(table_of(emulator.arch, models=(model,)))
-    found = mm.plan(shape, 0, BIG)
-    assert (found.split, found.cost, found.measured) == (1, 116, False)
+    for rows in ROWS:
+        model = Model(product, 2, fast_accum=False, rows=rows, base=100.0, step=1.0, tile=0.0, byte=0.0, load=0.0)
+        mm.retune(table_of(emulator.arch, models=(model,)))
+        for first, last in zip(ROWS, (*(more - 1 for more in ROWS[1:]), 512), strict=True):
+            for M in (first, last):
+                found = mm.plan(problem_of(M, 512, 1032), 0, BIG)
+                assert ((found.split, found.cost, found.measured) == (1, 117, False)) == (first == rows), (M, found)
     nothing = Table(emulator.arch, "none", "none", "none", "0", "2026-11-20", 0, (), ())
     mm.retune(nothing)
     assert (mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)) == before
