@@ -15,6 +15,7 @@ from aotmm.kernels.hopper import (
     Ending,
     Tiling,
     Work,
+    add_boxes,
     await_operands,
     buffers,
     fetch_factors,
@@ -29,7 +30,7 @@ from aotmm.kernels.hopper import (
 
 
 @gluon.jit
-def consume(ring, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl.constexpr):
+def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl.constexpr):
     """A consumer warpgroup: multiplies slab SLAB of tile after tile."""
     t = work.tiling
     await_operands(t)
@@ -43,6 +44,10 @@ def consume(ring, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl
         acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
         acc, acc1 = settle(ring, t, acc, acc1, stage)
         factors = put_factors(room, SLAB, held, t)
+        if t.EPILOGUE != "none" and ending.stages(t) > 0:
+            acc, acc1, stage, phase = add_boxes(
+                acc, acc1, row, col, ring, bias_desc, SLAB, stage, phase, factors, ending, t
+            )  # fmt: skip
         leave_tile(
             acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, ending, t
         )  # fmt: skip
@@ -52,20 +57,20 @@ def consume(ring, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl
 
 @gluon.jit
 def cooperative(
-    x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
-    bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
-    activation, slope,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m,
+    workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
+    stride_scale_b, activation, slope,
     CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr,
-    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, IN_TURNS: gl.constexpr,
-    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr,
-    SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr,
-    PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr,
+    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
+    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
+    EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, IN_TURNS, BLOCK_K, GROUP, STAGES, X_K_MAJOR,
-        Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, GROUP, STAGES,
+        X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
     ring = make_ring(x_desc, y_desc, y1_desc, t)
@@ -79,8 +84,8 @@ def cooperative(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
             ],
             [1],
             [PRODUCER],
@@ -88,9 +93,9 @@ def cooperative(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
             ],
             [4, 1],
             [CONSUMER, PRODUCER],
@@ -98,10 +103,10 @@ def cooperative(
     else:
         gl.warp_specialize(
             [
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-                (consume, (ring, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(2))),
-                (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(2))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
             ],
             [4, 4, 1],
             [CONSUMER, CONSUMER, PRODUCER],

@@ -73,45 +73,47 @@ def linear(x, activation, slope):
 
 
 @triton.jit
+def logistic(x, z):
+    """x / (1 + 2^z)."""
+    return libdevice.fast_dividef(x, 1.0 + tl.exp2(z))
+
+
+@triton.jit
 def activate(x, activation, slope):
     """Any activation by its number in `problem.ACTIVATIONS`, in fp32.
 
-    All but the linear ones are sigmoids, s(z) = 1 / (1 + 2^z), of odd functions of x, and share most of their code:
-    with y = -x log2(e), silu is x s(y), tanh 2 s(2 y) - 1, and gelu_tanh x s(2 sqrt(2 / pi) y (1 + 0.044715 x^2)),
-    because (1 + tanh(x)) / 2 = s(2 y). gelu is x times the normal distribution, whose logit is fitted by a polynomial
-    for |x| < 5 (weighted least squares in float64, weights moved until the error is even): the result is off by less
-    than 2^-20 of |x|, where torch's own 1 + erf(x) is off by 2^-24.
+    All but the linear ones are sigmoids, s(z) = 1 / (1 + 2^z), of odd functions of x: with y = -x log2(e), silu is
+    x s(y), tanh 2 s(2 y) - 1, and gelu_tanh x s(2 sqrt(2 / pi) y (1 + 0.044715 x^2)), because (1 + tanh(x)) / 2 is
+    s(2 y). gelu is x times the normal distribution, whose logit is fitted by a polynomial (weighted least squares in
+    float64, weights moved until the error is even): the result is off by less than 2^-19 of |x|, where torch's own
+    1 + erf(x) is off by 2^-24. Its last term takes z to where s is 0 or 1 for large |x|.
+
+    Each has code of its own without a branch in it, in which the exponentials and divisions of some elements take place
+    beside the polynomials of others.
     """
-    for number in tl.static_range(len(FORMULA_NAMES)):
-        if activation == FIRST_FORMULA + number:
-            x = tl.where(x == x, getattr(formulas, FORMULA_NAMES[number])(x), x)  # noqa: PLR0124 - NaN, which min and max drop
-    sigmoid = (activation == GELU) | (activation == GELU_TANH) | (activation >= SILU)
-    if len(FORMULA_NAMES) > 0:
-        sigmoid &= activation < FIRST_FORMULA
-    if sigmoid:
+    if activation == GELU:
         square = x * x
-        if activation == GELU:
-            square = tl.minimum(square, 25.0)  # there s is 0 or 1, and stays so for larger |x|
-            p = 1.9236237847053417e-07 * square - 8.959817023423966e-06
-            p = p * square + 1.4546381135005504e-04
-            p = p * square + 1.2906448682770133e-04
-            p = p * square - 0.10486811399459839
-            z = x * (p * square - 2.302201509475708)
-        elif activation == GELU_TANH:
-            z = x * (-2.302208198144325 - 0.1029432395800235 * square)
-        else:
-            z = x * tl.where(activation == TANH, -2.8853900817779268, -1.4426950408889634)
-        grown = 1.0 + tl.exp2(z)
-        if activation == TANH:
-            # 2 s - 1 loses the digits of a small x
-            series = x - x * square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
-            x = tl.where(square < 1 / 64, series, libdevice.fast_dividef(2.0, grown) - 1.0)
-        elif activation == SIGMOID:
-            x = libdevice.fast_dividef(1.0, grown)
-        else:
-            x = libdevice.fast_dividef(x, grown)
-    else:
+        p = -4.111699544481201e-06 * square + 1.0587493755831e-04
+        p = p * square + 2.534137035e-04
+        p = p * square - 0.105005941
+        x = logistic(x, x * (p * square - 2.30216535))
+    elif activation == SILU:
+        x = logistic(x, x * -1.4426950408889634)
+    elif activation == GELU_TANH:
+        x = logistic(x, x * (-2.302208198144325 - 0.1029432395800235 * (x * x)))
+    elif activation == SIGMOID:
+        x = logistic(1.0, x * -1.4426950408889634)
+    elif activation == TANH:
+        square = x * x
+        # 2 s - 1 loses the digits of a small x
+        series = x - x * square * (1 / 3 - square * (2 / 15 - square * (17 / 315)))
+        x = tl.where(square < 1 / 64, series, logistic(2.0, x * -2.8853900817779268) - 1.0)
+    elif activation < FIRST_FORMULA:
         x = linear(x, activation, slope)
+    else:
+        for number in tl.static_range(len(FORMULA_NAMES)):
+            if activation == FIRST_FORMULA + number:
+                x = tl.where(x == x, getattr(formulas, FORMULA_NAMES[number])(x), x)  # noqa: PLR0124 - NaN, which min and max drop
     return x
 
 

@@ -46,7 +46,8 @@ PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 BARRIER_BYTES = 512  # more than all barriers take
-L2_LINE = gl.constexpr(128)  # bytes that a prefetch brings into the L2 cache
+BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
+FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 elements for each thread
 
 
 @gluon.aggregate
@@ -56,8 +57,9 @@ class Tiling:
     CTAS blocks of a cluster share a tile: they have equal parts of the rows of each slab, and the same columns.
     X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has COLUMNS columns. A slab's
     sums are COLS wide, of which those past COLUMNS are not computed (`wgmma`), or COLS and COLS1 side by side. A stage
-    of Y is one transfer, into BOXES of the boxes that the compiler knows. Results leave WIDTH columns at a time, the
-    last of them TAIL at a time; IN_TURNS by a loop.
+    of Y is one transfer, into BOXES of the boxes that the compiler knows. A matrix that is added comes through the ring
+    too, BIAS columns of each slab in a stage. Results leave WIDTH columns at a time, the last of them TAIL at a time;
+    IN_TURNS by a loop.
     """
 
     CTAS: gl.constexpr
@@ -69,6 +71,7 @@ class Tiling:
     WIDTH: gl.constexpr
     TAIL: gl.constexpr
     BOXES: gl.constexpr
+    BIAS: gl.constexpr
     IN_TURNS: gl.constexpr
     BLOCK_K: gl.constexpr
     GROUP: gl.constexpr
@@ -151,6 +154,22 @@ class Ending:
     activation: gl.tensor
     slope: gl.tensor
 
+    @gluon.jit
+    def stages(self, tiling):
+        """How many stages of the ring a matrix takes that is added to a tile; 0 if none is."""
+        t = tiling
+        if t.EPILOGUE == "none":
+            return 0
+        else:
+            return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + t.BIAS - 1) // t.BIAS, 0)
+
+    @gluon.jit
+    def boxed(self):
+        """Whether TMA can copy that matrix. If not, its tensor map is empty."""
+        BYTES: gl.constexpr = self.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
+        odd = (self.bias_ptr.to(gl.int64) | self.stride_bias_m * BYTES) % BOX_ALIGNMENT
+        return (self.stride_bias_n == 1) & (odd == 0)
+
 
 @gluon.aggregate
 class Factors:
@@ -206,27 +225,7 @@ def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constex
 
 
 @gluon.jit
-def announce(row, col, ending, tiling):
-    """Has a matrix that will be added to a tile brought into the L2 cache, a row by each thread of the producer."""
-    e = ending
-    t = tiling
-    M_COUNT: gl.constexpr = t.COLUMNS if t.SWAPPED else t.ROWS
-    N_COUNT: gl.constexpr = t.ROWS if t.SWAPPED else t.COLUMNS
-    STEP: gl.constexpr = L2_LINE * 8 // e.bias_ptr.dtype.element_ty.primitive_bitwidth
-    m = col if t.SWAPPED else row
-    n = row if t.SWAPPED else col
-    lanes = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
-    TEXT: gl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
-    end = gl.where(e.bias_rank == MATRIX, gl.minimum(m + M_COUNT, e.M), m)
-    for first in range(m, end, 32):
-        ptrs = e.bias_ptr + gl.minimum(first + lanes, e.M - 1).to(gl.int64) * e.stride_bias_m
-        for i in gl.static_range(0, N_COUNT, STEP):
-            place = gl.minimum(n + i, e.N - 1).to(gl.int64) * e.stride_bias_n
-            gl.inline_asm_elementwise(TEXT, "=r,l", [ptrs + place], gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def produce(x_desc, y_desc, y1_desc, ring, work, ending):
+def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, ending):
     """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
     gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
     t = work.tiling
@@ -253,7 +252,18 @@ def produce(x_desc, y_desc, y1_desc, ring, work, ending):
                 load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR, TOGETHER)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if t.EPILOGUE != "none":
-            announce(row, col, ending, t)  # now, because what is multiplied is needed sooner
+            for i in range(ending.stages(t)):
+                bar = ring.full.index(stage)
+                mbarrier.wait(ring.empty.index(stage), phase)
+                if ending.boxed():
+                    mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
+                    for j in gl.static_range(t.PARTS):
+                        x = row + j * (t.ROWS // t.PARTS)
+                        box = bias_box(ring, bias_desc, stage * t.PARTS + j)
+                        load(bias_desc, x, col + i * t.BIAS, bar, box, not t.SWAPPED, False)
+                else:
+                    mbarrier.arrive(bar)  # consumers fetch it themselves
+                stage, phase = next_stage(stage, phase, t.STAGES)
 
 
 @gluon.jit
@@ -271,8 +281,11 @@ def hand_back(ring, tiling, stage, pred):
 
 
 @gluon.jit
-def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
-    """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight."""
+def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1):
+    """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight.
+
+    Step `awaited`, if that is not negative, waits for the barrier `added_to` too.
+    """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
@@ -283,6 +296,8 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end):
     acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
     acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
+        if t.EPILOGUE != "none" and added_to is not None and step == awaited:
+            mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
@@ -332,29 +347,6 @@ def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.conste
     PER_THREAD: gl.constexpr = COUNT // 128 if COUNT > 128 else 1
     i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([PER_THREAD], [32], [4], [0]))
     return gl.load(ptr + i.to(gl.int64) * stride, mask=(i < size) & given, other=OTHER).to(gl.float32)
-
-
-@gluon.jit
-def matrix_bias(m, n, ending, ROWS: gl.constexpr, COLS: gl.constexpr, LAYOUT: gl.constexpr):
-    """The part of the matrix bias for ROWS by COLS results at (m, n), as fp32."""
-    e = ending
-    PAIR: gl.constexpr = 2 * e.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
-    rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-    odd = e.N % 2 + e.stride_bias_m % 2 + e.bias_ptr.to(gl.int64) % PAIR
-    if (e.stride_bias_n == 1) & (odd == 0):
-        inside = (rows[:, None] < e.M) & (cols[None, :] < e.N // 2 * 2)
-        ptrs = e.bias_ptr + (rows.to(gl.int64) * e.stride_bias_m)[:, None] + cols[None, :]
-        bias = gl.load(gl.multiple_of(ptrs, [1, PAIR]), mask=inside, other=0.0)
-    else:
-        # Where the compiler does not see what this is, it computes no offsets in advance, which would fill registers.
-        stride_n = gl.inline_asm_elementwise(
-            "mov.b64 $0, $1;", "=l,l", [e.stride_bias_n], gl.int64, is_pure=False, pack=1
-        )
-        inside = (rows[:, None] < e.M) & (cols[None, :] < e.N)
-        offsets = (rows.to(gl.int64) * e.stride_bias_m)[:, None] + (cols.to(gl.int64) * stride_n)[None, :]
-        bias = gl.load(e.bias_ptr + offsets, mask=inside, other=0.0)
-    return bias.to(gl.float32)
 
 
 @gluon.jit
@@ -415,24 +407,39 @@ def put_factors(room, INDEX: gl.constexpr, held, tiling):
 
 
 @gluon.jit
-def conclude(sums, m, n, scale_a, scale_b, bias, ending, tiling):
-    """activation(scales * sums + bias) for the chunk at row m and column n of C; the factors are in shared memory."""
+def scaled(sums, factors):
+    """scale_a * scale_b * sums, for factors that are in shared memory."""
+    scale_a = factors.scale_a.load(gl.SliceLayout(1, sums.type.layout))
+    scale_b = factors.scale_b.load(gl.SliceLayout(0, sums.type.layout))
+    return sums * scale_a[:, None] * scale_b[None, :]
+
+
+@gluon.jit
+def conclude(sums, factors, ending, tiling):
+    """activation(scales * sums + bias) for a chunk of C, of whose factors it is given; a matrix is already added."""
     e = ending
-    MS: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
-    NS: gl.constexpr = gl.SliceLayout(0, sums.type.layout)
-    if tiling.SCALED:
-        sums *= scale_a.load(MS)[:, None]
-        sums *= scale_b.load(NS)[None, :]
+    if tiling.SCALED and (tiling.EPILOGUE == "none" or e.bias_rank != MATRIX):
+        sums = scaled(sums, factors)
     if tiling.EPILOGUE != "none":
-        sums += bias.load(NS)[None, :]
-        if e.bias_rank == MATRIX:
-            sums += matrix_bias(m, n, e, sums.shape[0], sums.shape[1], sums.type.layout)
+        sums += factors.bias.load(gl.SliceLayout(0, sums.type.layout))[None, :]
         if e.activation != 0:
             if tiling.EPILOGUE == "linear":
                 sums = linear(sums, e.activation, e.slope)
             else:
                 sums = activate(sums, e.activation, e.slope)
     return sums
+
+
+@gluon.jit
+def part_of(factors, OFFSET: gl.constexpr, M_COUNT: gl.constexpr, N_COUNT: gl.constexpr, tiling):
+    """The factors of M_COUNT rows and N_COUNT columns of C, which are columns OFFSET... of a slab."""
+    t = tiling
+    M_OFFSET: gl.constexpr = OFFSET if t.SWAPPED else 0
+    N_OFFSET: gl.constexpr = 0 if t.SWAPPED else OFFSET
+    bias = factors.bias.slice(N_OFFSET, N_COUNT)
+    scale_a = factors.scale_a.slice(M_OFFSET, M_COUNT) if t.SCALED else bias
+    scale_b = factors.scale_b.slice(N_OFFSET, N_COUNT) if t.SCALED else bias
+    return Factors(scale_a, scale_b, bias)
 
 
 @gluon.jit
@@ -479,12 +486,7 @@ def leave(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSE
                 gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
             else:
                 if t.SCALED or t.EPILOGUE != "none":
-                    M_OFFSET: gl.constexpr = OFFSET if t.SWAPPED else 0
-                    N_OFFSET: gl.constexpr = 0 if t.SWAPPED else OFFSET
-                    scale_a = factors.scale_a.slice(M_OFFSET, chunk.shape[0]) if t.SCALED else factors.scale_a
-                    scale_b = factors.scale_b.slice(N_OFFSET, chunk.shape[1])
-                    bias = factors.bias.slice(N_OFFSET, chunk.shape[1])
-                    chunk = conclude(chunk, m, n, scale_a, scale_b, bias, e, t)
+                    chunk = conclude(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
                 if SIZE == t.WIDTH:
                     store(chunk, m, n, c_desc, c_smem)
                 else:
@@ -506,9 +508,82 @@ def leave_in_turns(sums, row, col, c_desc, c_smem, factors, ending, tiling):
     bias = factors.bias.reinterpret(gl.float32, [4, WIDTH], factors.bias.layout)
     for i in range(4):
         n = col + i * WIDTH
-        chunk = conclude(first, row, n, factors.scale_a, scale_b.index(i), bias.index(i), ending, tiling)
+        chunk = conclude(first, Factors(factors.scale_a, scale_b.index(i), bias.index(i)), ending, tiling)
         store(chunk, row, n, c_desc, c_smem)
         first, second, third = second, third, fourth
+
+
+@gluon.jit
+def bias_box(ring, bias_desc, index):
+    """A buffer of X, in which a box of a matrix that is added has room."""
+    return ring.x.index(index).reinterpret(bias_desc.dtype, bias_desc.block_type.shape, bias_desc.layout)
+
+
+@gluon.jit
+def fill(box, m, n, ending):
+    """Copies the box at row m and column n of a matrix that TMA cannot copy."""
+    e = ending
+    COLS: gl.constexpr = box.shape[1]
+    ROWS: gl.constexpr = min(box.shape[0], FILLED_ROWS)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    parts = box.reinterpret(box.dtype, [box.shape[0] // ROWS, ROWS, COLS], box.layout)
+    cols = (n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
+    for i in range((gl.minimum(e.M - m, box.shape[0]) + ROWS - 1) // ROWS):
+        rows = (m + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
+        ptrs = e.bias_ptr + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
+        parts.index(i).store(gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0))
+    fence_async_shared()  # the next stage there is written by TMA
+
+
+@gluon.jit
+def add_matrix(
+    sums, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, ending, tiling
+):
+    """Scales the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and adds a matrix to them.
+
+    Its first box is in `stage` of the ring. Returns the sums, and the stage and phase after the last box.
+    """
+    t = tiling
+    SIZE: gl.constexpr = sums.shape[1]
+    LAYOUT: gl.constexpr = sums.type.layout
+    if OFFSET < t.COLUMNS:
+        if SIZE == t.BIAS:
+            mbarrier.wait(ring.full.index(stage), phase)
+            box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
+            if not ending.boxed():
+                fill(box, col if t.SWAPPED else row, row if t.SWAPPED else col, ending)
+            chunk = sums.permute((1, 0)) if t.SWAPPED else sums
+            if t.SCALED:
+                chunk = scaled(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t))
+            chunk += box.load(chunk.type.layout).to(gl.float32)
+            sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
+            fence_async_shared()  # else TMA could overwrite what is still being read
+            mbarrier.arrive(ring.empty.index(stage))
+            stage, phase = next_stage(stage, phase, t.STAGES)
+        else:
+            HALF: gl.constexpr = SIZE // 2
+            left, right = halves(sums)
+            left, stage, phase = add_matrix(
+                left, row, col, ring, bias_desc, SLAB, stage, phase, factors, OFFSET, ending, t
+            )  # fmt: skip
+            right, stage, phase = add_matrix(
+                right, row, col + HALF, ring, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF, ending, t
+            )
+            sums = gl.join(left, right).permute((0, 2, 1)).reshape([sums.shape[0], SIZE])
+    return gl.convert_layout(sums, LAYOUT, assert_trivial=True), stage, phase
+
+
+@gluon.jit
+def add_boxes(acc, acc1, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, ending, tiling):
+    """`add_matrix` for all of a slab, before any result leaves, so that the stages are soon free again."""
+    e = ending
+    t = tiling
+    acc, stage, phase = add_matrix(acc, row, col, ring, bias_desc, SLAB, stage, phase, factors, 0, e, t)
+    if t.COLS1 > 0:
+        acc1, stage, phase = add_matrix(
+            acc1, row, col + t.COLS, ring, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
+        )
+    return acc, acc1, stage, phase
 
 
 @gluon.jit
@@ -567,6 +642,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors["y_desc"] = _described(y, cols, config.block_k, whole)
     if cols1:
         descriptors["y1_desc"] = _described(y, cols1, config.block_k, whole)
+    # as many columns of C as a line of X has room for
+    bias = min(cols, cols1 or cols, min(line, LINE_BYTES) // DTYPES[variant.dtype_c].bytes)
     if not partial:
         descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width), divided)
         if tail < width:
@@ -581,6 +658,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "WIDTH": width,
         "TAIL": tail,
         "BOXES": columns // GROUP_LINES if joined else 1,
+        "BIAS": bias,
         "IN_TURNS": in_turns,
         "BLOCK_K": config.block_k,
         "GROUP": config.group_m,
@@ -607,16 +685,12 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     if not partial and not scaled:
         promises += [Promise("scale_a_ptr", "equals", 0), Promise("scale_b_ptr", "equals", 0)]
     for row in {descriptor.value: descriptor for descriptor in descriptors.values()}.values():
-        vector = VECTOR_BYTES // DTYPES[row.dtype].bytes
-        promises += [
-            Promise(row.strides[1], "equals", 1),
-            Promise(row.strides[0], "multiple_of", vector),
-            Promise(row.strides[0], "at_least", 1),
-            Promise(row.value, "multiple_of", VECTOR_BYTES),
-        ]
+        promises += _described_promises(row)
     if not partial:
         # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
         promises.append(Promise("c_span", "multiple_of", VECTOR_BYTES // c.bytes))
+    if variant.epilogue != "none":  # of any alignment (`Ending.boxed`)
+        descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
     return Specialisation(
         function,
         types,
@@ -661,9 +735,23 @@ def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool
     )
 
 
+def _described_promises(row: Descriptor) -> list[Promise]:
+    """What TMA needs of a matrix."""
+    return [
+        Promise(row.strides[1], "equals", 1),
+        Promise(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
+        Promise(row.strides[0], "at_least", 1),
+        Promise(row.value, "multiple_of", VECTOR_BYTES),
+    ]
+
+
 def _result(variant: Variant, box: tuple[int, int], divided: bool | None) -> Descriptor:
     cluster_ = () if divided is None else ((1, 0),)
     return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box, cluster_)
+
+
+def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
+    return Descriptor("bias_ptr", variant.dtype_c, ("M", "N"), ("stride_bias_m", "stride_bias_n"), box)
 
 
 def _least_power(number: int) -> int:

@@ -12,6 +12,7 @@ from aotmm.kernels.hopper import (
     Ending,
     Tiling,
     Work,
+    add_boxes,
     await_operands,
     barriers,
     buffers,
@@ -27,7 +28,7 @@ from aotmm.kernels.hopper import (
 
 
 @gluon.jit
-def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, TURN: gl.constexpr):
+def consume(ring, turns, added_to, bias_desc, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, TURN: gl.constexpr):
     """A consumer warpgroup: every second tile of this block, beginning with number TURN.
 
     It skips the stages of the other's tiles. Without turns a wait for one phase of a barrier could be answered by
@@ -35,7 +36,11 @@ def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, T
     """
     t = work.tiling
     await_operands(t)
-    at = TURN * work.steps  # steps of all tiles before this one
+    added = ending.stages(t)
+    stages = work.steps + added  # of a tile
+    at = TURN * stages  # those of all tiles before this one
+    # The first step whose stage may still wait for a box of the other's last tile: it is awaited before.
+    awaited = gl.where(added > 0, gl.minimum(gl.maximum(t.STAGES - added, 0), work.steps - 1), -1)
     phase = 1 - TURN
     first_unit = gl.program_id(0) + TURN * gl.num_programs(0)
     for unit in range(first_unit, work.count(), 2 * gl.num_programs(0)):
@@ -43,34 +48,41 @@ def consume(ring, turns, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, T
         held = fetch_factors(row, col, room, ending, t)
         mbarrier.wait(turns.index(TURN), phase)
         stage = at % t.STAGES
-        acc, acc1, stage, _ = multiply(ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps)
+        acc, acc1, stage, ring_phase = multiply(
+            ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps, added_to.index(TURN), phase, awaited
+        )
         mbarrier.arrive(turns.index(1 - TURN))
         acc, acc1 = settle(ring, t, acc, acc1, stage)
         factors = put_factors(room, TURN, held, t)
+        if t.EPILOGUE != "none" and added > 0:
+            acc, acc1, _, _ = add_boxes(
+                acc, acc1, row, col, ring, bias_desc, 0, stage, ring_phase, factors, ending, t
+            )  # fmt: skip
+            mbarrier.arrive(added_to.index(1 - TURN))
         leave_tile(
             acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, ending, t
         )  # fmt: skip
-        at += 2 * work.steps
+        at += 2 * stages
         phase ^= 1
     tma.store_wait(0)
 
 
 @gluon.jit
 def pingpong(
-    x_desc, y_desc, y1_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m, workspace_stride_z,
-    bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b,
-    activation, slope,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m,
+    workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
+    stride_scale_b, activation, slope,
     CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr,
-    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, IN_TURNS: gl.constexpr,
-    BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr,
-    SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr,
-    PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr,
+    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
+    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
+    EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, IN_TURNS, BLOCK_K, GROUP, STAGES, X_K_MAJOR,
-        Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, GROUP, STAGES,
+        X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
     ring = make_ring(x_desc, y_desc, y1_desc, t)
@@ -82,11 +94,12 @@ def pingpong(
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
     turns = barriers(2, 1)
+    added_to = barriers(2, 1) if EPILOGUE != "none" else turns
     gl.warp_specialize(
         [
-            (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-            (consume, (ring, turns, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-            (produce, (x_desc, y_desc, y1_desc, ring, work, ending)),
+            (consume, (ring, turns, added_to, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
+            (consume, (ring, turns, added_to, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
+            (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
         ],
         [4, 1],
         [CONSUMER, PRODUCER],

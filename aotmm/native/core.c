@@ -1030,6 +1030,10 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
   int64_t stride_bytes = q->value[map->stride] * map->element_bytes;
   if (outer == 1) /* the stride of one line is 0, which the driver does not take */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
+  if (!address || (address | stride_bytes) % VECTOR_BYTES || !stride_bytes) {
+    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES); /* promises exclude this for operands; of a bias the kernel knows itself */
+    return AOTMM_OK;
+  }
   struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
   if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
       last->stride_bytes != stride_bytes) {

@@ -114,7 +114,7 @@ def epilogue_error(x: torch.Tensor, y: torch.Tensor, activation: str) -> torch.T
     """
     if activation in ("gelu", "gelu_tanh", "silu", "sigmoid"):
         argument = 1.6 * (x + 0.0448 * x**3) if activation in ("gelu", "gelu_tanh") else x
-        fit = 2.0**-20 * x.abs() if activation == "gelu" else 0.0
+        fit = 2.0**-19 * x.abs() if activation == "gelu" else 0.0
         return fit + 2.0**-22 * y.abs() * (4 + argument.abs()) + 2.0**-120
     return (2.0**-19 if activation == "tanh" else 2.0**-22) * y.abs() + 2.0**-24 * x.abs()
 

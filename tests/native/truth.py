@@ -48,7 +48,7 @@ def epilogue_error(x: Array, y: Array, activation: str) -> Array:
     """
     if activation in ("gelu", "gelu_tanh", "silu", "sigmoid"):
         argument = 1.6 * (x + 0.0448 * x**3) if activation in ("gelu", "gelu_tanh") else x
-        fit = 2.0**-20 * np.abs(x) if activation == "gelu" else 0.0
+        fit = 2.0**-19 * np.abs(x) if activation == "gelu" else 0.0
         return np.asarray(fit + 2.0**-22 * np.abs(y) * (4 + np.abs(argument)) + 2.0**-120)
     return np.asarray((2.0**-19 if activation == "tanh" else 2.0**-22) * np.abs(y) + 2.0**-24 * np.abs(x))
 
