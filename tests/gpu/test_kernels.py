@@ -225,3 +225,41 @@ def test_every_kernel_is_right(
     with capsys.disabled():
         print(json.dumps(report))  # noqa: T201 - the figures that docs/performance.md quotes
     assert runs
+
+
+# How a residual may lie in memory: order, elements between its rows (columns), elements before it.
+RESIDUALS = {
+    "whole": ("n", 0, 0),
+    "16 bytes apart": ("n", 8, 0),
+    "odd rows": ("n", 3, 0),
+    "off": ("n", 0, 1),
+    "columns": ("t", 0, 0),
+}
+
+
+@pytest.mark.parametrize(("pack", "schedule"), packs())
+def test_residuals_of_every_layout(
+    pack: Pack, schedule: str, generator: torch.Generator, limit: Callable[[int], None]
+) -> None:
+    """A matrix is added bit-exactly wherever it lies: in rows that TMA copies, others, and columns; over many tiles."""
+    tried = 0
+    with torch.cuda.device(0):
+        for number, kernel in enumerate(pack.launcher.kernels):
+            if (kernel.schedule, kernel.role) != (schedule, "product") or kernel.epilogue == "none":
+                continue
+            limit(LIMIT_S)
+            name = kernel.dtype_a if kernel.dtype_a == kernel.dtype_b else f"{kernel.dtype_a}-{kernel.dtype_b}"
+            output = torch_dtype(kernel.dtype_c)
+            aligned = [run for run in runs_of(kernel) if not run.copies and run.k]
+            for run in (aligned[2], aligned[-1]):
+                a, b = integers(*run[:3], name, output, generator=generator)
+                values = torch.randint(-64, 65, (run.m, run.n), generator=generator, device=a.device).double()
+                for turn, (form, (order, pad, offset)) in enumerate(RESIDUALS.items()):
+                    bias = lay_out(values, output, order, pad=pad, offset=offset)
+                    epilogue = Epilogue("relu", 0.0, bias)
+                    c = result_of(pack, number, kernel, run, a, b, epilogue, turn)
+                    found = judge(c, a, b, name, epilogue, exact=True)
+                    assert found.mismatches == 0, f"{kernel.name} {run} {form}: {found}"
+                    tried += 1
+    if not tried:
+        pytest.skip(f"no kernel of {schedule} has an epilogue that adds a matrix")

@@ -85,6 +85,7 @@ FINISHED = [
     variant("pingpong", epilogue="smooth"),
     variant("swapped", epilogue="linear"),
     variant("cooperative-2-wide", epilogue="linear"),
+    variant("cooperative-2-wide", "nn", epilogue="linear"),
     variant("pingpong-odd", epilogue="smooth"),
     variant("swapped-odd", epilogue="linear"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
@@ -293,7 +294,8 @@ def test_tensor_maps(made: Variant) -> None:
     x, y = ("b", "a") if swapped else ("a", "b")
     wanted = [("x_desc", *expected(x, rows))]
     wanted += [(name, *expected(y, width)) for name, width in zip(("y_desc", "y1_desc"), widths(made), strict=False)]
-    found = [(p.name, p.value, p.tensor_map) for p in compiled(made).kernel.parameters if p.tensor_map]
+    maps = [p for p in compiled(made).kernel.parameters if p.tensor_map and p.name != "bias_desc"]
+    found = [(p.name, p.value, p.tensor_map) for p in maps]
     results = found[len(wanted) :]
     assert found[: len(wanted)] == wanted
     assert bool(results) == (made.role == "product")
@@ -308,6 +310,28 @@ def test_tensor_maps(made: Variant) -> None:
         assert first is not None
         assert along in chunks(made, first.box_outer if swapped else first.box_inner)
         assert rows % across == 0 if swapped else across == rows
+
+
+@every_variant
+def test_map_of_a_residual(made: Variant) -> None:
+    """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is promised of it."""
+    kernel = compiled(made).kernel
+    found = [parameter for parameter in kernel.parameters if parameter.name == "bias_desc"]
+    assert bool(found) == (made.epilogue != "none")
+    assert not [promise for promise in kernel.promises if "bias" in promise.value]
+    for parameter in found:
+        row = parameter.tensor_map
+        assert row is not None
+        assert (parameter.value, row.dtype) == ("bias_ptr", made.dtype_c)
+        assert (row.inner, row.outer, row.stride) == ("N", "M", "stride_bias_m")
+        swapped = made.family == "swapped"
+        rows = (made.config.block_n if swapped else made.config.block_m) // slabs(made)
+        high, wide = (row.box_inner, row.box_outer) if swapped else (row.box_outer, row.box_inner)
+        assert rows % high == 0 if swapped else high == rows
+        assert min(widths(made)) % wide == 0 or len(widths(made)) == 1
+        slab = rows * made.config.block_k * DTYPES[made.dtype_a].bytes
+        assert row.box_inner * DTYPES[made.dtype_c].bytes == {1: 32, 2: 64, 3: 128}[row.swizzle]
+        assert rows * wide * DTYPES[made.dtype_c].bytes <= slab
 
 
 @every_variant

@@ -375,6 +375,42 @@ def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
     assert emulator.driver.misuse == []
 
 
+def with_map_of_the_bias(kernel: Kernel) -> Kernel:
+    """The kernel with a tensor map of the bias besides, which its binary knows nothing of."""
+    if kernel.role != "product" or kernel.layout != "nn":
+        return kernel
+    mapped = TensorMap("fp16", inner="N", outer="M", stride="stride_bias_m", box_inner=64, box_outer=32, swizzle=3)
+    end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
+    return replace(kernel, parameters=(*kernel.parameters, Parameter("r", "tensordesc", "bias_ptr", end, 128, mapped)))
+
+
+@ON_CUDA
+@own_process
+def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_path: Path) -> None:
+    """No bias, a vector, and a matrix whose rows are not of whole 16 bytes are launched without asking the driver."""
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_the_bias), execute=False)
+    product, base, r = number_of(emulator, "product"), 1 << 44, 1 << 41
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"bias_ptr": r}, False),
+        ({"bias_ptr": r, "bias_strides": (0, 136, 1)}, True),
+        ({"bias_ptr": r + 2, "bias_strides": (0, 136, 1)}, False),
+        ({"bias_ptr": r, "bias_strides": (0, 137, 1)}, False),
+        ({"bias_ptr": r + 16, "bias_strides": (0, 8, 1)}, True),
+    ]
+    for fields, mapped in cases:
+        problem = problem_of(70, 136, 520, **fields)
+        before = len(emulator.driver.calls)
+        emulator.launcher.run(Plan(product), problem, 0, 0, base)
+        made = [call for call in emulator.driver.calls[before:] if call.name == "cuTensorMapEncodeTiled"]
+        assert bool(made) == mapped, fields
+        for call in made:
+            wanted = {"address": hex(fields["bias_ptr"]), "dim0": "136", "dim1": "70"}
+            assert {name: call.arguments[name] for name in wanted} == wanted
+    assert len(emulator.driver.launches) == len(cases)
+    assert emulator.driver.misuse == []
+
+
 @ON_HIP
 @own_process
 def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
