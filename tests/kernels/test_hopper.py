@@ -150,6 +150,17 @@ def widths(made: Variant) -> list[int]:
     return [columns] if first == columns or (along_k and made.num_ctas == 1) else [first, columns - first]
 
 
+def boxes(made: Variant) -> int:
+    """In how many boxes a matrix is added to a slab: as wide as all its widths allow, and 128 bytes of C at most."""
+    if made.epilogue == "none":
+        return 0
+    columns = made.config.block_m if made.family == "swapped" else made.config.block_n
+    wide = min(
+        *(1 << (width.bit_length() - 1) for width in widths(made)), ROW_BYTES // DTYPES[made.dtype_c].bytes, columns
+    )
+    return -(-columns // wide)
+
+
 def chunks(made: Variant, most: int) -> set[int]:
     """In how many columns at a time the sums may leave: `most`, and what divides the rest."""
     swapped = made.family == "swapped"
@@ -205,27 +216,37 @@ def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
 
 def indices(lines: tuple[str, ...] | list[str]) -> dict[str, str]:
     """The index of everything that is taken out of an array in shared memory."""
-    return dict(re.findall(r"(%\w+) = ttg\.memdesc_index %\w+\[(%\w+)\]", "\n".join(lines)))
+    return dict(re.findall(r"(%\w+) = ttg\.memdesc_index %\w+\[(%\w+)(?:#\d+)?\]", "\n".join(lines)))
 
 
-def is_k_loop(loop: Loop) -> bool:
-    """Whether it is a loop over steps of K: it waits for stages, and no loop is in it."""
+def passes_stages(loop: Loop) -> bool:
+    """Whether it is a loop over stages of the ring: it waits for them, and no loop is in it."""
     text = "\n".join(loop.body)
     return "ttng.wait_barrier" in text and "scf.for" not in text
 
 
-def held_by_no_carry(lines: list[str]) -> list[str]:
-    """What is wrong with the ring in one group of warps: what does not follow the stage and phase that are carried."""
+def always(body: tuple[str, ...]) -> str:
+    """What a loop does in every turn, without what is under a condition."""
+    indent = min(len(line) - len(line.lstrip()) for line in body)
+    return "\n".join(line for line in body if len(line) - len(line.lstrip()) == indent)
+
+
+def held_by_no_carry(lines: list[str], expected: int = 1) -> list[str]:
+    """What is wrong with the ring in one group of warps, whose tiles have so many loops over stages."""
     found = list(loops(lines))
-    k_loops = [loop for loop in found if is_k_loop(loop)]
-    if len(k_loops) != 1:
-        return [f"{len(k_loops)} loops over K"]
-    (loop,) = k_loops
+    inner = [loop for loop in found if passes_stages(loop)]
+    if len(inner) != expected:
+        return [f"{len(inner)} loops over stages"]
+    return [what for i in range(expected) for what in wrong_with(inner[i], inner[:i], found, lines)]
+
+
+def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[str]) -> list[str]:
+    """What in a loop over stages does not follow the stage and phase that it carries, or the loop before it left."""
     around = next(other for other in found if other.first < loop.first < loop.last < other.last)
     wrong = [f"{name} never changes" for name, after in zip(loop.carried, loop.next, strict=True) if name == after]
     names, index = list(loop.carried), indices(loop.body)
     # the stage is what buffers and barriers are indexed with, the phase what is waited for
-    waits = re.findall(r"ttng\.wait_barrier (%\w+), (%\w+),", "\n".join(loop.body))
+    waits = re.findall(r"ttng\.wait_barrier (%\w+), (%\w+),", always(loop.body))
     stages = {index.get(barrier, "") for barrier, _ in waits}
     phases = {phase for _, phase in waits}
     wrong += [f"{value} is not carried" for value in sorted(stages | phases) if value not in names]
@@ -239,7 +260,8 @@ def held_by_no_carry(lines: list[str]) -> list[str]:
         wrong += [] if after in following else [f"the next {name} does not follow the stage"]
     # from tile to tile
     before = lines[around.first + 1 : loop.first]
-    carried = derived(before, set(around.carried))
+    left = {f"{other.results}#{i}" for other in earlier for i in range(len(other.carried))}
+    carried = derived(before, set(around.carried)) | left
     wrong += [
         f"{name} begins with {loop.carried[name]}, whatever the tile"
         for name in sorted(stages | phases)
@@ -393,24 +415,26 @@ def test_programmatic_launches(made: Variant) -> None:
 def test_stages_are_carried(made: Variant) -> None:
     """In every group of warps the loop over K carries stage and phase, and hands back a stage that follows from it.
 
-    Gluon takes a variable that begins as another carried one to be constant, without a word; every stage handed back
-    would be the first, and the producer would wait for ever.
+    So does the producer's loop over the boxes of a matrix that is added, which goes on from there. Gluon takes a
+    variable that begins as another carried one to be constant, without a word; every stage handed back would be the
+    first, and the producer would wait for ever.
     """
     groups = partitions(compiled(made).ttgir)
     assert len(groups) == consumers(made) + 1
-    assert [held_by_no_carry(lines) for lines in groups] == [[]] * len(groups)
     *multiplying, producing = groups
+    assert [held_by_no_carry(lines) for lines in multiplying] == [[]] * len(multiplying)
+    assert held_by_no_carry(producing, 1 if made.epilogue == "none" else 2) == []
     assert "async_tma_copy_global_to_local" in "\n".join(producing)
     precise = DTYPES[made.dtype_a].bytes == 1 and not made.fast_accum
     for lines in multiplying:
-        (loop,) = (found for found in loops(lines) if is_k_loop(found))
+        (loop,) = (found for found in loops(lines) if passes_stages(found))
         assert "ttng.warp_group_dot" in "\n".join(loop.body)
         assert len(operands(loop.body, "ttng.arrive_barrier")) == made.num_ctas
-        # the last stage of a tile is handed back after the loop, unless every step waits for its product
+        # the last stage of a tile is handed back after the loop, unless every step waits for its product, and boxes are
         after = lines[loop.last + 1 :]
         index, following = indices(after), derived(after, {loop.results})
         late = [name for name in operands(after, "ttng.arrive_barrier") if index.get(name) in following]
-        assert len(late) == (0 if precise else made.num_ctas)
+        assert len(late) == (0 if precise else made.num_ctas) + boxes(made)
 
 
 @every_variant
@@ -433,7 +457,7 @@ def test_instructions(made: Variant) -> None:
 def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
     """Only Y is loaded for both blocks of a cluster, when both have left its stage; neither leaves before the other."""
     text = compiled(made).ttgir
-    (loop,) = (found for found in loops(partitions(text)[-1]) if is_k_loop(found))
+    loop, *_ = (found for found in loops(partitions(text)[-1]) if passes_stages(found))
     step = r"ttng\.(wait_barrier|async_tma_copy_global_to_local).*?( \{multicast\})?(?= :)"
     steps = re.findall(step, "\n".join(loop.body))
     own = [("wait_barrier", "")] + slabs(made) * [("async_tma_copy_global_to_local", "")]
@@ -449,7 +473,7 @@ def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
 def test_the_guard_sees_the_trap() -> None:
     """A loop that hands back the stage with which its tile began is found, as is one that carries no phase."""
     lines = partitions(compiled(variant("cooperative-2")).ttgir)[0]
-    (loop,) = (found for found in loops(lines) if is_k_loop(found))
+    (loop,) = (found for found in loops(lines) if passes_stages(found))
     (barrier,) = operands(loop.body, "ttng.arrive_barrier")
     stage, phase = list(loop.carried)[:2]
     text = "\n".join(lines)
