@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aotmm.build import build
-from aotmm.build.compile import Compiled, file
+from aotmm.build.compile import Compiled, file, said_of
 from aotmm.kernel import Kernel, Parameter, Promise
 from aotmm.kernels import Variant
 from aotmm.problem import VALUES
@@ -98,21 +98,10 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
     image, target = dice.randbytes(_IMAGE_BYTES), variant.target
     ptx = dice.randbytes(_PTX_BYTES // 2).hex().encode() if target.ptx_version is not None else None
     kernel = Kernel(
-        name=variant.name,
-        family=variant.family,
-        role=variant.role,
-        schedule=variant.schedule,
-        source=variant.source,
+        **said_of(variant),
         symbol="simulated",
-        dtype_a=variant.dtype_a,
-        dtype_b=variant.dtype_b,
-        dtype_c=variant.dtype_c,
-        layout=variant.layout,
-        epilogue=variant.epilogue,
-        fast_accum=variant.fast_accum,
         persistent=False,
         programmatic=False,
-        config=variant.config,
         threads=variant.config.num_warps * target.warp_size,
         num_ctas=1,
         shared_bytes=0,

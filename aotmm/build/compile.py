@@ -29,6 +29,10 @@ SCRATCH = ("global_scratch", "profile_scratch")
 # 32-bit sizes leave room for the last tile to pass the edge without wrapping.
 I32_LIMIT = 2**31 - 2**16
 DESCRIPTOR_BYTES = 128  # Source: CUDA driver API, CUtensorMap
+_SAID = (
+    "name", "family", "role", "schedule", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue", "fast_accum",
+    "config",
+)  # fmt: skip
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
 
 
@@ -131,6 +135,11 @@ def key(variant: Variant, sources: str, assembled_by: str) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def said_of(variant: Variant) -> dict[str, Any]:
+    """The fields of a kernel's manifest entry that are known before it is compiled."""
+    return {name: getattr(variant, name) for name in _SAID}
+
+
 def compile_variant(variant: Variant, digest: str) -> Compiled:
     """The image of `variant` and its manifest entry; `digest` is its `key`.
 
@@ -171,21 +180,10 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     registers, spill_bytes = _resources(target, image, text, symbol)
     ptx = text.encode() if target.ptx_version is not None else None
     kernel = Kernel(
-        name=variant.name,
-        family=variant.family,
-        role=variant.role,
-        schedule=variant.schedule,
-        source=variant.source,
+        **said_of(variant),
         symbol=symbol,
-        dtype_a=variant.dtype_a,
-        dtype_b=variant.dtype_b,
-        dtype_c=variant.dtype_c,
-        layout=variant.layout,
-        epilogue=variant.epilogue,
-        fast_accum=variant.fast_accum,
         persistent=plan.persistent,
         programmatic=plan.programmatic,
-        config=variant.config,
         threads=metadata.num_warps * target.warp_size,
         num_ctas=metadata.num_ctas,
         shared_bytes=metadata.shared,
