@@ -409,9 +409,9 @@ def put_factors(room, INDEX: gl.constexpr, held, tiling):
 @gluon.jit
 def scaled(sums, factors):
     """scale_a * scale_b * sums, for factors that are in shared memory."""
-    scale_a = factors.scale_a.load(gl.SliceLayout(1, sums.type.layout))
-    scale_b = factors.scale_b.load(gl.SliceLayout(0, sums.type.layout))
-    return sums * scale_a[:, None] * scale_b[None, :]
+    sums *= factors.scale_a.load(gl.SliceLayout(1, sums.type.layout))[:, None]
+    sums *= factors.scale_b.load(gl.SliceLayout(0, sums.type.layout))[None, :]
+    return sums
 
 
 @gluon.jit
