@@ -1,9 +1,10 @@
 """What the warp-specialised kernels for Hopper (sm90) share. They are written in Gluon.
 
-One warp copies boxes of both operands into a ring of shared memory through tensor maps (TMA); consumer warpgroups
-multiply them with wgmma, one in flight, and hand every stage back through a barrier. Sums leave through shared memory
-and TMA stores while the next tile is being loaded: blocks are persistent. Widths that are no power of two are one
-instruction where Y lies along K (`wgmma`), else two accumulators side by side.
+One warp copies boxes of both operands, and of a matrix that is added to their product, into a ring of shared memory
+through tensor maps (TMA); consumer warpgroups multiply them with wgmma, one in flight, and hand every stage back
+through a barrier. Sums leave through shared memory and TMA stores while the next tile is being loaded: blocks are
+persistent. Widths that are no power of two are one instruction where Y lies along K (`wgmma`), else two accumulators
+side by side.
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T (family
 `swapped`), because a wgmma always has 64 rows and C may have fewer.
@@ -47,6 +48,7 @@ CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 BARRIER_BYTES = 512  # more than all barriers take
 BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
+SWIZZLED_BYTES = gl.constexpr(LINE_BYTES)
 FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 elements for each thread
 
 
@@ -122,6 +124,8 @@ class Work:
 @gluon.aggregate
 class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` say whose turn each stage is.
+
+    Boxes of a matrix that is added have stages of their own, in the buffers of X.
 
     `all_empty` says it for all blocks of the cluster, in the first of them, which loads Y for all.
     """
@@ -284,7 +288,7 @@ def hand_back(ring, tiling, stage, pred):
 def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1):
     """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight.
 
-    Step `awaited`, if that is not negative, waits for the barrier `added_to` too.
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
@@ -497,8 +501,7 @@ def leave(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSE
 def leave_in_turns(sums, row, col, c_desc, c_smem, factors, ending, tiling):
     """`leave` with an activation, as a loop over quarters: code for every column does not fit the instruction cache.
 
-    Registers cannot be indexed, so the quarters change places. Measured on an H200 at 2048^3 with gelu: 34 us, where
-    code for every column takes 41; with relu, whose code is short, 30 against 28.
+    Registers cannot be indexed, so the quarters change places. What else was tried: docs/performance.md.
     """
     WIDTH: gl.constexpr = sums.shape[1] // 4
     left, right = halves(sums)
@@ -524,7 +527,9 @@ def fill(box, m, n, ending):
     """Copies the box at row m and column n of a matrix that TMA cannot copy."""
     e = ending
     COLS: gl.constexpr = box.shape[1]
-    ROWS: gl.constexpr = min(box.shape[0], FILLED_ROWS)
+    # rows follow each other in shared memory only where one is a line of the swizzle
+    LINES: gl.constexpr = COLS * box.dtype.primitive_bitwidth // 8 <= SWIZZLED_BYTES
+    ROWS: gl.constexpr = min(box.shape[0], FILLED_ROWS) if LINES else box.shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     parts = box.reinterpret(box.dtype, [box.shape[0] // ROWS, ROWS, COLS], box.layout)
     cols = (n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
@@ -541,7 +546,8 @@ def add_matrix(
 ):
     """Scales the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and adds a matrix to them.
 
-    Its first box is in `stage` of the ring. Returns the sums, and the stage and phase after the last box.
+    Its first box is in `stage` of the ring. Returns the sums, and the stage and phase after the last box. Blocks of a
+    cluster would have to hand stages back to each other, too: their kernels add no matrix.
     """
     t = tiling
     SIZE: gl.constexpr = sums.shape[1]

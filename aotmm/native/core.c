@@ -346,9 +346,11 @@ static void set_no_sums(quantities *q) {
 static const aotmm_tuning *tuning = &aotmm_built_tuning;
 
 /* Single precision, in which bounds on times are: what is taken off a number before it is rounded up and off a time, more than
-   they can be wrong by, what a bound takes into account, and what is in its place where there is nothing more to look for. */
+   they can be wrong by with their own number (up to MAX_BOUNDS) for the last bits, what a bound takes into account, and what is
+   in its place where there is nothing more to look for. */
+enum { MAX_BOUNDS = 512 };
 #define SLACK 1e-6f
-#define LESS (1 - 20 * SLACK)
+#define LESS (1 - 20 * SLACK - MAX_BOUNDS * 0x1p-23f)
 #define MOST 1e37f
 #define DONE 1e38f
 
@@ -405,9 +407,11 @@ HOT double loads_of(const query *s, int way, uint32_t kernel) {
   return (double)k->block_k * ((double)k->block_m * s->ways[way].row_a + (double)k->block_n * s->ways[way].col_b);
 }
 
-/* A kernel computes while it loads, but for a part of whichever takes less. */
+/* A kernel computes while it loads, but for this part of whichever takes less. */
+#define ALONE 0.4
+
 HOT double overlapped(double busy, double moving) {
-  return busy > moving ? busy + 0.4 * moving : moving + 0.4 * busy;
+  return busy > moving ? busy + ALONE * moving : moving + ALONE * busy;
 }
 
 /* `steps` are those of a slice. */
@@ -476,11 +480,12 @@ static uint32_t units_of(const quantities *q) {
   return units;
 }
 
+static const int32_t rows_from[] = AOTMM_ROWS;
+
 /* Which of the table's constants are for M rows. */
 static int place_of_rows(int64_t M) {
-  static const int32_t from[] = AOTMM_ROWS;
   int place = 0;
-  for (int i = 1; i < AOTMM_ROWS_COUNT; i++) place += M >= from[i];
+  for (int i = 1; i < AOTMM_ROWS_COUNT; i++) place += M >= rows_from[i];
   return place;
 }
 
@@ -724,7 +729,6 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32
 #define UP(x) ((x) + 0.5f + WHOLE - WHOLE)
 
 /* Bounds of the lanes of a span, of each way in turn. The last bits of each are its number. */
-enum { MAX_BOUNDS = 512 };
 typedef union bounds {
   aotmm_floats block[MAX_BOUNDS / AOTMM_LANES];
   float lane[MAX_BOUNDS];
@@ -792,7 +796,7 @@ HOT void set_bounds(const query *s, int ways, const aotmm_candidates *c, int cou
     aotmm_floats rest = c->base + c->partial * reduce;
     for (int way = 0; way < ways; way++) {
       aotmm_floats moving = moved + loaded * (s->ways[way].row_a * c->load_a + s->ways[way].col_b * c->load_b);
-      aotmm_floats time = busy + moving - 0.6f * LESSER(busy, moving) + s->ways[way].least_time;
+      aotmm_floats time = busy + moving - (float)(1 - ALONE) * LESSER(busy, moving) + s->ways[way].least_time;
       to->block[way * count + i] = NUMBERED(LESSER(time, ALL(MOST)) + rest, way * count + i);
     }
   }
@@ -855,18 +859,22 @@ HOT void consider_lanes(query *s, const aotmm_span *span, search *to) {
     int number = (int)(least.bits % MAX_BOUNDS), first = 0, way = 0;
     for (; number >= first + span->count * AOTMM_LANES; way++) first += span->count * AOTMM_LANES;
     const aotmm_lane *lane = lanes + number - first;
-    for (class = classes + lane->class; !class->keeps && class->way <= way; class->way += !class->keeps)
+    class = classes + lane->class;
+    while (!class->keeps && class->way <= way) {
       class->keeps = (int8_t)keeps_in(s, class->way, aotmm_order[lane->first]);
+      class->way += !class->keeps;
+    }
     if (class->way == way) {
       found.lane[number] = DONE;
       consider_lane(s, way, lane, to);
-    } else
+    } else /* the class fits an earlier way, or not this one */
       for (int i = 0; i < span->count; i++)
         found.block[way * span->count + i] +=
             (aotmm_floats)((candidates[i].class == lane->class) & (aotmm_bits)ALL(DONE));
   }
 }
 
+/* It is compiled twice, for two kinds of processors. */
 static void consider_baseline(query *s, const aotmm_span *span, search *to) { consider_lanes(s, span, to); }
 
 static void (*consider_span)(query *, const aotmm_span *, search *) = consider_baseline;
@@ -1023,6 +1031,12 @@ static __thread struct encoded {
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
 } maps[MAPS];
 
+/* Whether the bias is a matrix that TMA can copy. Kernels ask the same (kernels/hopper.py) before they use its map. */
+static int boxed(const quantities *q, int64_t stride_bytes) {
+  return q->value[AOTMM_VALUE_BIAS_RANK] == 2 && q->value[AOTMM_VALUE_STRIDE_BIAS_N] == 1 &&
+         (q->value[AOTMM_VALUE_BIAS_PTR] | stride_bytes) % VECTOR_BYTES == 0;
+}
+
 static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
                   void *encoded) {
   const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
@@ -1030,8 +1044,8 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
   int64_t stride_bytes = q->value[map->stride] * map->element_bytes;
   if (outer == 1) /* the stride of one line is 0, which the driver does not take */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
-  if (!address || (address | stride_bytes) % VECTOR_BYTES || !stride_bytes) {
-    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES); /* promises exclude this for operands; of a bias the kernel knows itself */
+  if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
+    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
     return AOTMM_OK;
   }
   struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
@@ -1222,6 +1236,9 @@ int aotmm_retune(const aotmm_table *table) {
     const aotmm_model *m = table->models + i;
     if (!(m->base >= 0 && m->step >= 0 && m->tile >= 0 && m->byte >= 0 && m->load >= 0))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
+    if (rows_from[place_of_rows(m->rows)] != m->rows)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for rows from %d on: AOTMM_ROWS has no such number",
+                        i, m->rows);
   }
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!before(table->shapes + i - 1, table->shapes + i))
@@ -1233,7 +1250,7 @@ int aotmm_retune(const aotmm_table *table) {
   size_t bytes = AOTMM_ROWS_COUNT * aotmm_block_count * sizeof(aotmm_candidates) + sizeof(aotmm_tuning) +
                  aotmm_kernel_count * (AOTMM_ROWS_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
                  table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
-  aotmm_candidates *candidates = aligned_alloc(sizeof(aotmm_floats), (bytes + 63) & -64ull);
+  aotmm_candidates *candidates = aligned_alloc(sizeof(aotmm_floats), (bytes + sizeof(aotmm_floats) - 1) & -sizeof(aotmm_floats));
   if (!candidates) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
   aotmm_tuning *fresh = (aotmm_tuning *)(candidates + AOTMM_ROWS_COUNT * aotmm_block_count);
   aotmm_constants(*constants)[AOTMM_ROWS_COUNT] = (void *)(fresh + 1);

@@ -35,6 +35,7 @@ CONFIGS = {
     "clustered": ("clustered", Config(256, 64, 64, 8, 3, 8)),
     "clustered-wide": ("clustered", Config(256, 144, 64, 8, 3, 8)),
     "swapped": ("swapped", Config(16, 128, 64, 8, 4, 8)),
+    "swapped-tall": ("swapped", Config(32, 128, 64, 8, 4, 4)),
 }
 # Widths that are one instruction or nothing, where the operand that has them lies along K.
 ODD = {
@@ -88,6 +89,8 @@ FINISHED = [
     variant("cooperative-2-wide", "nn", epilogue="linear"),
     variant("pingpong-odd", epilogue="smooth"),
     variant("swapped-odd", epilogue="linear"),
+    variant("swapped-tall", epilogue="linear"),
+    variant("swapped", epilogue="linear", dtype_c="fp32"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
@@ -354,6 +357,17 @@ def test_map_of_a_residual(made: Variant) -> None:
         slab = rows * made.config.block_k * DTYPES[made.dtype_a].bytes
         assert row.box_inner * DTYPES[made.dtype_c].bytes == {1: 32, 2: 64, 3: 128}[row.swizzle]
         assert rows * wide * DTYPES[made.dtype_c].bytes <= slab
+
+
+@pytest.mark.parametrize("made", FINISHED, ids=lambda made: made.name)
+def test_pieces_of_a_filled_box(made: Variant) -> None:
+    """What consumers fill themselves they cut into rows only where these follow each other: lines of one swizzle."""
+    *multiplying, _ = partitions(compiled(made).ttgir)
+    for lines in multiplying:
+        boxes_filled = re.findall(r"memdesc_reinterpret .*-> !ttg\.memdesc<(\d+)x\d+x(\d+)xb?f(\d+),", "\n".join(lines))
+        assert boxes_filled
+        for pieces, columns, bits in boxes_filled:
+            assert int(pieces) == 1 or int(columns) * int(bits) // 8 <= ROW_BYTES
 
 
 @every_variant

@@ -397,6 +397,7 @@ def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_pa
         ({"bias_ptr": r + 2, "bias_strides": (0, 136, 1)}, False),
         ({"bias_ptr": r, "bias_strides": (0, 137, 1)}, False),
         ({"bias_ptr": r + 16, "bias_strides": (0, 8, 1)}, True),
+        ({"bias_ptr": r, "bias_strides": (0, 8, 2)}, False),
     ]
     for fields, mapped in cases:
         problem = problem_of(70, 136, 520, **fields)
@@ -407,7 +408,10 @@ def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_pa
         for call in made:
             wanted = {"address": hex(fields["bias_ptr"]), "dim0": "136", "dim1": "70"}
             assert {name: call.arguments[name] for name in wanted} == wanted
-    assert len(emulator.driver.launches) == len(cases)
+    before = len(emulator.driver.calls)
+    emulator.launcher.run(Plan(product), problem_of(1, 136, 520, bias_ptr=r), 0, 0, base)
+    assert "cuTensorMapEncodeTiled" not in [call.name for call in emulator.driver.calls[before:]], "one row, a vector"
+    assert len(emulator.driver.launches) == len(cases) + 1
     assert emulator.driver.misuse == []
 
 
@@ -461,6 +465,10 @@ def test_tables(pack: Path) -> None:
     negative.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, base=100.0, step=-1.0))
     with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
         mm._raise(mm._c.retune(ctypes.byref(negative)))
+    between = CTable(model_count=1)
+    between.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, rows=2, base=100.0))
+    with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_ROWS has no such number"):
+        mm._raise(mm._c.retune(ctypes.byref(between)))
 
 
 @own_process
