@@ -165,6 +165,11 @@ def writes_products(kernel: Kernel) -> bool:
     return kernel.role in ("product", "partial")
 
 
+def inputs_of(kernel: Kernel) -> str:
+    """Its input types, one of `problem.INPUTS`."""
+    return kernel.dtype_a if kernel.dtype_a == kernel.dtype_b else f"{kernel.dtype_a}-{kernel.dtype_b}"
+
+
 def adds_matrices(kernel: Kernel) -> bool:
     """Whether it adds a bias to a product."""
     return kernel.role == "product" and kernel.epilogue != "none"
@@ -200,7 +205,7 @@ def test_every_kernel_is_right(
             if found.schedule != schedule:
                 continue
             limit(LIMIT_S)
-            name = found.dtype_a if found.dtype_a == found.dtype_b else f"{found.dtype_a}-{found.dtype_b}"
+            name = inputs_of(found)
             for turn, run in enumerate(runs_of(found)):
                 kernel = found
                 if kernel.role == "partial":  # what follows it writes C and has the epilogue
@@ -257,7 +262,7 @@ def test_residuals_of_every_layout(
             if kernel.schedule != schedule or not adds_matrices(kernel):
                 continue
             limit(LIMIT_S)
-            name = kernel.dtype_a if kernel.dtype_a == kernel.dtype_b else f"{kernel.dtype_a}-{kernel.dtype_b}"
+            name = inputs_of(kernel)
             output = torch_dtype(kernel.dtype_c)
             aligned = [run for run in runs_of(kernel) if not run.copies and run.k]
             for run in (aligned[2], aligned[-1]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -336,20 +337,24 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-def with_map(kernel: Kernel) -> Kernel:
-    """The kernel with its first pointer replaced by a tensor map of A, which its binary knows nothing of."""
+def with_map(kernel: Kernel, *, value: str, inner: str, stride: str) -> Kernel:
+    """The kernel with a tensor map of the (M, `inner`) matrix at `value` besides, which its binary knows nothing of."""
     if kernel.role != "product" or kernel.layout != "nn":
         return kernel
-    mapped = TensorMap("fp16", inner="K", outer="M", stride="stride_am", box_inner=64, box_outer=32, swizzle=3)
+    mapped = TensorMap("fp16", inner=inner, outer="M", stride=stride, box_inner=64, box_outer=32, swizzle=3)
     end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
-    return replace(kernel, parameters=(*kernel.parameters, Parameter("a", "tensordesc", "a_ptr", end, 128, mapped)))
+    return replace(kernel, parameters=(*kernel.parameters, Parameter("map", "tensordesc", value, end, 128, mapped)))
+
+
+with_map_of_a = functools.partial(with_map, value="a_ptr", inner="K", stride="stride_am")
+with_map_of_bias = functools.partial(with_map, value="bias_ptr", inner="N", stride="stride_bias_m")
 
 
 @ON_CUDA
 @own_process
 def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
     """A map is encoded once, of the matrix as it lies, copied or not; the driver takes the stride of a single line."""
-    emulator = Emulator(changed_pack(pack, tmp_path, with_map), execute=False)
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_a), execute=False)
     product = number_of(emulator, "product")
     base, a = 1 << 44, 1 << 40
     cases = [
@@ -375,20 +380,11 @@ def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-def with_map_of_the_bias(kernel: Kernel) -> Kernel:
-    """The kernel with a tensor map of the bias besides, which its binary knows nothing of."""
-    if kernel.role != "product" or kernel.layout != "nn":
-        return kernel
-    mapped = TensorMap("fp16", inner="N", outer="M", stride="stride_bias_m", box_inner=64, box_outer=32, swizzle=3)
-    end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
-    return replace(kernel, parameters=(*kernel.parameters, Parameter("r", "tensordesc", "bias_ptr", end, 128, mapped)))
-
-
 @ON_CUDA
 @own_process
 def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_path: Path) -> None:
     """No bias, a vector, and a matrix whose rows are not of whole 16 bytes are launched without asking the driver."""
-    emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_the_bias), execute=False)
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_bias), execute=False)
     product, base, r = number_of(emulator, "product"), 1 << 44, 1 << 41
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, False),
@@ -419,7 +415,7 @@ def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_pa
 @own_process
 def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
     """A kernel with a tensor map is refused on HIP, in words."""
-    emulator = Emulator(changed_pack(pack, tmp_path, with_map), execute=False)
+    emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_a), execute=False)
     with pytest.raises(NoKernelError, match="takes tensor maps, which HIP does not have"):
         emulator.launcher.run(Plan(number_of(emulator, "product")), problem_of(70, 136, 520), 0, 0)
 

@@ -164,7 +164,9 @@ def test_selection_by_the_models_is_nearly_the_best(
         assert regret.mean < 1.015
         assert regret.worst < 1.15
     # Schedules that are far from the best everywhere count little, so their models stay near where they began.
-    assert statistics.median(row.error for row in verdict.fitted if row.error is not None) < 0.05
+    errors = [row.error for row in verdict.fitted if row.error is not None]
+    assert statistics.median(errors) < 0.05
+    assert max(errors) < 0.25
     roles = {kernel.schedule: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.schedule] for model in made.models} == {"product", "partial", "reduce", "copy"}
 
