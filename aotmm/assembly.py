@@ -35,25 +35,23 @@ def assembly(pack: Pack, kernel: Kernel, form: str) -> str:
     Raises:
         SpecError: kernels of this arch have no such form, or the pack ships no PTX.
         CompileError: no disassembler is installed, or it refused the image.
-        ArtifactError: the image or the PTX was altered.
+        ArtifactError: the library is missing or was altered.
     """
-    from aotmm.runtime.pack import read_verified
-
     known = _FORMS_OF[target(pack.arch).backend]
     if form not in known:
         raise SpecError(f"a kernel of {pack.arch} has no {form}; it has: {', '.join(known)}")
     if form == "ptx":
         if kernel.ptx is None:
             raise SpecError(f"pack {pack.folder} ships no PTX for {kernel.name}; its machine code: --asm sass")
-        return read_verified(pack.folder, kernel.ptx).decode()
-    image = read_verified(pack.folder, kernel.image)
+        return pack.code(kernel.ptx).decode()
+    image = pack.code(kernel.image)
     command = _disassembler(form)
     with tempfile.TemporaryDirectory(prefix="aotmm-") as folder:
-        path = Path(folder, Path(kernel.image.path).name)
+        path = Path(folder, f"{kernel.name}.{target(pack.arch).image}")
         path.write_bytes(image)
         done = subprocess.run([*command, path.name], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise CompileError(f"{' '.join(command)} refused {kernel.image.path}:\n{done.stderr.strip()}")
+        raise CompileError(f"{' '.join(command)} refused {path.name}:\n{done.stderr.strip()}")
     return done.stdout
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aotmm.manifest import File
 from aotmm.target import Target
 
 
@@ -52,6 +51,18 @@ class Promise:
     value: str
     relation: str
     operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Code of a kernel: its place among the images in the pack's library, its size in bytes, and its sha256 in hex.
+
+    The offset counts from the first byte of the block of images. It means nothing until a library is linked.
+    """
+
+    offset: int
+    bytes: int
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ class Kernel:
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
         global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null.
         vector_bytes: width of the global accesses that the promises allow; 1 if they do not even promise neighbours.
-        image: the binary. ptx: the same kernel as text, where the arch ships one.
+        image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
         key: digest of everything the binary depends on.
     """
 
@@ -140,8 +151,8 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     promises: tuple[Promise, ...]
     attributes: tuple[Attribute, ...]
-    image: File
-    ptx: File | None
+    image: Image
+    ptx: Image | None
     key: str
 
 

@@ -22,9 +22,9 @@ from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROL
 from aotmm.target import STATUSES, TARGETS
 
 if typing.TYPE_CHECKING:
-    from aotmm.kernel import Kernel
+    from aotmm.kernel import Image, Kernel
 
-FORMAT = 2
+FORMAT = 3
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
 MAX_ITEMS = 4096  # of any list, and so of kernels
@@ -71,8 +71,9 @@ class Head:
     """manifest.json: a pack without its kernels, what opening it needs.
 
     `min_driver` is the lowest CUDA driver version that takes the images, as cuDriverGetVersion spells it; 0 for HIP.
-    `library_key` is the digest of everything that the launcher library was linked from, `digest` the manifest's own,
-    `kernels_file` the other half. `write` computes the last two.
+    `library_key` is the digest of everything that the launcher library was linked from, `images_offset` the byte of the
+    library at which the images of all kernels begin. `digest` is the manifest's own, `kernels_file` the other half;
+    `write` computes these two.
     """
 
     format: int
@@ -81,6 +82,7 @@ class Head:
     host: str
     provenance: Provenance
     library: File
+    images_offset: int
     library_key: str
     sources: tuple[File, ...]
     kernels_file: File = File(KERNELS_NAME, "", 0)
@@ -122,7 +124,7 @@ def write(manifest: Manifest) -> dict[str, bytes]:
     `digest` is the sha256 of manifest.json with zeros in its place.
     """
     kernels = _canonical([kernel_to(kernel) for kernel in manifest.kernels])
-    entry = File(KERNELS_NAME, hashlib.sha256(kernels).hexdigest(), len(kernels))
+    entry = file(KERNELS_NAME, kernels)
     body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=()))
     del body["kernels"]
     blank = _canonical(body)
@@ -173,7 +175,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     _raise(problems)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
     manifest = Manifest(**fields, kernels=kernels)
-    _check_files(files(manifest), where, problems)
+    _check_images(manifest, where, problems)
     for name, count in collections.Counter(kernel.name for kernel in kernels).items():
         if count > 1:
             problems.append(f"{where}: {count} kernels have the same name {name!r}")
@@ -183,9 +185,28 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
 
 def files(manifest: Manifest) -> list[File]:
     """Every file of the pack but manifest.json itself."""
-    images = [kernel.image for kernel in manifest.kernels]
-    texts = [kernel.ptx for kernel in manifest.kernels if kernel.ptx is not None]
-    return [manifest.library, manifest.kernels_file, *manifest.sources, *images, *texts]
+    return [manifest.library, manifest.kernels_file, *manifest.sources]
+
+
+def code(head: Head, image: Image, library: bytes, where: str) -> bytes:
+    """Return the bytes of `image` in `library`, the content of the library of `head`; `where` names it in errors.
+
+    Raises:
+        ArtifactError: the library does not hold them there.
+    """
+    begin = head.images_offset + image.offset
+    found = library[begin : begin + image.bytes]
+    if hashlib.sha256(found).hexdigest() != image.sha256:
+        raise ArtifactError(
+            f"{where}: {head.library.path} holds other code at byte {begin} than {head.kernels_file.path} says; "
+            "build the pack again"
+        )
+    return found
+
+
+def file(path: str, data: bytes) -> File:
+    """Return the entry of a file with content `data`."""
+    return File(path, hashlib.sha256(data).hexdigest(), len(data))
 
 
 def altered(file: File, data: bytes) -> str | None:
@@ -248,6 +269,28 @@ def _check_files(entries: list[File], where: str, problems: list[str]) -> None:
     problems += [f"{where}: {count} files have the same path {path!r}" for path, count in counts.items() if count > 1]
     folders = {path[: match.start()] for path in counts for match in re.finditer("/", path)}
     problems += [f"{where}: file {path!r} is a folder of others" for path in sorted(folders & counts.keys())]
+
+
+def _check_images(manifest: Manifest, where: str, problems: list[str]) -> None:
+    """Adds images that lie outside the library, or in each other's way, to `problems`."""
+    images = [
+        (image, f"{where}: the {kind} of {kernel.name}")
+        for kernel in manifest.kernels
+        for kind, image in (("image", kernel.image), ("PTX", kernel.ptx))
+        if image is not None
+    ]
+    problems += [
+        f"{name}: {image.sha256!r} is not a sha256" for image, name in images if not re.fullmatch(_SHA256, image.sha256)
+    ]
+    room, end = manifest.library.bytes - manifest.images_offset, 0
+    for image, name in sorted(images, key=lambda item: item[0].offset):
+        if image.bytes == 0 or image.offset + image.bytes > room:
+            problems.append(
+                f"{name} has {image.bytes} bytes from {image.offset} on, {manifest.library.path} has room for {room}"
+            )
+        elif image.offset < end:
+            problems.append(f"{name} begins at byte {image.offset}, before the one in front of it ends at {end}")
+        end = max(end, image.offset + image.bytes)
 
 
 def _raise(problems: list[str]) -> None:

@@ -123,6 +123,7 @@ def targets_text(rows: Sequence[Target]) -> str:
 
 def kernel_text(pack: Pack, kernel: Kernel) -> str:
     """Everything that the manifest says of one kernel."""
+    begin = pack.head.images_offset
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
@@ -139,9 +140,9 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
         ("widest access", f"{kernel.vector_bytes} B"),
         ("family, symbol", f"{kernel.family}, {kernel.symbol}"),
         *(
-            (name, f"{file.path}, {file.bytes} B, sha256 {file.sha256}")
-            for name, file in (("image", kernel.image), ("ptx", kernel.ptx))
-            if file is not None
+            (name, f"{image.bytes} B at {begin + image.offset} of {pack.head.library.path}, sha256 {image.sha256}")
+            for name, image in (("image", kernel.image), ("ptx", kernel.ptx))
+            if image is not None
         ),
         ("key", kernel.key),
         ("pack", f"{_where(pack.folder, pack.owner)}, for {pack.head.host}"),

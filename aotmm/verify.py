@@ -133,7 +133,9 @@ def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
     except ArtifactError as error:
         return Verification(source.place, None, len(source.names), 0, tuple(str(error).splitlines()))
     contents, violations = _contents(source, manifest.files(whole), manifest.FILE_NAME)
-    violations += _images(whole, contents) + _embedded(whole, contents)
+    library = contents.get(whole.library.path)
+    if library is not None:
+        violations += _images(whole, library)
     if rebuild is not None and not violations:
         violations = _compared(source, _folder(rebuild(whole)))
     return Verification(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
@@ -181,38 +183,25 @@ def _unlisted(source: _Source, listed: list[File], name: str) -> list[str]:
     return [f"{name} does not list {path}" for path in sorted(extra)]
 
 
-def _images(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
-    """What is wrong with the kernels' files that are there, each by itself."""
+def _images(whole: Manifest, library: bytes) -> list[str]:
+    """Return the faults of the kernels' code in `library`, each by itself."""
     row, violations = target(whole.arch), []
     for kernel in whole.kernels:
         wanted = promised(kernel, row)
         if kernel.shared_bytes > row.shared_bytes:
             violations.append(f"{kernel.name} needs {kernel.shared_bytes} B of shared memory, {row.name} has less")
-        for file, reader in ((kernel.image, read_image), (kernel.ptx, read_ptx)):
-            if file is not None and file.path in contents:
-                try:
-                    found = differences(reader(contents[file.path], file.path), wanted)
-                    violations += [f"{file.path}: {words}" for words in found]
-                except ArtifactError as error:
-                    violations.append(str(error))
-    return violations
-
-
-def _embedded(whole: Manifest, contents: dict[str, bytes]) -> list[str]:
-    """What is another in the library than in images/, as far as both are there."""
-    library = contents.get(whole.library.path)
-    if library is None:
-        return []
-    files = [(kernel.image, b"") for kernel in whole.kernels]
-    files += [(kernel.ptx, b"\0") for kernel in whole.kernels if kernel.ptx is not None]  # drivers want it to end so
-    violations = [
-        f"{whole.library.path} does not hold {file.path}"
-        for file, end in files
-        if file.path in contents and contents[file.path] + end not in library
-    ]
-    count = library.count(b"\x7fELF") - 1  # the library is one too
-    if count != len(whole.kernels):
-        violations.append(f"{whole.library.path} holds {count} images, of {len(whole.kernels)} kernels")
+        for kind, image, reader in ((row.image, kernel.image, read_image), ("ptx", kernel.ptx, read_ptx)):
+            if image is None:
+                continue
+            name = f"{kernel.name}.{kind}"
+            try:
+                found = differences(reader(manifest.code(whole, image, library, name), name), wanted)
+                violations += [f"{name}: {words}" for words in found]
+            except ArtifactError as error:
+                violations.append(str(error))
+            end = whole.images_offset + image.offset + image.bytes
+            if kind == "ptx" and library[end : end + 1] != b"\0":  # drivers read on until then
+                violations.append(f"{name}: no zero byte follows it in {whole.library.path}")
     return violations
 
 

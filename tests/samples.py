@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from aotmm.kernel import Attribute, Config, Kernel, Parameter, Promise, TensorMap
-from aotmm.manifest import FORMAT, File, Manifest, Provenance
+from aotmm.kernel import Attribute, Config, Image, Kernel, Parameter, Promise, TensorMap
+from aotmm.manifest import FILE_NAME, FORMAT, Manifest, Provenance, code, file, read_head
 from aotmm.target import EMULATED
 
 _MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
 SHIPPED = tuple(re.findall(r"^ARCHS := (.*)$", _MAKEFILE, re.MULTILINE)[0].split())  # whose packs the wheel has
 
 
-def file(path: str, data: bytes = b"") -> File:
-    """The entry of a file with content `data`."""
-    return File(path, hashlib.sha256(data).hexdigest(), len(data))
+def image(data: bytes, offset: int = 0) -> Image:
+    """The entry of code with the bytes `data`."""
+    return Image(offset, len(data), hashlib.sha256(data).hexdigest())
+
+
+def code_in(folder: Path) -> Callable[[Image], bytes]:
+    """What cuts images and PTX out of the library of the pack in `folder`, which is read once."""
+    head = read_head((folder / FILE_NAME).read_bytes(), FILE_NAME)
+    library = (folder / head.library.path).read_bytes()
+    return lambda entry: code(head, entry, library, str(folder))
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -66,14 +75,21 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         ),
         promises=(Promise("a_ptr", "multiple_of", 16), Promise("a_extent", "below", 2**31)),
         attributes=(Attribute("cluster_dimension", (1, 1, 1)),),
-        image=file(f"images/{name}.cubin", name.encode()),
-        ptx=file(f"images/{name}.ptx", name.encode()) if ptx else None,
+        image=image(name.encode()),
+        ptx=image(name.encode()) if ptx else None,
         key="0" * 64,
     )
 
 
-def manifest(*kernels: Kernel, library: bytes = b"library") -> Manifest:
-    """A manifest of a pack for sm80."""
+def manifest(*kernels: Kernel, library: bytes = bytes(99)) -> Manifest:
+    """A manifest of a pack for sm80, with the images one after the other."""
+    end, placed = 0, []
+    for item in kernels:
+        first = dataclasses.replace(item.image, offset=end)
+        end += first.bytes
+        second = None if item.ptx is None else dataclasses.replace(item.ptx, offset=end)
+        end += 0 if second is None else second.bytes
+        placed.append(dataclasses.replace(item, image=first, ptx=second))
     return Manifest(
         format=FORMAT,
         arch="sm80",
@@ -92,7 +108,8 @@ def manifest(*kernels: Kernel, library: bytes = b"library") -> Manifest:
             status=EMULATED,
         ),
         library=file("libaotmm_sm80.so", library),
+        images_offset=9,
         library_key="0" * 64,
         sources=(file("launcher.c", b"c"), file("launcher.h", b"h")),
-        kernels=kernels,
+        kernels=tuple(placed),
     )

@@ -22,10 +22,10 @@ import aotmm
 from aotmm import manifest, report
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError, build_extra_missing
-from aotmm.kernel import Config, Kernel, Parameter, Promise
+from aotmm.kernel import Config, Image, Kernel, Parameter, Promise
 from aotmm.manifest import File, Manifest, Provenance
 from aotmm.target import EMULATED, TARGETS
-from tests.samples import installed
+from tests.samples import image, installed
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
@@ -41,11 +41,16 @@ def run(*words: str | Path) -> Result:
 def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: bool = True) -> Path:
     """A pack with a valid manifest whose binaries are not real."""
     folder = root / arch
-    (folder / "images").mkdir(parents=True)
+    folder.mkdir(parents=True)
+    library = bytearray(b"no library, but images: ")
 
     def file(path: str, data: bytes) -> File:
         (folder / path).write_bytes(data)
-        return File(path, hashlib.sha256(data).hexdigest(), len(data))
+        return manifest.file(path, data)
+
+    def embedded(data: bytes) -> Image:
+        library.extend(data + b"\0")
+        return image(data, len(library) - len(data) - 1)
 
     kernels = tuple(
         Kernel(
@@ -75,8 +80,8 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             parameters=(Parameter("M", "i32", "M", 24, 4),),
             promises=(Promise("stride_am", "multiple_of", 8),),
             attributes=(),
-            image=file(f"images/{name}.cubin", b"image of " + name.encode()),
-            ptx=file(f"images/{name}.ptx", b".version 8.0 // " + name.encode()) if ptx else None,
+            image=embedded(b"image of " + name.encode()),
+            ptx=embedded(b".version 8.0 // " + name.encode()) if ptx else None,
             key="0" * 64,
         )
         for name in names
@@ -98,7 +103,8 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             fp_fusion=True,
             status=EMULATED,
         ),
-        library=file(f"libaotmm_{arch}.so", b"no library"),
+        library=file(f"libaotmm_{arch}.so", bytes(library)),
+        images_offset=0,
         library_key="2" * 64,
         sources=(file("launcher.c", b""),),
         kernels=kernels,
@@ -340,13 +346,13 @@ def test_table_aligns() -> None:
 def test_inspect(packs: Path) -> None:
     """inspect says everything that the manifest holds of a kernel."""
     text = run("inspect", NAME, "--arch", "sm80", "--pack", packs).stdout
-    image = hashlib.sha256(b"image of " + NAME.encode()).hexdigest()
+    digest = hashlib.sha256(b"image of " + NAME.encode()).hexdigest()
     for line in (
         "BLOCK_M 128, BLOCK_N 256, BLOCK_K 64, GROUP_M 8, num_stages 3, num_warps 8",
         "a paper",
         "242 per thread, 12 B spilled",
         "98304 B per block",
-        f"images/{NAME}.cubin, {len(NAME) + 9} B, sha256 {image}",
+        f"{len(NAME) + 9} B at 24 of libaotmm_sm80.so, sha256 {digest}",
         "ptxas 12.9",
     ):
         assert line in text
@@ -428,7 +434,7 @@ def test_a_disassembler_that_refuses(packs: Path, tools: Path) -> None:
 def test_an_altered_image_is_not_disassembled(packs: Path, tools: Path) -> None:
     """The image is compared with the manifest before a tool sees it."""
     add_tool(tools, "nvdisasm", "echo seen")
-    (packs / "sm90" / "images" / f"{NAME}.cubin").write_bytes(b"other")
+    (packs / "sm90" / "libaotmm_sm90.so").write_bytes(b"other")
     result = run("inspect", NAME, "--pack", packs / "sm90", "--asm", "sass")
     assert (result.exit_code, result.stdout) == (ArtifactError.exit_code, "")
     assert "was altered" in result.stderr
@@ -479,11 +485,11 @@ def test_verify_tells_everything(packs: Path) -> None:
     result = run("verify", packs)
     assert result.exit_code == ArtifactError.exit_code
     rows = [line.split()[:4] for line in result.stdout.splitlines()[1:]]
-    assert rows == [[f"{packs}/sm80", "sm80", "8", "2"], [f"{packs}/sm90", "-", "5", "0"]]
+    assert rows == [[f"{packs}/sm80", "sm80", "4", "2"], [f"{packs}/sm90", "-", "4", "0"]]
     for words in (
         "sm80: launcher.c was altered",
-        "sm80: images/tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none.cubin: no 64-bit ELF",
-        "sm80: images/tile_fp16_fp16_any_64x64x32_g8_s2_w4_none.ptx: no PTX",
+        "sm80: tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none.cubin: no 64-bit ELF",
+        "sm80: tile_fp16_fp16_any_64x64x32_g8_s2_w4_none.ptx: no PTX",
         "sm90: manifest.json: pack format None",
     ):
         assert words in result.stderr

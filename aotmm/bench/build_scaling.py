@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aotmm.build import build
-from aotmm.build.compile import Compiled, file, said_of
+from aotmm.build.compile import Compiled, linked_later, said_of
 from aotmm.kernel import Kernel, Parameter, Promise
 from aotmm.kernels import Variant
 from aotmm.problem import VALUES
@@ -115,8 +115,8 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         ),
         promises=tuple(Promise(name, "multiple_of", 16) for name in VALUES[:_PROMISES]),
         attributes=(),
-        image=file(f"images/{variant.name}.{target.image}", image),
-        ptx=None if ptx is None else file(f"images/{variant.name}.ptx", ptx),
+        image=linked_later(image),
+        ptx=None if ptx is None else linked_later(ptx),
         key=key,
     )
     return Compiled(kernel, image, ptx)

@@ -125,7 +125,7 @@ def _build_pack(
         for item in results
         if item.kernel.shared_bytes > row.shared_bytes
     )
-    kernels = tuple(item.kernel for item in kept)
+    kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
     tuning = table.shipped(row.name)
     source, header = render.source(row, kernels, tuning), render.header((row.name,))
@@ -149,21 +149,21 @@ def _build_pack(
     )
     if linked:
         with new_pack(folder) as fresh:
-            _write_images(fresh, kept)
             (fresh / "launcher.c").write_text(source)
             (fresh / "launcher.h").write_text(header)
-            library = link.link_launcher(row, fresh, command, machine)
+            library, begin = link.link_launcher(row, fresh, images, command, machine)
             entry = Manifest(
                 format=FORMAT,
                 arch=row.name,
                 min_driver=row.min_driver,
                 host=host(machine),
                 provenance=provenance,
-                library=compiling.file(library.name, library.read_bytes()),
+                library=manifest.file(library.name, library.read_bytes()),
+                images_offset=begin,
                 library_key=library_key,
                 sources=(
-                    compiling.file("launcher.c", source.encode()),
-                    compiling.file("launcher.h", header.encode()),
+                    manifest.file("launcher.c", source.encode()),
+                    manifest.file("launcher.h", header.encode()),
                 ),
                 kernels=kernels,
             )
@@ -236,14 +236,6 @@ def _facts() -> dict[str, str]:
     return {"triton": compiling.toolchain()[0], "assembler": compiling.assembler(target("sm80"))}
 
 
-def _write_images(folder: Path, kept: list[Compiled]) -> None:
-    (folder / "images").mkdir()
-    for item in kept:
-        (folder / item.kernel.image.path).write_bytes(item.image)
-        if item.kernel.ptx is not None and item.ptx is not None:
-            (folder / item.kernel.ptx.path).write_bytes(item.ptx)
-
-
 def _write_manifest(folder: Path, entry: Manifest) -> None:
     """Writes both files of the manifest, once the reader takes them: a pack too large to load replaces no other."""
     written = manifest.write(entry)
@@ -262,12 +254,14 @@ def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
         where = str(folder)
         head = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), where)
         entry = manifest.read_kernels(head, _read(folder, head.kernels_file), where)
-        for file in (head.library, *head.sources):
-            _read(folder, file)
+        for source in head.sources:
+            _read(folder, source)
+        library = _read(folder, head.library)
         kernels = {}
         for kernel in entry.kernels:
-            ptx = None if kernel.ptx is None else _read(folder, kernel.ptx)
-            kernels[kernel.key] = Compiled(kernel, _read(folder, kernel.image), ptx)
+            image = manifest.code(head, kernel.image, library, where)
+            ptx = None if kernel.ptx is None else manifest.code(head, kernel.ptx, library, where)
+            kernels[kernel.key] = Compiled(kernel, image, ptx)
     except (OSError, ArtifactError):
         return None, {}
     return entry, kernels

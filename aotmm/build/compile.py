@@ -18,9 +18,8 @@ from typing import Any
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernel import Attribute, Kernel, Parameter, Promise, TensorMap
+from aotmm.kernel import Attribute, Image, Kernel, Parameter, Promise, TensorMap
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
-from aotmm.manifest import File
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
 
@@ -195,8 +194,8 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         parameters=_parameters(target, text, symbol, plan, metadata),
         promises=_promises(variant, plan),
         attributes=_attributes(metadata.num_ctas),
-        image=file(f"images/{variant.name}.{target.image}", image),
-        ptx=None if ptx is None else file(f"images/{variant.name}.ptx", ptx),
+        image=linked_later(image),
+        ptx=None if ptx is None else linked_later(ptx),
         key=digest,
     )
     return Compiled(kernel, image, ptx)
@@ -210,9 +209,9 @@ def _words(error: BaseException) -> str:
     return words if first is error else f"{words}\ncaused by {type(first).__name__}: {first}"
 
 
-def file(path: str, data: bytes) -> File:
-    """The manifest entry of a file with content `data`."""
-    return File(path, hashlib.sha256(data).hexdigest(), len(data))
+def linked_later(data: bytes) -> Image:
+    """Return the manifest entry of the image or PTX `data`, whose offset is not known yet."""
+    return Image(0, len(data), hashlib.sha256(data).hexdigest())
 
 
 def prepare() -> None:

@@ -60,25 +60,31 @@ def library_key(target: Target, source: str, header: str, compiler_name: str, ma
     return digest.hexdigest()
 
 
-def link_launcher(target: Target, folder: Path, command: tuple[str, ...], machine: str = "") -> Path:
-    """Links launcher.c of the pack in `folder`, images embedded, to libaotmm_<arch>.so beside it.
+def link_launcher(
+    target: Target, folder: Path, images: bytes, command: tuple[str, ...], machine: str = ""
+) -> tuple[Path, int]:
+    """Link launcher.c of the pack in `folder` to libaotmm_<arch>.so beside it, which holds `images`.
+
+    Return the library, and the byte of it at which `images` begin.
 
     Raises:
         CompileError: the C compiler failed, or the library does not hold the images' bytes, or is for another machine.
     """
     output = folder / f"libaotmm_{target.name}.so"
     sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
+    embedded = folder / render.IMAGES
+    embedded.write_bytes(images)
     _run(
         [*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
         output,
         folder,
         machine,
     )
-    linked = output.read_bytes()
-    for path in sorted((folder / "images").iterdir()):
-        if path.read_bytes() not in linked:
-            raise CompileError(f"{output.name} does not hold {path.name}; the C compiler ignored .incbin")
-    return output
+    embedded.unlink()
+    begin = output.read_bytes().find(images)
+    if begin < 0:
+        raise CompileError(f"{output.name} does not hold {embedded.name}; the C compiler ignored .incbin")
+    return output, begin
 
 
 def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
+from aotmm.build.compile import Compiled
 from aotmm.folders import data_folder
-from aotmm.kernel import Kernel, Parameter, Promise, TensorMap, resident
+from aotmm.kernel import Image, Kernel, Parameter, Promise, TensorMap, resident
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -31,6 +32,8 @@ from aotmm.table import ROWS, Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
 _LANES, _MAX_LANES = 8, 128  # of core.h
+IMAGES = "images.bin"  # the file that launcher.c embeds
+IMAGE_ALIGNMENT = 64  # of an image, in bytes
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 _Condition = tuple[str, int, int, int]
 
@@ -61,8 +64,24 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
     )
 
 
+def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
+    """Return the kernels with the offsets of their images in one block of bytes, and that block."""
+    block, kernels = bytearray(), []
+
+    def added(image: Image, data: bytes) -> Image:
+        offset = len(block)
+        block.extend(data + bytes(IMAGE_ALIGNMENT - len(data) % IMAGE_ALIGNMENT))  # one zero at least: it ends PTX
+        return replace(image, offset=offset)
+
+    for item in compiled:
+        image = added(item.kernel.image, item.image)
+        ptx = None if item.kernel.ptx is None or item.ptx is None else added(item.kernel.ptx, item.ptx)
+        kernels.append(replace(item.kernel, image=image, ptx=ptx))
+    return tuple(kernels), bytes(block)
+
+
 def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = None) -> str:
-    """launcher.c: the tables of `kernels`, in order, and their images by reference to the files of the pack.
+    """launcher.c: the tables of `kernels`, in order, whose images are in the block that `arranged` made.
 
     `tuning` has their times; what it does not know is estimated.
     """
@@ -105,6 +124,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             multiprocessors=target.multiprocessors,
             shared_bytes=target.shared_bytes,
             attribute_ids=ATTRIBUTES,
+            images_name=IMAGES,
+            image_alignment=IMAGE_ALIGNMENT,
             rows=rows,
             promise_lists=promise_lists,
             conditions=conditions,

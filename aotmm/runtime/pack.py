@@ -18,6 +18,7 @@ from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS, host
 
 if TYPE_CHECKING:
+    from aotmm.kernel import Image
     from aotmm.runtime.launcher import Launcher
     from aotmm.table import Table
 
@@ -57,6 +58,10 @@ class Pack:
         """The whole manifest. Raises ArtifactError if the list of kernels is missing, altered or refused."""
         data = read_verified(self.folder, self.head.kernels_file)
         return manifest.read_kernels(self.head, data, str(self.folder / self.head.kernels_file.path))
+
+    def code(self, image: Image) -> bytes:
+        """Return an image or PTX of a kernel, from the library. Raises ArtifactError if that is missing or altered."""
+        return manifest.code(self.head, image, read_verified(self.folder, self.head.library), f"pack {self.folder}")
 
     @property
     def launcher(self) -> Launcher:

@@ -28,7 +28,7 @@ _NO_DIGEST = "0" * 64
 class Attack:
     """A change of a whole sm80 pack, the words that name it, and whether a program that loads the pack refuses it.
 
-    What no program loads, the images that are files, is for `aotmm verify` alone.
+    The code of kernels, which the library's digest covers, is for `aotmm verify` alone.
     """
 
     name: str
@@ -41,6 +41,11 @@ class Attack:
 def entry(path: str, data: bytes) -> dict[str, object]:
     """The manifest's entry of a file."""
     return {"path": path, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def image_entry(data: bytes, offset: int) -> dict[str, object]:
+    """The manifest's entry of an image."""
+    return {"offset": offset, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def seal(folder: Path, body: dict[str, Any]) -> None:
@@ -69,15 +74,29 @@ def change_kernels(folder: Path, change: Callable[[list[dict[str, Any]]], object
 
 
 def change_image(folder: Path, change: Callable[[bytes], bytes], kind: str = "image") -> None:
-    """Changes the first kernel's image or PTX, and what kernels.json says of it."""
+    """Changes the first kernel's image or PTX, and what the manifest says of it and of the library.
+
+    The changed one is behind all that the library held, and a zero byte follows it.
+    """
+    head = json.loads((folder / FILE_NAME).read_bytes())
+    path, begin = str(head["library"]["path"]), int(head["images_offset"])
+    library = (folder / path).read_bytes()
 
     def put(body: list[dict[str, Any]]) -> None:
-        path = body[0][kind]["path"]
-        data = change((folder / path).read_bytes())
-        (folder / path).write_bytes(data)
-        body[0][kind] = entry(path, data)
+        nonlocal library
+        image = body[0][kind]
+        data = change(library[begin + image["offset"] : begin + image["offset"] + image["bytes"]])
+        body[0][kind] = image_entry(data, len(library) - begin)
+        library += data + b"\0"
 
     change_kernels(folder, put)
+    change_library(folder, path, library)
+
+
+def change_library(folder: Path, path: str, data: bytes) -> None:
+    """Changes the library, and what manifest.json says of it."""
+    (folder / path).write_bytes(data)
+    change_head(folder, lambda head: head.update(library=entry(path, data)))
 
 
 def wheel(path: Path, files: dict[str, bytes]) -> Path:
@@ -102,7 +121,7 @@ def _bytes(name: str, change: Callable[[bytes], bytes]) -> Harm:
     """A change of one file that nobody hides."""
 
     def harm(folder: Path) -> None:
-        path = _image(folder) if name == "IMAGE" else folder / name
+        path = folder / name
         path.write_bytes(change(path.read_bytes()))
 
     return harm
@@ -122,11 +141,6 @@ def _first(**fields: object) -> Harm:
 
 def _image_bytes(change: Callable[[bytes], bytes], kind: str = "image") -> Harm:
     return lambda folder: change_image(folder, change, kind)
-
-
-def _image(folder: Path) -> Path:
-    kernels = json.loads((folder / KERNELS_NAME).read_bytes())
-    return folder / str(kernels[0]["image"]["path"])
 
 
 def _flip(data: bytes) -> bytes:
@@ -150,16 +164,17 @@ def _link(name: str) -> Harm:
     """A link to the very bytes that belong there."""
 
     def harm(folder: Path) -> None:
-        path = _image(folder) if name == "IMAGE" else folder / name
+        path = folder / name
         path.rename(folder.parent / "elsewhere")
         path.symlink_to(folder.parent / "elsewhere")
 
     return harm
 
 
-def _linked_folder(folder: Path) -> None:
-    (folder / "images").rename(folder.parent / "elsewhere")
-    (folder / "images").symlink_to(folder.parent / "elsewhere")
+def _unended_text(folder: Path) -> None:
+    """The library says something else behind the first kernel's PTX than a zero byte."""
+    change_image(folder, lambda data: data, "ptx")
+    change_library(folder, LIBRARY, (folder / LIBRARY).read_bytes()[:-1] + b"!")
 
 
 def _pipe(folder: Path) -> None:
@@ -173,15 +188,11 @@ def _folder_in_its_place(folder: Path) -> None:
 
 
 def _another_library(folder: Path) -> None:
-    data = (tiny_pack("gfx90a") / "libaotmm_gfx90a.so").read_bytes()
-    (folder / LIBRARY).write_bytes(data)
-    change_head(folder, lambda head: head.update(library=entry(LIBRARY, data)))
+    change_library(folder, LIBRARY, (tiny_pack("gfx90a") / "libaotmm_gfx90a.so").read_bytes())
 
 
 def _no_library_at_all(folder: Path) -> None:
-    data = b"\x7fELF, but no library"
-    (folder / LIBRARY).write_bytes(data)
-    change_head(folder, lambda head: head.update(library=entry(LIBRARY, data)))
+    change_library(folder, LIBRARY, b"\x7fELF, but no library")
 
 
 def _kernel_less(body: list[dict[str, Any]]) -> None:
@@ -192,16 +203,20 @@ def _same_name(body: list[dict[str, Any]]) -> None:
     body[1]["name"] = body[0]["name"]
 
 
-def _same_file(body: list[dict[str, Any]]) -> None:
+def _same_image(body: list[dict[str, Any]]) -> None:
     body[1]["image"] = body[0]["image"]
 
 
-def _other_case(body: list[dict[str, Any]]) -> None:
-    body[1]["image"]["path"] = body[0]["image"]["path"].upper()
+def _behind_the_library(body: list[dict[str, Any]]) -> None:
+    body[0]["image"]["offset"] = MAX_FILE_BYTES
 
 
-def _below_a_file(body: list[dict[str, Any]]) -> None:
-    body[1]["image"]["path"] = body[0]["image"]["path"] + "/more"
+def _no_code(body: list[dict[str, Any]]) -> None:
+    body[0]["image"] = image_entry(b"", 0)
+
+
+def _moved_by_a_byte(body: list[dict[str, Any]]) -> None:
+    body[0]["ptx"]["bytes"] -= 1
 
 
 def _twice_a_key(data: bytes) -> bytes:
@@ -253,17 +268,17 @@ ATTACKS = (
     Attack("JSON that is too deep", _bytes(FILE_NAME, lambda _data: b"[" * 200_000), "not a manifest"),
     Attack(
         "a number that is none",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": NaN')),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": NaN')),
         "number NaN is not an integer",
     ),
     Attack(
         "a number with a point",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": 2.0')),
-        "number 2.0 is not an integer",
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": 3.0')),
+        "number 3.0 is not an integer",
     ),
     Attack(
         "a number without end",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 2', b'"format": ' + b"2" * 5000)),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": ' + b"2" * 5000)),
         "not a manifest",
     ),
     Attack(
@@ -332,9 +347,19 @@ ATTACKS = (
     Attack("a flipped list of kernels", _bytes(KERNELS_NAME, _flip), f"{KERNELS_NAME} was altered"),
     Attack("a longer list of kernels", _bytes(KERNELS_NAME, _extend), f"{KERNELS_NAME} was altered"),
     Attack("two kernels of one name", _kernels(_same_name), "2 kernels have the same name"),
-    Attack("two kernels of one file", _kernels(_same_file), "2 files have the same path"),
-    Attack("two files that differ in case", _kernels(_other_case), "2 files have the same path"),
-    Attack("a file below a file", _kernels(_below_a_file), "is a folder of others"),
+    Attack("two kernels of one image", _kernels(_same_image), "before the one in front of it ends"),
+    Attack("an image behind the library", _kernels(_behind_the_library), f"{LIBRARY} has room for"),
+    Attack("an image without bytes", _kernels(_no_code), "has 0 bytes from 0 on"),
+    Attack(
+        "two files that differ in case",
+        _head(lambda body: body["sources"][0].update(path=LIBRARY.upper())),
+        "2 files have the same path",
+    ),
+    Attack(
+        "a file below a file",
+        _head(lambda body: body["sources"][0].update(path=f"{LIBRARY}/more")),
+        "is a folder of others",
+    ),
     Attack("a list without end", _first(promises=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
     Attack(
         "an unknown quantity", _kernels(lambda body: body[0]["parameters"][0].update(value="Q")), "value 'Q' is unknown"
@@ -352,26 +377,16 @@ ATTACKS = (
     Attack("a folder for a library", _folder_in_its_place, LIBRARY),
     Attack("a library for another arch", _another_library, ""),
     Attack("a library that is none", _no_library_at_all, ""),
-    # images and PTX, which are for people and tools
-    *(
-        Attack(f"an image that was {name}", _bytes("IMAGE", change), ".cubin was altered", loading=False)
-        for name, change in (("cut", _cut), ("extended", _extend), ("flipped", _flip))
-    ),
-    Attack("an image behind a link", _link("IMAGE"), "is a link", loading=False),
-    Attack("images behind a link", _linked_folder, "images", loading=False),
     Attack(
         "a file that nobody lists",
-        lambda folder: (folder / "images" / "more").write_text(""),
-        f"{FILE_NAME} does not list images/more",
+        lambda folder: (folder / "more").write_text(""),
+        f"{FILE_NAME} does not list more",
         loading=False,
     ),
-    Attack("an image that the library lacks", _image_bytes(_extend), f"{LIBRARY} does not hold", loading=False),
-    Attack(
-        "PTX that is a part of the library's",
-        _image_bytes(lambda data: data[: data.rindex(b"}")], "ptx"),
-        f"{LIBRARY} does not hold",
-        loading=False,
-    ),
+    # images and PTX
+    Attack("images elsewhere", _head(lambda body: body.update(images_offset=64)), "holds other code at", loading=False),
+    Attack("PTX of other bytes", _kernels(_moved_by_a_byte), "holds other code at byte", loading=False),
+    Attack("PTX that does not end", _unended_text, f"no zero byte follows it in {LIBRARY}", loading=False),
     Attack(
         "an image for another arch", _image_bytes(_other_arch), "arch 'sm81', the manifest has 'sm80'", loading=False
     ),
@@ -383,7 +398,7 @@ ATTACKS = (
     ),
     Attack("an image that is none", _image_bytes(lambda _data: b"MZ"), "no 64-bit ELF file", loading=False),
     Attack(
-        "an image that is a part of the library's",
+        "an image that was cut",
         _image_bytes(_cut),
         "it ends at byte",
         loading=False,

@@ -163,7 +163,7 @@ class Fuzzer:
         if other == data:
             return
         path.write_bytes(other)
-        tally = self.tallies[f"altered {'images and sources' if '/' in name or 'launcher' in name else path.suffix}"]
+        tally = self.tallies[f"altered {'sources' if 'launcher' in name else path.suffix}"]
         with _judged(tally):
             if name in (FILE_NAME, KERNELS_NAME) or path.suffix == ".so":
                 with contextlib.suppress(ArtifactError):
@@ -197,7 +197,7 @@ class Fuzzer:
             else:
                 tally.taken += 1
         for path, data in self.whole[pack].items():
-            if path in (FILE_NAME, KERNELS_NAME) or "/" in path:
+            if path in (FILE_NAME, KERNELS_NAME) or path.endswith(".so"):
                 (pack / path).write_bytes(data)
 
     def _alone(self, pack: Path, data: bytes, kind: str) -> bytes:

@@ -18,6 +18,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.verify import verify
 from tests.attacks.corpus import ATTACKS, LIBRARY, Attack, _several_files
 from tests.build.packs import tiny_pack
+from tests.samples import code_in
 
 
 @pytest.fixture
@@ -114,8 +115,9 @@ def memories() -> set[int]:
 def test_images_say_what_the_manifest_says(arch: str) -> None:
     """The reader finds of every kernel what its compiler said, on every arch."""
     folder = tiny_pack(arch)
+    code = code_in(folder)
     for kernel in open_pack(folder).manifest.kernels:
-        facts = read_image((folder / kernel.image.path).read_bytes(), kernel.image.path)
+        facts = read_image(code(kernel.image), kernel.name)
         assert (facts.arch, facts.symbol, facts.registers) == (arch, kernel.symbol, kernel.registers)
         assert [size for _, size in facts.parameters] == [item.bytes for item in kernel.parameters]
         assert dataclasses.replace(facts, debug=()) == facts

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
-from aotmm import table
+from aotmm import manifest, table
 from aotmm.build import build, link, render
 from aotmm.build.cache import Cache
-from aotmm.build.compile import kernel_sources
+from aotmm.build.compile import Compiled, kernel_sources
 from aotmm.errors import ArtifactError
 from aotmm.folders import data_folder
+from aotmm.kernel import Kernel
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
+from tests.samples import code_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,6 +104,22 @@ def other_host(machine: str, arch: str) -> Path:
     """A folder with the default pack of `arch` for processor `machine`, and what serves torch there, built once."""
     folder = _folder() / machine
     build((arch,), folder, machine=machine, cache=Cache(default_pack(arch).parent / ".cache"))
+    return folder
+
+
+def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel]) -> Path:
+    """Write `folder`: the pack in `pack` with other entries of its kernels, in the manifest and in the launcher."""
+    whole, code, row = open_pack(pack).manifest, code_in(pack), target(pack.name)
+    compiled = [Compiled(k, code(k.image), None if k.ptx is None else code(k.ptx)) for k in kernels]
+    placed, images = render.arranged(compiled)
+    (folder / "launcher.c").write_text(render.source(row, placed))
+    (folder / "launcher.h").write_text(render.header((row.name,)))
+    library, begin = link.link_launcher(row, folder, images, link.compiler()[0])
+    entry = dataclasses.replace(
+        whole, kernels=placed, images_offset=begin, library=manifest.file(library.name, library.read_bytes())
+    )
+    for name, data in manifest.write(entry).items():
+        (folder / name).write_bytes(data)
     return folder
 
 

@@ -19,7 +19,7 @@ from aotmm.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.build.packs import checkout, content, default_pack, run_python
-from tests.samples import SHIPPED
+from tests.samples import SHIPPED, code_in
 
 ARCHS = ("sm80", "gfx90a")
 CONFIGS = """
@@ -74,6 +74,13 @@ def built(tmp_path_factory: pytest.TempPathFactory, configs: str) -> Path:
 def packs(tmp_path: Path, built: Path) -> Path:
     """A copy of it that a test may change."""
     return Path(shutil.copytree(built, tmp_path / "packs"))
+
+
+def codes(folder: Path) -> dict[str, tuple[bytes, bytes]]:
+    """The image and the PTX of every kernel of a pack for sm80."""
+    code = code_in(folder)
+    kernels = open_pack(folder).manifest.kernels
+    return {kernel.name: (code(kernel.image), code(kernel.ptx)) for kernel in kernels if kernel.ptx is not None}
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -183,12 +190,11 @@ def test_damaged_cache_entry(packs: Path, configs: str, harm: str) -> None:
     assert entry.read_bytes() == data
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "kernels.json", "launcher.c", "libaotmm_sm80.so", "images"])
+@pytest.mark.parametrize("name", ["manifest.json", "kernels.json", "launcher.c", "libaotmm_sm80.so"])
 @pytest.mark.parametrize("harm", ["removed", "altered"])
 def test_damaged_pack(packs: Path, built: Path, configs: str, name: str, harm: str) -> None:
     """A pack with a missing or altered file is made anew from the cache."""
     path = packs / "sm80" / name
-    path = min(path.iterdir()) if path.is_dir() else path
     if harm == "removed":
         path.unlink()
     else:
@@ -198,14 +204,13 @@ def test_damaged_pack(packs: Path, built: Path, configs: str, name: str, harm: s
 
 
 def test_other_configs(packs: Path, tmp_path: Path) -> None:
-    """A kernel that is no longer asked for leaves the pack, file and all, without compiling the others again."""
-    images = packs / "sm80" / "images"
-    before = content(images)
+    """A kernel that is no longer asked for leaves the pack, code and all, without compiling the others again."""
+    before = codes(packs / "sm80")
     (tmp_path / "small.toml").write_text(CONFIGS.replace('"nn", "tt"', '"tt"'))
     assert done(build(("sm80",), packs, configs=str(tmp_path / "small.toml"))) == [("sm80", KERNELS - 1, 0, True)]
-    gone = {name for name in before if name.startswith("tile_fp16_fp16_nn_")}
-    assert len(gone) == 2  # the image and its text
-    assert content(images) == {name: data for name, data in before.items() if name not in gone}
+    (gone,) = (name for name in before if name.startswith("tile_fp16_fp16_nn_"))
+    assert codes(packs / "sm80") == {name: data for name, data in before.items() if name != gone}
+    assert before[gone][0] not in (packs / "sm80" / "libaotmm_sm80.so").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -289,7 +294,7 @@ def test_full_disk(packs: Path, configs: str, tmp_path: Path) -> None:
     """When writing fails half way the error is a PackError, and the previous pack is as it was and loads."""
     (tmp_path / "other.toml").write_text(Path(configs).read_text())  # another name: the pack has to be written again
     before = content(packs / "sm80")
-    largest = max(len(data) for name, data in before.items() if name.startswith("images/")) - 1
+    largest = len(before["libaotmm_sm80.so"]) - 1
     result = run_python(BUILD, tmp_path / "other.toml", packs, "1", "022", str(largest), "sm80")
     assert result.returncode == 1
     assert "aotmm.errors.PackError: pack " in result.stderr
@@ -311,7 +316,7 @@ def test_first_build_on_a_full_disk(configs: str, tmp_path: Path) -> None:
 def test_killed_build(packs: Path, built: Path, configs: str) -> None:
     """What a killed build leaves behind does not get into the next pack."""
     shutil.copytree(packs / "sm80", packs / ".sm80.new")
-    (packs / ".sm80.new" / "images" / "half").write_text("")
+    (packs / ".sm80.new" / "half").write_text("")
     (packs / "sm80" / "manifest.json").unlink()
     assert done(build(("sm80",), packs, configs=configs)) == [("sm80", KERNELS, 0, True)]
     assert content(packs / "sm80") == content(built / "sm80")

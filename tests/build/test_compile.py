@@ -23,7 +23,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.native.emulation import SHARED, emulators, own_process
-from tests.samples import SHIPPED, installed
+from tests.samples import SHIPPED, code_in, installed
 
 TENSOR_MAP_ALIGNMENT = 64  # Source: CUDA driver API, CUtensorMap
 FP16 = Variant(
@@ -47,8 +47,9 @@ def test_binaries_are_what_the_manifest_says(arch: str) -> None:
     if not (SHARED / "emulators").is_dir():
         pytest.skip("the reader of binaries is not beside the checkout, in ../shared/emulators")
     folder, elf = default_pack(arch), emulators("elf")
+    code = code_in(folder)
     for entry in open_pack(folder).manifest.kernels:
-        info = elf.read((folder / entry.image.path).read_bytes())
+        info = elf.read(code(entry.image))
         assert (info.arch, info.debug, list(info.kernels)) == (arch, (), [entry.symbol])
         found = info.kernels[entry.symbol]
         visible = [(item.offset, item.size) for item in found.params if not item.kind.startswith("hidden_")]
@@ -66,10 +67,11 @@ def test_binaries_are_what_the_manifest_says(arch: str) -> None:
 def test_text_beside_the_image(arch: str) -> None:
     """Where an arch ships text, it is PTX of the version that its oldest driver reads, for that arch, without paths."""
     folder, row = default_pack(arch), target(arch)
+    code = code_in(folder)
     for entry in open_pack(folder).manifest.kernels:
         assert (entry.ptx is None) == (row.ptx_version is None)
         if entry.ptx is not None and row.ptx_version is not None:
-            text = (folder / entry.ptx.path).read_text()
+            text = code(entry.ptx).decode()
             assert f".version {row.ptx_version // 10}.{row.ptx_version % 10}\n" in text
             assert f".target sm_{arch[2:]}\n" in text
             assert ".loc" not in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import io
 import platform
@@ -21,7 +20,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.target import HOSTS, host, target
 from aotmm.verify import verify
 from tests.build.packs import content, tiny_pack
-from tests.samples import SHIPPED, file, installed, kernel
+from tests.samples import SHIPPED, code_in, installed, kernel
 
 # What the fast module takes of CPython, all of it in the limited API of Python 3.10.
 LIMITED_API = {
@@ -76,19 +75,17 @@ def test_has_no_debug_sections(pack: Path) -> None:
     assert not [name for name in names if "debug" in name or name == ".symtab"]
 
 
-def test_holds_the_images(pack: Path) -> None:
-    """The bytes of every file in images/ are in the library."""
+def test_images_are_in_the_pack_once(pack: Path) -> None:
+    """No image is a file of the pack, and none is in the library twice."""
     data = (pack / f"libaotmm_{pack.name}.so").read_bytes()
-    images = sorted((pack / "images").iterdir())
-    assert images
-    assert [image.name for image in images if image.read_bytes() not in data] == []
+    kernels = open_pack(pack).manifest.kernels
+    assert [kernel.name for kernel in kernels if data.count(code_in(pack)(kernel.image)) != 1] == []
+    files = {"manifest.json", "kernels.json", "launcher.c", "launcher.h", f"libaotmm_{pack.name}.so"}
+    assert {path.name for path in pack.iterdir()} == files
 
 
 def write_sources(folder: Path, *kernels: Kernel) -> None:
-    """What `link_launcher` needs of a pack whose images are the kernels' names."""
-    (folder / "images").mkdir()
-    for item in kernels:
-        (folder / item.image.path).write_bytes(item.name.encode())
+    """What `link_launcher` needs of a pack."""
     (folder / "launcher.c").write_text(render.source(target("sm80"), kernels))
     (folder / "launcher.h").write_text(render.header(("sm80",)))
 
@@ -97,31 +94,23 @@ def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
     """Linking the same C with other images gives another library: the compiler's cache does not see images."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = kernel("one")
-    write_sources(tmp_path / "a", first)
-    other = dataclasses.replace(first, image=file(first.image.path, b"eno"))
-    write_sources(tmp_path / "b", other)
-    (tmp_path / "b" / first.image.path).write_bytes(b"eno")
-    command = link.compiler()[0]
-    libraries = [link.link_launcher(target("sm80"), tmp_path / name, command).read_bytes() for name in "ab"]
-    assert b"eno" in libraries[1]
+    command, libraries = link.compiler()[0], []
+    for name, images in (("a", b"these are images"), ("b", b"others of one size")):
+        write_sources(tmp_path / name, kernel("one"))
+        path, begin = link.link_launcher(target("sm80"), tmp_path / name, images, command)
+        libraries.append(path.read_bytes())
+        assert libraries[-1][begin:].startswith(images)
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["launcher.c", "launcher.h", path.name]
     assert libraries[0] != libraries[1]
 
 
-def test_missing_image_is_refused(tmp_path: Path) -> None:
-    """An image that the source names and the pack lacks fails the link with the compiler's words."""
+def test_images_that_are_not_embedded_are_refused(tmp_path: Path) -> None:
+    """A library that does not hold the images fails the link."""
     write_sources(tmp_path, kernel("one"))
-    (tmp_path / "images" / "one.cubin").unlink()
-    with pytest.raises(CompileError, match=r"linking libaotmm_sm80\.so failed[^$]*one\.cubin"):
-        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
-
-
-def test_image_that_is_not_embedded_is_refused(tmp_path: Path) -> None:
-    """An image of the pack that the library does not hold fails the link."""
-    write_sources(tmp_path, kernel("one"))
-    (tmp_path / "images" / "two.cubin").write_bytes(b"other bytes than any library has")
-    with pytest.raises(CompileError, match=r"libaotmm_sm80\.so does not hold two\.cubin"):
-        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+    source = (tmp_path / "launcher.c").read_text()
+    (tmp_path / "launcher.c").write_text(source.replace(f'.incbin \\"{render.IMAGES}\\"', ".byte 1"))
+    with pytest.raises(CompileError, match=r"libaotmm_sm80\.so does not hold images\.bin"):
+        link.link_launcher(target("sm80"), tmp_path, b"bytes that no library has", link.compiler()[0])
 
 
 def test_library_for_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,8 +120,9 @@ def test_library_for_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target {host(other)}")
     said = rf"for {host()} gave a library for ELF machine {HOSTS[other]}, not {HOSTS[platform.machine()]}: .*unset CC$"
     with pytest.raises(CompileError, match=said):
-        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
-    assert link.link_launcher(target("sm80"), tmp_path, link.compiler()[0], other).is_file()
+        link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0])
+    path, _ = link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0], other)
+    assert path.is_file()
 
 
 @pytest.mark.parametrize("arch", SHIPPED)

@@ -47,7 +47,7 @@ def test_failure_leaves_the_previous_pack(tmp_path: Path, raised: Exception, see
 
     def write_half() -> None:
         with new_pack(folder) as fresh:
-            (fresh / "images").mkdir()
+            (fresh / "half").mkdir()
             raise raised
 
     with pytest.raises(seen) as caught:
@@ -80,7 +80,7 @@ def test_failed_exchange_leaves_the_previous_pack(tmp_path: Path, monkeypatch: p
 
 def test_what_a_killed_build_left_is_cleared(tmp_path: Path) -> None:
     """Files that a killed build left behind are not part of the next pack."""
-    left = tmp_path / ".sm80.new" / "images"
+    left = tmp_path / ".sm80.new" / "more"
     left.mkdir(parents=True)
     (left / "half").write_text("")
     with new_pack(tmp_path / "sm80") as fresh:

@@ -36,7 +36,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
 from tests.build.packs import default_pack
-from tests.samples import SHIPPED, kernel
+from tests.samples import SHIPPED, code_in, kernel
 
 
 class CParameter(Structure):
@@ -144,17 +144,17 @@ def found(entry: CKernel) -> dict[str, Any]:
 def test_tables_say_what_the_manifest_says(arch: str) -> None:
     """Every kernel of the library's table equals its manifest entry, down to the bytes of image and text."""
     folder = default_pack(arch)
-    pack = open_pack(folder)
+    pack, code = open_pack(folder), code_in(folder)
     table = ctypes.cast(pack.launcher._c.kernels, POINTER(CKernel))
     for number, entry in enumerate(pack.manifest.kernels):
         row = table[number]
         assert found(row) == expected(entry, arch)
-        assert ctypes.string_at(row.image, row.image_bytes) == (folder / entry.image.path).read_bytes()
+        assert ctypes.string_at(row.image, row.image_bytes) == code(entry.image)
         assert row.image % 64 == 0
         if entry.ptx is None:
             assert not row.ptx
         else:
-            assert ctypes.string_at(row.ptx) == (folder / entry.ptx.path).read_bytes()  # up to its closing 0
+            assert ctypes.string_at(row.ptx) == code(entry.ptx)  # up to its closing 0
 
 
 def test_attributes_in_the_table() -> None:
@@ -265,12 +265,10 @@ def test_promises_as_ranges(promise: Promise, holds: tuple[int, ...], broken: tu
 )
 def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """What the launch core cannot check or fill is refused when the launcher is linked."""
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "one.cubin").write_bytes(b"one")
     (tmp_path / "launcher.c").write_text(render.source(target("sm80"), (dataclasses.replace(kernel("one"), **change),)))
     (tmp_path / "launcher.h").write_text(render.header(("sm80",)))
     with pytest.raises(CompileError, match=words):
-        link.link_launcher(target("sm80"), tmp_path, link.compiler()[0])
+        link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0])
 
 
 def test_tuning_table_in_the_source() -> None:

@@ -19,9 +19,10 @@ import torch
 
 from aotmm.folders import data_folder
 from aotmm.kernel import Kernel
-from aotmm.runtime.pack import Pack, open_pack, read_verified
+from aotmm.runtime.pack import Pack, open_pack
 from tests.agreement import Launch, launch_of
 from tests.gpu.driver import load
+from tests.samples import code_in
 
 CUDA = Path("/usr/local/cuda/bin/ptxas")
 
@@ -47,12 +48,13 @@ def pack() -> Pack:
 def cubins(pack: Pack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, bytes]]:
     """The PTX of every kernel, assembled for this GPU, by name."""
     folder, ptxas = tmp_path_factory.mktemp("cubins"), assembler()
+    code = code_in(pack.folder)
     major, minor = torch.cuda.get_device_capability()
 
     def assembled(kernel: Kernel) -> tuple[str, bytes]:
         assert kernel.ptx is not None
         text, image = folder / f"{kernel.name}.ptx", folder / f"{kernel.name}.cubin"
-        text.write_bytes(read_verified(pack.folder, kernel.ptx))
+        text.write_bytes(code(kernel.ptx))
         done = subprocess.run(
             [ptxas, f"-arch=sm_{major}{minor}", "-o", image, text], capture_output=True, text=True, check=False
         )
@@ -93,10 +95,10 @@ def test_assembled_for_this_gpu(
 def test_compiled_by_the_driver(pack: Pack, limit: Callable[[int], None], capsys: pytest.CaptureFixture[str]) -> None:
     """So does the same text compiled by the driver, which is how this GPU would run that pack."""
     limit(600)
-    wrong = {}
+    wrong, code = {}, code_in(pack.folder)
     for kernel in pack.manifest.kernels:
         assert kernel.ptx is not None
-        image = read_verified(pack.folder, kernel.ptx) + b"\0"
+        image = code(kernel.ptx) + b"\0"
         if count := wrong_on_gpu(kernel, image, launch_of(kernel)):
             wrong[kernel.name] = count
     assert wrong == {}

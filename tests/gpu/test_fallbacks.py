@@ -11,10 +11,11 @@ import aotmm
 from aotmm.doctor import diagnose
 from aotmm.runtime.devices import device
 from aotmm.runtime.library import Library
-from aotmm.runtime.pack import Pack, read_verified
+from aotmm.runtime.pack import Pack
 from aotmm.target import ways_to_run
 from tests.gpu.driver import CallError, load
 from tests.gpu.judge import integers
+from tests.samples import code_in
 
 NO_BINARY_FOR_GPU = 209
 
@@ -29,9 +30,10 @@ def older(lib: Library) -> Pack:
 
 def test_cubins_of_another_major_version_are_refused(older: Pack) -> None:
     """The driver takes no cubin for sm80 here, which is why the launcher gives it the text; the GPU stays usable."""
+    code = code_in(older.folder)
     for kernel in older.manifest.kernels:
         with pytest.raises(CallError) as caught:
-            load(kernel, read_verified(older.folder, kernel.image))
+            load(kernel, code(kernel.image))
         assert caught.value.code == NO_BINARY_FOR_GPU, kernel.name
     assert (torch.ones(3, device="cuda") == 1).all()
 

@@ -16,6 +16,7 @@ from aotmm.runtime.pack import open_pack
 from tests.agreement import encode, launch_of
 from tests.build.packs import plans_pack
 from tests.native.emulation import ARCHS, SHARED, emulators, interpreter, missing, submit
+from tests.samples import code_in
 
 Counted = Callable[[str, Iterable[str]], None]
 
@@ -24,12 +25,12 @@ IMAGES_PER_CALL = 8
 
 def disagreeing(arch: str, folder: Path, kernels: list[Kernel]) -> list[str]:
     """The kernels whose result is not the one that is wanted, and in how many elements."""
-    wrong = []
+    wrong, code = [], code_in(folder)
     for kernel in kernels:
         launch = launch_of(kernel)
         addresses = {name: int(array.ctypes.data) for name, array in launch.memory.items()}
         interpreter(arch).launch(
-            (folder / kernel.image.path).read_bytes(),
+            code(kernel.image),
             kernel.symbol,
             (launch.programs, 1, 1),
             (kernel.threads, 1, 1),

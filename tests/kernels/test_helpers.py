@@ -17,6 +17,7 @@ from aotmm.kernel import Kernel, Promise
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
 from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, emulators, interpreter, place, submit
+from tests.samples import code_in
 
 PLAIN = Product(0, 0, 0)  # where place() looks for paddings
 ODD = replace(PLAIN, padding=3, offset=1)
@@ -212,9 +213,10 @@ CHECKS: dict[str, Callable[[str, Kernel, bytes], list[str]]] = {
 
 def images(folder: Path, role: str) -> Iterator[tuple[Kernel, bytes]]:
     """The kernels of a pack that have `role`, with what a GPU would run."""
+    code = code_in(folder)
     for kernel in open_pack(folder).manifest.kernels:
         if kernel.role == role:
-            yield kernel, (folder / kernel.image.path).read_bytes()
+            yield kernel, code(kernel.image)
 
 
 @pytest.mark.parametrize("role", CHECKS)

@@ -250,7 +250,7 @@ def test_there_is_always_a_kernel(arch: str) -> None:
 
 def largest_grid(kernel: Kernel) -> int:
     """Blocks that a grid of `kernel` may have: HIP counts its threads in 32 bits."""
-    return MAX_GRID if kernel.image.path.endswith(".cubin") else min(MAX_GRID, (2**32 - 1) // kernel.threads)
+    return MAX_GRID if kernel.ptx is not None else min(MAX_GRID, (2**32 - 1) // kernel.threads)
 
 
 def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:

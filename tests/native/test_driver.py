@@ -18,16 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotmm.build import link, render
-from aotmm.build.compile import file
+from aotmm.build import link
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.kernel import Attribute, Kernel
-from aotmm.manifest import write as write_manifest
 from aotmm.runtime.launcher import CDevice, CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
-from tests.build.packs import run_python
+from tests.build.packs import relinked, run_python
 from tests.native.emulation import Case, Emulator, Product, own_process
+from tests.samples import code_in
 
 ON_CUDA = pytest.mark.parametrize("pack", ["sm80"], indirect=True)
 ON_HIP = pytest.mark.parametrize("pack", ["gfx90a"], indirect=True)
@@ -194,7 +193,7 @@ def test_one_kernel_launched_by_number(pack: Path) -> None:
     for number, kernel in enumerate(emulator.kernels):
         if number in products:
             emulator.launcher.launch(number, SPECIALISED, 0, 0)
-            assert emulator.driver.launches[-1].image == (pack / kernel.image.path).read_bytes()
+            assert emulator.driver.launches[-1].image == code_in(pack)(kernel.image)
         else:
             with pytest.raises(NoKernelError, match=f"{kernel.name}, split 1, .* do not fit M=128 N=64 K=64"):
                 emulator.launcher.launch(number, SPECIALISED, 0, 0)
@@ -211,18 +210,10 @@ def test_one_kernel_launched_by_number(pack: Path) -> None:
 @own_process
 def test_launch_attributes_reach_the_driver(pack: Path, tmp_path: Path) -> None:
     """The launch attributes of a kernel's manifest entry are those of cuLaunchKernelEx, id and value."""
-    whole, row = open_pack(pack).manifest, target("sm80")
+    whole = open_pack(pack).manifest
     attributes = (Attribute("programmatic_stream_serialization", (1, 0, 0)), Attribute("cluster_dimension", (1, 1, 1)))
     kernels = tuple(dataclasses.replace(kernel, attributes=attributes) for kernel in whole.kernels)
-    (tmp_path / "images").symlink_to(pack / "images")
-    (tmp_path / "launcher.c").write_text(render.source(row, kernels))
-    (tmp_path / "launcher.h").write_text(render.header(("sm80",)))
-    library = link.link_launcher(row, tmp_path, link.compiler()[0])
-    entry = dataclasses.replace(whole, kernels=kernels, library=file(library.name, library.read_bytes()))
-    for name, data in write_manifest(entry).items():
-        (tmp_path / name).write_bytes(data)
-
-    emulator = Emulator(tmp_path, execute=False)
+    emulator = Emulator(relinked(pack, tmp_path, kernels), execute=False)
     emulator.launcher.matmul(SPECIALISED, 0, 0)
     found = [call.arguments for call in emulator.driver.calls if call.name == "attribute"]
     assert found == [{"id": "6", "value": "1,0,0"}, {"id": "4", "value": "1,1,1"}]
@@ -404,7 +395,7 @@ def test_newer_gpu_gets_the_text(pack: Path) -> None:
         emulator.launcher.matmul(SPECIALISED, 0, 0)
     ptx = emulator.selected(SPECIALISED).ptx
     assert ptx is not None
-    assert emulator.driver.launches[-1].image == (pack / ptx.path).read_bytes()
+    assert emulator.driver.launches[-1].image == code_in(pack)(ptx)
 
 
 @ON_CUDA
@@ -413,7 +404,7 @@ def test_same_major_gpu_gets_the_cubin(pack: Path) -> None:
     """A GPU of the same major version runs the sm80 image itself."""
     emulator = Emulator(pack, arch="sm86", execute=False)
     emulator.launcher.matmul(SPECIALISED, 0, 0)
-    assert emulator.driver.launches[-1].image == (pack / emulator.selected(SPECIALISED).image.path).read_bytes()
+    assert emulator.driver.launches[-1].image == code_in(pack)(emulator.selected(SPECIALISED).image)
     assert emulator.driver.misuse == []
 
 

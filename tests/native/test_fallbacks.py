@@ -15,6 +15,7 @@ from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import Emulator, Product, missing, own_process
 from tests.native.test_driver import SPECIALISED, names
 from tests.native.test_plans import changed_pack
+from tests.samples import code_in
 
 SHARED_OF_8_6 = 101_376  # Source: CUDA programming guide, table of compute capabilities
 NEWER = ("sm90", "sm100", "sm120")
@@ -83,10 +84,10 @@ def test_newer_gpus_get_the_text(pack: Path, gpu: str) -> None:
 def test_text_is_for_old_drivers() -> None:
     """Every kernel for sm80 is shipped as text of PTX ISA 8.0 for sm_80, which driver 12.0 reads already."""
     folder = default_pack("sm80")
-    kernels = open_pack(folder).manifest.kernels
+    kernels, code = open_pack(folder).manifest.kernels, code_in(folder)
     for kernel in kernels:
         assert kernel.ptx is not None
-        text = (folder / kernel.ptx.path).read_text()
+        text = code(kernel.ptx).decode()
         assert re.findall(r"^\.(version|target) (.*)$", text, re.MULTILINE) == [("version", "8.0"), ("target", "sm_80")]
     assert open_pack(folder).head.min_driver == 12_000
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import functools
+import hashlib
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aotmm.build import link, render
-from aotmm.build.compile import file
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.kernel import Kernel, Parameter, TensorMap, resident
-from aotmm.manifest import write as write_manifest
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
-from tests.build.packs import plans_pack
+from tests.build.packs import plans_pack, relinked
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
 
 STREAM = 0x5EA0
@@ -65,16 +62,7 @@ def arguments(kernel: Kernel, block: bytes) -> dict[str, int]:
 
 def changed_pack(pack: Path, folder: Path, change: Any) -> Path:
     """A copy of `pack` with every kernel's entry changed, and with other tables in its launcher."""
-    whole, row = open_pack(pack).manifest, target(pack.name)
-    kernels = tuple(change(kernel) for kernel in whole.kernels)
-    (folder / "images").symlink_to(pack / "images")
-    (folder / "launcher.c").write_text(render.source(row, kernels))
-    (folder / "launcher.h").write_text(render.header((row.name,)))
-    library = link.link_launcher(row, folder, link.compiler()[0])
-    entry = dataclasses.replace(whole, kernels=kernels, library=file(library.name, library.read_bytes()))
-    for name, data in write_manifest(entry).items():
-        (folder / name).write_bytes(data)
-    return folder
+    return relinked(pack, folder, [change(kernel) for kernel in open_pack(pack).manifest.kernels])
 
 
 # -------------------------------------------------------------------------------------------------------- execution
@@ -201,7 +189,7 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
 
 
 def _digest(image: bytes) -> str:
-    return file("", image).sha256
+    return hashlib.sha256(image).hexdigest()
 
 
 @own_process

@@ -25,8 +25,8 @@ PACKS = data_folder("artifacts")
 
 @pytest.fixture
 def copies(tmp_path: Path) -> Path:
-    """Copies of the packs of this checkout, without their images."""
-    ignored = shutil.ignore_patterns(".cache", ".lock", "images")
+    """Copies of the packs of this checkout."""
+    ignored = shutil.ignore_patterns(".cache", ".lock")
     return Path(shutil.copytree(PACKS, tmp_path / "packs", ignore=ignored))
 
 

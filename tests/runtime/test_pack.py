@@ -11,11 +11,11 @@ import pytest
 
 from aotmm.errors import ArtifactError
 from aotmm.folders import data_folder
-from aotmm.manifest import FILE_NAME, KERNELS_NAME, File, Manifest, write
+from aotmm.manifest import FILE_NAME, KERNELS_NAME, File, Manifest, file, write
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.pack import Pack, load_verified, open_pack, open_packs, read_verified
 from aotmm.target import host
-from tests.samples import file, kernel, manifest
+from tests.samples import kernel, manifest
 
 LIBRARY = b"not a library"
 HOST = host()
@@ -43,7 +43,7 @@ def real(tmp_path: Path) -> Path:
     folder = data_folder("artifacts")
     if not list(folder.glob(f"*/{FILE_NAME}")):
         pytest.skip("no packs in artifacts/; make artifacts builds them")
-    return Path(shutil.copytree(folder, tmp_path / "packs", ignore=shutil.ignore_patterns(".cache", ".lock", "images")))
+    return Path(shutil.copytree(folder, tmp_path / "packs", ignore=shutil.ignore_patterns(".cache", ".lock")))
 
 
 # ------------------------------------------------------------------------------------------------------------- opening
@@ -166,7 +166,7 @@ def test_endless_file(fake: Path) -> None:
     with (fake / "zero").open("wb") as handle:
         handle.truncate(1 << 40)
     with pytest.raises(ArtifactError, match=r"zero was altered: sha256 .* \(more bytes\)"):
-        read_verified(fake, File("zero", file("zero").sha256, 1000))
+        read_verified(fake, File("zero", file("zero", b"").sha256, 1000))
 
 
 def test_library_that_is_none(fake: Path) -> None:
