@@ -22,7 +22,8 @@ from aotmm.problem import VALUES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
-from tests.native.emulation import SHARED, emulators, own_process
+from tests.emulators import elf
+from tests.native.emulation import own_process
 from tests.samples import SHIPPED, code_in, installed
 
 TENSOR_MAP_ALIGNMENT = 64  # Source: CUDA driver API, CUtensorMap
@@ -44,9 +45,7 @@ FP16 = Variant(
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_binaries_are_what_the_manifest_says(arch: str) -> None:
     """Every image of the default pack has the arch, parameters, registers and stack of its manifest entry, no paths."""
-    if not (SHARED / "emulators").is_dir():
-        pytest.skip("the reader of binaries is not beside the checkout, in ../shared/emulators")
-    folder, elf = default_pack(arch), emulators("elf")
+    folder = default_pack(arch)
     code = code_in(folder)
     for entry in open_pack(folder).manifest.kernels:
         info = elf.read(code(entry.image))

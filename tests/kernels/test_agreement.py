@@ -15,7 +15,8 @@ from aotmm.kernel import Kernel
 from aotmm.runtime.pack import open_pack
 from tests.agreement import encode, launch_of
 from tests.build.packs import plans_pack
-from tests.native.emulation import ARCHS, SHARED, emulators, interpreter, missing, submit
+from tests.emulators import numerics
+from tests.native.emulation import ARCHS, interpreter, missing, submit
 from tests.samples import code_in
 
 Counted = Callable[[str, Iterable[str]], None]
@@ -29,7 +30,7 @@ def disagreeing(arch: str, folder: Path, kernels: list[Kernel]) -> list[str]:
     for kernel in kernels:
         launch = launch_of(kernel)
         addresses = {name: int(array.ctypes.data) for name, array in launch.memory.items()}
-        interpreter(arch).launch(
+        interpreter(arch)(
             code(kernel.image),
             kernel.symbol,
             (launch.programs, 1, 1),
@@ -72,16 +73,14 @@ def test_images_for_others_of_the_major(arch: str) -> None:
 
 def test_formulas_are_those_of_the_interpreters() -> None:
     """Rounding to every type is what the interpreters' own is, for integers and halves, ties included."""
-    if not (SHARED / "emulators").is_dir():
-        pytest.skip("the interpreters are not beside the checkout")
     values = np.arange(-60_000, 60_000, dtype=np.int64)
     for dtype in ("fp16", "bf16", "fp32", "int32"):
         for numbers in (values, values * 0.5) if dtype != "int32" else (values,):
-            want = emulators("numerics").encode(numbers, dtype)
+            want = numerics.encode(numbers, dtype)
             assert (encode(numbers, dtype) == want).all()
     for dtype in ("fp8e5", "int8"):
         small = np.arange(-4, 5) if dtype == "fp8e5" else np.arange(-128, 128)
-        assert (encode(small, dtype) == emulators("numerics").encode(small, dtype)).all()
+        assert (encode(small, dtype) == numerics.encode(small, dtype)).all()
 
 
 def test_one_bit_is_seen(interpreted_pack: Callable[[str], Path]) -> None:

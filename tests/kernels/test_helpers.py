@@ -16,7 +16,8 @@ import pytest
 from aotmm.kernel import Kernel, Promise
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
-from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, emulators, interpreter, place, submit
+from tests.emulators import numerics
+from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, interpreter, place, submit
 from tests.samples import code_in
 
 PLAIN = Product(0, 0, 0)  # where place() looks for paddings
@@ -40,7 +41,7 @@ def launched(
     for parameter in kernel.parameters:
         data = values.get(parameter.value, 0).to_bytes(parameter.bytes, "little", signed=True)
         block[parameter.offset : parameter.offset + parameter.bytes] = data
-    stats = interpreter(arch).launch(
+    stats = interpreter(arch)(
         image,
         kernel.symbol,
         (programs, 1, 1),
@@ -89,7 +90,7 @@ def strides_of(operand: Operand, row: str, col: str) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------------- partial sums
 def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     """What is wrong with the partial sums of ragged integer products, in slices of equal and of different size."""
-    numerics, config = emulators("numerics"), kernel.config
+    config = kernel.config
     step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
     complaints = []
     for split, steps in ((2, 4), (3, 7)):
@@ -129,7 +130,7 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------- reduction
 def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     """What is wrong with sums of partial sums: in order, for any number of slices, with what an epilogue has."""
-    numerics, config = emulators("numerics"), kernel.config
+    config = kernel.config
     rng, complaints = np.random.default_rng(0), []
     aligned = kernel.layout != "any"
     m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)

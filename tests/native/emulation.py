@@ -11,7 +11,6 @@ import hashlib
 import importlib
 import mmap
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -31,9 +30,9 @@ from aotmm.problem import DTYPES, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
+from tests.emulators import core, fake_driver, gfx90a, numerics, sm80
 from tests.native.truth import ETA, LARGEST, Epilogue, Judgement, judge, truth
 
-SHARED = Path(__file__).parents[2].parent / "shared"
 ARCHS = ("sm80", "gfx90a")
 SPARSE_BYTES = 1 << 30
 MAP_NORESERVE = 0x4000  # Source: mmap(2), Linux; Python has it from 3.13 on
@@ -46,27 +45,17 @@ R = TypeVar("R")
 
 
 # ---------------------------------------------------------------------------------------------- the interpreters
-def emulators(name: str) -> Any:
-    """Module `name` of the interpreters; they are not part of this repository but may lie beside it."""
-    if str(SHARED) not in sys.path:
-        sys.path.append(str(SHARED))
-    return importlib.import_module(f"emulators.{name}")
-
-
-def interpreter(arch: str) -> Any:
-    """What executes images for `arch`: 8.6 and 8.9 have the instructions of 8.0."""
-    return emulators("sm80" if target(arch).backend == "cuda" else arch)
+def interpreter(arch: str) -> core.Launch:
+    """What executes an image for `arch`, gfx90a or one of 8.x."""
+    return sm80.launch if target(arch).backend == "cuda" else gfx90a.launch
 
 
 def missing(arch: str) -> str | None:
     """What this machine lacks to execute images of `arch`, None if nothing."""
-    if not (SHARED / "emulators").is_dir():
-        return "the interpreters are not beside the checkout, in ../shared/emulators"
-    core, fake = emulators("core"), emulators("fake_driver")
     try:
-        fake.compiler()
+        fake_driver.compiler()
         (core.find_objdump if target(arch).backend == "hip" else core.find_nvdisasm)()
-    except (core.ToolMissing, fake.CompilerMissing) as error:
+    except (core.ToolMissingError, fake_driver.CompilerMissingError) as error:
         return str(error)
     return None
 
@@ -264,7 +253,7 @@ class Case:
         self.a, self.b = self._integers() if product.exact else self._random(rng)
         if product.special:
             storage = DTYPES[product.dtype].storage
-            values = emulators("numerics").encode(np.array([np.nan, np.inf, -np.inf]), storage)
+            values = numerics.encode(np.array([np.nan, np.inf, -np.inf]), storage)
             self.a[:, [3, 5, 7], [1, 0, product.K - 1]] = FP8_SPECIAL.get(storage, values)
         c = np.empty((product.batch, product.M, product.N), STORAGE[product.out])
         c.view(np.uint8)[...] = 0xFF
@@ -277,7 +266,7 @@ class Case:
 
     def _integers(self) -> tuple[Array, Array]:
         product = self.product
-        a, b, _ = emulators("numerics").integer_inputs(
+        a, b, _ = numerics.integer_inputs(
             product.M,
             product.N,
             product.K,
@@ -290,7 +279,7 @@ class Case:
         return (a, np.repeat(b[:1], product.batch, axis=0)) if product.shared else (a, b)
 
     def _random(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        numerics, product = emulators("numerics"), self.product
+        product = self.product
         storage = DTYPES[product.dtype].storage  # tf32 kernels get all 23 bits and round them
         a = rng.standard_normal((product.batch, product.M, product.K)) * 2.0**product.scale
         b = rng.standard_normal((product.batch, product.K, product.N))
@@ -302,7 +291,7 @@ class Case:
 
     def _place_epilogue(self, rng: np.random.Generator) -> None:
         """Bias and scales: integers and powers of two where the result has to be exact; NaN lies around them."""
-        numerics, product = emulators("numerics"), self.product
+        product = self.product
         bias = scale_a = scale_b = None
         loose = replace(product, padding=3, offset=1, gap=2)
         if product.bias:
@@ -380,7 +369,7 @@ class Case:
 
     def judge(self, arch: str) -> Judgement:
         """How far from the truth is what C holds now."""
-        numerics, product = emulators("numerics"), self.product
+        product = self.product
         with np.errstate(all="ignore"):
             a, b = numerics.decode(self.a, product.dtype), numerics.decode(self.b, product.dtype)
             x, want, bounds = truth(a, b, self.epilogue, dtype=product.dtype, flushes=arch == "gfx90a")
@@ -415,7 +404,7 @@ class Emulator:
         """`options` are the fake driver's: devices, arch, version, execute, and the interpreter's own."""
         pack = open_pack(folder)
         self.arch = pack.arch
-        self.driver = emulators("fake_driver").FakeDriver(target(pack.arch).backend, **{"arch": pack.arch} | options)
+        self.driver = fake_driver.FakeDriver(target(pack.arch).backend, **{"arch": pack.arch} | options)
         self.launcher = pack.launcher
         self.kernels = pack.manifest.kernels
 
@@ -438,7 +427,10 @@ class Emulator:
             complaints.append(f"images were launched that the plan {plan} does not have")
         if hashlib.sha256(launches[plan.main].image).hexdigest() != self.kernels[plan.kernel].image.sha256:
             complaints.append("another image than the kernel's was launched")
-        if stray := case.stray_stores(launches[-1].stats.stores):
+        stats = launches[-1].stats
+        if stats is None:
+            complaints.append("the last launch was not executed")
+        elif stray := case.stray_stores(stats.stores):
             complaints.append(f"{stray} bytes of C's memory are not stored as often as they should be")
         complaints += case.complaints(found)
         seconds = time.perf_counter() - begin

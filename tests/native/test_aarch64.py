@@ -15,7 +15,7 @@ from aotmm.runtime.launcher import CDevice, CPlan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, other_host
-from tests.native.emulation import SHARED
+from tests.emulators import fake_driver
 
 ARCH = "sm90"
 # Where Debian's libc6-arm64-cross and other distributions' packages for cross compilers have their libraries.
@@ -62,8 +62,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a pack for aarch64, its launcher.h and a fake CUDA driver there whose launches multiply."""
     if not shutil.which("qemu-aarch64") or not LIBRARIES.is_dir():
         pytest.skip("this needs qemu-aarch64 and glibc for it: Debian's qemu-user and libc6-arm64-cross")
-    if not (SHARED / "emulators").is_dir():
-        pytest.skip("the fake drivers are not beside the checkout, in ../shared/emulators")
     folder = tmp_path_factory.mktemp("aarch64")
     shutil.copy(other_host("aarch64", ARCH) / ARCH / f"libaotmm_{ARCH}.so", folder)
     shutil.copy(default_pack(ARCH) / "launcher.h", folder)
@@ -75,7 +73,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     numbers = "".join(f"#define P_{value} {number}\n" for number, value in enumerate(values))
     (folder / "parameters.h").write_text(numbers)
-    sources = (f"-I{SHARED / 'emulators'}", f"-I{folder}", f"-I{Path(__file__).parent}")
+    sources = (f"-I{fake_driver.SOURCES}", f"-I{folder}", f"-I{Path(__file__).parent}")
     fake = Path(__file__).parent / "fake_multiplying.c"
     _compile(folder / "libcuda.so.1", fake, *sources, "-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1")
     return folder

@@ -18,7 +18,8 @@ import pytest
 
 from aotmm.build import render
 from tests.build.packs import ROOT, default_pack
-from tests.native.emulation import SHARED, Array, emulators, fresh_process, missing
+from tests.emulators.fake_driver import FakeDriver, Launch, build
+from tests.native.emulation import Array, fresh_process, missing
 
 EXAMPLES = ROOT / "examples" / "c"
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
@@ -46,33 +47,28 @@ def compiled(source: Path, language: tuple[str, ...], pack: Path, folder: Path) 
     return output
 
 
-def driver_with_memory(folder: Path, **options: Any) -> Any:
+class DriverWithMemory(FakeDriver):
     """A fake CUDA driver that has device memory; kernels may touch what is allocated when they are launched."""
-    fake = emulators("fake_driver")
-    source = Path(__file__).parent / "fake_memory.c"
-    name = "libcuda.so.1"
-    command = [*fake.compiler(), "-O1", "-shared", "-fPIC", "-pthread", f"-I{SHARED / 'emulators'}"]
-    subprocess.run([*command, f"-Wl,-soname,{name}", "-o", str(folder / name), str(source)], check=True)
-    driver = fake.FakeDriver("cuda", folder=folder, **options)
-    execute = driver._run
 
-    def run(launch: Any) -> None:
-        driver.buffers = [(f"memory{number}", array, "rw") for number, array in enumerate(allocated(driver))]
-        execute(launch)
+    def __init__(self, folder: Path, *, devices: int = 1) -> None:
+        super().__init__(
+            "cuda", devices=devices, library=build("cuda", folder, Path(__file__).parent / "fake_memory.c")
+        )
 
-    driver._run = run
-    return driver
+    def allocated(self) -> list[Array]:
+        """The device memory that there is now."""
+        addresses, sizes = ((ctypes.c_uint64 * 64)() for _ in range(2))
+        count = self.lib.fake_memory(addresses, sizes)
+        memory: list[Any] = [
+            (ctypes.c_char * size).from_address(address)
+            for address, size in zip(addresses[:count], sizes[:count], strict=True)
+        ]
+        return [np.frombuffer(buffer, np.uint8) for buffer in memory]
 
-
-def allocated(driver: Any) -> list[Array]:
-    """The device memory that there is now."""
-    addresses, sizes = ((ctypes.c_uint64 * 64)() for _ in range(2))
-    count = driver.lib.fake_memory(addresses, sizes)
-    memory: list[Any] = [
-        (ctypes.c_char * size).from_address(address)
-        for address, size in zip(addresses[:count], sizes[:count], strict=True)
-    ]
-    return [np.frombuffer(buffer, np.uint8) for buffer in memory]
+    def run(self, launch: Launch) -> None:
+        """Executes a launch on what is allocated."""
+        self.buffers = [(f"memory{number}", array, "rw") for number, array in enumerate(self.allocated())]
+        super().run(launch)
 
 
 @contextlib.contextmanager
@@ -107,7 +103,7 @@ def run(program: Path, *words: str | Path) -> tuple[int, list[str]]:
 @fresh_process
 def test_c_program(pack: Path, tmp_path: Path) -> None:
     """The C program is right on each of two GPUs, with a product and with slices of K, and gives all memory back."""
-    driver = driver_with_memory(tmp_path, devices=2)
+    driver = DriverWithMemory(tmp_path, devices=2)
     program, library = compiled(EXAMPLES / "matmul.c", C, pack, tmp_path), pack / "libaotmm_sm80.so"
     for sizes, slices in (((70, 72, 64), "in 1"), ((33, 40, 4096), r"in (\d\d|[2-9])")):
         status, lines = run(program, library, *map(str, sizes))
@@ -118,14 +114,14 @@ def test_c_program(pack: Path, tmp_path: Path) -> None:
             )
             assert re.match(wanted, line), line
     assert {launch.device for launch in driver.launches} == {0, 1}
-    assert allocated(driver) == []
+    assert driver.allocated() == []
     assert driver.faults == driver.misuse == []
 
 
 @fresh_process
 def test_c_program_says_what_fails(pack: Path, tmp_path: Path) -> None:
     """Whatever fails ends the program with the launcher's words and 1, and no memory stays behind."""
-    driver = driver_with_memory(tmp_path)
+    driver = DriverWithMemory(tmp_path)
     program, library = compiled(EXAMPLES / "matmul.c", C, pack, tmp_path), pack / "libaotmm_sm80.so"
     for function, words in (
         ("cuLibraryLoadData", "cuLibraryLoadData failed on CUDA device 0 for kernel .*CUDA_ERROR_OUT_OF_MEMORY"),
@@ -137,7 +133,7 @@ def test_c_program_says_what_fails(pack: Path, tmp_path: Path) -> None:
         status, (line,) = run(program, library, "8", "8", "8")
         assert status == 1
         assert re.match(words, line), line
-        assert allocated(driver) == []
+        assert driver.allocated() == []
     copy = Path(shutil.copy(library, tmp_path / "libaotmm_sm90.so"))
     calls: list[tuple[tuple[str | Path, ...], str]] = [
         ((), "usage: matmul LIBRARY"),
@@ -156,15 +152,15 @@ def test_c_program_says_what_fails(pack: Path, tmp_path: Path) -> None:
 @fresh_process
 def test_cpp_program(pack: Path, tmp_path: Path) -> None:
     """The C++ program is right; what the launcher refuses is an exception with its words, and memory is given back."""
-    driver = driver_with_memory(tmp_path)
+    driver = DriverWithMemory(tmp_path)
     program, library = compiled(EXAMPLES / "matmul.cpp", CPP, pack, tmp_path), pack / "libaotmm_sm80.so"
     status, (line,) = run(program, library, "sm80")
     assert status == 0, line
     assert re.match(r"tile_int8_int32_\w+: 0 of 60000 elements are wrong", line), line
-    assert allocated(driver) == []
+    assert driver.allocated() == []
     driver.fail_next("cuLaunchKernelEx", 700)
     status, (line,) = run(program, library, "sm80")
-    assert (status, allocated(driver)) == (1, [])
+    assert (status, driver.allocated()) == (1, [])
     assert "cuLaunchKernelEx failed on CUDA device 0" in line
     status, (line,) = run(program, library, "sm90")
     assert "undefined symbol: aotmm_launcher_sm90" in line

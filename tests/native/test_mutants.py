@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from tests.build.packs import checkout, run_python
-from tests.native.emulation import Case, Outcome, Product, emulators, execute, missing, submit
+from tests.emulators import numerics
+from tests.native.emulation import Case, Outcome, Product, execute, missing, submit
 from tests.native.truth import truth
 
 ARCH = "gfx90a"  # compiles in a second
@@ -224,7 +225,7 @@ def test_wrong_numbers_are_noticed_by_the_numbers(name: str) -> None:
 )
 def test_one_bit_of_one_element(product: Product) -> None:
     """The right values are called right; with the last bit of one of them flipped they are wrong. No kernel runs."""
-    numerics, case = emulators("numerics"), Case(product)
+    case = Case(product)
     a, b = numerics.decode(case.a, product.dtype), numerics.decode(case.b, product.dtype)
     c = case.operands["C"].view
     with np.errstate(all="ignore"):

@@ -22,7 +22,7 @@ from aotmm.build import link
 from aotmm.target import HOSTS
 from aotmm.verify import verify
 from tests.build.packs import ROOT, other_host
-from tests.native.emulation import emulators
+from tests.emulators import fake_driver
 from tests.samples import SHIPPED
 
 OTHER = next(name for name in HOSTS if name != platform.machine())
@@ -258,17 +258,7 @@ def test_every_python(clean: Path, tmp_path: Path) -> None:
     assert "intact" in _run(clean, "-c", program, "verify", cwd=tmp_path)
     assert "chosen" in _run(clean, "-c", program, "explain", "--arch", "sm80", "512", "512", "512", cwd=tmp_path)
     assert "'matmul'" in _run(clean, "-c", STABLE_ABI, cwd=tmp_path)
-    driver = _driver()
+    driver = fake_driver.built("cuda")
     for arch, (folder, owner) in mine.items():
         printed = _run(clean, "-c", PRODUCT, driver, arch, cwd=tmp_path)
         assert printed.strip() == f"('product',) True {folder} {owner}".strip()
-
-
-def _driver() -> Path:
-    """The fake CUDA driver."""
-    try:
-        fake = emulators("fake_driver")
-    except ModuleNotFoundError:
-        pytest.skip("the fake drivers are not beside the checkout, in ../shared/emulators")
-    path: Path = fake.build("cuda")
-    return path
