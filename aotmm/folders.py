@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -46,7 +46,14 @@ def place(path: Path) -> Traversable:
 
 
 def read(folder: Path, name: str, limit: int) -> bytes:
-    """The first `limit` bytes of the file `name` ("/" between folders) below `folder`, also inside a zip file.
+    """Return the first `limit` bytes of a file. Raises OSError as `opened` does."""
+    with opened(folder, name) as stream:
+        return stream.read(limit)
+
+
+@contextmanager
+def opened(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open the file `name` ("/" between folders) below `folder` to be read, also inside a zip file.
 
     Raises:
         OSError: there is none, it is no plain file, a link leads to it, or it cannot be read.
@@ -55,7 +62,8 @@ def read(folder: Path, name: str, limit: int) -> bytes:
     found = place(path)
     if found is not path:
         with damage_told(path), found.open("rb") as stream:
-            return stream.read(limit)
+            yield stream
+        return
     below = [path, *path.parents][: len(Path(name).parts)]
     links = [str(part.relative_to(folder)) for part in below if part.is_symlink()]
     if links:
@@ -64,7 +72,7 @@ def read(folder: Path, name: str, limit: int) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, f"{path} is not a plain file")
-        return stream.read(limit)
+        yield stream
 
 
 @contextmanager

@@ -211,12 +211,16 @@ def file(path: str, data: bytes) -> File:
 
 def altered(file: File, data: bytes) -> str | None:
     """How `data`, of which one byte more than `file` has is enough, is not that file; None if it is."""
-    found = hashlib.sha256(data).hexdigest()
-    if (len(data), found) == (file.bytes, file.sha256):
+    return mismatch(file, len(data), hashlib.sha256(data).hexdigest())
+
+
+def mismatch(file: File, size: int, sha256: str) -> str | None:
+    """Tell how content of `size` bytes with that digest is not `file`; None if it is."""
+    if (size, sha256) == (file.bytes, file.sha256):
         return None
-    size = f"{len(data)} bytes" if len(data) <= file.bytes else "more bytes"
+    found = f"{size} bytes" if size <= file.bytes else "more bytes"
     return (
-        f"{file.path} was altered: sha256 {found[:12]}... ({size}), the manifest says {file.sha256[:12]}... "
+        f"{file.path} was altered: sha256 {sha256[:12]}... ({found}), the manifest says {file.sha256[:12]}... "
         f"({file.bytes} bytes)"
     )
 

@@ -23,9 +23,9 @@ from ctypes import (
 )
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
-from aotmm.kernel import Kernel
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -35,7 +35,10 @@ from aotmm.problem import (
     VALUES,
     WORKSPACE_LIMIT,
 )
-from aotmm.table import Table, measured
+
+if TYPE_CHECKING:
+    from aotmm.kernel import Kernel
+    from aotmm.table import Table
 
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
 (
@@ -397,6 +400,8 @@ class Launcher:
 
     def retune(self, table: Table) -> None:
         """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
+        from aotmm.table import measured  # only here: the first product should be quick
+
         known = measured(table, {kernel.schedule for kernel in self.kernels})
         models = [CModel(m.schedule.encode(), *astuple(m)[1:]) for m in table.models]
         schedules = [name.encode() for name in known.schedules]

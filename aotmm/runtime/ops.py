@@ -195,7 +195,7 @@ def register(resolve: Callable[[int, int], list[int]]) -> Ops:
 def _native() -> ctypes.CDLL:
     """The library of the ops; inside a zip file nothing could open it by its path. Raises OSError."""
     found = folders.place(_LIBRARY)
-    return ctypes.CDLL(str(found)) if found is _LIBRARY else load_library(found.read_bytes(), _LIBRARY.name)
+    return ctypes.CDLL(str(found)) if found is _LIBRARY else load_library([found.read_bytes()], _LIBRARY.name)
 
 
 def _refuse_another_copy() -> None:

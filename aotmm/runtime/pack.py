@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotmm import manifest
 from aotmm.errors import ArtifactError
-from aotmm.folders import place, read
+from aotmm.folders import opened, place, read
 from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS, host
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from aotmm.runtime.launcher import Launcher
     from aotmm.table import Table
 
+_PIECE_BYTES = 1 << 20  # of a file: few enough for a processor's cache
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -157,34 +159,51 @@ def read_verified(folder: Path, file: File) -> bytes:
     Raises:
         ArtifactError: missing, behind a link, no plain file, or other bytes than the manifest says.
     """
+    return b"".join(_verified(folder, file))
+
+
+def _verified(folder: Path, file: File) -> Iterator[bytes]:
+    """Yield the content of a file in pieces, each of which is digested while a cache still holds it.
+
+    Raises:
+        ArtifactError: as `read_verified`; that the bytes are others is known after the last piece.
+    """
+    digest, size, most = hashlib.sha256(), 0, min(file.bytes, MAX_FILE_BYTES) + 1
     try:
-        data = read(folder, file.path, min(file.bytes, MAX_FILE_BYTES) + 1)
+        with opened(folder, file.path) as stream:
+            while piece := stream.read(min(_PIECE_BYTES, most - size)):
+                digest.update(piece)
+                size += len(piece)
+                yield piece
     except OSError as error:
         raise unreadable(f"pack {folder}: {file.path}", error) from error
-    altered = manifest.altered(file, data)
+    altered = manifest.mismatch(file, size, digest.hexdigest())
     if altered is not None:
         raise ArtifactError(f"pack {folder}: {altered}; build the pack again")
-    return data
 
 
 def load_verified(folder: Path, file: File) -> ctypes.CDLL:
     """A library of a pack, loaded from the very bytes that were checked, and not from the path again."""
     try:
-        return load_library(read_verified(folder, file), Path(file.path).name)
+        return load_library(_verified(folder, file), Path(file.path).name)
     except OSError as error:
         raise ArtifactError(f"pack {folder}: {file.path} cannot be loaded: {error}") from error
 
 
-def load_library(data: bytes, name: str) -> ctypes.CDLL:
-    """The shared library whose bytes are `data`, from a memory file that nobody can change. Raises OSError."""
+def load_library(pieces: Iterable[bytes], name: str) -> ctypes.CDLL:
+    """Return the shared library of these bytes, from a memory file that nobody can change.
+
+    Raises:
+        OSError: there is no memory, or the loader refuses it. What `pieces` raises; nothing is loaded then.
+    """
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(handle, "wb", closefd=False) as stream:
-            stream.write(data)
+            stream.writelines(pieces)
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
         # The descriptor stays open: the loader knows libraries by name, and would take the next one that got the same
         # number for this one.
         return ctypes.CDLL(f"/proc/self/fd/{handle}")
-    except OSError:
+    except BaseException:
         os.close(handle)
         raise

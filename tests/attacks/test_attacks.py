@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import fcntl
 import os
 import shutil
 from contextlib import suppress
@@ -78,13 +78,13 @@ def test_everything_wrong_is_told(pack: Path) -> None:
 def test_swapped_between_check_and_use(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is replaced after its digest was compared, and before it is opened, is not the one that runs."""
     other = (tiny_pack("gfx90a") / "libaotmm_gfx90a.so").read_bytes()
-    opened = packs.load_library
+    seal = fcntl.fcntl
 
-    def swap_first(data: bytes, name: str) -> ctypes.CDLL:
+    def swap_first(handle: int, command: int, seals: int) -> int:
         (pack / LIBRARY).write_bytes(other)
-        return opened(data, name)
+        return seal(handle, command, seals)
 
-    monkeypatch.setattr(packs, "load_library", swap_first)
+    monkeypatch.setattr(fcntl, "fcntl", swap_first)
     launcher = open_pack(pack).launcher
     assert (pack / LIBRARY).read_bytes() == other
     assert launcher._c.arch == b"sm80"
@@ -94,7 +94,7 @@ def test_loaded_bytes_are_sealed() -> None:
     """Nobody, this process included, can write to the memory that a library is loaded from."""
     data = (tiny_pack("sm80") / LIBRARY).read_bytes()
     before = memories()
-    packs.load_library(data, LIBRARY)
+    packs.load_library([data], LIBRARY)
     (handle,) = memories() - before
     for action in (lambda: os.write(handle, b"x"), lambda: os.truncate(handle, 0)):
         with pytest.raises(PermissionError):
