@@ -12,6 +12,8 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +166,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
     )
     try:
-        with tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
+        with _fences_sought(sought=not plan.fenced), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
             triton.knobs.cache.dir = folder
             parsed = make_backend(gpu).parse_options(options(variant))
             built = triton.compile(source, target=gpu, options=parsed.__dict__)
@@ -199,6 +201,25 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         key=digest,
     )
     return Compiled(kernel, image, ptx)
+
+
+@contextmanager
+def _fences_sought(*, sought: bool) -> Iterator[None]:
+    """Compile without Triton's pass that adds missing proxy fences, unless they are `sought`.
+
+    That pass lists every byte of shared memory that each operation may touch, which takes a quarter of the time of a
+    kernel for Hopper.
+    """
+    from triton._C.libtriton import nvidia
+
+    passes = nvidia.passes.ttnvgpuir
+    add = passes.add_proxy_fence_insertion
+    if not sought:
+        passes.add_proxy_fence_insertion = lambda _manager, _capability: None
+    try:
+        yield
+    finally:
+        passes.add_proxy_fence_insertion = add
 
 
 def _words(error: BaseException) -> str:

@@ -158,6 +158,8 @@ class Specialisation:
         persistent: blocks take tile after tile, so that a grid need not have one for each.
         programmatic: waits for the kernel before it (griddepcontrol) where it first touches memory, so that a launch
             may let it start early.
+        fenced: has every fence between what threads write to shared memory and what TMA or wgmma read there, so that
+            the compiler need not look for missing ones.
     """
 
     function: Any
@@ -169,3 +171,4 @@ class Specialisation:
     descriptors: dict[str, Descriptor] = field(default_factory=dict)
     persistent: bool = False
     programmatic: bool = False
+    fenced: bool = False

@@ -706,6 +706,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors=descriptors,
         persistent=True,
         programmatic=True,
+        fenced=True,  # tests compare images that were compiled with and without the compiler's search
     )
 
 
