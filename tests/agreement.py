@@ -18,7 +18,7 @@ from aotmm.problem import ACTIVATIONS, DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Largest operands, such that K may be hundreds: fp32 sums stay below 2^24, those of int8 below 2^31.
-LARGEST = {"fp16": 15, "bf16": 15, "fp32": 15, "tf32": 15, "fp8e5": 4, "int8": 100}
+LARGEST = {"fp16": 15, "bf16": 15, "fp32": 15, "tf32": 15, "fp8e5": 4, "fp8e4": 4, "int8": 100}
 LARGEST_FP16 = 60_000
 SLOPE = 0.5
 BITS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -80,9 +80,11 @@ def encode(values: Array, dtype: str) -> Array:
     if dtype == "fp8e5":  # the upper half of an fp16
         return (values.astype(np.float16).view(np.uint16) >> 8).astype(np.uint8)
     single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    if dtype == "fp8e4":  # the exponent's bias is less by 120, and three bits of the fraction are left
+        return np.where(values == 0, 0, (bits >> 24 & 0x80) | ((bits & 0x7FFFFFFF) >> 20) - (120 << 3)).astype(np.uint8)
     if dtype != "bf16":
         return single
-    bits = single.view(np.uint32)
     rounded: Array = (bits + np.uint32(0x7FFF) + (bits >> 16 & np.uint32(1))) >> np.uint32(16)
     return rounded.astype(np.uint16)
 

@@ -74,6 +74,22 @@ split = true
 """
 
 
+# One small tile of what sm89 alone multiplies natively, and what every set gets: a generic kernel of each type, copies.
+GENERIC = """
+layouts = ["nt"]
+epilogues = ["linear"]
+source = "tests"
+
+[[config]]
+dtypes = ["fp16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4"]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+"""
+
+
 @functools.cache
 def default_pack(arch: str) -> Path:
     """The default pack of `arch`: the checkout's if a build would leave it alone, else built once per session."""
@@ -97,6 +113,14 @@ def plans_pack(arch: str) -> Path:
     configs = _folder() / "plans.toml"
     configs.write_text(PLANS)
     return build((arch,), _folder() / "plans", configs=str(configs))[0].folder
+
+
+@functools.cache
+def generic_pack(arch: str) -> Path:
+    """A pack of the generic kernels of every type, of copies and of a few tiles, built once per session."""
+    configs = _folder() / "generic.toml"
+    configs.write_text(GENERIC)
+    return build((arch,), _folder() / "generic", configs=str(configs))[0].folder
 
 
 @functools.cache

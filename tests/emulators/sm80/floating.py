@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.emulators import core
-from tests.emulators.core import F16, F32, F64, I32, I64, MASK32, U16, U32, flush, fma32
+from tests.emulators import core, numerics
+from tests.emulators.core import F16, F32, F64, I32, I64, U16, U32, U64, flush, fma32
 from tests.emulators.sm80.instruction import INT_COMPARE, Instruction
 
 FLOAT_NAMES = ("LT", "LE", "GT", "GE", "EQ", "NE", "LTU", "LEU", "GTU", "GEU", "EQU", "NEU", "NUM", "NAN")
@@ -24,6 +24,19 @@ def float_relation(order):
     if name == "NE":
         return lambda a, c: (a != c) & ~unordered(a, c)
     return INT_COMPARE[name]
+
+
+_ROUNDINGS = {"TRUNC": np.trunc, "FLOOR": np.floor, "CEIL": np.ceil}
+
+
+def _float64_of(value, signed):
+    """float64 of 64-bit integers, with the lost bits in the last one: any later rounding to 24 bits is the only one."""
+    negative = (value >> U64(63)).astype(bool) if signed else np.zeros(np.shape(value), bool)
+    magnitude = np.where(negative, U64(0) - value, value)
+    large = magnitude >= U64(1 << 53)
+    sticky = (magnitude >> U64(11)) | ((magnitude & U64(0x7FF)) != 0)
+    number = np.where(large, sticky.astype(F64) * 2048.0, np.where(large, U64(0), magnitude).astype(F64))
+    return np.where(negative, -number, number)
 
 
 class Floating(Instruction):
@@ -122,18 +135,20 @@ class Floating(Instruction):
         )
 
     def _i2f(self):
-        self.allow("RP", "U32", "S32", "RN", "U8", "U16", "S8", "S16")
-        put, x = self.result(self.args[0]), self.source(self.args[1])
-        if {"U8", "U16", "S8", "S16"} & self.mods:
-            raise self.unknown("narrow source")
-        view = U32 if "U32" in self.mods else I32
-        up = "RP" in self.mods
+        self.allow("RP", "U32", "S32", "RN", "U64", "S64")
+        put, up = self.result(self.args[0]), "RP" in self.mods
+        if {"U64", "S64"} & self.mods:
+            wide, signed = self.source64(self.args[1]), "S64" in self.mods
+            exact = lambda b: _float64_of(wide(b), signed)
+        else:
+            narrow, view = self.source(self.args[1]), U32 if "U32" in self.mods else I32
+            exact = lambda b: np.asarray(narrow(b)).view(view).astype(F64)
 
         def step(b, mask, where):
-            exact = np.asarray(x(b)).view(view).astype(F64)
-            value = exact.astype(F32)
+            number = exact(b)
+            value = number.astype(F32)
             if up:
-                value = np.where(value.astype(F64) < exact, np.nextafter(value, F32(np.inf)), value)
+                value = np.where(value.astype(F64) < number, np.nextafter(value, F32(np.inf)), value)
             put(b, np.asarray(value, F32).view(U32), where)
 
         return step
@@ -141,41 +156,36 @@ class Floating(Instruction):
     _i2fp = _i2f
 
     def _f2i(self):
-        self.allow("FTZ", "U32", "S32", "TRUNC", "NTZ", "FLOOR", "CEIL")
-        put, x = self.result(self.args[0]), self.real(self.args[1])
-        rounding = (
-            np.trunc
-            if "TRUNC" in self.mods
-            else np.floor
-            if "FLOOR" in self.mods
-            else np.ceil
-            if "CEIL" in self.mods
-            else np.rint
-        )
-        low, high = (0, MASK32) if "U32" in self.mods else (-0x80000000, 0x7FFFFFFF)
+        self.allow("FTZ", "U32", "S32", "U64", "S64", "TRUNC", "NTZ", "FLOOR", "CEIL")
+        wide, signed = bool({"U64", "S64"} & self.mods), not {"U32", "U64"} & self.mods
+        bits = 64 if wide else 32
+        put, x = (self.pair_result if wide else self.result)(self.args[0]), self.real(self.args[1])
+        rounding, word = self._rounding(), U64 if wide else U32
+        low, top = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1)) if signed else (0.0, 2.0**bits)
+        highest, nan = word(int(top) - 1), word(1 << 63 if wide else 0)
 
         def step(b, mask, where):
-            value = np.nan_to_num(rounding(x(b).astype(F64)), nan=0.0, posinf=high, neginf=low)
-            put(b, np.clip(value, low, high).astype(I64).astype(U32), where)
+            number = rounding(x(b).astype(F64))
+            inside = np.where((number >= low) & (number < top), number, low)  # NaN is not
+            value = inside.astype(I64 if signed else U64).astype(word)
+            value = np.where(number >= top, highest, value)
+            put(b, np.where(np.isnan(number), nan, value), where)
 
         return step
+
+    def _rounding(self):
+        return next((function for name, function in _ROUNDINGS.items() if name in self.mods), np.rint)
 
     def _frnd(self):
         self.allow("TRUNC", "FLOOR", "CEIL", "FTZ")
         put, x = self.result(self.args[0]), self.real(self.args[1])
-        rounding = (
-            np.trunc
-            if "TRUNC" in self.mods
-            else np.floor
-            if "FLOOR" in self.mods
-            else np.ceil
-            if "CEIL" in self.mods
-            else np.rint
-        )
+        rounding = self._rounding()
         return lambda b, mask, where: put(b, np.asarray(rounding(x(b)), F32).view(U32), where)
 
     def _f2fp(self):
         """Two float32 to a packed pair; the first source is the upper half."""
+        if {"E4M3", "E5M2"} & self.mods:
+            return self._f2fp_bytes()
         self.allow("BF16", "F16", "F32", "PACK_AB", "RELU", "RZ")
         put, high, low = self.result(self.args[0]), self.real(self.args[1]), self.real(self.args[2])
         bf16, relu, truncate = "BF16" in self.mods, "RELU" in self.mods, "RZ" in self.mods
@@ -190,3 +200,42 @@ class Floating(Instruction):
             )
 
         return lambda b, mask, where: put(b, (half(high(b)) << U32(16)) | half(low(b)), where)
+
+    def _f2fp_bytes(self):
+        """Two float32, or a pair of halves, to two bytes of fp8, and back; the first source is the upper one."""
+        dtype, put = "fp8e4" if "E4M3" in self.mods else "fp8e5", self.result(self.args[0])
+        if "UNPACK_B" in self.mods:
+            self.allow("F16", "E4M3", "E5M2", "UNPACK_B")
+            word = self.source(self.args[1])
+
+            def widened(code):
+                value = numerics.decode(code, dtype)
+                return np.where(np.isnan(value), U32(0x7FFF), value.astype(F16).view(U16).astype(U32))
+
+            def unpack(b, mask, where):
+                codes = np.asarray(word(b))
+                put(b, (widened(codes >> U32(8) & U32(255)) << U32(16)) | widened(codes & U32(255)), where)
+
+            return unpack
+        self.allow("SATFINITE", "RELU", "E4M3", "E5M2", "F32", "F16", "PACK_AB_MERGE_C", "UNPACK_B_MERGE_C")
+        if "SATFINITE" not in self.mods or self.args[-1] != "RZ":
+            raise self.unknown("only saturated, into a register of zeros")
+        relu = "RELU" in self.mods
+        if "F16" in self.mods:
+            pair = self.source(self.args[1])
+            sources = [
+                (lambda b: (np.asarray(pair(b)) >> U32(16)).astype(U16).view(F16)),
+                (lambda b: np.asarray(pair(b)).astype(U16).view(F16)),
+            ]
+        else:
+            sources = [self.real(self.args[1]), self.real(self.args[2])]
+
+        def narrowed(value):
+            value = np.where(value <= 0, 0.0, value) if relu else np.asarray(value)
+            return np.where(np.isnan(value), U32(0x7F), numerics.encode(value, dtype).astype(U32))
+
+        def pack(b, mask, where):
+            high, low = (narrowed(source(b)) for source in sources)
+            put(b, (high << U32(8)) | low, where)
+
+        return pack

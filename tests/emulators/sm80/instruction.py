@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tests.emulators.core import F32, I64, MASK32, U32, Fault
+from tests.emulators.core import F32, I64, MASK32, U32, U64, Fault
 
 _BANKS = ("0x0", "0x2")  # constant banks that are known
 _NOTHING = {"NOP", "YIELD", "NANOSLEEP", "MEMBAR", "ERRBAR", "CGAERRBAR", "CCTL"}  # no effect on values here
@@ -190,6 +190,28 @@ class Instruction:
             return lambda b, value, where: b.put_uniform(index, value)
         index = self.checked(text)
         return lambda b, value, where: b.put(index, value, where)
+
+    def pair_result(self, text):
+        """function(batch, uint64 value, where) that writes a pair of registers."""
+        if text in ("RZ", "URZ"):
+            return lambda b, value, where: None
+        if self.uniform:
+            index = int(text[2:])
+            put = lambda b, k, word, where: b.put_uniform(index + k, word)
+        else:
+            index = self.checked(text, 2)
+            put = lambda b, k, word, where: b.put(index + k, word, where)
+
+        def write(b, value, where):
+            put(b, 0, (value & U64(MASK32)).astype(U32), where)
+            put(b, 1, (value >> U64(32)).astype(U32), where)
+
+        return write
+
+    def source64(self, text):
+        """function(batch) -> uint64 lanes of a pair of registers or constants."""
+        low, high = self.source(text), self.source(text, 1)
+        return lambda b: low(b).astype(U64) | (high(b).astype(U64) << U64(32))
 
     def predicate_result(self, text):
         """function(batch, bool value, mask) that writes a predicate; PT discards."""

@@ -87,51 +87,43 @@ class Integer(Instruction):
 
     def _imad(self):
         self.allow("WIDE", "HI", "U32", "MOV", "IADD", "SHL", "X", "S32")
-        if self.is_predicate(self.args[1]):
-            raise self.unknown("carry out")
         signed = "U32" not in self.mods
         if not {"WIDE", "HI"} & self.mods:
+            if self.is_predicate(self.args[1]):
+                raise self.unknown("carry out")
             put, (x, y, z) = self.result(self.args[0]), (self.source(a) for a in self.args[1:4])
             carry = self.predicate(self.args[4]) if len(self.args) > 4 else None
             if carry is None:
                 return lambda b, mask, where: put(b, x(b) * y(b) + z(b), where)
             return lambda b, mask, where: put(b, x(b) * y(b) + z(b) + carry(b).astype(U32), where)
-        if len(self.args) != 4:
-            raise self.unknown()
-        # operand c is 64 bits wide
-        x, y, low, high = (
-            self.source(self.args[1]),
-            self.source(self.args[2]),
-            self.source(self.args[3]),
-            self.source(self.args[3], 1),
-        )
+        return self._imad64(signed)
 
-        def total(b):
-            p, q = x(b), y(b)
+    def _imad64(self, signed):
+        """IMAD.WIDE and IMAD.HI: both words, or the upper one, of a product and a 64-bit addend, and their carry."""
+        (target, *sources), out = self.args, None
+        if self.is_predicate(sources[0]):
+            if signed:
+                raise self.unknown("signed carry out")
+            out, sources = self.predicate_result(sources[0]), sources[1:]
+        if len(sources) != 3:
+            raise self.unknown("operand count")
+        x, y, addend = self.source(sources[0]), self.source(sources[1]), self.source64(sources[2])
+        if "HI" in self.mods:
+            word = self.result(target)
+            put = lambda b, value, where: word(b, (value >> U64(32)).astype(U32), where)
+        else:
+            put = self.pair_result(target)
+
+        def step(b, mask, where):
+            p, q, more = x(b), y(b), addend(b)
             if signed:
                 product = (p.view(I32).astype(I64) * q.view(I32).astype(I64)).astype(U64)
             else:
                 product = p.astype(U64) * q.astype(U64)
-            return product + (low(b).astype(U64) | (high(b).astype(U64) << U64(32)))
-
-        if "HI" in self.mods:
-            put = self.result(self.args[0])
-            return lambda b, mask, where: put(b, (total(b) >> U64(32)).astype(U32), where)
-        if self.uniform:
-            index = int(self.args[0][2:])
-
-            def step_uniform(b, mask, where):
-                value = total(b)
-                b.put_uniform(index, (value & U64(MASK32)).astype(U32))
-                b.put_uniform(index + 1, (value >> U64(32)).astype(U32))
-
-            return step_uniform
-        index = self.checked(self.args[0], 2)
-
-        def step(b, mask, where):
-            value = total(b)
-            b.put(index, (value & U64(MASK32)).astype(U32), where)
-            b.put(index + 1, (value >> U64(32)).astype(U32), where)
+            total = product + more
+            put(b, total, where)
+            if out is not None:
+                out(b, total < more, mask)
 
         return step
 

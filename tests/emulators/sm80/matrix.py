@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.emulators import core
+from tests.emulators import core, numerics
 from tests.emulators.core import F16, F32, F64, I32, I64, U16, U32, Fault
 from tests.emulators.sm80.batch import LANES
 from tests.emulators.sm80.instruction import Instruction
 
 
 class Matrix(Instruction):
-    """HMMA and IMMA, by the PTX ISA's fragment layouts of mma.m16n8k*."""
+    """HMMA, IMMA and QMMA, by the PTX ISA's fragment layouts of mma.m16n8k*."""
 
     def _registers(self, text, count):
         index = self.checked(text.split(".")[0], count)
@@ -79,35 +79,45 @@ class Matrix(Instruction):
 
     def _imma(self):
         self.allow("16832", "16816", "S8", "U8", "SAT")
-        types = [m for m in self.order if m in ("S8", "U8")]
+        saturate, types = "SAT" in self.mods, {"S8": np.int8, "U8": np.uint8}
+        kinds = [types[m] for m in self.order if m in types]
+
+        def multiply(b, left, right, c):
+            total = c.view(I32).astype(I64) + np.matmul(left, right.transpose(0, 2, 1)).astype(I64)
+            return (np.clip(total, -0x80000000, 0x7FFFFFFF) if saturate else total).astype(U32)
+
+        return self._bytes([lambda codes, kind=kind: codes.view(kind).astype(F64) for kind in kinds], multiply)
+
+    def _qmma(self):
+        """fp8 of sm_89, by the layout of IMMA."""
+        self.allow("16832", "16816", "F32", "E4M3", "E5M2")
+        types = {"E4M3": "fp8e4", "E5M2": "fp8e5"}
+        kinds = [types[m] for m in self.order if m in types]
+        if "F32" not in self.mods:
+            raise self.unknown("fp16 sums")
+
+        def multiply(b, left, right, c):
+            result = core.multiply_accumulate(left, right, c.view(F32), b.options["mma"])
+            return np.ascontiguousarray(result, F32).view(U32)
+
+        return self._bytes([lambda codes, kind=kind: numerics.decode(codes, kind) for kind in kinds], multiply)
+
+    def _bytes(self, values, multiply):
+        """A product of operands of one byte: `values` of A and B decode bytes, `multiply`(b, A, B, C) gives words."""
         k = {"16832": 32, "16816": 16}[self.order[0]]
         blocks = k // 16
         fetch_a, fetch_b = self._registers(self.args[1], 2 * blocks), self._registers(self.args[2], blocks)
         fetch_c, target = self._registers(self.args[3], 4), self.checked(self.args[0], 4)
-        saturate = "SAT" in self.mods
 
-        def values(words, kind):
-            return np.ascontiguousarray(words).view(np.int8 if kind == "S8" else np.uint8).astype(F64)
+        def codes(words):
+            return np.ascontiguousarray(words).view(np.uint8)
 
         def step(b, mask, where):
             _whole_warps(mask)
-            a = (
-                values(fetch_a(b, mask), types[0])
-                .reshape(blocks, 2, b.W, 8, 4, 4)
-                .transpose(2, 1, 3, 0, 4, 5)
-                .reshape(b.W, 16, k)
-            )
-            right = (
-                values(fetch_b(b, mask), types[1])
-                .reshape(blocks, b.W, 8, 4, 4)
-                .transpose(1, 2, 0, 3, 4)
-                .reshape(b.W, 8, k)
-            )
-            c = np.ascontiguousarray(_accumulator(fetch_c(b, mask))).view(I32).astype(I64)
-            total = c + np.matmul(a, right.transpose(0, 2, 1)).astype(I64)
-            if saturate:
-                total = np.clip(total, -0x80000000, 0x7FFFFFFF)
-            words = _accumulator_words(total.astype(U32))
+            left = values[0](codes(fetch_a(b, mask))).reshape(blocks, 2, b.W, 8, 4, 4).transpose(2, 1, 3, 0, 4, 5)
+            right = values[1](codes(fetch_b(b, mask))).reshape(blocks, b.W, 8, 4, 4).transpose(1, 2, 0, 3, 4)
+            c = np.ascontiguousarray(_accumulator(fetch_c(b, mask)))
+            words = _accumulator_words(multiply(b, left.reshape(b.W, 16, k), right.reshape(b.W, 8, k), c))
             for q in range(4):
                 b.put(target + q, words[q], where)
 
