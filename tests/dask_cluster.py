@@ -73,10 +73,10 @@ class Dask:
             process.wait()
 
     def _start(self, name: str, words: tuple[str, ...], settings: dict[str, str], sources: Path | str) -> None:
-        """Starts `dask` with `words`, in a folder of its own, as on another machine."""
+        """Starts `dask` with `words`, in a folder of its own, as on another machine; temporary files are there too."""
         home = self._folder / name
         home.mkdir()
-        environment = os.environ | settings | {"PYTHONPATH": str(sources)}
+        environment = os.environ | settings | {"PYTHONPATH": str(sources), "TMPDIR": str(home)}
         command = [sys.executable, "-W", "ignore", "-m", "dask", *words]
         with (self._folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log)

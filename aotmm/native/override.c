@@ -1,17 +1,51 @@
 /* aotmm.override(): registers aten::mm and aten::bmm for GPUs, below autograd, autocast and vmap, which stay torch's own.
  *
  * What our kernels do not take goes to torch's, through the functions that AOTInductor's programs call: they reach the
- * kernel itself, not the dispatcher, so nothing recurses. addmm and baddbmm have arguments that the stable interface does
- * not carry (Scalar); runtime/override.py registers them. */
+ * kernel itself, not the dispatcher, so nothing recurses. They turn exceptions into a status, and before torch 2.13 log
+ * them; so what they refuse is repeated, and before 2.13 everything is done, by a kernel of Python's that
+ * runtime/override.py registers for a dispatch key of our own: it calls torch's kernel, whose exceptions pass.
+ *
+ * addmm and baddbmm have arguments that the stable interface does not carry (Scalar); runtime/override.py registers
+ * them. */
 #include <string.h>
 
 #include "torch_ops.h"
 
+/* at::Tensor as C++ returns it: where the caller says, which is how C returns a struct of more than two words. */
+typedef struct returned {
+  void *tensor, *unused[2];
+} returned;
+
+/* torch's own products. `find` knows them by these names. */
 static struct {
   int (*mm_out)(tensor_t out, tensor_t, tensor_t);
   int (*bmm_out)(tensor_t out, tensor_t, tensor_t);
-  const char *(*reason)(void); /* of the last error; from torch 2.13 on, else NULL */
+  int (*new_tensor)(tensor_t *); /* an undefined one */
+  /* at::_ops::mm::redispatch(c10::DispatchKeySet, at::Tensor const &, at::Tensor const &), mm_out and bmm likewise */
+  returned (*dispatch_mm)(uint64_t keys, tensor_t, tensor_t);
+  returned (*dispatch_bmm)(uint64_t keys, tensor_t, tensor_t);
+  void *(*dispatch_mm_out)(uint64_t keys, tensor_t, tensor_t, tensor_t out);
+  void *(*dispatch_bmm_out)(uint64_t keys, tensor_t, tensor_t, tensor_t out);
 } own;
+static const char *const names[] = {
+    "aoti_torch_cuda_mm_out",
+    "aoti_torch_cuda_bmm_out",
+    "aoti_torch_new_uninitialized_tensor",
+    "_ZN2at4_ops2mm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
+    "_ZN2at4_ops3bmm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
+    "_ZN2at4_ops6mm_out10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RS4_",
+    "_ZN2at4_ops7bmm_out10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RS4_",
+};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* What belongs to a product of Python's kernel. No C can give it back when an exception passes, so that kernel does. */
+static __thread struct handed {
+  tensor_t tensors[3];
+  struct handed *outer;
+} *handed;
+
+static uint64_t python_keys; /* the DispatchKeySet of Python's kernels */
+static int silent; /* Do torch's C functions log nothing? From 2.13 on. */
 static int (*tf32_allowed)(void);
 static int64_t library;
 static uint32_t unserved; /* GPUs for which there is no pack, a bit for each */
@@ -57,17 +91,48 @@ static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
   return torch.aoti_torch_empty_strided(dim, shape, strides, dtype, type, device, result);
 }
 
+/* The product by torch's own kernel. Returns 0, or 1 where it failed, or would not do so in silence. */
+static int torchs(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
+  if (!silent || (!out && empty_result(a, b, dim, result))) return 1;
+  int failed = (dim == 2 ? own.mm_out : own.bmm_out)(*result, a, b);
+  if (failed && !out) {
+    torch.aoti_torch_delete_tensor_object(*result);
+    *result = NULL;
+  }
+  return failed;
+}
+
+/* The same from Python, whose exceptions pass. Returns what went wrong before that, or NULL. */
+static const char *pythons(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
+  if (!out && own.new_tensor(result)) return "torch has no memory for a tensor";
+  struct handed mine = {{a, b, *result}, handed};
+  handed = &mine;
+  if (out) {
+    (dim == 2 ? own.dispatch_mm_out : own.dispatch_bmm_out)(python_keys, a, b, out);
+  } else {
+    returned made = (dim == 2 ? own.dispatch_mm : own.dispatch_bmm)(python_keys, a, b);
+    memcpy(*result, &made.tensor, sizeof made.tensor); /* an undefined tensor has nothing to give back */
+  }
+  handed = mine.outer;
+  return NULL;
+}
+
+/* Gives back what belongs to the product that Python's kernel has failed to compute, before it raises. */
+EXPORT void aotmm_torch_give_back(void) {
+  for (int i = 0; i < 3; i++) torch.aoti_torch_delete_tensor_object(handed->tensors[i]);
+  handed = handed->outer;
+}
+
 /* (self, mat2) or (self, mat2, out) on the stack -> the result. */
 static void multiply(value *stack, int dim, int into_out) {
   tensor_t a = (tensor_t)stack[0], b = (tensor_t)stack[1], out = into_out ? (tensor_t)stack[2] : NULL, result = out;
   const char *wrong = NULL;
-  if (!ours(a, b, out, dim, &result, &wrong) && !wrong &&
-      ((!out && empty_result(a, b, dim, &result)) || (dim == 2 ? own.mm_out : own.bmm_out)(result, a, b)))
-    wrong = own.reason ? own.reason() : "torch's own product failed; its reason is on stderr";
+  if (!ours(a, b, out, dim, &result, &wrong) && !wrong && torchs(a, b, out, dim, &result))
+    wrong = pythons(a, b, out, dim, &result);
   torch.aoti_torch_delete_tensor_object(a);
   torch.aoti_torch_delete_tensor_object(b);
   if (wrong) {
-    if (result) torch.aoti_torch_delete_tensor_object(result);
+    if (out) torch.aoti_torch_delete_tensor_object(out);
     torch.aoti_torch_check(0, "aotmm::override", "aotmm", 0, wrong);
   }
   stack[0] = (value)result;
@@ -92,13 +157,14 @@ EXPORT const char *aotmm_torch_restore(void) {
 }
 
 /* Sends torch's products of dispatch key `key` to library number `to`. `find` is that of aotmm_torch_connect, `tf32` tells
-   torch's setting. Returns NULL, or what torch lacks or refused. */
-EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(const char *), int (*tf32)(void)) {
-  void *found[] = {find("aoti_torch_cuda_mm_out"), find("aoti_torch_cuda_bmm_out"),
-                   find("torch_exception_get_what_without_backtrace")};
-  if (!found[0]) return "aoti_torch_cuda_mm_out";
-  if (!found[1]) return "aoti_torch_cuda_bmm_out";
+   torch's setting, `keys` is the DispatchKeySet that Python's kernels have. Returns NULL, or what torch lacks or refused. */
+EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(const char *), int (*tf32)(void),
+                                        uint64_t keys) {
+  void *found[NAMES];
+  for (int i = 0; i < NAMES; i++)
+    if (!(found[i] = find(names[i]))) return names[i];
   memcpy(&own, found, sizeof own);
+  silent = find("torch_exception_get_what_without_backtrace") != NULL, python_keys = keys;
   library = to, tf32_allowed = tf32, unserved = 0;
   if (torch.aoti_torch_library_init_impl("aten", key, "aotmm", 0, &registration) ||
       torch.torch_library_impl(registration, "mm", mm, TORCH_2_10) ||

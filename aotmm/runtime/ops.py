@@ -74,15 +74,24 @@ class Ops:
             self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
         self.fast = fast.connect(native, torch_library)
 
-    def override(self, key: str, library: int) -> None:
+    def override(self, key: str, library: int, own_key: str) -> None:
         """Sends torch's own mm and bmm of dispatch key `key` to library number `library`.
+
+        Args:
+            own_key: the dispatch key of Python's kernels, which multiply as torch does and raise what it raises.
 
         Raises:
             ArtifactError: this torch does not let them be sent there.
         """
         native = self._native.aotmm_torch_override
-        native.argtypes, native.restype = [ctypes.c_char_p, ctypes.c_int, _Find, _Setting], ctypes.c_char_p
-        _check_override(native(key.encode(), library, find, _tf32))
+        native.argtypes = [ctypes.c_char_p, ctypes.c_int, _Find, _Setting, ctypes.c_uint64]
+        native.restype = ctypes.c_char_p
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[own_key]).raw_repr()  # noqa: SLF001
+        _check_override(native(key.encode(), library, find, _tf32, keys))
+
+    def give_back(self) -> None:
+        """Gives back what belongs to the product that a kernel of the own key was called for, after that has failed."""
+        self._native.aotmm_torch_give_back()
 
     def restore(self) -> None:
         """Undoes `override`. Raises ArtifactError."""

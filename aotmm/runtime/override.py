@@ -10,18 +10,23 @@ from typing import Any
 import torch
 
 import aotmm
+from aotmm.errors import ArtifactError
 from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# What torch_ops.c cannot register, because its alpha and beta are Scalars: dimensions by name.
+# What override.c cannot register, because its alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
+
+# What it registers; for these a kernel of its own key calls torch's, so that what that raises passes.
+_WITHOUT = ("mm", "mm.out", "bmm", "bmm.out")
+_OWN_KEY = "PrivateUse3"  # no GPU's
 
 _lock = threading.Lock()
 _active = 0
-_with_scalars: torch.library.Library | None = None
+_kernels: torch.library.Library | None = None
 
 
 class Override:
@@ -59,25 +64,40 @@ class Override:
 
 
 def _begin(library: Library) -> None:
-    global _with_scalars  # noqa: PLW0603
+    global _kernels  # noqa: PLW0603
     if not ops.serves_gpus():
         return
-    kernels = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in _WITH_SCALARS}
+    own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in (*_WITHOUT, *_WITH_SCALARS)}
     registered = ops.registered()
-    registered.override(_KEY, library.number)
-    _with_scalars = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in _WITHOUT:
+        _kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
+    try:
+        registered.override(_KEY, library.number, _OWN_KEY)
+    except ArtifactError:
+        _end()
+        raise
     for name, dim in _WITH_SCALARS.items():
-        kernel = partial(_multiply, library.number, registered, kernels[name], dim)
-        _with_scalars.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+        kernel = partial(_multiply, library.number, registered, own[name], dim)
+        _kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 def _end() -> None:
-    global _with_scalars  # noqa: PLW0603
-    if _with_scalars is None:
+    global _kernels  # noqa: PLW0603
+    if _kernels is None:
         return
-    _with_scalars._destroy()  # type: ignore[no-untyped-call] # noqa: SLF001 - no other way ends it
-    _with_scalars = None
     ops.registered().restore()
+    _kernels._destroy()  # type: ignore[no-untyped-call] # noqa: SLF001 - no other way ends it
+    _kernels = None
+
+
+def _repeat(registered: ops.Ops, own: Any, keys: Any, *operands: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+    """mm, bmm and their out variants by `own`, torch's kernel, for override.c, which cannot let an exception pass."""
+    try:
+        return own.call_boxed(keys, *operands, **out)  # type: ignore[no-any-return]
+    except BaseException:
+        registered.give_back()
+        raise
 
 
 def _multiply(

@@ -35,9 +35,16 @@ class Gpu:
         self.refuse = ""
 
 
-def run(body: str, *arguments: str) -> str:
-    """What `body` prints, which has `gpu` and `lib`, in a process of its own. Raises AssertionError if it fails."""
-    program = f"from tests.runtime.pretend import begin\ngpu, lib = begin()\nimport torch, aotmm\n{body}"
+def run(body: str, *arguments: str, absent: tuple[bytes, ...] = ()) -> str:
+    """What `body` prints, which has `gpu` and `lib`, in a process of its own.
+
+    Args:
+        absent: C functions that torch is not to have.
+
+    Raises:
+        AssertionError: it fails.
+    """
+    program = f"from tests.runtime.pretend import begin\ngpu, lib = begin({absent!r})\nimport torch, aotmm\n{body}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
@@ -49,8 +56,8 @@ def run(body: str, *arguments: str) -> str:
     return done.stdout
 
 
-def begin() -> tuple[Gpu, Any]:
-    """Pretends from now on; returns the GPU and the library whose products it computes."""
+def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
+    """Pretends from now on, of a torch without some functions; the GPU and the library whose products it computes."""
     import torch
 
     import aotmm
@@ -59,7 +66,7 @@ def begin() -> tuple[Gpu, Any]:
     gpu = Gpu()
     keep, addresses = _torch_answers()
     own = ops._address
-    ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
+    ops.find = ops._Find(lambda name: None if name in absent else addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
     fast._CUDA = _CPU_IN_DLPACK
     override._KEY = "CPU"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -143,8 +144,9 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
         session.tune(pack, [pack], Shapes(1, ()), out, budget_s=60, scheduler=running.address, progress=lambda *_: None)
 
 
-def test_a_pack_travels(pack: Pack) -> None:
+def test_a_pack_travels(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is sent to a worker is a whole pack there: its library opens, with the kernels of the original."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a worker's goes with its process
     files = remote.packed(pack)
     there = open_pack(remote.unpacked(files))
     assert there.head == pack.head
