@@ -17,6 +17,13 @@ FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 # Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
 WITH_TRITON := tests/attacks tests/build tests/kernels tests/native tests/packaging
 
+# Files of tests that need no packs; some of them are in folders whose other tests do.
+UNIT := $(wildcard tests/test_*.py) tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py \
+	tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py tests/build/test_pack.py \
+	tests/packaging/test_requirements.py
+# Runs the targets that follow at the same time, all of them to their ends.
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line
+
 # The requirement lists of pyproject.toml named as arguments, without torch.
 REQUIREMENTS := $(PYTHON) -c 'import sys; \
 	sys.version_info < (3, 11) and sys.exit("error: make needs Python 3.11 or newer; name one: make PYTHON=..."); \
@@ -27,7 +34,7 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup test lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup check test unit with-triton with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,13 +48,21 @@ endif
 
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
-test: artifacts setup ## every test that can run on this machine
-	@failed=0; \
-	echo "== tests that need Triton, without torch =="; \
-	.venv-build/bin/python -m pytest $(WITH_TRITON) || failed=1; \
-	echo "== all other tests, with torch, without Triton =="; \
-	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%) || failed=1; \
-	exit $$failed
+check: setup ## lint, types and the tests that need no packs, no GPU and no network; below 90 s on two cores
+	@$(SIDE_BY_SIDE) lint unit
+
+test: artifacts setup ## every test that can run on this machine; below 12 minutes on two cores
+	@$(SIDE_BY_SIDE) with-triton with-torch
+
+unit: setup
+	.venv/bin/python -m pytest $(UNIT)
+
+# Both halves of the tests, which say at their ends what they left out and why.
+with-triton: .venv-build/.stamp
+	.venv-build/bin/python -m pytest $(WITH_TRITON)
+
+with-torch: setup
+	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%)
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check

@@ -5,9 +5,11 @@ Each mutant is a pack that is built from a copy of the sources with one line cha
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import tempfile
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,8 +47,9 @@ BUILD = """
 import sys
 from pathlib import Path
 from aotmm.build import build
+from aotmm.build.cache import Cache
 if __name__ == "__main__":
-    build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1)
+    build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1, cache=Cache(sys.argv[3]))
 """
 KERNEL, EPILOGUE, CORE = "kernels/tile.py", "kernels/epilogue.py", "native/core.c"
 REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"
@@ -157,14 +160,21 @@ MUTANTS = {
 
 @functools.cache
 def outcomes() -> dict[str, Future[dict[str, Outcome]]]:
-    """What becomes of the products by mutant; "" is the unmodified kernel. All start at once, on every processor."""
+    """What becomes of the products by mutant; "" is the unmodified kernel. Its build comes first.
+
+    The others then start at once, on every processor, and compile only what their mutation changes.
+    """
+    cache = Path(tempfile.mkdtemp(prefix="aotmm-mutants-"))
+    atexit.register(shutil.rmtree, cache)
     pool = ThreadPoolExecutor(2)
-    found = {name: pool.submit(_executed, mutant) for name, mutant in {"": None, **MUTANTS}.items()}
+    found = {"": pool.submit(_executed, None, cache)}
+    wait(found.values())
+    found |= {name: pool.submit(_executed, mutant, cache) for name, mutant in MUTANTS.items()}
     pool.shutdown(wait=False)
     return found
 
 
-def _executed(mutant: Mutant | None) -> dict[str, Outcome]:
+def _executed(mutant: Mutant | None, cache: Path) -> dict[str, Outcome]:
     with tempfile.TemporaryDirectory(prefix="aotmm-mutant-") as folder:
         root = checkout(Path(folder) / "sources")
         if mutant is not None:
@@ -173,7 +183,7 @@ def _executed(mutant: Mutant | None) -> dict[str, Outcome]:
             assert text.count(mutant.line) >= 1, mutant
             path.write_text(text.replace(mutant.line, mutant.planted))
         (root / "configs.toml").write_text(CONFIGS)
-        done = run_python(BUILD, root / "packs", root / "configs.toml", root=root)
+        done = run_python(BUILD, root / "packs", root / "configs.toml", cache, root=root)
         assert done.returncode == 0, done.stderr
         names = list(PRODUCTS) if mutant is None else list(mutant.seen_by)
         results = submit(execute, root / "packs" / ARCH, [PRODUCTS[name] for name in names]).result()
