@@ -1,7 +1,8 @@
 """Whether a product is right: compared with float64, within the error that its sums are proven to stay below.
 
 u_acc = 2^-23: tensor cores cut where fp32 rounds. Source: Blanchard, Higham et al. 2020 (block FMA error analysis) for
-the deterministic bound; the probabilistic one replaces the worst case by six standard deviations. Both must hold.
+the deterministic bound; the probabilistic one replaces the worst case by six standard deviations. Both must hold. Each
+scale rounds the sum once more, to fp32 (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from aotmm.bench.cases import Case, Operands
 _U_ACC = 2.0**-23
 # Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
 _U_FP8 = 2.0**-13
+_SCALES = 2 * 2.0**-24 / (1 - 2 * 2.0**-24)  # what two roundings to fp32 come to, relatively
 _U_OUT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 _BAND = 64  # rows, of which one is compared: no tile is lower, so every tile and every column is looked at
@@ -62,8 +64,11 @@ def truth(case: Case, operands: Operands) -> Truth:
     spread = a.abs() @ b.abs()
     worst = K * u_acc / (1 - K * u_acc) * spread if K * u_acc < 1 else torch.full_like(spread, float("inf"))
     likely = 6 * 8 * u_acc * max(1.0, K / 16) ** 0.5 * (a.square_() @ b.square_()).sqrt()
-    sums = _SLOPE.get(case.activation, 1.0) * scale * torch.minimum(worst, likely)
-    inexact = sums + 2.0**-21 * x.abs()  # the epilogue in fp32: gelu subtracts numbers of size x
+    sums = scale * torch.minimum(worst, likely)
+    if case.scaled:
+        sums += _SCALES * (product.abs() + sums)
+    # The epilogue in fp32: gelu subtracts numbers of size x.
+    inexact = _SLOPE.get(case.activation, 1.0) * sums + 2.0**-21 * x.abs()
     allowed = inexact + u_out * (want.abs() + inexact) + _SMALLEST[case.output]
     return Truth(rows, want, allowed, 2 * u_out * (scale * spread + x.abs() + want.abs()))
 

@@ -1,7 +1,8 @@
 """What a right product is, on the GPU: exact inputs, error bounds, and operands in every memory layout.
 
 u_acc = 2^-23 (tensor cores cut), u_out by output type. Sources: Blanchard, Higham et al. 2020 (block FMA error
-analysis) for `bound_det`; the probabilistic bound replaces the worst case by six standard deviations.
+analysis) for the deterministic bound of a sum; the probabilistic one has six standard deviations for the worst case.
+Each scale and the bias round once more, to fp32 (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from aotmm.problem import DTYPES
 
 U_ACC = 2.0**-23
+U_FP32 = 2.0**-24  # of the epilogue
 U_OUT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 ETA = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
 # Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
@@ -138,9 +140,9 @@ def judge(
     exact: everything before the output's rounding is exact, so c must be the correctly rounded value, bit for bit.
     """
     product, spread, square = a @ b, a.abs() @ b.abs(), ((a * a) @ (b * b)).sqrt()
-    for factor in (epilogue.scale_a, epilogue.scale_b):
-        if factor is not None:
-            product, spread, square = (value * factor.double() for value in (product, spread, square))
+    scales = [factor.double() for factor in (epilogue.scale_a, epilogue.scale_b) if factor is not None]
+    for factor in scales:
+        product, spread, square = product * factor, spread * factor.abs(), square * factor.abs()
     x = product if epilogue.bias is None else product + epilogue.bias.double()
     want = activated(x, epilogue.activation, epilogue.slope)
     mismatches = int((c != want.to(c.dtype)).sum()) if exact else 0
@@ -156,9 +158,13 @@ def judge(
     rounding = U_OUT[c.dtype]
     det_inner = (k * u_acc / (1 - k * u_acc) if k * u_acc < 1 else float("inf")) * spread
     prob_inner = (8 * u_acc * max(1.0, k / 16) ** 0.5 * 6) * square
+    scaled = len(scales) * U_FP32 / (1 - len(scales) * U_FP32)
+    added = 0.0 if epilogue.bias is None else U_FP32
     error = (c.double() - want).abs()
     ratios = []
-    for inner in (det_inner, prob_inner):
+    for summed in (det_inner, prob_inner):
+        inner = summed + scaled * (product.abs() + summed)
+        inner = inner + added * (x.abs() + inner)
         inexact = lipschitz * inner + epilogue_error(x, want, epilogue.activation)
         bound = inexact + rounding * (want.abs() + inexact) + ETA[c.dtype]
         ratios.append(float((error / bound).nan_to_num(nan=float("inf")).max()) if c.numel() else 0.0)

@@ -13,7 +13,7 @@ import torch
 from aotmm.errors import NoKernelError
 from aotmm.runtime.devices import best_pack, device
 from aotmm.runtime.library import Library
-from tests.gpu.judge import Epilogue, integers, judge, lay_out, torch_dtype
+from tests.gpu.judge import Epilogue, integers, judge, lay_out, random, torch_dtype
 
 SIZES = [(1, 1, 1), (3, 5, 7), (70, 90, 100), (128, 128, 128), (257, 129, 255), (512, 768, 896), (33, 65, 0)]
 
@@ -85,6 +85,31 @@ def test_empty_and_broadcast_operands(lib: Library) -> None:
     assert (zeros == 0).all()
     row = torch.ones(1, 64, device="cuda", dtype=torch.float16).expand(32, 64)
     assert (lib.matmul(row, torch.ones(64, 16, device="cuda").half()) == 64).all()
+
+
+@pytest.mark.parametrize("scales", ["", "rows", "tensor", "a", "b"])
+@pytest.mark.parametrize("name", dtypes())
+def test_scales_and_a_bias_that_cancels(lib: Library, generator: torch.Generator, name: str, scales: str) -> None:
+    """Where a bias takes away the scaled sum, what is left is within the bounds, for few sums and for aligned ones."""
+    m, n = 72, 96
+
+    def factors(*shape: int) -> torch.Tensor:
+        size = (1, 1) if scales == "tensor" else shape
+        return torch.rand(size, generator=generator, device=generator.device) * 1.5 + 0.5
+
+    for k, layout in itertools.product((1, 2, 16), ("nn", "nt")):
+        a, b = random(m, k, name, generator=generator), random(k, n, name, generator=generator)
+        scale_a = factors(m, 1) if scales in ("rows", "tensor", "a") else None
+        scale_b = factors(1, n) if scales in ("rows", "tensor", "b") else None
+        scaled = a @ b
+        for factor in (scale_a, scale_b):
+            scaled = scaled if factor is None else scaled * factor.double()
+        bias = -scaled.float()
+        a_view, b_view = (lay_out(x, torch_dtype(name), order) for x, order in ((a, layout[0]), (b, layout[1])))
+        c = lib.matmul(a_view, b_view, bias=bias, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+        found = judge(c, a, b, name, Epilogue("none", 0.01, bias, scale_a, scale_b), exact=False)
+        assert found.det <= 1, (k, layout, found)
+        assert found.prob < 1, (k, layout, found)
 
 
 @pytest.mark.parametrize("setting", ["set_float32_matmul_precision", "allow_tf32", "fp32_precision"])

@@ -240,6 +240,28 @@ def test_epilogues(arch: str, activation: str, interpreted_pack: Callable[[str],
     assert len(outcomes) == len(products)
 
 
+@pytest.mark.parametrize("scales", ["", "rows", "tensor", "a", "b"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_scales_and_a_bias_that_cancels(
+    arch: str, scales: str, interpreted_pack: Callable[[str], Path], figures: Figures
+) -> None:
+    """Where a bias takes away the scaled sum, what is left is the error of few sums, of the scales and of the addition.
+
+    So for K of 1 and 2 the bound needs all their terms, and nothing hides a term that it lacks.
+    """
+    edge = replace(EDGE, bias="cancelling", scales=scales, out="fp32", exact=False)
+    products = [
+        replace(edge, K=k, dtype=dtype, layout=layout)
+        for k in (1, 2)
+        for dtype, layout in (("fp32", "nn"), ("fp16", "nt"), ("bf16", "tn"))
+    ]
+    products += [replace(edge, K=1, out="fp16"), replace(edge, K=2, dtype="bf16", out="bf16")]
+    outcomes = in_worker(execute, interpreted_pack(arch), products)
+    figures(f"{arch} bias that cancels", outcomes)
+    assert _wrong(outcomes) == []
+    assert max(outcome.det for outcome in outcomes) > 0.5
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_special_values(arch: str, activation: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:

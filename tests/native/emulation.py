@@ -117,8 +117,9 @@ class Product:
     Attributes:
         dtype: the kernel's input type: "tf32" is fp32 operands with allow_tf32.
         slope: of leaky_relu.
-        bias: "" for none, "vector" of N, or "matrix" of C's shape.
-        scales: "" for none, "tensor" for one factor each, "rows" for one per row of A and per column of B.
+        bias: "" for none, "vector" of N, "matrix" of C's shape, "cancelling" for one that leaves rounding errors alone.
+        scales: "" for none, "tensor" for one factor each, "rows" for one per row of A and per column of B, "a" or "b"
+            for those of one operand.
         batch: how many matrices; `shared` gives all of them the same B, by a batch stride of 0.
         gap: elements between the matrices of a batch, beside the padding.
         padding: elements between the rows of a row-major operand (the columns of a column-major one).
@@ -294,22 +295,31 @@ class Case:
         product = self.product
         bias = scale_a = scale_b = None
         loose = replace(product, padding=3, offset=1, gap=2)
-        if product.bias:
-            shape = (product.batch, product.M if product.bias == "matrix" else 1, product.N)
+        shape = (product.batch, 1 if product.bias == "vector" else product.M, product.N)
+        if product.bias and product.bias != "cancelling":
             bias = rng.integers(-64, 65, shape).astype(float) if product.exact else rng.standard_normal(shape)
             if product.extreme:
                 bias = extremes(shape, product.out)
             bias[:] = bias if product.bias == "matrix" else bias[0]
-            stored = numerics.encode(bias, product.out)
-            bias = numerics.decode(stored, product.out)
-            self.operands["bias"] = place(stored if product.bias == "matrix" else stored[:1], loose, transposed=False)
         if product.scales:
-            count_a, count_b = (product.M, product.N) if product.scales == "rows" else (1, 1)
+            count_a, count_b = (1, 1) if product.scales == "tensor" else (product.M, product.N)
             scale_a, scale_b = (
                 (2.0 ** rng.integers(-2, 1, size) if product.exact else rng.uniform(0.5, 2, size)).astype(np.float32)
                 for size in ((1, count_a, 1), (1, 1, count_b))
             )
+            scale_a = None if product.scales == "b" else scale_a
+            scale_b = None if product.scales == "a" else scale_b
+        if product.bias == "cancelling":
+            bias = -numerics.decode(self.a, product.dtype) @ numerics.decode(self.b, product.dtype)
+            for factor in (scale_a, scale_b):
+                bias = bias if factor is None else bias * factor.astype(float)
+        if bias is not None:
+            stored = numerics.encode(bias, product.out)
+            bias = numerics.decode(stored, product.out)
+            self.operands["bias"] = place(stored[:1] if product.bias == "vector" else stored, loose, transposed=False)
+        if scale_a is not None:
             self.operands["scale_a"] = place(scale_a, loose, transposed=False)
+        if scale_b is not None:
             self.operands["scale_b"] = place(scale_b, loose, transposed=False, step=2)
         self.epilogue = Epilogue(
             product.activation,
@@ -326,10 +336,10 @@ class Case:
         a, b, c = (operands[name].strides for name in "ABC")
         storage = DTYPES[product.dtype].storage
         bias, scale_a, scale_b = (operands.get(name) for name in ("bias", "scale_a", "scale_b"))
-        per_row = product.scales == "rows"
+        per_row = product.scales != "tensor"
         bias_strides = (0, 0, 1)
         if bias is not None:
-            bias_strides = bias.strides if product.bias == "matrix" else (0, 0, bias.strides[2])
+            bias_strides = (0, 0, bias.strides[2]) if product.bias == "vector" else bias.strides
         return Problem(
             M=product.M,
             N=product.N,

@@ -1,8 +1,9 @@
 """What a right product is, in numpy: the formulas of tests/gpu/judge.py on storage arrays of the interpreters' types.
 
-bound = inexact + u_out (|want| + inexact) + eta, where inexact = lipschitz * error of the sum + error of the epilogue.
-The sum's error is the deterministic bound of block FMA analysis (Blanchard, Higham et al. 2020) or, for zero-mean data,
-six standard deviations of independent roundings.
+bound = inexact + u_out (|want| + inexact) + eta, where inexact = lipschitz * error of the argument + error of the
+activation. The argument's is that of the scaled sum and one rounding to fp32 for each scale and for the bias
+(docs/numerics.md). The sum's is the deterministic bound of block FMA analysis (Blanchard, Higham et al. 2020) or, for
+zero-mean data, six standard deviations of independent roundings.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from aotmm.problem import FORMULAS
 Array = np.ndarray[Any, np.dtype[Any]]
 
 U_ACC = 2.0**-24  # the interpreters round to nearest
+U_FP32 = 2.0**-24  # of the epilogue
 U_OUT = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}
 ETA = {"fp16": 2.0**-25, "bf16": 2.0**-134, "fp32": 2.0**-150}
 LARGEST = {"fp16": 65504.0, "bf16": float.fromhex("0x1.fep127"), "fp32": float.fromhex("0x1.fffffep127")}
@@ -101,7 +103,7 @@ def judge(
     for inner in bounds:
         inexact = inner + epilogue_error(x, want, activation)
         ratios.append(error / (inexact + U_OUT[out] * (np.abs(want) + inexact) + ETA[out]))
-    may_overflow = np.abs(want) + bounds[0] + U_OUT[out] * np.abs(want) >= LARGEST[out]
+    may_overflow = np.isfinite(x) & (np.abs(want) + bounds[0] + U_OUT[out] * np.abs(want) >= LARGEST[out])
     regular = np.isfinite(x) & np.isfinite(want) & np.isfinite(got)  # the limits, like sigmoid(inf), are exact
     right = regular | same | (may_overflow & np.isinf(got) & (np.sign(got) == np.sign(want)))
     ratios = [np.where(regular, ratio, np.where(right, 0.0, np.inf)) for ratio in ratios]
@@ -129,10 +131,13 @@ def truth(a: Array, b: Array, epilogue: Epilogue, *, dtype: str, flushes: bool) 
         small = [np.where(np.abs(m) < SMALLEST_NORMAL[dtype], np.abs(m), 0.0) for m in (a, b)]
         lost = small[0] @ np.abs(b) + np.abs(a) @ small[1] + k * 2.0**-126
         det, prob = det + lost, prob + lost
-    for factor in (epilogue.scale_a, epilogue.scale_b):
-        if factor is not None:
-            x, det, prob = (value * factor for value in (x, det, prob))
+    scales = [factor for factor in (epilogue.scale_a, epilogue.scale_b) if factor is not None]
+    for factor in scales:
+        x, det, prob = x * factor, det * np.abs(factor), prob * np.abs(factor)
+    rounded = len(scales) * U_FP32 / (1 - len(scales) * U_FP32)
+    det, prob = (inner + rounded * (np.abs(x) + inner) for inner in (det, prob))
     if epilogue.bias is not None:
         x = x + epilogue.bias
+        det, prob = (inner + U_FP32 * (np.abs(x) + inner) for inner in (det, prob))
     steepest = max(LIPSCHITZ.get(epilogue.activation, 1.0), epilogue.slope * (epilogue.activation == "leaky_relu"))
     return x, activated(x, epilogue.activation, epilogue.slope), (steepest * det, steepest * prob)
