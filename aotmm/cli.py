@@ -198,7 +198,7 @@ def build(
         from aotmm.build.cache import Cache
     cache = Cache(out / ".cache" if place is None else place, _bytes(cache_size))
     try:
-        with _kernels_done(f"on {jobs} processes" if scheduler is None else f"on {scheduler}") as progress:
+        with _kernels_done(_processes(jobs) if scheduler is None else f"on {scheduler}") as progress:
             reports = builder.build(
                 archs,
                 out,
@@ -402,7 +402,7 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
                 f"the pack for {head.arch} was built from {chosen}.toml, which aotmm does not bring along; "
                 f"name the pack and that file: aotmm verify PACK --rebuild --configs {chosen}.toml"
             )
-        with _kernels_done(f"on {jobs} processes") as progress:
+        with _kernels_done(_processes(jobs)) as progress:
             (done,) = builder.build(
                 (head.arch,),
                 out,
@@ -824,7 +824,7 @@ def _ablation_pack(given: Path | None) -> Iterator[Path]:
     with _needs_build_extra(), TemporaryDirectory() as folder:
         from aotmm import build as builder
 
-        with _kernels_done(f"on {os.cpu_count()} processes") as progress:
+        with _kernels_done(_processes(os.cpu_count() or 1)) as progress:
             builder.build((device(0).arch,), Path(folder), configs=str(CONFIGS), progress=progress)
         yield Path(folder)
 
@@ -847,6 +847,10 @@ def _needs_torch(command: str) -> Iterator[None]:
         if error.name != "torch":
             raise
         raise torch_missing(command) from error
+
+
+def _processes(count: int) -> str:
+    return f"on {count} process{'es' * (count > 1)}"
 
 
 @contextmanager

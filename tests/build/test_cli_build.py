@@ -136,7 +136,7 @@ def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
     assert done.returncode == 0
     assert "sm80" in shown
     assert "6/6" in shown
-    assert f"on {os.cpu_count()} processes" in shown
+    assert f"on {os.cpu_count()} process" in shown
     assert [row["arch"] for row in json.loads(done.stdout)] == ["sm80"]
 
 
@@ -291,7 +291,7 @@ def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> Non
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", configs)
     assert result.exit_code == 0, result.stderr
     assert "intact, built again bit for bit" in result.stdout
-    assert result.stderr.splitlines()[0] == f"gfx90a: 6 kernels on {os.cpu_count()} processes"
+    assert result.stderr.startswith(f"gfx90a: 6 kernels on {os.cpu_count()} process")
     assert result.stderr.splitlines()[-1] == "gfx90a: 100 % (6 of 6 kernels)"
     (tmp_path / "ours").mkdir()
     other = write_set(tmp_path / "ours", TILE.format(64, 2))
