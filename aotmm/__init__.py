@@ -12,6 +12,7 @@ from aotmm.errors import (
     NoKernelError,
     PackError,
     SpecError,
+    WrongResultError,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "NoKernelError",
     "PackError",
     "SpecError",
+    "WrongResultError",
     "load",
     "matmul",
     "max_autotune",

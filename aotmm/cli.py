@@ -1,12 +1,16 @@
-"""The command line, and the only module that prints or exits. A command imports what it needs when it runs."""
+"""The command line. Beside `__main__`, which starts it, no module prints or exits.
+
+A command imports what it needs when it runs.
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,10 +20,19 @@ from click.core import ParameterSource
 
 from aotmm import __version__, report
 from aotmm.assembly import FORMS, assembly
-from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError, build_extra_missing
+from aotmm.errors import (
+    AotmmError,
+    ArtifactError,
+    NoKernelError,
+    SpecError,
+    WrongResultError,
+    build_extra_missing,
+    torch_missing,
+)
 from aotmm.folders import build_command, data_folder, in_checkout
 from aotmm.manifest import kernel_to
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
+from aotmm.progress import Lines
 from aotmm.table import shipped_path
 from aotmm.target import HOSTS, TARGETS, host, target
 
@@ -31,6 +44,7 @@ if TYPE_CHECKING:
     from aotmm.manifest import Head
     from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
+    from aotmm.verify import Rebuild, Verification
 
 INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
 _MAX_SIZE = 2**63 - 1
@@ -69,13 +83,37 @@ _dtypes_option = click.option(
     metavar="DTYPE",
     help=f"Input type instead of the set's own; repeatable: {', '.join(INPUTS)}.",
 )
-_jobs_option = click.option("--jobs", type=click.IntRange(min=1), help="Compiler processes.  [default: all processors]")
+_jobs_option = click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    default=lambda: os.cpu_count() or 1,
+    show_default="all processors",
+    help="Compiler processes.",
+)
 _scheduler_option = click.option(
     "--scheduler",
     metavar="ADDRESS",
     help="Do it on the Dask cluster of this scheduler, such as tcp://host:8786; needs the cluster extra.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _refuse_ignored(*rules: tuple[str, bool, tuple[str, ...]]) -> None:
+    """Refuses parameters of the command that were given and would be ignored.
+
+    Each rule has words for when, whether that is so now, and the names of the parameters that then have no effect.
+    """
+    context = click.get_current_context()
+    for words, holds, names in rules:
+        given = [
+            parameter.opts[0] if isinstance(parameter, click.Option) else parameter.opts[0].upper()
+            for parameter in context.command.params
+            if parameter.name in names
+            and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+            and context.params[parameter.name] != ()  # a list of arguments that is empty was given too, click says
+        ]
+        if holds and given:
+            raise click.UsageError(f"{', '.join(given)}: no effect {words}")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -136,7 +174,7 @@ def build(
     dtypes: tuple[str, ...],
     machine: str,
     out: Path | None,
-    jobs: int | None,
+    jobs: int,
     scheduler: str | None,
     place: str | None,
     cache_size: str,
@@ -152,14 +190,15 @@ def build(
         raise click.UsageError(f"say --out: the packs of a checkout are for {host()}, not for {host(machine)}")
     if out is None:
         raise click.UsageError("say --out: the packs that this installation brought are not overwritten unasked")
-    if scheduler is not None and jobs is not None:
-        raise click.UsageError("--jobs is for this machine; on a cluster its workers say how many processes they run")
+    _refuse_ignored(
+        ("with --scheduler, whose workers say how many processes they run", scheduler is not None, ("jobs",))
+    )
     with _needs_build_extra():
         from aotmm import build as builder
         from aotmm.build.cache import Cache
     cache = Cache(out / ".cache" if place is None else place, _bytes(cache_size))
     try:
-        with _bars() as progress:
+        with _kernels_done(_processes(jobs) if scheduler is None else f"on {scheduler}") as progress:
             reports = builder.build(
                 archs,
                 out,
@@ -184,29 +223,50 @@ def build(
 @main.command("list")
 @click.option("--arch", metavar="ARCH", help=f"Only packs for it: {', '.join(TARGETS)}.")
 @_pack_option
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only kernels for an A or B of it; repeatable.")
+@click.option("--family", "families", multiple=True, metavar="FAMILY", help="Only kernels of it; repeatable.")
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    metavar="LAYOUT",
+    help=f"Only kernels for it; repeatable: {', '.join(LAYOUTS)}, or any, which is for all strides.",
+)
 @click.option("--targets", "of_targets", is_flag=True, help="Show instead what can be built for, and what that ran on.")
 @_json_option
-def list_(*, arch: str | None, folder: Path | None, of_targets: bool, as_json: bool) -> None:
+def list_(
+    *,
+    arch: str | None,
+    folder: Path | None,
+    dtypes: tuple[str, ...],
+    families: tuple[str, ...],
+    layouts: tuple[str, ...],
+    of_targets: bool,
+    as_json: bool,
+) -> None:
     """Show packs and their kernels.
 
     Where several packs are for one arch, they are asked for kernels in the order in which they are shown.
     """
+    _refuse_ignored(("with --targets", of_targets, ("folder", "dtypes", "families", "layouts")))
     if of_targets:
-        rows = list(TARGETS.values()) if arch is None else [target(arch)]
+        targets = list(TARGETS.values()) if arch is None else [target(arch)]
         if as_json:
-            _print_json([row._asdict() for row in rows])
+            _print_json([row._asdict() for row in targets])
         else:
-            click.echo(report.targets_text(rows))
+            click.echo(report.targets_text(targets))
         return
     from aotmm.runtime.installed import find_packs
 
     packs = find_packs(folder)
+    is_wanted = _filter(packs, {"dtype": dtypes, "family": families, "layout": layouts})
     if arch is not None:
         packs = _packs_of(packs, arch, folder)
+    rows = [(pack, [kernel for kernel in pack.manifest.kernels if is_wanted(kernel)]) for pack in packs]
     if as_json:
-        _print_json([_pack_to(pack) for pack in packs])
+        _print_json([_pack_to(pack, kernels) for pack, kernels in rows])
     else:
-        click.echo(report.list_text(packs))
+        click.echo(report.list_text(rows))
 
 
 @main.command()
@@ -282,7 +342,7 @@ def verify(
     rebuild: bool,
     configs: str | None,
     dtypes: tuple[str, ...],
-    jobs: int | None,
+    jobs: int,
     signed: Path | None,
     signature: Path | None,
     identity: str | None,
@@ -294,9 +354,16 @@ def verify(
     """Check that a pack or a wheel is whole, and nothing else.
 
     Every file is compared with its digest, the images in the library with those that are files, and what each image
-    says of itself with the manifest. Nothing of it is run. Without an argument this installation's packs are checked.
-    DTYPE is for --rebuild, of a pack that was built with it. Signatures need the sign extra.
+    says of itself with the manifest. Nothing of it is run. Without an argument the packs that aotmm.load() finds are
+    checked: those that other packages bring, and this installation's own. DTYPE is for --rebuild, of a pack that was
+    built with it. Signatures need the sign extra.
     """
+    _refuse_ignored(
+        ("without --rebuild", not rebuild, ("configs", "dtypes", "jobs")),
+        ("without --signature", signature is None, ("identity", "issuer")),
+        ("without --sign", signed is None, ("token",)),
+        ("without --sign or --signature", signed is None and signature is None, ("trust",)),
+    )
     from aotmm.signature import check, sign
     from aotmm.verify import verify as verdicts_of
 
@@ -305,23 +372,8 @@ def verify(
     if signature is not None and (identity is None or issuer is None):
         raise click.UsageError("--signature needs --identity and --issuer: anybody can sign")
     with TemporaryDirectory(prefix="aotmm-") as folder:
-
-        def built(head: Head) -> Path:
-            with _needs_build_extra():
-                from aotmm import build as builder
-            with _bars() as progress:
-                (done,) = builder.build(
-                    (head.arch,),
-                    Path(folder),
-                    configs=configs or head.provenance.config_set,
-                    dtypes=dtypes,
-                    machine=head.host.partition("-")[0],
-                    jobs=jobs,
-                    progress=progress,
-                )
-            return done.folder
-
-        found = verdicts_of(path or data_folder("artifacts"), built if rebuild else None)
+        again = _builder(Path(folder), configs, dtypes, jobs) if rebuild else None
+        found = _installed_verified(again) if path is None else verdicts_of(path, again)
     if as_json:
         _print_json([asdict(row) for row in found])
     else:
@@ -335,6 +387,49 @@ def verify(
     if path is not None and signature is not None and identity is not None and issuer is not None:
         check(path, signature, identity=identity, issuer=issuer, trust=trust)
         click.echo(f"signed by {identity} ({issuer})", err=True)
+
+
+def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int) -> Rebuild:
+    """Gives what builds the pack of a manifest again in `out`, of `configs` or the config set that it names."""
+
+    def build(head: Head) -> Path:
+        with _needs_build_extra():
+            from aotmm import build as builder
+            from aotmm.build.variants import set_names
+        chosen = configs or head.provenance.config_set
+        if configs is None and chosen not in set_names():
+            raise SpecError(
+                f"the pack for {head.arch} was built from {chosen}.toml, which aotmm does not bring along; "
+                f"name the pack and that file: aotmm verify PACK --rebuild --configs {chosen}.toml"
+            )
+        with _kernels_done(_processes(jobs)) as progress:
+            (done,) = builder.build(
+                (head.arch,),
+                out,
+                configs=chosen,
+                dtypes=dtypes,
+                machine=head.host.partition("-")[0],
+                jobs=jobs,
+                progress=progress,
+            )
+        return done.folder
+
+    return build
+
+
+def _installed_verified(rebuild: Rebuild | None) -> list[Verification]:
+    """The packs that `aotmm.load()` finds, verified; of those that cannot be found why, as a violation."""
+    from aotmm.runtime.installed import entries, folder_of, own, owner
+    from aotmm.verify import Verification, verify
+
+    found = []
+    for entry in entries():
+        try:
+            rows = verify(folder_of(entry), rebuild)
+        except ArtifactError as error:
+            rows = [Verification(entry.value, None, 0, 0, (str(error),))]
+        found += [replace(row, owner=owner(entry)) for row in rows]
+    return found + verify(own(), rebuild)
 
 
 @main.command()
@@ -378,6 +473,7 @@ def verify(
     metavar="BYTES",
     help="What the addresses of A, B and C are multiples of.",
 )
+@click.option("--all", "everything", is_flag=True, help="Show every plan and every kernel, as --json does.")
 @_pack_option
 @_json_option
 def explain(
@@ -394,6 +490,7 @@ def explain(
     batch: int,
     fast_accum: bool,
     align: int,
+    everything: bool,
     folder: Path | None,
     as_json: bool,
 ) -> None:
@@ -449,7 +546,7 @@ def explain(
         more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
         click.echo(f"{what}{more}, addresses multiples of {align} B")
         click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
-        click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected)))
+        click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected), everything=everything))
     if selection.chosen is None:
         products = [kernel for kernel in pack.manifest.kernels if kernel.role == "product"]
         has = ", ".join(sorted({f"{report.types(kernel)} with epilogue {kernel.epilogue}" for kernel in products}))
@@ -530,13 +627,15 @@ def tune(
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
     are named, and are an error in the end. A fifth of the shapes judges what selection makes of the others.
     """
-    from aotmm.runtime.installed import find_packs
-    from aotmm.tune import session, shapes, summary
-
+    _refuse_ignored(("with --refit", refit, ("file", "budget", "scheduler")))
     if out is None:
         if not in_checkout():
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
         out = shipped_path(arch)
+    from aotmm.runtime.installed import find_packs
+
+    with _needs_torch("aotmm tune"):
+        from aotmm.tune import session, shapes, summary
     seconds = _seconds(budget)
     packs = find_packs(folder)
     pack = _packs_of(packs, arch, folder)[0]
@@ -545,7 +644,7 @@ def tune(
         verdict = session.refit(pack, out, dtypes)
     else:
         wanted = shapes.read() if file is None else shapes.read(file)
-        with _tuning_bar() as progress:
+        with _shapes_done(arch, budget) as progress:
             measured, verdict = session.tune(
                 pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
             )
@@ -578,13 +677,23 @@ def _bytes(text: str) -> int:
 
 
 @contextmanager
-def _tuning_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """What tuning calls as shapes get done: a bar where stderr is a terminal, and a line for what is left out."""
+def _shapes_done(arch: str, budget: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives what tuning calls as shapes get done: it shows a bar on a terminal, else lines, and what is left out."""
+    if not sys.stderr.isatty():
+        lines = Lines(_tell, "shapes", f"within {budget}")
+
+        def tell(done: int, total: int, text: str) -> None:
+            if text.startswith("left out"):
+                _tell(text)
+            lines(arch, done, total)
+
+        yield tell
+        return
     with click.progressbar(length=1, file=sys.stderr, show_pos=True, item_show_func=lambda text: text) as bar:
 
         def show(done: int, total: int, text: str) -> None:
             if text.startswith("left out"):
-                click.echo(text, err=True)
+                _tell(text)
             bar.length = total
             bar.update(done - bar.pos, text)
 
@@ -641,12 +750,24 @@ def bench(
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
     """
-    if what == ("build_scaling",):
+    of_sweeps = ("dtypes", "providers", "every")
+    builds = what == ("build_scaling",)
+    _refuse_ignored(
+        ("with --render", rendered is not None, ("what", "out", *of_sweeps, "overhead", "ablation", "pack")),
+        ("with --ablation", ablation, ("what", *of_sweeps, "overhead")),
+        ("without --ablation", not ablation, ("pack",)),
+        ("with --overhead", overhead, ("what", *of_sweeps)),
+        ("on build_scaling", builds, ("out", *of_sweeps)),
+    )
+    if builds:
         _bench_builds(as_json=as_json)
         return
-    from aotmm.bench import results, summary
-    from aotmm.bench.render import render
-    from aotmm.bench.run import run, run_ablation
+    with _needs_torch("aotmm bench"):
+        from aotmm.bench import results, summary
+        from aotmm.bench.cases import PLANS
+        from aotmm.bench.render import render
+        from aotmm.bench.run import run, run_ablation
+    _refuse_ignored((f"on {', '.join(what)}", bool(what) and PLANS.keys().isdisjoint(what), of_sweeps))
 
     folder = rendered or out
     if rendered is not None:
@@ -673,7 +794,7 @@ def bench(
         click.echo(f"wrote {path}", err=True)
     wrong = summary.failures(found)
     if wrong:
-        raise NoKernelError(f"aotmm did not compute, or not rightly: {'; '.join(wrong)}")
+        raise WrongResultError(f"aotmm did not compute, or not rightly: {'; '.join(wrong)}")
 
 
 def _bench_builds(*, as_json: bool) -> None:
@@ -703,7 +824,7 @@ def _ablation_pack(given: Path | None) -> Iterator[Path]:
     with _needs_build_extra(), TemporaryDirectory() as folder:
         from aotmm import build as builder
 
-        with _bars() as progress:
+        with _kernels_done(_processes(os.cpu_count() or 1)) as progress:
             builder.build((device(0).arch,), Path(folder), configs=str(CONFIGS), progress=progress)
         yield Path(folder)
 
@@ -718,10 +839,28 @@ def _needs_build_extra() -> Iterator[None]:
 
 
 @contextmanager
-def _bars() -> Iterator[Progress]:
-    """What a build calls as kernels get done: a bar per arch on the terminal, nothing where stderr is not one."""
+def _needs_torch(command: str) -> Iterator[None]:
+    """Turns a failed import of torch in the block into what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise torch_missing(command) from error
+
+
+def _processes(count: int) -> str:
+    return f"on {count} process{'es' * (count > 1)}"
+
+
+@contextmanager
+def _kernels_done(how: str) -> Iterator[Progress]:
+    """Gives what a build calls as kernels get done: it shows a bar per arch on a terminal, else lines on stderr.
+
+    `how` says by what they are compiled.
+    """
     if not sys.stderr.isatty():
-        yield lambda _arch, _done, _total: None
+        yield Lines(_tell, "kernels", how)
         return
     with _needs_build_extra():
         from rich.console import Console
@@ -739,13 +878,20 @@ def _bars() -> Iterator[Progress]:
 
     def show(arch: str, done: int, total: int) -> None:
         if arch not in tasks:
-            tasks[arch] = bars.add_task(arch, total=total, completed=done, rate="")
+            tasks[arch] = bars.add_task(arch, start=False, total=total, completed=done, rate=how)
             return
-        speed = bars.tasks[tasks[arch]].speed
-        bars.update(tasks[arch], completed=done, rate="" if speed is None else f"{speed:.1f} kernels/s")
+        task = bars.tasks[tasks[arch]]
+        if not task.started:
+            bars.reset(task.id, completed=done)  # what need not be compiled is no sign of the speed
+            return
+        bars.update(task.id, completed=done, rate=how if task.speed is None else f"{task.speed:.1f} kernels/s")
 
     with bars:
         yield show
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 def _print_json(body: object) -> None:
@@ -763,6 +909,30 @@ def _packs_of(packs: Sequence[Pack], arch: str, folder: Path | None) -> list[Pac
             f"build it: {build_command(arch, folder)}"
         )
     return found
+
+
+_QUALITIES: dict[str, Callable[[Kernel], set[str]]] = {
+    "dtype": lambda kernel: {kernel.dtype_a, kernel.dtype_b},
+    "family": lambda kernel: {kernel.family},
+    "layout": lambda kernel: {kernel.layout},
+}
+
+
+def _filter(packs: Sequence[Pack], wanted: dict[str, tuple[str, ...]]) -> Callable[[Kernel], bool]:
+    """Tells for a kernel whether it has one of the values that are wanted of each quality, if any are.
+
+    Raises SpecError for a value that no kernel of `packs` has.
+    """
+    kernels = [kernel for pack in packs for kernel in pack.manifest.kernels]
+    for quality, values in wanted.items():
+        known = {value for kernel in kernels for value in _QUALITIES[quality](kernel)}
+        unknown = [repr(value) for value in values if value not in known]
+        if unknown:
+            has = ", ".join(sorted(known))
+            raise SpecError(f"unknown {quality} {', '.join(unknown)}; the kernels of these packs have: {has}")
+    return lambda kernel: all(
+        not values or _QUALITIES[quality](kernel) & set(values) for quality, values in wanted.items()
+    )
 
 
 def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
@@ -784,7 +954,7 @@ def _report_to(row: Report) -> dict[str, object]:
     return asdict(row) | {"folder": str(row.folder), "dropped": dropped}
 
 
-def _pack_to(pack: Pack) -> dict[str, object]:
+def _pack_to(pack: Pack, shown: Sequence[Kernel]) -> dict[str, object]:
     kernels = [
         {
             "name": kernel.name,
@@ -801,7 +971,7 @@ def _pack_to(pack: Pack) -> dict[str, object]:
             "spill_bytes": kernel.spill_bytes,
             "shared_bytes": kernel.shared_bytes,
         }
-        for kernel in pack.manifest.kernels
+        for kernel in shown
     ]
     head = pack.head
     where = {"arch": pack.arch, "folder": str(pack.folder), "owner": pack.owner, "host": head.host}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import aotmm
 from aotmm import manifest
-from aotmm.errors import AotmmError, ArtifactError, DriverError
+from aotmm.errors import GET_TORCH, AotmmError, ArtifactError, DriverError
 from aotmm.folders import build_command, place
 from aotmm.runtime.installed import added, entries, own, owner
 from aotmm.runtime.pack import open_pack, read_verified, unreadable
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from aotmm.runtime.devices import Device
     from aotmm.runtime.pack import Pack
-
-_GET_TORCH = "https://pytorch.org/get-started/locally"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +175,14 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
         return (
             None,
             None,
-            [f"torch {why}; not needed to build packs; to use them install a CUDA or ROCm build: {_GET_TORCH}"],
+            [f"torch {why}; not needed to build packs; to use them install a CUDA or ROCm build: {GET_TORCH}"],
         )
     if torch.version.hip:
         return torch.__version__, f"ROCm {torch.version.hip}", []
     if torch.version.cuda:
         return torch.__version__, f"CUDA {torch.version.cuda}", []
     why = f"torch {torch.__version__} is a CPU build, no GPU can be used"
-    return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {_GET_TORCH}"]
+    return torch.__version__, "CPU", [f"{why}; install a CUDA or ROCm build of it: {GET_TORCH}"]
 
 
 def _load(root: Path | None) -> tuple[str | None, int, bool | None]:

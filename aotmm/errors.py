@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+GET_TORCH = "https://pytorch.org/get-started/locally"
+
 
 class AotmmError(Exception):
     """Root of the library's errors. Messages say what failed with its values, what was found and what to do."""
@@ -10,7 +12,7 @@ class AotmmError(Exception):
 
 
 class SpecError(AotmmError):
-    """A request that cannot be meant: unknown arch, dtype or config set, or a config file with a wrong entry."""
+    """A request that cannot be met: an unknown name, a wrong entry of a config file, or a package that is missing."""
 
     exit_code = 3
 
@@ -63,6 +65,21 @@ class DriverError(AotmmError):
         self.call = call
         self.code = code
         self.device = device
+
+
+class WrongResultError(AotmmError):
+    """A benchmark with products that aotmm computed wrongly, or not at all."""
+
+    exit_code = 9
+
+
+def torch_missing(command: str) -> SpecError:
+    """The error for `command` where torch is not installed: how to get it."""
+    from aotmm.folders import in_checkout  # only here: `import aotmm` should be quick
+
+    if in_checkout():
+        return SpecError(f"{command} needs torch; in a checkout: make setup, then .venv/bin/{command}")
+    return SpecError(f"{command} needs torch; install a build of it for this machine's GPUs: {GET_TORCH}")
 
 
 def build_extra_missing(what: str) -> CompileError:

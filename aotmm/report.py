@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from aotmm.target import Target
     from aotmm.verify import Verification
 
+_BEST = 5  # plans of a product that are shown unless all are asked for
+_AMOUNT = re.compile(r"\d+(?= B\b| blocks\b)")  # in a reason: differs from kernel to kernel
 _WAYS = {
     "exact": "built for this very arch",
     "compatible": "binary compatible within the major version",
@@ -72,13 +76,13 @@ def build_text(reports: Sequence[Report]) -> str:
     return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "")
 
 
-def list_text(packs: Sequence[Pack]) -> str:
-    """A line per pack, and a row per kernel."""
+def list_text(packs: Sequence[tuple[Pack, Sequence[Kernel]]]) -> str:
+    """A line per pack, and a row per kernel that is to be shown of it."""
     found = table(
         ("arch", "kernels", "config set", "triton", "folder"),
         [
             (pack.arch, len(pack.manifest.kernels), made.config_set, made.triton, _where(pack.folder, pack.owner))
-            for pack in packs
+            for pack, _ in packs
             for made in [pack.head.provenance]
         ],
     )
@@ -95,9 +99,11 @@ def list_text(packs: Sequence[Pack]) -> str:
             kernel.spill_bytes,
             kernel.shared_bytes,
         )
-        for pack in packs
-        for kernel in pack.manifest.kernels
+        for pack, kernels in packs
+        for kernel in kernels
     ]
+    if not rows:
+        return f"{found}\n\nno kernel of these packs is of that dtype, family and layout"
     header = (
         "arch",
         "kernel",
@@ -161,9 +167,14 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
     )
 
 
-def selection_text(selection: Selection, rejected: Sequence[Verdict], other_types: int) -> str:
-    """The chosen plan, the best one with each other kernel that fits, and why each of `rejected` does not fit."""
-    parts = []
+def selection_text(
+    selection: Selection, rejected: Sequence[Verdict], other_types: int, *, everything: bool = False
+) -> str:
+    """The chosen plan and the best one with each other kernel that fits, and why each of `rejected` does not fit.
+
+    Unless `everything` is asked for, the best plans only, and how many kernels there are for each reason.
+    """
+    parts, counts = [], Counter[str]()
     chosen = selection.chosen
     if chosen is not None and chosen.plan is not None:
         best = chosen.plan
@@ -184,16 +195,46 @@ def selection_text(selection: Selection, rejected: Sequence[Verdict], other_type
             ((row.kernel.name, row.plan) for row in others if row.plan is not None), key=lambda pair: pair[1].cost
         )
         rows = [
-            (name, _microseconds(plan), f"{plan.cost / max(best.cost, 1):.2f}", _launches(plan), plan.grid)
+            (
+                name,
+                _microseconds(plan),
+                f"{plan.cost / max(best.cost, 1):.2f}",
+                _launches(plan),
+                plan.grid,
+                plan.workspace_bytes,
+            )
             for name, plan in plans
         ]
-        if rows:
-            parts.append(table(("fits as well", "us", "x chosen", "launches", "grid"), rows))
-    if rejected:
+        shown = rows if everything else rows[: _BEST - 1]
+        if shown:
+            header = ("fits as well", "us", "x chosen", "launches", "grid", "workspace bytes")
+            parts.append(table(header, shown))
+        counts["fit too, and take longer"] = len(rows) - len(shown)
+    if everything and rejected:
         parts.append(table(("does not fit", "why"), [(row.kernel.name, row.rejected or "") for row in rejected]))
+    elif rejected:
+        counts.update(_counted([row.rejected or "" for row in rejected]))
+    left = [(count, reason) for reason, count in counts.items() if count]
+    if left:
+        parts.append(table(("kernels", "not shown; --all shows them"), left))
     if other_types:
         parts.append(f"{other_types} kernels of the pack are for other types, or lack what this one does after the sum")
     return "\n\n".join(parts)
+
+
+def _counted(reasons: Sequence[str]) -> dict[str, int]:
+    """How many kernels have each reason, the most frequent first; those that differ in an amount alone are one."""
+    alike = defaultdict(list)
+    for reason in reasons:
+        alike[_AMOUNT.sub("#", reason)].append(reason)
+    return {_ranged(group): len(group) for group in sorted(alike.values(), key=len, reverse=True)}
+
+
+def _ranged(alike: Sequence[str]) -> str:
+    """One text for texts that differ in amounts alone: with the least and the greatest of each."""
+    columns = zip(*(map(int, _AMOUNT.findall(text)) for text in alike), strict=True)
+    ranges = iter([" to ".join(map(str, sorted({min(column), max(column)}))) for column in columns])
+    return _AMOUNT.sub(lambda _: next(ranges), alike[0])
 
 
 def verify_text(verdicts: Sequence[Verification], *, rebuilt: bool) -> str:
@@ -201,7 +242,7 @@ def verify_text(verdicts: Sequence[Verification], *, rebuilt: bool) -> str:
     good = "intact, built again bit for bit" if rebuilt else "intact"
     rows = [
         (
-            row.place,
+            _where(row.place, row.owner),
             row.arch or "-",
             row.files,
             row.kernels,

@@ -7,9 +7,10 @@ import collections
 import csv
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from aotmm import folders, manifest
@@ -19,7 +20,7 @@ from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import target
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from importlib.resources.abc import Traversable
 
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
@@ -29,7 +30,8 @@ _PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
 class Verification:
     """What verifying one pack, or the list of files of one wheel, came to: all `violations`, none if it is intact.
 
-    `arch` is None for a wheel, and for a pack whose manifest was refused.
+    `arch` is None for a wheel, and for a pack whose manifest was refused. `owner` is the distribution that added it to
+    the packs that `aotmm.load()` finds, "" for any other.
     """
 
     place: str
@@ -37,9 +39,10 @@ class Verification:
     files: int
     kernels: int
     violations: tuple[str, ...]
+    owner: str = ""
 
 
-Rebuild = Callable[[Head], "Path"]
+Rebuild = Callable[[Head], Path]
 """Builds the pack of a manifest again, from this machine's sources; gives its folder."""
 
 
@@ -62,22 +65,37 @@ def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
     try:
         if path.is_file():
             return _wheel(path, rebuild)
-        found = [path] if (path / manifest.FILE_NAME).is_file() else sorted(path.glob(f"[!.]*/{manifest.FILE_NAME}"))
+        sources = [_folder(folder) for folder in _packs(path)]
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
-    packs = [entry if entry.is_dir() else entry.parent for entry in found]
-    if not packs:
+    if not sources:
         raise ArtifactError(f"neither a pack nor packs nor a wheel: {path}")
-    return [_pack(_folder(folder), rebuild) for folder in packs]
+    return [_pack(source, rebuild) for source in sources]
+
+
+def _packs(path: Path) -> list[Path]:
+    """The pack in `path`, or those in its subfolders; also in a zip file. Raises OSError."""
+    here = folders.place(path)
+    if (here / manifest.FILE_NAME).is_file():
+        return [path]
+    inside = [entry for entry in here.iterdir() if not entry.name.startswith(".")] if here.is_dir() else []
+    manifests = [(path / entry.name, entry / manifest.FILE_NAME) for entry in inside if entry.is_dir()]
+    return sorted(folder for folder, found in manifests if found.is_file() or found.is_dir())
 
 
 def _folder(folder: Path) -> _Source:
-    files = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return _Source(
-        str(folder),
-        frozenset(path.relative_to(folder).as_posix() for path in files),
-        lambda name, limit: folders.read(folder, name, limit),
-    )
+    """What is in a folder. Raises OSError."""
+    names = frozenset(_names(folders.place(folder)))
+    return _Source(str(folder), names, lambda name, limit: folders.read(folder, name, limit))
+
+
+def _names(folder: Traversable) -> Iterator[str]:
+    """All that is below `folder` and no folder; links are not followed."""
+    for entry in folder.iterdir():
+        if entry.is_dir() and not (isinstance(entry, Path) and entry.is_symlink()):
+            yield from (f"{entry.name}/{name}" for name in _names(entry))
+        else:
+            yield entry.name
 
 
 def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:

@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,15 +23,39 @@ from click.testing import CliRunner, Result
 import aotmm
 from aotmm import manifest, report
 from aotmm.cli import INTERRUPTED, main
-from aotmm.errors import AotmmError, ArtifactError, CompileError, SpecError, build_extra_missing
+from aotmm.errors import (
+    GET_TORCH,
+    AotmmError,
+    ArtifactError,
+    CompileError,
+    SpecError,
+    build_extra_missing,
+    torch_missing,
+)
 from aotmm.kernel import Config, Image, Kernel, Parameter, Promise
 from aotmm.manifest import File, Manifest, Provenance
+from aotmm.runtime.launcher import Plan, Selection, Verdict
 from aotmm.target import EMULATED, TARGETS
 from tests.samples import image, installed
+from tests.samples import kernel as sample_kernel
 
 ROOT = Path(__file__).parent.parent
-COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
-HEAVY = ("torch", "triton", "jinja2", "rich", "numpy")
+DOCS = (ROOT / "docs" / "cli.md").read_text()
+COMMAND = (sys.executable, "-m", "aotmm")
+# Runs first in a process that finds it on its path, and lets it import none of the modules in BLOCKED.
+BLOCK = """
+import os
+import sys
+
+class Block:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in os.environ["BLOCKED"].split():
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+HEAVY = "torch triton jinja2 rich numpy"
 NAME = "tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none"
 
 
@@ -55,15 +81,15 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
     kernels = tuple(
         Kernel(
             name=name,
-            family="tile",
+            family=family,
             role="product",
             schedule="tile_128x256x64_g8_s3_w8",
             source="a paper",
             symbol="tile",
-            dtype_a="fp16",
-            dtype_b="fp16",
+            dtype_a=dtype,
+            dtype_b=dtype,
             dtype_c="fp16",
-            layout="nn",
+            layout=layout,
             epilogue="none",
             fast_accum=False,
             persistent=False,
@@ -85,6 +111,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             key="0" * 64,
         )
         for name in names
+        for family, dtype, _, layout in [name.split("_")[:4]]
     )
     pack = Manifest(
         format=manifest.FORMAT,
@@ -139,6 +166,13 @@ def add_tool(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
+def without(modules: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command line in a process that can import none of `modules`; `folder` is for this alone."""
+    (folder / "sitecustomize.py").write_text(BLOCK)
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "BLOCKED": modules, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([*COMMAND, *words], env=environment, capture_output=True, text=True, check=False)
+
+
 def commands() -> Iterator[tuple[str, click.Command]]:
     """Every command by how it is called."""
     yield "aotmm", main
@@ -178,19 +212,76 @@ def test_version() -> None:
 )
 def test_light(words: list[str], tmp_path: Path) -> None:
     """Help, list and inspect run where torch, Triton, jinja2, rich and numpy cannot be imported."""
-    pack = write_pack(tmp_path, "sm80")
-    program = f"""
-import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {HEAVY}:
-            raise ModuleNotFoundError("No module named " + repr(name), name=name)
-sys.meta_path.insert(0, Block())
-from aotmm.cli import main
-main({[str(pack) if word == "PACKS" else word for word in words]})
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    pack = write_pack(tmp_path / "packs", "sm80")
+    done = without(HEAVY, tmp_path, *(str(pack) if word == "PACKS" else word for word in words))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ------------------------------------------------------------------------------------------------------- start
+
+
+def test_the_module_is_the_program() -> None:
+    """`python -m aotmm` is the command line, by its name; the program `aotmm` is the same function."""
+    done = subprocess.run([*COMMAND, "list", "-h"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == run("list", "-h").stdout.split()
+    assert done.stdout.startswith("Usage: aotmm list ")
+    assert '\n[project.scripts]\naotmm = "aotmm.__main__:main"\n' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_without_click(tmp_path: Path) -> None:
+    """Where click is not installed the command line is one line that says so and what to do."""
+    done = without("click", tmp_path, "list")
+    assert (done.returncode, done.stdout) == (SpecError.exit_code, "")
+    assert done.stderr == 'error: the command line needs click: pip install "click>=8.1"\n'
+
+
+def test_another_missing_module_is_not_taken_for_click(tmp_path: Path) -> None:
+    """What else fails to import is a bug, and stays a traceback."""
+    done = without("difflib", tmp_path, "list")
+    assert "ModuleNotFoundError: No module named 'difflib'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [("tune", "--arch", "sm90", "--out", "OUT"), ("bench", "--out", "OUT"), ("bench", "--render", ".")]
+)
+def test_without_torch(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Commands that need torch say where it is to be had, and write nothing."""
+    done = without("torch", tmp_path, *(str(tmp_path / "out") if word == "OUT" else word for word in words))
+    assert (done.returncode, done.stdout) == (SpecError.exit_code, "")
+    advice = f"in a checkout: make setup, then .venv/bin/aotmm {words[0]}"
+    assert done.stderr == f"error: aotmm {words[0]} needs torch; {advice}\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_torch_in_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no checkout, the advice is torch's own."""
+    monkeypatch.setattr("aotmm.folders.in_checkout", lambda: False)
+    assert str(torch_missing("aotmm tune")).endswith(f"install a build of it for this machine's GPUs: {GET_TORCH}")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\s+(.*_AOTMM_COMPLETE=.*)$", DOCS, re.MULTILINE))
+def test_shell_completion(line: str, tmp_path: Path) -> None:
+    """Each documented line makes the program print the completion of that shell, which bash takes."""
+    (shell,) = re.findall(r"_AOTMM_COMPLETE=(\w+)_source aotmm", line)
+    program = tmp_path / "aotmm"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m aotmm "$@"\n')
+    program.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    def bash(text: str) -> str:
+        command = [shutil.which("bash") or "bash", "-c", text]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    begins = {"bash": "_aotmm_completion() {", "zsh": "#compdef aotmm", "fish": "function _aotmm_completion;"}
+    assert bash(f"_AOTMM_COMPLETE={shell}_source aotmm").strip().startswith(begins[shell])
+    if shell == "bash":
+        assert "-F _aotmm_completion aotmm" in bash(f"{line}; complete -p aotmm")
+        assert "plain,list" in bash("COMP_WORDS='aotmm li' COMP_CWORD=1 _AOTMM_COMPLETE=bash_complete aotmm")
+
+
+def test_completion_is_documented_for_every_shell() -> None:
+    """There is a line for each shell that click knows."""
+    assert sorted(re.findall(r"_AOTMM_COMPLETE=(\w+)_source", DOCS)) == ["bash", "fish", "zsh"]
 
 
 # ------------------------------------------------------------------------------------------------------ errors
@@ -205,6 +296,18 @@ def test_exit_codes_are_unique() -> None:
     """No two errors share an exit code, nor with success, click's usage errors or Ctrl-C."""
     codes = [error.exit_code for error in error_classes()] + [0, click.UsageError.exit_code, INTERRUPTED]
     assert len(set(codes)) == len(codes)
+
+
+def test_exit_codes_are_documented() -> None:
+    """docs/cli.md has a row for each exit code, in their order, with the words of the error's class."""
+    rows = [
+        (0, "", "Success."),
+        *((row.exit_code, row.__name__, (row.__doc__ or "").partition("\n")[0]) for row in error_classes()),
+    ]
+    rows += [(click.UsageError.exit_code, "", "Words that the command does not take; nothing was done.")]
+    rows += [(INTERRUPTED, "", "Ctrl-C.")]
+    found = re.findall(r"^\| (\d+) \| (?:`(\w+)`)? *\| (.*) \|$", DOCS, re.MULTILINE)
+    assert [(int(code), name, words) for code, name, words in found] == sorted(rows)
 
 
 @pytest.mark.parametrize("error", error_classes())
@@ -324,6 +427,45 @@ def test_list_of_one_arch(packs: Path) -> None:
         f"error: no pack for gfx90a in {packs}, which has sm80, sm90; "
         f"build it: aotmm build --arch gfx90a --out {packs}\n"
     )
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """A pack with kernels of two families, two types and three layouts."""
+    tail = "128x256x64_g8_s3_w8_none"
+    kinds = ("tile_fp16_fp16_nn", "tile_fp16_fp16_any", "tile_bf16_fp16_nt", "pingpong_bf16_fp16_nt")
+    return write_pack(tmp_path / "mixed", "sm90", tuple(f"{kind}_{tail}" for kind in kinds))
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        ("--dtype bf16", ["tile_bf16_fp16_nt", "pingpong_bf16_fp16_nt"]),
+        ("--family tile --layout nt", ["tile_bf16_fp16_nt"]),
+        ("--layout nn --layout any", ["tile_fp16_fp16_nn", "tile_fp16_fp16_any"]),
+        ("--dtype fp16 --dtype bf16 --family pingpong", ["pingpong_bf16_fp16_nt"]),
+        ("--dtype fp16 --family pingpong", []),
+    ],
+)
+def test_list_of_some_kernels(mixed: Path, words: str, kinds: list[str]) -> None:
+    """list shows the kernels of the wanted types, families and layouts, in text and JSON; none is said in words."""
+    (pack,) = json.loads(run("list", "--pack", mixed, *words.split(), "--json").stdout)
+    assert [kernel["name"].rpartition("_128x")[0] for kernel in pack["kernels"]] == kinds
+    result = run("list", "--pack", mixed, *words.split())
+    assert result.exit_code == 0
+    rows = [line.split()[1].rpartition("_128x")[0] for line in result.stdout.splitlines() if "_128x" in line]
+    assert rows == kinds
+    assert ("no kernel of these packs is of that dtype, family and layout\n" in result.stdout) == (not kinds)
+
+
+@pytest.mark.parametrize(
+    ("option", "has"), [("dtype", "bf16, fp16"), ("family", "pingpong, tile"), ("layout", "any, nn, nt")]
+)
+def test_list_of_unknown_kernels(mixed: Path, option: str, has: str) -> None:
+    """A type, family or layout that no kernel of the packs has is refused with those that there are."""
+    result = run("list", "--pack", mixed, f"--{option}", "foo")
+    assert (result.exit_code, result.stdout) == (SpecError.exit_code, "")
+    assert result.stderr == f"error: unknown {option} 'foo'; the kernels of these packs have: {has}\n"
 
 
 def test_list_without_packs(tmp_path: Path) -> None:
@@ -470,6 +612,57 @@ def test_explain_refuses_sizes(packs: Path, words: tuple[str, ...]) -> None:
     result = run("explain", "--arch", "sm90", "--pack", packs, *words)
     assert result.exit_code == click.UsageError.exit_code
     assert "Error: " in result.stderr
+
+
+def selection(fit: int, reasons: dict[str, int]) -> Selection:
+    """A selection with that many plans, each 100 ns slower than the one before, and as many kernels for each reason."""
+    rejected = [reason for reason, count in reasons.items() for _ in range(count)]
+    plans = [Plan(number, workspace_bytes=1000 + number, cost=1000 + 100 * number) for number in range(fit)]
+    rows = [
+        Verdict(sample_kernel(f"k{number}"), same_types=True, rejected=reason, plan=plan)
+        for number, (plan, reason) in enumerate(
+            [*((plan, None) for plan in plans), *((None, reason) for reason in rejected)]
+        )
+    ]
+    return Selection(rows[0] if fit else None, tuple(rows))
+
+
+SHARED = "needs {} B of shared memory per block, the device has 1024 B"
+
+
+def test_explain_shows_the_best() -> None:
+    """Five plans with what memory they work in; of all others how many there are, and why, the most frequent first."""
+    reasons = {
+        "K=100 is not divisible by 8": 2,
+        SHARED.format(2048): 2,
+        SHARED.format(4096): 1,
+        "stride_am=7 is not 1": 1,
+    }
+    found = selection(8, reasons)
+    rejected = [row for row in found.verdicts if row.rejected]
+    text = report.selection_text(found, rejected, 7)
+    chosen, plans, others, types = text.split("\n\n")
+    assert chosen.splitlines()[-1] == "workspace  1000 B"
+    assert [line.split() for line in plans.splitlines()[1:]] == [
+        [f"k{number}", f"{1 + number / 10:.2f}", f"{1 + number / 10:.2f}", "product", "0", str(1000 + number)]
+        for number in range(1, 5)
+    ]
+    assert others.splitlines() == [
+        "kernels  not shown; --all shows them",
+        "      3  fit too, and take longer",
+        "      3  needs 2048 to 4096 B of shared memory per block, the device has 1024 B",
+        "      2  K=100 is not divisible by 8",
+        "      1  stride_am=7 is not 1",
+    ]
+    assert types.startswith("7 kernels of the pack are for other types")
+    whole = report.selection_text(found, rejected, 7, everything=True).split("\n\n")
+    assert [len(part.splitlines()) for part in whole] == [6, 1 + 7, 1 + 6, 1]
+    assert "--all" not in "".join(whole)
+
+
+def test_explain_without_others() -> None:
+    """Nothing is said of others where there are none."""
+    assert report.selection_text(selection(1, {}), [], 0).count("\n\n") == 0
 
 
 # ------------------------------------------------------------------------------------------------------ doctor
@@ -630,3 +823,98 @@ def test_list_of_targets() -> None:
     for row, line in zip(TARGETS.values(), lines, strict=True):
         assert re.fullmatch(rf"{row.name} +{re.escape(row.gpus)} +{row.status} +{re.escape(row.executed_on)}", line)
     assert run("list", "--targets", "--arch", "gfx950").stdout.splitlines()[1].startswith("gfx950")
+
+
+@pytest.mark.parametrize("words", ["--pack DIR", "--dtype fp16", "--family tile", "--layout nn"])
+def test_list_of_targets_has_no_kernels(words: str) -> None:
+    """What is about packs and their kernels is refused beside --targets."""
+    result = run("list", "--targets", *words.split())
+    assert (result.exit_code, result.stdout) == (click.UsageError.exit_code, "")
+    assert f"{words.partition(' ')[0]}: no effect with --targets" in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------- what has no effect
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "why"),
+    [
+        ("--configs classic", "--configs", "without --rebuild"),
+        ("--dtype fp16 --jobs 1", "--dtype, --jobs", "without --rebuild"),
+        ("--identity me", "--identity", "without --signature"),
+        ("--issuer https://a", "--issuer", "without --signature"),
+        ("--sign out --identity me", "--identity", "without --signature"),
+        ("--token FILE", "--token", "without --sign"),
+        ("--signature FILE --identity me --issuer https://a --token FILE", "--token", "without --sign"),
+        ("--trust FILE", "--trust", "without --sign or --signature"),
+    ],
+)
+def test_verify_refuses_what_has_no_effect(packs: Path, tmp_path: Path, words: str, given: str, why: str) -> None:
+    """Options of what is not asked for are refused, each by its name, before anything is verified."""
+    (tmp_path / "file").write_text("")
+    result = run("verify", packs, *words.replace("FILE", str(tmp_path / "file")).split())
+    assert (result.exit_code, result.stdout) == (click.UsageError.exit_code, "")
+    assert f"Error: {given}: no effect {why}\n" in result.stderr
+
+
+def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
+    """Every parameter of a command but those of that name: what it is called, and words that give it."""
+    for parameter in main.commands[command].params:
+        if parameter.name not in without:
+            is_option = isinstance(parameter, click.Option)
+            is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+            name = parameter.opts[0] if is_option else parameter.opts[0].upper()
+            value = next(iter(getattr(parameter.type, "choices", [])), None) or {"file": __file__, "pack": "."}.get(
+                str(parameter.name), "1"
+            )
+            yield name, [name] * is_option + [value] * (not is_flag)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), list(values("tune", {"arch", "dtypes", "out", "refit", "folder", "as_json"}))
+)
+def test_refit_refuses_what_has_no_effect(name: str, words: list[str], tmp_path: Path) -> None:
+    """Beside tune --refit every option is refused that says how to measure."""
+    result = run("tune", "--arch", "sm90", "--out", tmp_path / "table.json", "--refit", *words)
+    assert result.exit_code == click.UsageError.exit_code
+    assert f"Error: {name}: no effect with --refit\n" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "words"), list(values("bench", {"rendered", "as_json"})))
+def test_render_refuses_what_has_no_effect(name: str, words: list[str]) -> None:
+    """Beside bench --render everything is refused but --json."""
+    result = run("bench", "--render", ".", *words)
+    assert result.exit_code == click.UsageError.exit_code
+    assert f"Error: {name}: no effect with --render\n" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "words"), list(values("bench", {"rendered", "as_json", "ablation", "out", "pack"})))
+def test_ablation_refuses_what_has_no_effect(name: str, words: list[str]) -> None:
+    """bench --ablation takes --pack, --out and --json alone."""
+    result = run("bench", "--ablation", *words)
+    assert result.exit_code == click.UsageError.exit_code
+    assert f"Error: {name}: no effect with --ablation\n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--pack .", "--pack: no effect without --ablation"),
+        ("llm --overhead", "WHAT: no effect with --overhead"),
+        ("--overhead --dtype fp16 --every 2", "--dtype, --every: no effect with --overhead"),
+        ("scaling first_result --provider torch", "--provider: no effect on scaling, first_result"),
+        ("build_scaling --out out", "--out: no effect on build_scaling"),
+    ],
+)
+def test_bench_refuses_what_has_no_effect(words: str, text: str) -> None:
+    """Options that nothing of what is to be measured heeds are refused."""
+    result = run("bench", *words.split())
+    assert result.exit_code == click.UsageError.exit_code
+    assert f"Error: {text}\n" in result.stderr
+
+
+def test_jobs_on_a_cluster(tmp_path: Path) -> None:
+    """--jobs is refused beside --scheduler."""
+    result = run("build", "--arch", "sm80", "--out", tmp_path, "--scheduler", "tcp://host:1", "--jobs", "2")
+    assert result.exit_code == click.UsageError.exit_code
+    assert "Error: --jobs: no effect with --scheduler, whose workers say how many processes they run" in result.stderr

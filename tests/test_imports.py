@@ -20,6 +20,7 @@ BUILD = HALL | {"aotmm.kernels", "aotmm.build", "aotmm.cluster"}
 CLI = {
     "aotmm.assembly",
     "aotmm.doctor",
+    "aotmm.progress",
     "aotmm.report",
     "aotmm.signature",
     "aotmm.verify",
@@ -62,6 +63,8 @@ ROOMS = {
     "aotmm.verify": HALL | {"aotmm.image"},
     "aotmm.report": RUNTIME | BUILD | {"aotmm.doctor", "aotmm.verify"},
     "aotmm.cli": RUNTIME | BUILD | CLI,
+    "aotmm.progress": set(),
+    "aotmm.__main__": {"aotmm.errors", "aotmm.cli"},
 }
 
 

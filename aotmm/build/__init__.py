@@ -42,7 +42,10 @@ class Report:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the arch, the kernels done and the kernels in all."""
+"""Called with the arch, the kernels done and the kernels in all.
+
+For every arch with 0 when the build begins, then with the kernels that need not be compiled, then after each kernel.
+"""
 Compiler = Callable[[Variant, str], Compiled]
 """What compiles a variant with its key, in another process, perhaps on another machine; raises CompileError."""
 
@@ -97,6 +100,8 @@ def build(
                 f"config set {configs!r} has no kernel for {name}, which is {target(name).backend} and has {has}"
             )
     with _locked(out):
+        for name, wanted in work.items():
+            progress(name, 0, len(wanted))
         if in_checkout():  # wheels bring it along
             link.link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")

@@ -56,7 +56,7 @@ def added(entry: EntryPoint) -> list[Pack]:
     """The packs that `entry` adds. Raises ArtifactError, with the name of its distribution."""
     name = owner(entry)
     try:
-        packs = open_packs(_folder(entry.value).resolve())
+        packs = open_packs(folder_of(entry))
     except (ArtifactError, OSError) as error:
         raise ArtifactError(
             f"{name} adds packs to aotmm (entry point {entry.name} = {entry.value}) that cannot be used: {error}; "
@@ -67,9 +67,9 @@ def added(entry: EntryPoint) -> list[Pack]:
     return packs
 
 
-def _folder(package: str) -> Path:
-    """Where `package` is, found without importing it or what it is in. Raises ArtifactError."""
-    top, *rest = package.split(".")
+def folder_of(entry: EntryPoint) -> Path:
+    """Where the package is that `entry` names, found without importing it or what it is in. Raises ArtifactError."""
+    top, *rest = entry.value.split(".")
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # sys.modules has a module of that name that nobody found, as __main__
@@ -77,5 +77,5 @@ def _folder(package: str) -> Path:
     folders = [Path(root, *rest) for root in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:
         if place(folder).is_dir():
-            return folder
-    raise ArtifactError(f"there is no package {package}{f' in {folders[0]}' if folders else ''}")
+            return folder.resolve()
+    raise ArtifactError(f"there is no package {entry.value}{f' in {folders[0]}' if folders else ''}")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from aotmm.bench import results
 from aotmm.cli import main
-from aotmm.errors import NoKernelError, SpecError
+from aotmm.errors import SpecError, WrongResultError
 from tests.bench.samples import sample
 
 
@@ -70,6 +70,6 @@ def test_wrong_products_fail_the_run(tmp_path: Path) -> None:
     del row.times["aotmm"]
     results.write(body, tmp_path)
     found = _run("--render", tmp_path)
-    assert found.exit_code == NoKernelError.exit_code
+    assert found.exit_code == WrongResultError.exit_code
     assert f"{row.case}: wrong: the largest error is 7 times" in found.stderr
     assert (tmp_path / "report.html").is_file()

@@ -162,12 +162,11 @@ def test_nothing_changed(packs: Path, configs: str) -> None:
 
 
 def test_progress(packs: Path, configs: str) -> None:
-    """Progress starts with what is there and ends with everything."""
+    """Progress names every arch before any work, then starts with what is there and ends with everything."""
     seen: list[tuple[str, int, int]] = []
-    build(("sm80",), packs, configs=configs, progress=lambda *step: seen.append(step))
-    build(("sm90",), packs, configs=configs, progress=lambda *step: seen.append(step))
+    build(("sm80", "sm90"), packs, configs=configs, progress=lambda *step: seen.append(step))
     steps = [("sm90", number, KERNELS) for number in range(KERNELS + 1)]
-    assert seen == [("sm80", KERNELS, KERNELS), *steps]
+    assert seen == [("sm80", 0, KERNELS), ("sm90", 0, KERNELS), ("sm80", KERNELS, KERNELS), *steps]
 
 
 def test_same_arch_twice(packs: Path, configs: str) -> None:

@@ -26,7 +26,7 @@ from aotmm.runtime.launcher import CDevice, Launcher
 from aotmm.target import HOSTS, TARGETS, host
 
 ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-c", "from aotmm.cli import main; main(prog_name='aotmm')")
+COMMAND = (sys.executable, "-m", "aotmm")
 
 HEADER = """
 dtypes = ["fp16"]
@@ -82,7 +82,7 @@ def packs(tmp_path_factory: pytest.TempPathFactory, configs: Path) -> Path:
 
 
 def test_build_again(packs: Path, configs: Path) -> None:
-    """A second build compiles nothing and leaves the packs alone; stdout is the table, stderr is empty."""
+    """A second build compiles nothing and leaves the packs alone; stdout is the table, stderr how far it is."""
     before = content(packs / "sm80")
     command: list[str | Path] = [
         *COMMAND,
@@ -96,8 +96,10 @@ def test_build_again(packs: Path, configs: Path) -> None:
         "--out",
         packs,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([*command, "--jobs=2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    begin = [f"{arch}: 6 kernels on 2 processes" for arch in ("sm80", "sm90")]
+    end = [f"{arch}: 100 % (6 of 6 kernels)" for arch in ("sm80", "sm90")]
+    assert (done.returncode, done.stderr.splitlines()) == (0, [*begin, *end])
     header, *rows = [line.split() for line in done.stdout.splitlines()]
     assert header == ["arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"]
     for arch, row in zip(("sm80", "sm90"), rows, strict=True):
@@ -134,6 +136,7 @@ def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
     assert done.returncode == 0
     assert "sm80" in shown
     assert "6/6" in shown
+    assert f"on {os.cpu_count()} process" in shown
     assert [row["arch"] for row in json.loads(done.stdout)] == ["sm80"]
 
 
@@ -183,6 +186,16 @@ def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> 
         assert text in result.stderr
     assert content(tmp_path / "sm80") == before
     assert not list(tmp_path.glob(".*.new"))
+
+
+def add_packs(site: Path, distribution: str, package: str, *folders: Path) -> None:
+    """Puts a distribution with copies of packs into `site`."""
+    metadata = site / f"{distribution.replace('-', '_')}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[aotmm.packs]\nours = {package}\n")
+    for folder in folders:
+        shutil.copytree(folder, site.joinpath(*package.split("."), folder.name))
 
 
 def processes_with(mark: str) -> list[str]:
@@ -235,7 +248,7 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
     assert (process.returncode, stdout) == (INTERRUPTED, "")
-    assert stderr.startswith("interrupted: packs in ")
+    assert stderr.splitlines()[-1].startswith("interrupted: packs in ")
     assert "Traceback" not in stderr
     assert processes_with(mark) == []
     assert content(tmp_path / "sm80") == before
@@ -276,8 +289,10 @@ def test_verify_a_build(packs: Path) -> None:
 def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> None:
     """A pack is what its sources give here; one of other sources is told file by file, with what made it."""
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", configs)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0, result.stderr
     assert "intact, built again bit for bit" in result.stdout
+    assert result.stderr.startswith(f"gfx90a: 6 kernels on {os.cpu_count()} process")
+    assert result.stderr.splitlines()[-1] == "gfx90a: 100 % (6 of 6 kernels)"
     (tmp_path / "ours").mkdir()
     other = write_set(tmp_path / "ours", TILE.format(64, 2))
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", other)
@@ -289,10 +304,51 @@ def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> Non
     ):
         assert words in result.stderr
     result = run("verify", packs / "gfx90a", "--rebuild")
-    assert (result.exit_code, result.stderr.startswith("error: unknown config set 'tests'")) == (
-        SpecError.exit_code,
-        True,
+    assert result.exit_code == SpecError.exit_code
+    assert result.stderr == (
+        "error: the pack for gfx90a was built from tests.toml, which aotmm does not bring along; name the pack and "
+        "that file: aotmm verify PACK --rebuild --configs tests.toml\n"
     )
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_verify_of_what_other_distributions_add(
+    packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, zipped: bool
+) -> None:
+    """Without a path the packs of plugins are verified too, in a zip file as well, each with whose it is."""
+    monkeypatch.setattr("aotmm.runtime.installed.own", lambda: packs / "sm80")
+    site = tmp_path / "site"
+    add_packs(site, "acme-kernels", "acme.packs", packs / "sm90")
+    if zipped:
+        shutil.make_archive(str(site), "zip", site)
+        shutil.rmtree(site)
+        site = tmp_path / "site.zip"
+    monkeypatch.syspath_prepend(site)
+    result = run("verify", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [(row["place"], row["owner"], row["arch"], row["kernels"]) for row in json.loads(result.stdout)] == [
+        (str(site / "acme/packs/sm90"), "acme-kernels 1.0", "sm90", 6),
+        (str(packs / "sm80"), "", "sm80", 6),
+    ]
+    assert f"{site}/acme/packs/sm90 (added by acme-kernels 1.0)  sm90" in run("verify").stdout
+
+
+def test_verify_of_broken_plugins(packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin's altered pack and one that is not there are violations; all others are verified."""
+    monkeypatch.setattr("aotmm.runtime.installed.own", lambda: packs / "sm80")
+    add_packs(tmp_path, "acme-kernels", "acme", packs / "sm90")
+    add_packs(tmp_path, "void-kernels", "void")
+    (tmp_path / "acme" / "sm90" / "launcher.c").write_text("other")
+    monkeypatch.syspath_prepend(tmp_path)
+    result = run("verify", "--json")
+    assert result.exit_code == ArtifactError.exit_code
+    assert [(row["owner"], len(row["violations"])) for row in json.loads(result.stdout)] == [
+        ("acme-kernels 1.0", 1),
+        ("void-kernels 1.0", 1),
+        ("", 0),
+    ]
+    assert "sm90: launcher.c was altered" in result.stderr
+    assert "void: there is no package void" in result.stderr
 
 
 def test_sass_of_a_build(packs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -367,14 +423,26 @@ def test_explain_tells_copies(packs: Path) -> None:
 
 
 def test_explain_text(packs: Path) -> None:
-    """The text has the chosen kernel with its plan, the broken promises, and times of what else fits."""
+    """The text has the chosen kernel with its plan, times of what else fits, and how many break which promise."""
     text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
     assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
     assert f"chosen     {NN}\nconfig     BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
     assert "launches   product\ngrid       64 blocks\ntime       " in text
     assert any(line.startswith(ANY) for line in text.splitlines())
     text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
+    assert "\n      1  K=100, which is stride_am too, is not divisible by 8" in text
+    assert NN not in text
+    text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs, "--all").stdout
     assert f"{NN}  K=100, which is stride_am too, is not divisible by 8" in text
+
+
+def test_explain_tells_workspaces(packs: Path) -> None:
+    """Each plan has the bytes that it works in."""
+    text = run("explain", "--arch", "sm90", "512", "256", "128", "--align", "8", "--pack", packs).stdout
+    assert f"chosen     {NN}\n" in text
+    assert f"workspace  {2 * (512 * 128 + 128 * 256 + 512 * 256)} B\n" in text
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("tile_")]
+    assert (row[0], row[-1]) == (ANY, "0")
 
 
 @pytest.mark.parametrize("words", [("--dtype", "bf16"), ("--activation", "leaky_relu"), ("--out-dtype", "fp32")])

@@ -268,16 +268,19 @@ def test_editable_install_needs_no_packs(sources: Path, tmp_path: Path) -> None:
 
 
 def test_installed_wheel_without_torch(wheel: Path, tmp_path: Path) -> None:
-    """With click alone, an installed wheel imports, finds its packs inside itself and lists their kernels."""
+    """An installed wheel asks for click; with that alone it imports, finds its packs and lists their kernels."""
     venv = tmp_path / "venv"
     assert _run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path).returncode == 0
     pip = (sys.executable, "-m", "pip", "--python", venv / "bin/python")
     done = _run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     site = next(venv.glob("lib/python*/site-packages"))
+    alone = {"PYTHONPATH": ""}  # without the checkout that the tests themselves may import
+    bare = _run(venv / "bin/aotmm", "list", cwd=tmp_path, **alone)
+    assert bare.returncode == SpecError.exit_code
+    assert bare.stderr == 'error: the command line needs click: pip install "click>=8.1"\n'
     shutil.copytree(Path(click.__file__).parent, site / "click")
 
-    alone = {"PYTHONPATH": ""}  # without the checkout that the tests themselves may import
     where = _run(venv / "bin/python", "-c", "import aotmm; print(aotmm.__file__)", cwd=tmp_path, **alone)
     assert where.stdout.strip() == str(site / "aotmm/__init__.py"), where.stderr
     version = _run(venv / "bin/aotmm", "--version", cwd=tmp_path, **alone)

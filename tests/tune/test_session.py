@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,28 @@ def test_refit_of_nothing(tmp_path: Path) -> None:
     code, _, text = _tune("--arch", "sm90", "--out", tmp_path / "none.json", "--refit")
     assert code == ArtifactError.exit_code
     assert "make one: aotmm tune" in text
+
+
+def test_progress_in_a_log(
+    measured: session.Measured,
+    fitted: tuple[Table, session.Verdict],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a terminal tuning tells that it begins, each tenth, and what is left out."""
+
+    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measured, session.Verdict]:
+        for step in ((4, 20, ""), (5, 20, "a shape"), (5, 20, "left out tile_a: it hangs"), (6, 20, "a shape")):
+            progress(*step)
+        return measured, fitted[1]
+
+    monkeypatch.setattr(session, "tune", tune)
+    code, _, error = _tune("--arch", "sm90", "--out", tmp_path / "sm90.json")
+    assert (code, error.splitlines()[:3]) == (
+        0,
+        ["sm90: 20 shapes within 8m", "sm90: 20 % (5 of 20 shapes)", "left out tile_a: it hangs"],
+    )
+    assert re.fullmatch(r"sm90: 30 % \(6 of 20 shapes\), about \d+ \w+ left", error.splitlines()[3])
 
 
 def test_a_kernel_that_was_left_out_is_an_error_in_the_end(
