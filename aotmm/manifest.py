@@ -31,6 +31,7 @@ MAX_ITEMS = 4096  # of any list, and so of kernels
 # Room for as many kernels as the default packs have, at 7 KiB of list and 95 KiB of library per kernel.
 MAX_MANIFEST_BYTES = 32 << 20
 MAX_FILE_BYTES = 512 << 20
+IMAGE_ALIGNMENT = 64  # of an image in the block of all, in bytes
 MAX_VIOLATIONS = 100  # that one error lists
 _MAX_SHOWN = 200  # characters of a wrong value
 _SHA256 = r"[0-9a-f]{64}"
@@ -43,6 +44,14 @@ class File:
 
     path: str
     sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a file: its first byte and its size in bytes."""
+
+    offset: int
     bytes: int
 
 
@@ -71,9 +80,9 @@ class Head:
     """manifest.json: a pack without its kernels, what opening it needs.
 
     `min_driver` is the lowest CUDA driver version that takes the images, as cuDriverGetVersion spells it; 0 for HIP.
-    `library_key` is the digest of everything that the launcher library was linked from, `images_offset` the byte of the
-    library at which the images of all kernels begin. `digest` is the manifest's own, `kernels_file` the other half;
-    `write` computes these two.
+    `library_key` is the digest of everything that the launcher library was linked from, `images` the part of it that
+    holds the code of all kernels. `digest` is the manifest's own, `kernels_file` the other half; `write` computes these
+    two.
     """
 
     format: int
@@ -82,7 +91,7 @@ class Head:
     host: str
     provenance: Provenance
     library: File
-    images_offset: int
+    images: Span
     library_key: str
     sources: tuple[File, ...]
     kernels_file: File = File(KERNELS_NAME, "", 0)
@@ -188,13 +197,18 @@ def files(manifest: Manifest) -> list[File]:
     return [manifest.library, manifest.kernels_file, *manifest.sources]
 
 
+def room(size: int) -> int:
+    """Return the bytes that an image of `size` bytes takes among others: one zero at least follows it."""
+    return size + IMAGE_ALIGNMENT - size % IMAGE_ALIGNMENT
+
+
 def code(head: Head, image: Image, library: bytes, where: str) -> bytes:
     """Return the bytes of `image` in `library`, the content of the library of `head`; `where` names it in errors.
 
     Raises:
         ArtifactError: the library does not hold them there.
     """
-    begin = head.images_offset + image.offset
+    begin = head.images.offset + image.offset
     found = library[begin : begin + image.bytes]
     if hashlib.sha256(found).hexdigest() != image.sha256:
         raise ArtifactError(
@@ -276,25 +290,25 @@ def _check_files(entries: list[File], where: str, problems: list[str]) -> None:
 
 
 def _check_images(manifest: Manifest, where: str, problems: list[str]) -> None:
-    """Adds images that lie outside the library, or in each other's way, to `problems`."""
-    images = [
-        (image, f"{where}: the {kind} of {kernel.name}")
-        for kernel in manifest.kernels
-        for kind, image in (("image", kernel.image), ("PTX", kernel.ptx))
-        if image is not None
-    ]
-    problems += [
-        f"{name}: {image.sha256!r} is not a sha256" for image, name in images if not re.fullmatch(_SHA256, image.sha256)
-    ]
-    room, end = manifest.library.bytes - manifest.images_offset, 0
-    for image, name in sorted(images, key=lambda item: item[0].offset):
-        if image.bytes == 0 or image.offset + image.bytes > room:
-            problems.append(
-                f"{name} has {image.bytes} bytes from {image.offset} on, {manifest.library.path} has room for {room}"
-            )
-        elif image.offset < end:
-            problems.append(f"{name} begins at byte {image.offset}, before the one in front of it ends at {end}")
-        end = max(end, image.offset + image.bytes)
+    """Adds to `problems` that images do not lie one after the other, from the first byte of their block to its last."""
+    end = 0
+    for kernel in manifest.kernels:
+        for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
+            if image is None:
+                continue
+            if not re.fullmatch(_SHA256, image.sha256):
+                problems.append(f"{where}: the {kind} of {kernel.name}: {image.sha256!r} is not a sha256")
+            if image.offset != end:
+                problems.append(f"{where}: the {kind} of {kernel.name} is at {image.offset}, expected at {end}")
+            end = image.offset + room(image.bytes)
+    images, library = manifest.images, manifest.library
+    if end != images.bytes:
+        problems.append(f"{where}: the kernels' images end at {end}, their block has {images.bytes} bytes")
+    if images.offset + images.bytes > library.bytes:
+        problems.append(
+            f"{where}: the block of images has {images.bytes} bytes from {images.offset} on, {library.path} has "
+            f"{library.bytes} bytes"
+        )
 
 
 def _raise(problems: list[str]) -> None:

@@ -129,7 +129,7 @@ def targets_text(rows: Sequence[Target]) -> str:
 
 def kernel_text(pack: Pack, kernel: Kernel) -> str:
     """Everything that the manifest says of one kernel."""
-    begin = pack.head.images_offset
+    begin = pack.head.images.offset
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),

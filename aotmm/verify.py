@@ -217,7 +217,7 @@ def _images(whole: Manifest, library: bytes) -> list[str]:
                 violations += [f"{name}: {words}" for words in found]
             except ArtifactError as error:
                 violations.append(str(error))
-            end = whole.images_offset + image.offset + image.bytes
+            end = whole.images.offset + image.offset + image.bytes
             if kind == "ptx" and library[end : end + 1] != b"\0":  # drivers read on until then
                 violations.append(f"{name}: no zero byte follows it in {whole.library.path}")
     return violations

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.kernel import Attribute, Config, Image, Kernel, Parameter, Promise, TensorMap
-from aotmm.manifest import FILE_NAME, FORMAT, Manifest, Provenance, code, file, read_head
+from aotmm.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
 from aotmm.target import EMULATED
 
 _MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
@@ -81,14 +81,14 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
     )
 
 
-def manifest(*kernels: Kernel, library: bytes = bytes(99)) -> Manifest:
+def manifest(*kernels: Kernel, library: bytes = bytes(999)) -> Manifest:
     """A manifest of a pack for sm80, with the images one after the other."""
     end, placed = 0, []
     for item in kernels:
         first = dataclasses.replace(item.image, offset=end)
-        end += first.bytes
+        end += room(first.bytes)
         second = None if item.ptx is None else dataclasses.replace(item.ptx, offset=end)
-        end += 0 if second is None else second.bytes
+        end += 0 if second is None else room(second.bytes)
         placed.append(dataclasses.replace(item, image=first, ptx=second))
     return Manifest(
         format=FORMAT,
@@ -108,7 +108,7 @@ def manifest(*kernels: Kernel, library: bytes = bytes(99)) -> Manifest:
             status=EMULATED,
         ),
         library=file("libaotmm_sm80.so", library),
-        images_offset=9,
+        images=Span(9, end),
         library_key="0" * 64,
         sources=(file("launcher.c", b"c"), file("launcher.h", b"h")),
         kernels=tuple(placed),

@@ -56,6 +56,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 """
 HEAVY = "torch triton jinja2 rich numpy"
+FRONT = 100  # bytes of the library in front of the images
 NAME = "tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none"
 
 
@@ -68,15 +69,15 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
     """A pack with a valid manifest whose binaries are not real."""
     folder = root / arch
     folder.mkdir(parents=True)
-    library = bytearray(b"no library, but images: ")
+    library = bytearray(FRONT)
 
     def file(path: str, data: bytes) -> File:
         (folder / path).write_bytes(data)
         return manifest.file(path, data)
 
     def embedded(data: bytes) -> Image:
-        library.extend(data + b"\0")
-        return image(data, len(library) - len(data) - 1)
+        library.extend(data.ljust(manifest.room(len(data)), b"\0"))
+        return image(data, len(library) - manifest.room(len(data)) - FRONT)
 
     kernels = tuple(
         Kernel(
@@ -131,7 +132,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             status=EMULATED,
         ),
         library=file(f"libaotmm_{arch}.so", bytes(library)),
-        images_offset=0,
+        images=manifest.Span(FRONT, len(library) - FRONT),
         library_key="2" * 64,
         sources=(file("launcher.c", b""),),
         kernels=kernels,
@@ -494,7 +495,7 @@ def test_inspect(packs: Path) -> None:
         "a paper",
         "242 per thread, 12 B spilled",
         "98304 B per block",
-        f"{len(NAME) + 9} B at 24 of libaotmm_sm80.so, sha256 {digest}",
+        f"{len(NAME) + 9} B at {FRONT} of libaotmm_sm80.so, sha256 {digest}",
         "ptxas 12.9",
     ):
         assert line in text

@@ -225,13 +225,9 @@ def test_wrong_head(change: Change, words: str) -> None:
         ),
         (lambda body: body["attributes"][0].update(value=[1, 1, -1]), "value[2]: expected int, found -1"),
         (lambda body: body["image"].update(sha256="md5"), "the image of one: 'md5' is not a sha256"),
-        (lambda body: body["image"].update(bytes=0), "the image of one has 0 bytes from 0 on"),
-        (lambda body: body["image"].update(bytes=91), "has 91 bytes from 0 on, libaotmm_sm80.so has room for 90"),
-        (lambda body: body["image"].update(offset=88), "has 3 bytes from 88 on, libaotmm_sm80.so has room for 90"),
-        (
-            lambda body: body["image"].update(bytes=4),
-            "the PTX of one begins at byte 3, before the one in front of it ends at 4",
-        ),
+        (lambda body: body["image"].update(offset=64), "the image of one is at 64, expected at 0"),
+        (lambda body: body["image"].update(bytes=64), "the PTX of one is at 64, expected at 128"),
+        (lambda body: body["ptx"].update(bytes=10**6), "the image of two is at 128, expected at 1000128"),
     ],
 )
 def test_wrong_kernel(change: Change, words: str) -> None:
@@ -312,6 +308,14 @@ def test_any_value_in_any_field(key: str, value: object) -> None:
         read(sealed(body) if key != "digest" else json.dumps(body).encode())
     except ArtifactError as error:
         assert str(error).startswith(WHERE)  # noqa: PT017 - it need not be raised
+
+
+def test_images_fill_their_block() -> None:
+    """A list of kernels that ends before the block of images, or a block behind the library, is refused."""
+    one = json.dumps(json.loads(KERNELS)[:1], sort_keys=True, indent=1).encode()
+    assert "the kernels' images end at 128, their block has 192 bytes" in refused(HEAD, one)
+    longer = refused(changed_head(lambda body: body["images"].update(offset=900)))
+    assert "192 bytes from 900 on, libaotmm_sm80.so has 999 bytes" in longer
 
 
 def test_format_number() -> None:

@@ -23,7 +23,7 @@ from aotmm.crew import Crew, LostError, Patience, Tell, Worker, completed, local
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
-from aotmm.manifest import FORMAT, File, Manifest, Provenance
+from aotmm.manifest import FORMAT, File, Manifest, Provenance, Span
 from aotmm.target import HOSTS, Target, host, target, targets
 
 
@@ -164,7 +164,7 @@ def _build_pack(
                 host=host(machine),
                 provenance=provenance,
                 library=manifest.file(library.name, library.read_bytes()),
-                images_offset=begin,
+                images=Span(begin, len(images)),
                 library_key=library_key,
                 sources=(
                     manifest.file("launcher.c", source.encode()),

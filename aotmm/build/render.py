@@ -12,6 +12,7 @@ from aotmm import __version__
 from aotmm.build.compile import Compiled
 from aotmm.folders import data_folder
 from aotmm.kernel import Image, Kernel, Parameter, Promise, TensorMap, resident
+from aotmm.manifest import IMAGE_ALIGNMENT, room
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -33,7 +34,6 @@ from aotmm.target import TARGETS, Target
 
 _LANES, _MAX_LANES = 8, 128  # of core.h
 IMAGES = "images.bin"  # the file that launcher.c embeds
-IMAGE_ALIGNMENT = 64  # of an image, in bytes
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 _Condition = tuple[str, int, int, int]
 
@@ -70,7 +70,7 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
 
     def added(image: Image, data: bytes) -> Image:
         offset = len(block)
-        block.extend(data + bytes(IMAGE_ALIGNMENT - len(data) % IMAGE_ALIGNMENT))  # one zero at least: it ends PTX
+        block.extend(data.ljust(room(len(data)), b"\0"))
         return replace(image, offset=offset)
 
     for item in compiled:

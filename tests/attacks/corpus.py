@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotmm.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
+from aotmm.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES, room
 from tests.build.packs import tiny_pack
 
 Harm = Callable[[Path], object]
@@ -76,21 +76,26 @@ def change_kernels(folder: Path, change: Callable[[list[dict[str, Any]]], object
 def change_image(folder: Path, change: Callable[[bytes], bytes], kind: str = "image") -> None:
     """Changes the first kernel's image or PTX, and what the manifest says of it and of the library.
 
-    The changed one is behind all that the library held, and a zero byte follows it.
+    All images stand once more behind what the library held.
     """
     head = json.loads((folder / FILE_NAME).read_bytes())
-    path, begin = str(head["library"]["path"]), int(head["images_offset"])
+    path, begin = str(head["library"]["path"]), int(head["images"]["offset"])
     library = (folder / path).read_bytes()
+    block = bytearray()
 
     def put(body: list[dict[str, Any]]) -> None:
-        nonlocal library
-        image = body[0][kind]
-        data = change(library[begin + image["offset"] : begin + image["offset"] + image["bytes"]])
-        body[0][kind] = image_entry(data, len(library) - begin)
-        library += data + b"\0"
+        for number, kernel in enumerate(body):
+            for name in [name for name in ("image", "ptx") if kernel[name] is not None]:
+                at = begin + kernel[name]["offset"]
+                data = library[at : at + kernel[name]["bytes"]]
+                if (number, name) == (0, kind):
+                    data = change(data)
+                kernel[name] = image_entry(data, len(block))
+                block.extend(data.ljust(room(len(data)), b"\0"))
 
     change_kernels(folder, put)
-    change_library(folder, path, library)
+    change_library(folder, path, library + block)
+    change_head(folder, lambda head: head.update(images={"offset": len(library), "bytes": len(block)}))
 
 
 def change_library(folder: Path, path: str, data: bytes) -> None:
@@ -172,9 +177,10 @@ def _link(name: str) -> Harm:
 
 
 def _unended_text(folder: Path) -> None:
-    """The library says something else behind the first kernel's PTX than a zero byte."""
-    change_image(folder, lambda data: data, "ptx")
-    change_library(folder, LIBRARY, (folder / LIBRARY).read_bytes()[:-1] + b"!")
+    """The library says something else behind the last kernel's PTX than zero bytes."""
+    change_image(folder, lambda data: data)
+    data = (folder / LIBRARY).read_bytes()
+    change_library(folder, LIBRARY, data.rstrip(b"\0").ljust(len(data), b"!"))
 
 
 def _pipe(folder: Path) -> None:
@@ -207,16 +213,12 @@ def _same_image(body: list[dict[str, Any]]) -> None:
     body[1]["image"] = body[0]["image"]
 
 
-def _behind_the_library(body: list[dict[str, Any]]) -> None:
-    body[0]["image"]["offset"] = MAX_FILE_BYTES
+def _behind_the_library(body: dict[str, Any]) -> None:
+    body["images"]["offset"] = MAX_FILE_BYTES
 
 
-def _no_code(body: list[dict[str, Any]]) -> None:
-    body[0]["image"] = image_entry(b"", 0)
-
-
-def _moved_by_a_byte(body: list[dict[str, Any]]) -> None:
-    body[0]["ptx"]["bytes"] -= 1
+def _a_byte_less(body: list[dict[str, Any]]) -> None:
+    body[0]["image"]["bytes"] -= 1
 
 
 def _twice_a_key(data: bytes) -> bytes:
@@ -347,9 +349,8 @@ ATTACKS = (
     Attack("a flipped list of kernels", _bytes(KERNELS_NAME, _flip), f"{KERNELS_NAME} was altered"),
     Attack("a longer list of kernels", _bytes(KERNELS_NAME, _extend), f"{KERNELS_NAME} was altered"),
     Attack("two kernels of one name", _kernels(_same_name), "2 kernels have the same name"),
-    Attack("two kernels of one image", _kernels(_same_image), "before the one in front of it ends"),
-    Attack("an image behind the library", _kernels(_behind_the_library), f"{LIBRARY} has room for"),
-    Attack("an image without bytes", _kernels(_no_code), "has 0 bytes from 0 on"),
+    Attack("two kernels of one image", _kernels(_same_image), "is at 0, expected at"),
+    Attack("images behind the library", _head(_behind_the_library), f"bytes from {MAX_FILE_BYTES} on, {LIBRARY} has"),
     Attack(
         "two files that differ in case",
         _head(lambda body: body["sources"][0].update(path=LIBRARY.upper())),
@@ -384,8 +385,10 @@ ATTACKS = (
         loading=False,
     ),
     # images and PTX
-    Attack("images elsewhere", _head(lambda body: body.update(images_offset=64)), "holds other code at", loading=False),
-    Attack("PTX of other bytes", _kernels(_moved_by_a_byte), "holds other code at byte", loading=False),
+    Attack(
+        "images elsewhere", _head(lambda body: body["images"].update(offset=64)), "holds other code at", loading=False
+    ),
+    Attack("an image of other bytes", _kernels(_a_byte_less), "holds other code at byte", loading=False),
     Attack("PTX that does not end", _unended_text, f"no zero byte follows it in {LIBRARY}", loading=False),
     Attack(
         "an image for another arch", _image_bytes(_other_arch), "arch 'sm81', the manifest has 'sm80'", loading=False

@@ -140,7 +140,10 @@ def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel]) -> Path:
     (folder / "launcher.h").write_text(render.header((row.name,)))
     library, begin = link.link_launcher(row, folder, images, link.compiler()[0])
     entry = dataclasses.replace(
-        whole, kernels=placed, images_offset=begin, library=manifest.file(library.name, library.read_bytes())
+        whole,
+        kernels=placed,
+        images=manifest.Span(begin, len(images)),
+        library=manifest.file(library.name, library.read_bytes()),
     )
     for name, data in manifest.write(entry).items():
         (folder / name).write_bytes(data)
