@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="this needs Triton, which compiles the kernels")
-
 from tests.emulators.fake_driver import FakeDriver
 from tests.emulators.variants import Image, Problem, Variant, image, problem
 from tests.native.emulation import ARCHS, missing, own_process

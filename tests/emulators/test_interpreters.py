@@ -11,8 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("triton", reason="this needs Triton, which compiles the kernels")
-
 from tests.emulators import core, elf, numerics
 from tests.emulators.gfx90a.program import program as amd_program
 from tests.emulators.sm80.program import program as nvidia_program
