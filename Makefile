@@ -15,7 +15,7 @@ PACKS := $(or $(FEW),$(ARCHS))
 FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 
 # Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
-WITH_TRITON := tests/attacks tests/build tests/kernels tests/native tests/packaging
+WITH_TRITON := tests/attacks tests/build tests/emulators tests/kernels tests/native tests/packaging
 
 # Files of tests that need no packs; some of them are in folders whose other tests do.
 UNIT := $(wildcard tests/test_*.py) tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py \

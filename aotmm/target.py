@@ -106,13 +106,13 @@ _ROWS = (
     ),
     Target(
         name="sm86", gpus="A10, A40, RTX A6000, RTX 30", status=EMULATED,
-        executed_on="a CPU interpreter, except what promises nothing; never a GPU of 8.6",
+        executed_on="a CPU interpreter; never a GPU of 8.6",
         dtypes=_AMPERE, multiprocessors=84, tflops=149.7, bandwidth=696.0, shared_bytes=101_376,
         like="sm80", min_driver=12_000, threads=1536,
     ),
     Target(
         name="sm89", gpus="L4, L40, L40S, RTX 40", status=EMULATED,
-        executed_on="a CPU interpreter, except fp8 and what promises nothing; never a GPU of 8.9",
+        executed_on="a CPU interpreter; never a GPU of 8.9",
         dtypes=_HOPPER, multiprocessors=142, tflops=362.0, bandwidth=864.0, shared_bytes=101_376,
         like="sm80", min_driver=12_000, threads=1536,
     ),

@@ -29,7 +29,7 @@ from tests.emulators import elf
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = tuple[int, int, int]
-Params = bytes | Sequence[tuple[float, str]]  # packed, or (value, Triton type) in declaration order
+Params = bytes | Sequence[tuple[int, str]]  # packed, or (value, Triton type) in declaration order
 Buffers = Sequence[tuple[str, Array, int, str]]  # name, memory, address, mode: one of MODES
 
 U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -37,7 +37,6 @@ I32, I64, F16, F32, F64 = np.int32, np.int64, np.float16, np.float32, np.float64
 MASK32 = 0xFFFFFFFF
 
 MODES = ("r", "rw", "w1")
-MMA_MODES = ("round", "chop")
 MAX_INSTRUCTIONS = 200_000_000  # of one launch, over all waves
 
 
@@ -59,14 +58,11 @@ class ToolMissingError(RuntimeError):
 class Stats:
     """What a launch did.
 
-    instructions  instructions executed, counted once per wave
-    opcodes       Counter: mnemonic -> executions, counted once per wave
-    pcs           set of instruction addresses (bytes) that were executed at least once
-    stores        {buffer name: uint8 array, one entry per byte: times stored, saturating at 255}
+    Attributes:
+        pcs: addresses of the instructions that were executed.
+        stores: by the name of a buffer, how often each byte was stored, at most 255.
     """
 
-    instructions: int = 0
-    opcodes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     pcs: set[int] = dataclasses.field(default_factory=set)
     stores: dict[str, Array] = dataclasses.field(default_factory=dict)
 
@@ -84,8 +80,6 @@ class Launch(Protocol):
         shared_bytes: int,
         buffers: Buffers,
         *,
-        strict: bool = True,
-        mma: str = "round",
         max_instructions: int = MAX_INSTRUCTIONS,
     ) -> Stats: ...
 
@@ -147,7 +141,7 @@ def disassembly(command, image, suffix):
 
 
 # -------------------------------------------------------------------------------------- parameters
-_FORMATS = {"i32": "<i", "i64": "<q", "fp32": "<f"}
+_FORMATS = {"i32": "<i", "i64": "<q"}
 
 
 def _hidden(kind, grid, block):
@@ -223,8 +217,7 @@ class Buffer:
 class Memory:
     """Device memory: a set of disjoint buffers with exact bounds."""
 
-    def __init__(self, buffers, strict):
-        self.strict = strict
+    def __init__(self, buffers):
         self.buffers = sorted((Buffer(*b) for b in buffers), key=lambda b: (b.base, b.end))
         for low, high in zip(self.buffers, self.buffers[1:]):
             if low.end > high.base:
@@ -279,7 +272,7 @@ class Memory:
         if not address.size:
             return words
         for buffer, select, offset in self._parts(address, nbytes, align):
-            if self.strict and buffer.mode == "w1":
+            if buffer.mode == "w1":
                 raise Fault(f"load from write-once buffer {buffer.name}", 0)
             unit = self._cut(offset, nbytes)
             piece = buffer.typed[unit][(offset // unit)[:, None] + np.arange(nbytes // unit)]
@@ -297,7 +290,7 @@ class Memory:
         lane = 0 if select is None else int(select.argmax())
         if buffer.mode == "r":
             raise Fault(f"store into read-only buffer {buffer.name}", lane)
-        if atomic and self.strict and buffer.mode == "w1":
+        if atomic and buffer.mode == "w1":
             raise Fault(f"atomic on write-once buffer {buffer.name}", lane)
 
     def _count(self, buffer, index, unit, lane_of):
@@ -305,7 +298,7 @@ class Memory:
         stores = buffer.stores
         place = index if unit == 1 else ((index * unit)[:, None] + np.arange(unit)).reshape(-1)
         seen = stores[place]
-        if self.strict and buffer.mode == "w1" and seen.any():
+        if buffer.mode == "w1" and seen.any():
             at = int((seen > 0).argmax())
             raise Fault(
                 f"byte {int(place[at])} of write-once buffer {buffer.name} is stored twice", lane_of(at // unit)
@@ -331,14 +324,13 @@ class Memory:
                 lane = position // count
                 return int(lane if select is None else np.flatnonzero(select)[lane])
 
-            if self.strict:
-                order = np.argsort(index, kind="stable")
-                twice = index[order[1:]] == index[order[:-1]]
-                if twice.any():
-                    raise Fault(
-                        f"two lanes store the same bytes of {buffer.name} in one instruction",
-                        lane_of(int(order[1:][int(twice.argmax())])),
-                    )
+            order = np.argsort(index, kind="stable")
+            twice = index[order[1:]] == index[order[:-1]]
+            if twice.any():
+                raise Fault(
+                    f"two lanes store the same bytes of {buffer.name} in one instruction",
+                    lane_of(int(order[1:][int(twice.argmax())])),
+                )
             self._count(buffer, index, unit, lane_of)
             buffer.typed[unit][index] = piece.reshape(-1)
 
@@ -374,8 +366,8 @@ class Shared:
     (one `epoch`) a byte may be written by one wave, or read by many, or written by several waves with equal
     values; anything else is a race and raises Fault."""
 
-    def __init__(self, groups, size, unit, strict):
-        self.size, self.unit, self.strict = size, unit, strict
+    def __init__(self, groups, size, unit):
+        self.size, self.unit = size, unit
         self.units = -(-size // unit)
         self.dtype = {1: U8, 2: U16, 4: U32}[unit]
         poison = np.random.default_rng(7).integers(0, 1 << (8 * unit), self.units, dtype=I64).astype(self.dtype)
@@ -401,22 +393,21 @@ class Shared:
         if align > 1 and (address & (align - 1)).any():
             raise Fault(f"shared address is not a multiple of {align}", int(((address & (align - 1)) != 0).argmax()))
         index = self._index(group, address, nbytes)
-        if self.strict:
-            now, me = self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None]
-            tag = self.writer[index]
-            if not tag.all():
-                raise Fault("reads shared bytes that this group never wrote", int((tag == 0).any(1).argmax()))
-            race = (tag >= now) & (tag != me)
-            if race.any():
-                raise Fault(
-                    "race: reads shared bytes that another wave wrote since the last barrier", int(race.any(1).argmax())
-                )
-            old = self.reader[index]
-            new = np.where((old >= now) & (old != me), I32(now | _MANY), me)
-            self.reader[index] = new
-            lost = self.reader[index] != new
-            if lost.any():
-                self.reader[index[lost]] = now | _MANY
+        now, me = self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None]
+        tag = self.writer[index]
+        if not tag.all():
+            raise Fault("reads shared bytes that this group never wrote", int((tag == 0).any(1).argmax()))
+        race = (tag >= now) & (tag != me)
+        if race.any():
+            raise Fault(
+                "race: reads shared bytes that another wave wrote since the last barrier", int(race.any(1).argmax())
+            )
+        old = self.reader[index]
+        new = np.where((old >= now) & (old != me), I32(now | _MANY), me)
+        self.reader[index] = new
+        lost = self.reader[index] != new
+        if lost.any():
+            self.reader[index[lost]] = now | _MANY
         piece = self.data[index]
         if nbytes >= 4:
             return piece if self.unit == 4 else np.ascontiguousarray(piece).view(U32)
@@ -435,38 +426,34 @@ class Shared:
             piece = words.astype(self.dtype)
         else:
             piece = np.ascontiguousarray(words).view(self.dtype)[:, : index.shape[1]]
-        if self.strict:
-            now, me = self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None]
-            reader = self.reader[index]
-            race = (reader >= now) & (reader != me)
-            if race.any():
-                raise Fault(
-                    "race: writes shared bytes that another wave reads in the same barrier interval",
-                    int(race.any(1).argmax()),
-                )
-            old = self.writer[index]
-            other = (old >= now) & (old != me)
-            differ = other & (self.data[index] != piece)
+        now, me = self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None]
+        reader = self.reader[index]
+        race = (reader >= now) & (reader != me)
+        if race.any():
+            raise Fault(
+                "race: writes shared bytes that another wave reads in the same barrier interval",
+                int(race.any(1).argmax()),
+            )
+        old = self.writer[index]
+        other = (old >= now) & (old != me)
+        differ = other & (self.data[index] != piece)
+        if differ.any():
+            raise Fault(
+                "race: two waves write different values into the same shared bytes in one barrier interval",
+                int(differ.any(1).argmax()),
+            )
+        new = np.where(other, I32(now | _MANY), me)
+        self.writer[index] = new
+        self.data[index] = piece
+        lost = self.writer[index] != new
+        if lost.any():
+            differ = lost & (self.data[index] != piece)
             if differ.any():
                 raise Fault(
-                    "race: two waves write different values into the same shared bytes in one barrier interval",
+                    "race: two waves write different values into the same shared bytes in one instruction",
                     int(differ.any(1).argmax()),
                 )
-            new = np.where(other, I32(now | _MANY), me)
-            self.writer[index] = new
-            self.data[index] = piece
-            lost = self.writer[index] != new
-            if lost.any():
-                differ = lost & (self.data[index] != piece)
-                if differ.any():
-                    raise Fault(
-                        "race: two waves write different values into the same shared bytes in one instruction",
-                        int(differ.any(1).argmax()),
-                    )
-                self.writer[index[lost]] = now | _MANY
-        else:
-            self.writer[index] = 1
-            self.data[index] = piece
+            self.writer[index[lost]] = now | _MANY
 
 
 # ---------------------------------------------------------------------------------------- schedule
@@ -560,22 +547,9 @@ def flush(x):
     return np.where(np.abs(x) < F32(2.0**-126), np.copysign(F32(0), x), x)
 
 
-def chopped(x):
-    """float64 to float32 rounded toward zero."""
-    y = x.astype(F32)
-    return np.where(np.abs(y.astype(F64)) > np.abs(x), np.nextafter(y, F32(0)), y)
-
-
-def multiply_accumulate(a, b, c, mode):
-    """float32 (w, m, n): c + a @ b^T for float64 a (w, m, k), b (w, n, k) and float32 c (w, m, n).
-
-    mode "round": exact dot product, rounded once; "chop": sequential over k, every step cut toward zero
-    (a pessimistic stand-in for tensor-core accumulation)."""
-    if mode == "round":
-        return (c + np.matmul(a, b.transpose(0, 2, 1))).astype(F32)
-    for k in range(a.shape[2]):
-        c = chopped(c.astype(F64) + a[:, :, k, None] * b[:, None, :, k])
-    return c
+def multiply_accumulate(a, b, c):
+    """float32 (w, m, n): c + a @ b^T, exact and rounded once, for float64 a (w, m, k), b (w, n, k) and float32 c."""
+    return (c + np.matmul(a, b.transpose(0, 2, 1))).astype(F32)
 
 
 def half_toward_zero(x):

@@ -239,13 +239,13 @@ def test_floats_to_fp8(kind: str, compute: Compute) -> None:
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_halves_and_fp8(kind: str, compute: Compute) -> None:
     """Every byte becomes the half of its value, NaN the canonical one, and every pair of halves the nearest bytes."""
-    codes = np.random.default_rng(0).permutation(256).astype(np.uint16) * 256 + np.arange(256, dtype=np.uint16)
+    codes: Array = np.random.default_rng(0).permutation(256).astype(np.uint16) * 256 + np.arange(256, dtype=np.uint16)
     found = compute(f"cvt.rn.f16x2.{kind}x2 {{d}}, {{a}}", "u16", "u32", codes, arch="sm_89")
     halves = np.array(fp8(kind), np.float16)
-    bits = np.where(np.isnan(halves), np.uint16(0x7FFF), halves.view(np.uint16)).astype(np.uint32)
+    bits: Array = np.where(np.isnan(halves), np.uint16(0x7FFF), halves.view(np.uint16)).astype(np.uint32)
     assert found.tolist() == (bits[codes >> 8] << 16 | bits[codes & 255]).tolist()
-    pairs = np.arange(0, 1 << 16, 211, dtype=np.uint32)
-    pairs = pairs << 16 | pairs[::-1]
+    half: Array = np.arange(0, 1 << 16, 211, dtype=np.uint32)
+    pairs: Array = half << 16 | half[::-1]
     found = compute(f"cvt.rn.satfinite.{kind}x2.f16x2 {{d}}, {{a}}", "u32", "u16", pairs, arch="sm_89")
     high, low = ((pairs >> shift & 0xFFFF).astype(np.uint16).view(np.float16) for shift in (16, 0))
     assert found.tolist() == [

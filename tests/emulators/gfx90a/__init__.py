@@ -1,7 +1,7 @@
-"""Functional, strict interpreter for the part of AMD's gfx90a (CDNA2) ISA that Triton matmuls use.
+"""Interpreter for the part of AMD's gfx90a (CDNA2) ISA that Triton matmuls use.
 
-It executes the bytes of an .hsaco, decoded by LLVM's `llvm-objdump`, on numpy arrays.  Written from AMD's public
-ISA documents.  With ``strict=True`` it is stricter than the hardware on purpose:
+It executes the bytes of an hsaco, decoded by LLVM's `llvm-objdump`, on numpy arrays. Written from AMD's public ISA
+documents. It is stricter than the hardware on purpose:
 
   * device memory: exact bounds of the given buffers, read-only and write-once modes, natural alignment
   * LDS: only the bytes that the launch grants; reading bytes never written, and data races between waves inside
@@ -11,9 +11,10 @@ ISA documents.  With ``strict=True`` it is stricter than the hardware on purpose
   * a VGPR that was never written in an active lane must not feed a memory operation or an MFMA; registers start
     as NaN patterns
 
-Not modelled: time, MFMA/VALU hazard wait states (s_nop distances), caches and the memory model, real MFMA rounding
-(choose "round" or "chop"), exact bits of v_rcp/v_exp/v_log (correctly rounded here).  An instruction or modifier
-that is not known raises `Fault` when it is reached; nothing is skipped.
+MFMA flushes fp16 and bf16 subnormals, as AMD documents for MI200. Not modelled: time, MFMA/VALU hazard wait states
+(s_nop distances), caches and the memory model, real MFMA rounding (a dot product is exact and rounded once), exact bits
+of v_rcp/v_exp/v_log (correctly rounded here). An instruction or modifier that is not known raises `Fault` when it is
+reached; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -36,9 +37,6 @@ def launch(
     shared_bytes: int,
     buffers: core.Buffers,
     *,
-    strict: bool = True,
-    mma: str = "round",
-    denorm_flush: bool = True,
     preload: bool = True,
     max_instructions: int = core.MAX_INSTRUCTIONS,
 ) -> Stats:
@@ -53,16 +51,11 @@ def launch(
         shared_bytes: dynamic LDS in bytes, Triton's metadata `shared`.
         buffers: what the kernel may touch. Mode "r", "rw", or "w1": every byte may be stored at most once, none may be
             loaded. Arrays are changed in place.
-        strict: False: only bounds, modes and unknown instructions are checked.
-        mma: "round": MFMA is an exact dot product rounded once; "chop": every step is cut toward zero.
-        denorm_flush: MFMA flushes fp16 and bf16 subnormals, as AMD documents for MI200.
         preload: use the entry point that expects preloaded kernel arguments, when the kernel has one.
         max_instructions: the budget over all waves.
 
     Raises Fault (pc, instruction, place, reason), elf.ImageError, ToolMissingError, and ValueError for bad buffers.
     """
-    if mma not in core.MMA_MODES:
-        raise ValueError(f"mma must be one of {core.MMA_MODES}")
     code = program(image, symbol)
     kernel = code.kernel
     packed = core.pack_params(params, kernel, grid, block)
@@ -74,11 +67,8 @@ def launch(
     lds = kernel.shared + int(shared_bytes)
     if shared_bytes < 0 or lds > 65536:
         raise Fault(f"{lds} bytes of LDS; gfx90a has 65536")
-    memory = Memory([*buffers, ("kernarg", np.frombuffer(packed, np.uint8), KERNARG_BASE, "r")], strict)
+    memory = Memory([*buffers, ("kernarg", np.frombuffer(packed, np.uint8), KERNARG_BASE, "r")])
     options = {
-        "strict": strict,
-        "mma": mma,
-        "denorm_flush": denorm_flush,
         "preload": preload,
         "max_instructions": max_instructions,
     }
@@ -91,9 +81,6 @@ def launch(
             batch = Batch(code, ids[start : start + together], waves, threads, memory, packed, lds, options)
             core.run_fragments(batch)
             options["max_instructions"] -= batch.executed
-            stats.instructions += batch.executed
-            for pc, count in batch.counts.items():
-                stats.pcs.add(pc)
-                stats.opcodes[code.text[pc][0].split(" ", 1)[0]] += count
+            stats.pcs |= batch.executed_pcs
     stats.stores = {b.name: b.stores for b in memory.buffers if b.mode != "r"}
     return stats

@@ -26,7 +26,6 @@ class Batch:
 
     def __init__(self, program, ids, waves_in_group, threads, memory, packed, lds, options):
         self.program, self.memory, self.options = program, memory, options
-        self.strict = options["strict"]
         groups = len(ids)
         self.W = count = groups * waves_in_group
         self.ids = ids
@@ -37,7 +36,7 @@ class Batch:
         self.known_lanes = np.zeros((program.total_vgprs, count, LANES), bool)
         self.S = np.random.default_rng(2).integers(0x20000000, 0xF0000000, (128, 1), dtype=np.uint32).repeat(count, 1)
         self.scc = np.zeros(count, bool)
-        self.lds = Shared(groups, lds, program.lds_unit, self.strict)
+        self.lds = Shared(groups, lds, program.lds_unit)
         self.lane_group = np.repeat(self.group, LANES).reshape(count, LANES)
         self.lane_wave = np.repeat(self.wave, LANES).reshape(count, LANES)
         self.clamp_half = np.zeros(count, bool)  # MODE.FP16_OVFL: overflow gives the largest fp16
@@ -58,7 +57,7 @@ class Batch:
         preload = options["preload"] and program.preload_count
         start = program.entry + (256 if preload else 0)
         self.fragments = [Fragment(start, self.waves, ([], []))]
-        self.counts = {}
+        self.executed_pcs = set()
         self.executed = 0
         self.active = self.mask
 
@@ -128,12 +127,12 @@ class Batch:
 
     def advance(self, fragment, limit):
         """Run `fragment` until it stops or reaches `limit` (pc of another fragment)."""
-        steps, counts, pc, nwaves = self.program.steps, self.counts, fragment.pc, self.nwaves
+        steps, pcs, pc, nwaves = self.program.steps, self.executed_pcs, fragment.pc, self.nwaves
         budget = self.options["max_instructions"]
         while True:
             try:
                 step, fall = steps.get(pc) or self.program.step(pc)
-                counts[pc] = counts.get(pc, 0) + nwaves
+                pcs.add(pc)
                 self.executed += nwaves
                 if self.executed > budget:
                     raise Fault(f"the launch exceeded {budget} instructions")
@@ -227,8 +226,6 @@ class Batch:
 
     def check_known(self, index, count, mask=None):
         """Fault when a register that matters was never written."""
-        if not self.strict:
-            return
         mask = self.mask if mask is None else mask
         for k in range(index, index + count):
             if not self.known[k]:

@@ -55,7 +55,7 @@ class Instruction:
     def guarded(self, reads, writes, step):
         """`step`, which must not touch a register that an outstanding load will write."""
         touched = frozenset(reads) | frozenset(writes)
-        return lambda b: step(b) if b.pending.isdisjoint(touched) else _early(b, touched, step)
+        return lambda b: step(b) if b.pending.isdisjoint(touched) else _early(b, touched)
 
     def build(self):
         base = self.base
@@ -74,10 +74,8 @@ class Instruction:
         raise self.unknown()
 
 
-def _early(b, touched, step):
+def _early(b, touched):
     """An instruction touches the target of an outstanding load."""
-    if not b.strict:
-        return step(b)
     number = min(b.pending & touched)
     name = f"s{number - SREG}" if number >= SREG else f"v{number}"
     raise Fault(f"touches {name} while a load into it is outstanding (missing s_waitcnt)")

@@ -40,9 +40,8 @@ class Matrix(Instruction):
                 values = rows.view(F32).astype(F64)
             else:
                 half = rows.view(U16)
-                if b.options["denorm_flush"]:
-                    exponent = U16(0x7C00 if kind == "f16" else 0x7F80)
-                    half = np.where((half & exponent) == 0, half & U16(0x8000), half)
+                exponent = U16(0x7C00 if kind == "f16" else 0x7F80)  # subnormals count as zero
+                half = np.where((half & exponent) == 0, half & U16(0x8000), half)
                 values = (half.view(F16) if kind == "f16" else (half.astype(U32) << U32(16)).view(F32)).astype(F64)
             values = values.reshape(regs_in, b.W, slices, m, per).transpose(1, 3, 2, 0, 4)
             return values.reshape(b.W, m, k)
@@ -64,8 +63,8 @@ class Matrix(Instruction):
                 product = np.matmul(left, right.transpose(0, 2, 1)).astype(I64)
                 result = (start.view(I32) + product).astype(U32)
             else:
-                result = core.multiply_accumulate(left, right, start.view(F32), b.options["mma"])
-                if b.options["denorm_flush"] and kind in ("f16", "bf16"):
+                result = core.multiply_accumulate(left, right, start.view(F32))
+                if kind in ("f16", "bf16"):
                     result = flush(result)
                 result = np.ascontiguousarray(result, F32).view(U32)
             result = (

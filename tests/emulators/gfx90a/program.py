@@ -68,5 +68,5 @@ class Decoder(Scalar, MemoryAccess, Matrix, Vector):
 
 
 @functools.lru_cache(maxsize=64)
-def program(image, symbol):
+def program(image: bytes, symbol: str) -> Program:
     return Program(image, symbol, core.find_objdump())

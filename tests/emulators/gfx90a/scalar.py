@@ -134,7 +134,7 @@ class Scalar(Instruction):
         if base == "s_barrier":
 
             def barrier(b):
-                if b.strict and any(kind == "write" for kind, _ in b.lg):
+                if any(kind == "write" for kind, _ in b.lg):
                     raise Fault("LDS writes of this wave are still outstanding at the barrier")
                 b.fragment.pc, b.fragment.waiting = fall, "barrier"
                 return STOP

@@ -320,7 +320,7 @@ class Vector(Instruction):
         def step(b):
             lane = b.mask.argmax(1)
             wave = np.arange(b.W)
-            if b.strict and not b.known[x.index] and not b.known_lanes[x.index][wave, lane][b.waves].all():
+            if not b.known[x.index] and not b.known_lanes[x.index][wave, lane][b.waves].all():
                 raise Fault("reads a lane that was never written")
             b.sput(target.index, b.V[x.index][wave, lane])
 

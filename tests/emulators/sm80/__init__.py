@@ -1,9 +1,8 @@
-"""Functional, strict interpreter for the SASS that ptxas emits for Triton matmuls on sm_80.
+"""Interpreter for the SASS that ptxas emits for Triton matmuls: sm_80, and what sm_86 and sm_89 have beside it.
 
-It executes the bytes of a cubin, decoded by `nvdisasm`, on numpy arrays.  HMMA/IMMA/LDSM follow the PTX ISA's
+It executes the bytes of a cubin, decoded by `nvdisasm`, on numpy arrays. HMMA, IMMA, QMMA and LDSM follow the PTX ISA's
 published fragment layouts of mma.m16n8k* and ldmatrix; integer opcodes follow their names and were checked through
-results.  Cubins of the same PTX assembled for sm_86, sm_89 and sm_90 use the same opcodes and run too (so results
-can be calibrated on such a device).  With ``strict=True`` it is stricter than the hardware on purpose:
+results. It is stricter than the hardware on purpose:
 
   * device memory: exact bounds of the given buffers, read-only and write-once modes, natural alignment
   * shared memory: only the bytes that the launch grants; reading bytes never written, and data races between warps
@@ -12,14 +11,12 @@ can be calibrated on such a device).  With ``strict=True`` it is stricter than t
   * a register that was never written in an active lane must not feed a store, an address or an MMA; registers start
     as NaN patterns
 
-Not modelled: time, scoreboards and stall counts (control bits), caches and the memory model, real tensor-core
-rounding (choose "round" or "chop"), exact bits of MUFU (correctly rounded here), named barriers, wgmma/TMA.
+Not modelled: time, scoreboards and stall counts (control bits), caches and the memory model, real tensor-core rounding
+(a dot product is exact and rounded once), exact bits of MUFU (correctly rounded here), named barriers, wgmma and TMA.
 An instruction or modifier that is not known raises `Fault` when it is reached; nothing is skipped.
 """
 
 from __future__ import annotations
-
-import re
 
 import numpy as np
 
@@ -38,8 +35,6 @@ def launch(
     shared_bytes: int,
     buffers: core.Buffers,
     *,
-    strict: bool = True,
-    mma: str = "round",
     max_instructions: int = core.MAX_INSTRUCTIONS,
 ) -> Stats:
     """Runs one kernel of a cubin for sm_80, or one of its instructions for sm_86, sm_89, sm_90.
@@ -53,14 +48,10 @@ def launch(
         shared_bytes: dynamic shared memory in bytes, Triton's metadata `shared`.
         buffers: what the kernel may touch. Mode "r", "rw", or "w1": every byte may be stored at most once, none may be
             loaded. Arrays are changed in place.
-        strict: False: only bounds, modes and unknown instructions are checked.
-        mma: "round": MMA is an exact dot product rounded once; "chop": every step is cut toward zero.
         max_instructions: the budget over all warps.
 
     Raises Fault (pc, instruction, place, reason), elf.ImageError, ToolMissingError, and ValueError for bad buffers.
     """
-    if mma not in core.MMA_MODES:
-        raise ValueError(f"mma must be one of {core.MMA_MODES}")
     code = program(image, symbol)
     kernel = code.kernel
     packed = core.pack_params(params, kernel)
@@ -74,9 +65,9 @@ def launch(
     limit = 232448 if elf.read(image).arch == "sm90" else 166912
     if shared_bytes < 0 or size > limit:
         raise Fault(f"{size} bytes of shared memory; the limit is {limit}")
-    memory = Memory(buffers, strict)
+    memory = Memory(buffers)
     constants = Constants(grid, block, packed, kernel.param_base, code.table)
-    options = {"strict": strict, "mma": mma, "max_instructions": max_instructions}
+    options = {"max_instructions": max_instructions}
     ids = core.group_ids(grid)
     warps = -(-threads // LANES)
     together = core.waves_per_batch(warps, len(ids), LANES)
@@ -86,10 +77,6 @@ def launch(
             batch = Batch(code, ids[start : start + together], warps, block, memory, constants, size, options)
             core.run_fragments(batch)
             options["max_instructions"] -= batch.executed
-            stats.instructions += batch.executed
-            for pc, count in batch.counts.items():
-                address, text = code.text[pc]
-                stats.pcs.add(address)
-                stats.opcodes[re.sub(r"^@\S+\s+", "", text).split(" ", 1)[0]] += count
+            stats.pcs.update(code.text[pc][0] for pc in batch.executed_pcs)
     stats.stores = {b.name: b.stores for b in memory.buffers if b.mode != "r"}
     return stats

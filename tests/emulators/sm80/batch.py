@@ -24,7 +24,6 @@ class Batch:
 
     def __init__(self, program, ids, warps_in_group, block, memory, constants, shared_bytes, options):
         self.program, self.memory, self.constants, self.options = program, memory, constants, options
-        self.strict = options["strict"]
         groups = len(ids)
         self.W = count = groups * warps_in_group
         self.group = np.repeat(np.arange(groups), warps_in_group)
@@ -42,7 +41,7 @@ class Batch:
         self.UR[63] = 0
         self.UP = [np.zeros((count, 1), bool) for _ in range(8)]
         self.UP[7][:] = True
-        self.shared = Shared(groups, shared_bytes, program.shared_unit, self.strict)
+        self.shared = Shared(groups, shared_bytes, program.shared_unit)
         self.lane_group = np.broadcast_to(self.group[:, None], shape)
         self.lane_wave = np.broadcast_to(self.wave[:, None], shape)
         self.thread = (self.lane_wave * LANES + np.arange(LANES)).astype(U32)
@@ -52,7 +51,7 @@ class Batch:
         self.barriers = np.zeros((16, *shape), bool)  # convergence barriers B0..B15
         self.alive = self.thread < block[0] * block[1] * block[2]
         self.fragments = [Fragment(0, self.alive, ([], []))]
-        self.counts, self.executed = {}, 0
+        self.executed_pcs, self.executed = set(), 0
 
     # ---- scheduling (called by core.run_fragments)
     def enter(self, fragment):
@@ -130,13 +129,13 @@ class Batch:
 
     def advance(self, fragment, limit):
         """Run `fragment` until it stops or reaches `limit` (pc of another fragment)."""
-        program, counts, pc = self.program, self.counts, fragment.pc
+        program, pcs, pc = self.program, self.executed_pcs, fragment.pc
         steps, nwarps, budget = program.steps, self.nwarps, self.options["max_instructions"]
         while True:
             self.pc = pc
             try:
                 step = (steps[pc] if pc < len(steps) else None) or program.step(pc)
-                counts[pc] = counts.get(pc, 0) + nwarps
+                pcs.add(pc)
                 self.executed += nwarps
                 if self.executed > budget:
                     raise Fault(f"the launch exceeded {budget} instructions")
@@ -179,7 +178,7 @@ class Batch:
             np.copyto(self.UR[index], value, where=self.warps)
 
     def check_known(self, index, count, mask):
-        if not self.strict or index is None:
+        if index is None:
             return
         for k in range(index, index + count):
             if not self.known[k]:

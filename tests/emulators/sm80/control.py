@@ -191,7 +191,7 @@ class Control(Instruction):
         def step(b, mask, where):
             value = np.broadcast_to(source(b), b.mask.shape)
             first = value[np.arange(b.W), mask.argmax(1)][:, None]
-            if b.strict and ((value != first) & mask).any():
+            if ((value != first) & mask).any():
                 raise Fault("the register is not uniform in the warp", int(((value != first) & mask)[mask].argmax()))
             put(b, first, where)
 

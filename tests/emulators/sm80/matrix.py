@@ -59,7 +59,7 @@ class Matrix(Instruction):
             c = fetch_c(b, mask)
             if wide:
                 c = np.ascontiguousarray(_accumulator(c)).view(F32)
-                d = core.multiply_accumulate(a, right, c, b.options["mma"])
+                d = core.multiply_accumulate(a, right, c)
                 words = _accumulator_words(np.ascontiguousarray(d, F32).view(U32))
             else:  # fp16 accumulators: two columns in a register
                 c = (
@@ -97,7 +97,7 @@ class Matrix(Instruction):
             raise self.unknown("fp16 sums")
 
         def multiply(b, left, right, c):
-            result = core.multiply_accumulate(left, right, c.view(F32), b.options["mma"])
+            result = core.multiply_accumulate(left, right, c.view(F32))
             return np.ascontiguousarray(result, F32).view(U32)
 
         return self._bytes([lambda codes, kind=kind: numerics.decode(codes, kind) for kind in kinds], multiply)

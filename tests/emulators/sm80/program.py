@@ -71,5 +71,5 @@ class Decoder(Control, MemoryAccess, Matrix, Floating, Halves, Integer):
 
 
 @functools.lru_cache(maxsize=64)
-def program(image, symbol):
+def program(image: bytes, symbol: str) -> Program:
     return Program(image, symbol, core.find_nvdisasm())
