@@ -15,6 +15,14 @@ from tests.runtime.installation import install
 from tests.runtime.stand_in import Call, stand_in
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """torch.compile's cache in a folder of the tests, for the processes that they start too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of the checkout; it is installed in `site` beside it."""
