@@ -134,10 +134,10 @@ def _zig_cache() -> dict[str, str]:
 
     Without HOME it refuses to work, and below some folders that cannot be written it never ends.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '')}/.cache"
-    folder = Path(os.environ.get("ZIG_GLOBAL_CACHE_DIR") or f"{home}/zig")
-    if os.environ.keys() & {"XDG_CACHE_HOME", "HOME", "ZIG_GLOBAL_CACHE_DIR"}:
-        with suppress(OSError):
+    below = {"ZIG_GLOBAL_CACHE_DIR": "", "XDG_CACHE_HOME": "zig", "HOME": ".cache/zig"}
+    found = [Path(place, rest) for name, rest in below.items() if (place := os.environ.get(name))]
+    with suppress(OSError):
+        for folder in found[:1]:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 return {}
