@@ -1,8 +1,7 @@
 """What a compiled kernel must be to get into a pack, whether a cache, the previous pack or a compiler gave it.
 
 Whoever can write to a cache can write any entry under any key. So everything that follows from the variant that was
-asked for is computed again and compared, and the image has to say the same of itself. Nothing of an entry becomes C that
-was not made here.
+asked for is computed again and compared, and the image has to say the same of itself. No word of an entry becomes C.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from aotmm.manifest import kernel_to
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import content, tiny_pack
-from tests.samples import file
+from tests.samples import image
 
 ARCHS = ("sm80", "sm90", "gfx90a")
 EVIL = '*/ int aotmm_evil = 1; __asm__(".incbin \\"/etc/passwd\\""); /*'
@@ -66,11 +66,9 @@ ALTERED: dict[str, Callable[[Kernel], dict[str, Any]]] = {
     "one parameter's offset": lambda kernel: {
         "parameters": (*kernel.parameters[:-1], replace(kernel.parameters[-1], offset=0))
     },
-    "path out of the pack": lambda kernel: {"image": replace(kernel.image, path="../../victim")},
-    "absolute path": lambda kernel: {"image": replace(kernel.image, path="/tmp/aotmm-victim")},  # noqa: S108
     "digest": lambda kernel: {"image": replace(kernel.image, sha256="0" * 64)},
     "size": lambda kernel: {"image": replace(kernel.image, bytes=kernel.image.bytes - 1)},
-    "text of no kernel": lambda kernel: {"ptx": file(f"images/{kernel.name}.ptx") if kernel.ptx is None else None},
+    "text of no kernel": lambda kernel: {"ptx": image(b"") if kernel.ptx is None else None},
     "key": lambda _: {"key": "f" * 64},
 }
 
@@ -136,9 +134,9 @@ def test_every_other_image_is_refused(arch: str) -> None:
             for _, theirs in rows
             if (other, theirs.kernel.symbol) != (arch, compiled.kernel.symbol)
         ]
-        for image in (*others, b"", b"\x7fELF", compiled.image[:-1], compiled.image + b"\0"):
-            kernel = replace(compiled.kernel, image=file(compiled.kernel.image.path, image))
-            assert mismatches(variant, compiled.kernel.key, replace(compiled, kernel=kernel, image=image))
+        for data in (*others, b"", b"\x7fELF", compiled.image[:-1], compiled.image + b"\0"):
+            kernel = replace(compiled.kernel, image=image(data))
+            assert mismatches(variant, compiled.kernel.key, replace(compiled, kernel=kernel, image=data))
         for other, theirs in every[arch]:
             if other != variant:
                 mine = replace(theirs, kernel=replace(theirs.kernel, key=compiled.kernel.key))
@@ -152,7 +150,7 @@ def test_text_of_another_kernel_is_refused() -> None:
     for old, new in ((b".target sm_80", b".target sm_90"), (b".entry", b".func"), (b".u64", b".u32")):
         ptx = compiled.ptx.replace(old, new)
         assert ptx != compiled.ptx
-        kernel = replace(compiled.kernel, ptx=file(f"images/{variant.name}.ptx", ptx))
+        kernel = replace(compiled.kernel, ptx=image(ptx))
         assert mismatches(variant, kernel.key, replace(compiled, kernel=kernel, ptx=ptx))
 
 
@@ -167,7 +165,7 @@ def test_a_poisoned_cache(tmp_path: Path) -> None:
         lambda stored: stored["kernel"].update(promises=[]),
         lambda stored: stored["kernel"]["image"].update(path="../../victim"),
         lambda stored: stored["kernel"]["image"].update(path=str(tmp_path / "victim")),
-        lambda stored: stored["kernel"]["ptx"].update(path="../victim"),
+        lambda stored: stored["kernel"]["image"].update(sha256="0" * 64),
         lambda stored: stored["kernel"].update(name=EVIL),
         lambda stored: stored.update(
             image=base64.b64encode(foreign.image).decode(), kernel=kernel_to(replace(foreign.kernel, key="?"))

@@ -19,9 +19,9 @@ from aotmm.build import build, link
 from aotmm.build.compile import Compiled
 from aotmm.errors import AotmmError, CompileError, PackError
 from aotmm.kernels import Variant
-from aotmm.manifest import MAX_ITEMS
+from aotmm.manifest import MAX_ITEMS, file
 from tests.build.packs import ROOT, tiny_pack
-from tests.samples import file, kernel, manifest
+from tests.samples import kernel, manifest
 
 CONFIGS = """
 dtypes = ["fp16"]
@@ -156,7 +156,7 @@ def test_advice_for_lost_compilers(tmp_path: Path, how: str, words: str) -> None
 
 def test_advice_for_manifests_that_cannot_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer kernels are advised where there are too many, not where a file has a wrong path."""
-    whole = replace(manifest(kernel("one")), library=file("../library"))
+    whole = replace(manifest(kernel("one")), library=file("../library", b""))
     with pytest.raises(PackError, match=r"is not a plain path inside the pack$"):
         building._write_manifest(tmp_path, whole)
     many = tuple(kernel(str(number)) for number in range(MAX_ITEMS + 1))
