@@ -53,6 +53,16 @@ _MAX_SIZE = 2**63 - 1
 class _Commands(click.Group):
     """Turns the library's errors into text and exit codes, in this one place."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As of any click group, and tells what the machine refuses (a full disk, no more memory) in one line."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            click.echo(f"error: the system refused: {error}", err=True)
+        except MemoryError:
+            click.echo("error: out of memory", err=True)
+        sys.exit(AotmmError.exit_code)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -55,8 +55,10 @@ def cluster(
     except ModuleNotFoundError as error:
         raise AotmmError('a cluster needs the cluster extra: pip install "aotmm[cluster]"') from error
     try:
+        with ThreadPoolExecutor(1) as thread:  # the caller's own may have a loop that runs
+            thread.submit(asyncio.run, _reach(scheduler)).result()
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:  # TypeError: TLS without a configuration
         raise AotmmError(f"no Dask scheduler at {scheduler}: {error}; say one like tcp://host:8786") from error
     with client:
         crew = Cluster(client, gpus=gpus)
@@ -65,6 +67,15 @@ def cluster(
             yield crew
         finally:
             crew.end()
+
+
+async def _reach(scheduler: str) -> None:
+    """Connects to `scheduler` once, before a Client tries: one that failed waits a minute for itself when it goes."""
+    from distributed import Security
+    from distributed.comm import connect
+
+    comm = await connect(scheduler, timeout=_CONNECT_S, **Security().get_connection_args("client"))
+    await comm.close()
 
 
 class Cluster:
@@ -184,7 +195,8 @@ class Cluster:
             if isinstance(done, _Lost) and done.last is None and len(lost) < _RETRIES:
                 self._send(result, task, (*lost, done.address))
             elif isinstance(done, _Lost):
-                result.set_exception(LostError(f"{done.why}, on {done.address}", done.last))
+                why = f"{done.why}, on {done.address}"
+                result.set_exception(LostError(why, done.last, starved=done.starved))
             elif isinstance(done, _Refused):
                 result.set_exception(AotmmError(f"a worker that joined later cannot be used:\n{done.why}"))
             else:
@@ -210,6 +222,7 @@ class _Lost:
     address: str
     why: str
     last: Any
+    starved: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +274,7 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
     try:
         return children.run(pickle.loads(task))  # noqa: S301 (likewise)
     except LostError as error:
-        return _Lost(worker.address, error.why, error.last)
+        return _Lost(worker.address, error.why, error.last, error.starved)
 
 
 def _end(name: str) -> None:

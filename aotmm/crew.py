@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -29,6 +29,8 @@ Worker = Callable[[Any, Tell], Any]  # does one task; what it tells meanwhile is
 Make = Callable[[], Worker]  # called once in each process
 
 _FAREWELL_S = 5.0
+# Exit codes of a process that the kernel killed, or that gave up, because there was no memory.
+_FOR_WANT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 # What a child runs. It finds modules as its parent does, and so whatever the parent can name.
 _PROGRAM = """
 import json, sys
@@ -49,16 +51,17 @@ class Patience:
 
 
 class LostError(Exception):
-    """The process of a task is gone: it ended, raised, or was killed because it fell silent.
+    """The process of a task is gone: it could not be started, ended, raised, or was killed because it fell silent.
 
     Attributes:
         why: which of these, in words.
         last: what it told last while it did the task, None if nothing.
+        starved: the machine may have had too little for it, so that fewer processes at once may help.
     """
 
-    def __init__(self, why: str, last: Any = None) -> None:
+    def __init__(self, why: str, last: Any = None, *, starved: bool = False) -> None:
         super().__init__(why, last)
-        self.why, self.last = why, last
+        self.why, self.last, self.starved = why, last, starved
 
 
 class Crew(Protocol):
@@ -103,7 +106,13 @@ class _Local:
     count: int
 
     def submit(self, task: Any) -> Future[Any]:
-        return self.threads.submit(self.children.run, task)
+        try:
+            return self.threads.submit(self.children.run, task)
+        except RuntimeError as error:
+            raise AotmmError(
+                f"{self.count} processes need a thread each, of which one cannot be started: {error}; "
+                f"start fewer processes, or raise the limits on memory (ulimit -v) and processes (ulimit -u)"
+            ) from error
 
     def places(self) -> int:
         return self.count
@@ -143,9 +152,17 @@ class Children:
         with self._lock:
             if self._ended:
                 raise LostError("there is no more to do")
-            child = self._idle.pop() if self._idle else _Child(self._unused.pop())
+            child = self._idle.pop() if self._idle else self._start()
             self._busy.add(child)
         return child
+
+    def _start(self) -> _Child:
+        make = self._unused.pop()
+        try:
+            return _Child(make)
+        except OSError as error:
+            self._unused.append(make)
+            raise LostError(f"a process for it cannot be started: {error}", starved=True) from error
 
     def end(self) -> None:
         """Ends all processes: those that do nothing by themselves, the others at once."""
@@ -169,17 +186,21 @@ class _Child:
     def __init__(self, make: Make) -> None:
         self.make = make
         self._started = False
-        self._folder = TemporaryDirectory(prefix="aotmm-", ignore_cleanup_errors=True)
-        self._pipe, theirs = Pipe()
-        with theirs:
-            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), self._folder.name, json.dumps(sys.path)]
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env=os.environ | {"TMPDIR": self._folder.name},
-            )
+        with ExitStack() as undo:
+            self._folder = TemporaryDirectory(prefix="aotmm-", ignore_cleanup_errors=True)
+            undo.callback(self._folder.cleanup)
+            self._pipe, theirs = Pipe()
+            undo.callback(self._pipe.close)
+            with theirs:
+                number, folder = theirs.fileno(), self._folder.name
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, str(number), folder, json.dumps(sys.path)],
+                    pass_fds=[number],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env=os.environ | {"TMPDIR": folder},
+                )
+            undo.pop_all()
 
     def run(self, task: Any, patience: Patience) -> Any:
         """The result of `task`. Raises LostError, after which the process is of no use."""
@@ -204,9 +225,10 @@ class _Child:
             heard = self._pipe.poll(limit_s)
             kind, value = self._pipe.recv() if heard else ("lost", f"it gave no sign of life for {limit_s:g} s")
         except (EOFError, OSError):
-            kind, value = "lost", f"its process ended with code {self._process.wait()}"
-        if kind == "lost":
-            raise LostError(value, last)
+            code = self._process.wait()
+            kind, value = "starved" if code in _FOR_WANT_OF_MEMORY else "lost", f"its process ended with code {code}"
+        if kind in ("lost", "starved"):
+            raise LostError(value, last, starved=kind == "starved")
         return kind, value
 
     def dismiss(self) -> None:
@@ -239,4 +261,5 @@ def serve(handle: int, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
         with suppress(OSError):
-            pipe.send(("lost", f"{type(error).__name__}: {error}"))
+            kind = "starved" if isinstance(error, MemoryError) else "lost"
+            pipe.send((kind, f"{type(error).__name__}: {error}"))

@@ -119,7 +119,8 @@ class Kernel:
         shared_bytes: dynamic shared memory per block, in bytes.
         registers: per thread (VGPRs on AMD).
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
-        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null.
+        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
+            latter is always 0.
         vector_bytes: width of the global accesses that the promises allow; 1 if they do not even promise neighbours.
         image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
         key: digest of everything the binary depends on.

@@ -175,7 +175,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     """The whole manifest: `head` and the kernels.json in `data`, whose digest the caller compared with the head's.
 
     Raises:
-        ArtifactError: as `read_head`, or two entries of one name.
+        ArtifactError: as `read_head`, or two entries of one name, or a kernel that needs what no launch gives.
     """
     from aotmm.kernel import Kernel  # not to open a pack: defining these types takes milliseconds
 
@@ -188,6 +188,10 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     for name, count in collections.Counter(kernel.name for kernel in kernels).items():
         if count > 1:
             problems.append(f"{where}: {count} kernels have the same name {name!r}")
+    for kernel in kernels:
+        if kernel.profile_scratch_bytes:
+            words = f"needs {kernel.profile_scratch_bytes} B of profile scratch, which no launch has"
+            problems.append(f"{where}: {kernel.name} {words}; build it without a profiler's instructions")
     _raise(problems)
     return manifest
 

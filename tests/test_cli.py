@@ -919,3 +919,12 @@ def test_jobs_on_a_cluster(tmp_path: Path) -> None:
     result = run("build", "--arch", "sm80", "--out", tmp_path, "--scheduler", "tcp://host:1", "--jobs", "2")
     assert result.exit_code == click.UsageError.exit_code
     assert "Error: --jobs: no effect with --scheduler, whose workers say how many processes they run" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("list", "--targets"), ("list", "--targets", "--json")])
+def test_output_that_nobody_can_take(words: tuple[str, ...]) -> None:
+    """Where the output cannot be written the error is one line, and the exit code tells it."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*COMMAND, *words], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == AotmmError.exit_code
+    assert done.stderr == "error: the system refused: [Errno 28] No space left on device\n"

@@ -29,6 +29,8 @@ def worker() -> Worker:
             time.sleep(3600)
         elif what == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "starve":
+            raise MemoryError
         elif what == "raise":
             raise RuntimeError("unspecified")
         elif what == "breathe":
@@ -64,20 +66,21 @@ def test_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "why", "last"),
+    ("task", "why", "last", "starved"),
     [
-        (("hang",), "it gave no sign of life for 1.5 s", "about to hang"),
-        (("die",), "its process ended with code -9", None),
-        (("raise",), "RuntimeError: unspecified", None),
+        (("hang",), "it gave no sign of life for 1.5 s", "about to hang", False),
+        (("die",), "its process ended with code -9", None, True),
+        (("raise",), "RuntimeError: unspecified", None, False),
+        (("starve",), "MemoryError: ", None, True),
     ],
 )
-def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None) -> None:
+def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, starved: bool) -> None:  # noqa: FBT001
     """Who hangs, dies or raises is told with what it said last, and another process does what is left."""
     with local([worker], PATIENCE) as crew:
         bad, good = crew.submit(task), crew.submit(("say", 1))
         with pytest.raises(LostError) as caught:
             bad.result()
-        assert (caught.value.why, caught.value.last) == (why, last)
+        assert (caught.value.why, caught.value.last, caught.value.starved) == (why, last, starved)
         assert good.result()[1:] == [1]
 
 
@@ -91,6 +94,47 @@ def test_what_cannot_start() -> None:
     """Why a process could not be made is told for its task."""
     with local([broken], PATIENCE) as crew, pytest.raises(LostError, match="OSError: no such thing"):
         crew.submit(("say",)).result()
+
+
+FEW = """
+import resource, sys
+from aotmm.crew import LostError, Patience, local
+from aotmm.errors import AotmmError
+from tests.test_crew import worker
+what, room = sys.argv[1:]
+if what == "files":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(room), int(room)))
+else:
+    used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + int(room), used + int(room)))
+try:
+    with local([worker] * 16, Patience()) as crew:
+        for future in [crew.submit(("say", number)) for number in range(64)]:
+            try:
+                print("did", future.result()[1])
+            except LostError as error:
+                print(error.why, error.starved)
+except AotmmError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "room", "words"),
+    [
+        ("files", "16", "a process for it cannot be started: [Errno 24] Too many open files True"),
+        ("memory", "1000000", "of which one cannot be started: can't start new thread"),
+    ],
+)
+def test_a_machine_that_refuses(tmp_path: Path, what: str, room: str, words: str) -> None:
+    """Processes or threads that cannot be started are told for each task; no other error comes, and no file stays."""
+    root = str(Path(__file__).parent.parent)
+    settings = os.environ | {"PYTHONPATH": root, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", FEW, what, room]
+    done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert words in done.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_crew_that_stalls() -> None:

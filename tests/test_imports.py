@@ -59,6 +59,7 @@ ROOMS = {
     "aotmm.assembly": RUNTIME,
     "aotmm.doctor": RUNTIME,
     "aotmm.image": HALL,
+    "aotmm.build.gate": BUILD | {"aotmm.image"},
     "aotmm.signature": HALL | {"sigstore"},
     "aotmm.verify": HALL | {"aotmm.image"},
     "aotmm.report": RUNTIME | BUILD | {"aotmm.doctor", "aotmm.verify"},

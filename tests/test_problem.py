@@ -7,7 +7,6 @@ import pytest
 from aotmm.errors import SpecError
 from aotmm.problem import (
     ACTIVATIONS,
-    ATTRIBUTES,
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
@@ -41,11 +40,6 @@ def test_numbers_of_the_c_interface() -> None:
     assert VALUES[STATED_VALUES] == "slope"
     assert VALUES[33:38] == ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch")
     assert VALUES[38:] == ("c_span",)
-
-
-def test_ids_of_the_driver() -> None:
-    """Launch attributes have the numbers of CUlaunchAttributeID."""
-    assert list(ATTRIBUTES.values()) == [2, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -130,7 +130,7 @@ def read(folder: Path) -> Results:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body.pop("format") == FORMAT:
             return Results(body["facts"], [_row(row) for row in body["rows"]], body["other"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SpecError(
             f"{path} is no result of aotmm bench: {type(error).__name__} {error}; aotmm bench --out {folder} makes one"
         ) from error

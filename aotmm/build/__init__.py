@@ -16,6 +16,7 @@ from aotmm.build import compile as compiling
 from aotmm.build import link, render
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
+from aotmm.build.gate import Gate, mismatches
 from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
 from aotmm.cluster import cluster
@@ -63,6 +64,7 @@ def build(
     scheduler: str | None = None,
     cache: Cache | None = None,
     compiler: Compiler = compiling.compile_variant,
+    gate: Gate = mismatches,
     progress: Progress = lambda _arch, _done, _total: None,
 ) -> list[Report]:
     """Builds one pack per arch under `out`; a pack that is already what would be built is left alone.
@@ -75,6 +77,7 @@ def build(
         jobs: compiler processes; all processors by default.
         scheduler: address of a Dask scheduler, whose workers compile instead.
         cache: compiled kernels of earlier builds; a folder under `out` by default.
+        compiler, gate: what compiles, and what its results have to pass; others are for measuring a build without them.
 
     Raises:
         SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one, or aotmm is in a zip file;
@@ -106,24 +109,28 @@ def build(
             link.link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")
         with _crew(jobs, scheduler, compiler) as crew, kept.settled():
-            return [_build_pack(row, work[row.name], chosen, out, machine, crew, kept, progress) for row in rows]
+            compilers = _Compilers(crew, kept, gate, progress)
+            return [_build_pack(row, work[row.name], chosen, out, machine, compilers) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilers:
+    """Where compiled kernels come from, beside the previous pack, and what each of them has to pass."""
+
+    crew: Crew
+    cache: Cache
+    gate: Gate
+    progress: Progress
 
 
 def _build_pack(
-    row: Target,
-    wanted: list[Variant],
-    chosen: ConfigSet,
-    out: Path,
-    machine: str,
-    crew: Crew,
-    cache: Cache,
-    progress: Progress,
+    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, machine: str, compilers: _Compilers
 ) -> Report:
     start = time.monotonic()
     folder = out / row.name
     sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
     previous, known = _previous(folder)
-    results, compiled = _compile(row, wanted, assembler, known, cache, crew, progress)
+    results, compiled = _compile(row, wanted, assembler, known, compilers)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
     dropped = tuple(
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
@@ -178,18 +185,13 @@ def _build_pack(
 
 
 def _compile(
-    row: Target,
-    wanted: list[Variant],
-    assembler: str,
-    known: dict[str, Compiled],
-    cache: Cache,
-    crew: Crew,
-    progress: Progress,
+    row: Target, wanted: list[Variant], assembler: str, known: dict[str, Compiled], compilers: _Compilers
 ) -> tuple[list[Compiled], int]:
     """Every variant's kernel, in order, and how many of them had to be compiled."""
+    crew, progress = compilers.crew, compilers.progress
     sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
     keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
-    found = {key: known.get(key) or cache.get(key) for key in keys}
+    found = {key: _found(variant, key, known, compilers) for variant, key in zip(wanted, keys, strict=True)}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
@@ -199,17 +201,27 @@ def _compile(
         try:
             result = future.result()
         except LostError as error:
-            raise CompileError(
-                f"{row.name}: what compiled {variant.name} was lost: {error.why}; "
-                f"if it was killed for want of memory, try fewer --jobs"
-            ) from error
+            advice = "; if that was for want of memory or files, try fewer --jobs" if error.starved else ""
+            raise CompileError(f"{row.name}: what compiled {variant.name} was lost: {error.why}{advice}") from error
         if isinstance(result, CompileError):
             raise result
-        cache.put(key, result)
+        wrong = compilers.gate(variant, key, result)
+        if wrong:
+            raise CompileError(f"{row.name}: a compiler gave for {variant.name} what cannot be it: {'; '.join(wrong)}")
+        compilers.cache.put(key, result)
         found[key] = result
         done += 1
         progress(row.name, done, len(wanted))
     return [item for key in keys if (item := found[key]) is not None], len(missing)
+
+
+def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:
+    """The kernel of an earlier build, of the previous pack or the cache; one that cannot be it counts as absent."""
+    for get in (known.get, compilers.cache.get):
+        item = get(key)
+        if item is not None and not compilers.gate(variant, key, item):
+            return item
+    return None
 
 
 def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[Crew]:
@@ -222,6 +234,7 @@ def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> Abstra
 
 def _compiling(compiler: Compiler) -> Worker:
     """Starts a process of compilers, and gives what does its tasks."""
+    compiling.isolate()
     # Triton prints what the assembler refuses, which is in its exception too, and Gluon complains at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
@@ -248,7 +261,9 @@ def _write_manifest(folder: Path, entry: Manifest) -> None:
         head = manifest.read_head(written[manifest.FILE_NAME], manifest.FILE_NAME)
         manifest.read_kernels(head, written[manifest.KERNELS_NAME], manifest.KERNELS_NAME)
     except ArtifactError as error:
-        raise PackError(f"pack {entry.arch} cannot be read back: {error}; build fewer kernels") from error
+        many = len(entry.kernels) > manifest.MAX_ITEMS or max(map(len, written.values())) > manifest.MAX_MANIFEST_BYTES
+        advice = "; build fewer kernels" if many else ""
+        raise PackError(f"pack {entry.arch} cannot be read back: {error}{advice}") from error
     for name, data in written.items():
         (folder / name).write_bytes(data)
 

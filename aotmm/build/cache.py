@@ -2,7 +2,8 @@
 
 A cache is a folder, or whatever fsspec reaches by a URL. Keys are digests of all that an image depends on, and entries
 hold their own digest: writers need not know of each other, because who writes the same key writes the same bytes, and
-what is half written or was altered counts as absent and is written again.
+what is half written or was altered counts as absent and is written again. An entry that is whole may still be
+anybody's: `aotmm.build.gate` compares it with the variant that was asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from aotmm import manifest
+from aotmm import folders, manifest
 from aotmm.build.compile import Compiled
 from aotmm.errors import ArtifactError, PackError, SpecError
 
@@ -83,8 +84,8 @@ class Cache:
             kernel = manifest.kernel_from(stored["kernel"], key)
             ptx = None if stored["ptx"] is None else base64.b64decode(stored["ptx"])
             found = Compiled(kernel, base64.b64decode(stored["image"]), ptx)
-        except (ValueError, KeyError, TypeError, ArtifactError):
-            return None  # written by another version
+        except (ValueError, KeyError, TypeError, RecursionError, ArtifactError):
+            return None  # written by another version, or by somebody who means harm
         if kernel.key != key:
             return None  # copied from another name
         self._used.add(key)
@@ -149,7 +150,7 @@ class _Folder:
         self._folder = folder
 
     def read(self, key: str) -> bytes:
-        return (self._folder / key).read_bytes()
+        return folders.read(self._folder, key, manifest.MAX_FILE_BYTES)  # no pipe that never ends, no other's file
 
     def write(self, key: str, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +165,8 @@ class _Folder:
         now = time.time_ns()
         for key in keys:
             with suppress(OSError):  # evicted by another build, or somebody else's
-                os.utime(self._folder / key, ns=(now, (self._folder / key).stat().st_mtime_ns))
+                path = self._folder / key
+                os.utime(path, ns=(now, path.lstat().st_mtime_ns), follow_symlinks=False)
 
     def sizes(self) -> dict[str, int]:
         return {name: facts.st_size for name, facts in self._files()}

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
@@ -34,6 +34,8 @@ _SAID = (
     "name", "family", "role", "schedule", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue", "fast_accum",
     "config",
 )  # fmt: skip
+# How the names of variables begin that compiler processes keep.
+_KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
 
 
@@ -59,11 +61,18 @@ def toolchain() -> tuple[str, Path]:
 
 
 def assembler(target: Target) -> str:
-    """What turns the compiler's text into an image, with its version."""
+    """What turns the compiler's text into an image, with its version.
+
+    Raises:
+        CompileError: it does not run.
+    """
     version, folder = toolchain()
     if target.backend == "hip":
         return f"llvm of triton {version}"
-    done = subprocess.run([_ptxas(folder), "--version"], capture_output=True, text=True, check=True)
+    try:
+        done = subprocess.run([_ptxas(folder), "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"Triton's assembler does not run: {error}") from error
     return f"ptxas {re.findall(r'V([0-9.]+)', done.stdout)[0]}"
 
 
@@ -141,6 +150,19 @@ def said_of(variant: Variant) -> dict[str, Any]:
     return {name: getattr(variant, name) for name in _SAID}
 
 
+def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
+    """The fields of a kernel's manifest entry that follow from what the compiler is told."""
+    return {
+        "symbol": plan.function.__name__,
+        "persistent": plan.persistent,
+        "programmatic": plan.programmatic,
+        "num_ctas": variant.num_ctas,
+        "vector_bytes": plan.vector_bytes,
+        "promises": _promises(variant, plan),
+        "attributes": _attributes(variant.num_ctas),
+    }
+
+
 def compile_variant(variant: Variant, digest: str) -> Compiled:
     """The image of `variant` and its manifest entry; `digest` is its `key`.
 
@@ -178,24 +200,23 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
             f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
             f"from {variant.source}):\n{_words(error)}"
         ) from error
+    if metadata.profile_scratch_size:
+        raise CompileError(
+            f"{target.name}: {variant.name} needs {metadata.profile_scratch_size} B of profile scratch, which no "
+            f"launch has; take the profiler's instructions out of family {variant.family}"
+        )
     registers, spill_bytes = _resources(target, image, text, symbol)
     ptx = text.encode() if target.ptx_version is not None else None
     kernel = Kernel(
         **said_of(variant),
-        symbol=symbol,
-        persistent=plan.persistent,
-        programmatic=plan.programmatic,
+        **planned_of(variant, plan),
         threads=metadata.num_warps * target.warp_size,
-        num_ctas=metadata.num_ctas,
         shared_bytes=metadata.shared,
         registers=registers,
         spill_bytes=spill_bytes,
         global_scratch_bytes=metadata.global_scratch_size,
-        profile_scratch_bytes=metadata.profile_scratch_size,
-        vector_bytes=plan.vector_bytes,
+        profile_scratch_bytes=0,
         parameters=_parameters(target, text, symbol, plan, metadata),
-        promises=_promises(variant, plan),
-        attributes=_attributes(metadata.num_ctas),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),
         key=digest,
@@ -233,6 +254,17 @@ def _words(error: BaseException) -> str:
 def linked_later(data: bytes) -> Image:
     """Return the manifest entry of the image or PTX `data`, whose offset is not known yet."""
     return Image(0, len(data), hashlib.sha256(data).hexdigest())
+
+
+def isolate() -> None:
+    """Removes from this process's environment all that decides how Triton compiles, as no key of a cache has it.
+
+    Only what programs need to start and to find their files stays (`_KEPT`), so that a variable that another version of
+    Triton looks at goes too.
+    """
+    for name in list(os.environ):
+        if not name.startswith(_KEPT):
+            del os.environ[name]
 
 
 def prepare() -> None:
@@ -295,36 +327,57 @@ def _parameters(target: Target, text: str, symbol: str, plan: Specialisation, me
     Raises:
         CompileError: the two do not fit together: this Triton passes something that aotmm does not know.
     """
-    transfers = list(getattr(metadata, "tensordesc_meta", None) or ())  # of every tensor descriptor, in order
-    scratch = {"global_scratch": metadata.global_scratch_size}
-    expected: list[tuple[str, str, str, TensorMap | None]] = []
-    for name in plan.function.arg_names:
-        if name in plan.types:
-            expected.append((name, plan.types[name], name, None))
-        elif name in plan.descriptors:
-            row = plan.descriptors[name]
-            expected.append((name, "tensordesc", row.value, _tensor_map(row, transfers.pop(0))))
-            expected += [(f"{name}.{size}", "i32", size, None) for size in row.sizes]
-            expected += [(f"{name}.{stride}", "i64", stride, None) for stride in row.strides]
-    expected += [(name, "*i8", name if scratch.get(name) else "zero", None) for name in SCRATCH]
+    transfers = iter(getattr(metadata, "tensordesc_meta", None) or ())  # of every tensor descriptor, in order
+    expected = passed(plan, metadata.global_scratch_size)
     slots = _ptx_slots(text, symbol) if target.backend == "cuda" else _amd_slots(text)
-    sizes = [_bytes(type_) for _, type_, _, _ in expected]
-    if [size for _, size in slots] != sizes:
+    if [size for _, size in slots] != [row.bytes for row in expected]:
         raise CompileError(
             f"{target.name}: the binary of {symbol} takes parameters of {[size for _, size in slots]} bytes, expected "
-            f"{sizes} for {[row[0] for row in expected]}; this version of Triton is not supported"
+            f"{[row.bytes for row in expected]} for {[row.name for row in expected]}; this version of Triton is not "
+            f"supported"
         )
     return tuple(
-        Parameter(name, type_, value, offset, size, tensor_map)
-        for (name, type_, value, tensor_map), (offset, size) in zip(expected, slots, strict=True)
+        Parameter(
+            row.name,
+            row.type,
+            row.value,
+            offset,
+            size,
+            None if row.descriptor is None else _tensor_map(row.descriptor, next(transfers)),
+        )
+        for row, (offset, size) in zip(expected, slots, strict=True)
     )
 
 
-def _bytes(type_: str) -> int:
-    """Size of a parameter of Triton's type `type_`."""
-    if type_ == "tensordesc":
-        return DESCRIPTOR_BYTES
-    return 8 if type_[0] == "*" or type_ == "i64" else 4
+class Passed(NamedTuple):
+    """What a launch passes: a parameter as far as it is known before the kernel is compiled."""
+
+    name: str
+    type: str
+    value: str
+    descriptor: Descriptor | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        if self.type == "tensordesc":
+            return DESCRIPTOR_BYTES
+        return 8 if self.type[0] == "*" or self.type == "i64" else 4
+
+
+def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
+    """What is passed to a kernel that is compiled by `plan`, in order."""
+    expected: list[Passed] = []
+    for name in plan.function.arg_names:
+        if name in plan.types:
+            expected.append(Passed(name, plan.types[name], name))
+        elif name in plan.descriptors:
+            row = plan.descriptors[name]
+            expected.append(Passed(name, "tensordesc", row.value, row))
+            expected += [Passed(f"{name}.{size}", "i32", size) for size in row.sizes]
+            expected += [Passed(f"{name}.{stride}", "i64", stride) for stride in row.strides]
+    scratch = {"global_scratch": global_scratch_bytes}
+    return expected + [Passed(name, "*i8", name if scratch.get(name) else "zero") for name in SCRATCH]
 
 
 def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:

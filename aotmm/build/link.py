@@ -5,15 +5,19 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from aotmm.build import render
@@ -40,12 +44,15 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
         CompileError: there is none.
     """
     if os.environ.get("CC"):
-        command = tuple(shlex.split(os.environ["CC"]))
         try:
-            done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError) as error:
+            command = tuple(shlex.split(os.environ["CC"]))  # ValueError: a quote is open
+            done = subprocess.run([*command, "--version"], capture_output=True, check=True)
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise CompileError(f"CC={os.environ['CC']} does not run: {error}; unset CC to use ziglang") from error
-        return command, done.stdout.splitlines()[0]
+        lines = done.stdout.decode(errors="replace").splitlines()
+        if not lines:
+            raise CompileError(f"CC={os.environ['CC']} has no --version, so it is no compiler; unset CC to use ziglang")
+        return command, lines[0]
     if importlib.util.find_spec("ziglang") is None:
         raise build_extra_missing("a C compiler (ziglang, or set CC)")
     command = (sys.executable, "-m", "ziglang", "cc", "-target", f"{host(machine)}.{GLIBC}")
@@ -122,21 +129,47 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
     return True
 
 
+def _zig_cache() -> dict[str, str]:
+    """The setting that gives ziglang a folder for the parts of the C library that it makes, if it would find none.
+
+    Without HOME it refuses to work, and below some folders that cannot be written it never ends.
+    """
+    below = {"ZIG_GLOBAL_CACHE_DIR": "", "XDG_CACHE_HOME": "zig", "HOME": ".cache/zig"}
+    found = [Path(place, rest) for name, rest in below.items() if (place := os.environ.get(name))]
+    with suppress(OSError):
+        for folder in found[:1]:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return {}
+    return {"ZIG_GLOBAL_CACHE_DIR": _temporary_folder()}
+
+
+@functools.cache
+def _temporary_folder() -> str:
+    """A folder that lasts as long as this process."""
+    folder = tempfile.mkdtemp(prefix="aotmm-zig-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _launcher_sources(target: Target) -> list[Path]:
     return [NATIVE / name for name in ("core.h", "core.c", f"driver_{target.backend}.c")]
 
 
 def _run(command: list[str], output: Path, folder: Path, machine: str) -> None:
-    done = subprocess.run(
-        [*command, f"-Wl,-soname,{output.name}", "-o", output.name],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"LC_ALL": "C"},
-    )
-    if done.returncode:
-        raise CompileError(f"linking {output.name} failed: {shlex.join(command)}\n{done.stderr}")
+    try:
+        done = subprocess.run(
+            [*command, f"-Wl,-soname,{output.name}", "-o", output.name],
+            cwd=folder,
+            capture_output=True,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"} | (_zig_cache() if "ziglang" in command else {}),
+        )
+    except OSError as error:
+        raise CompileError(f"linking {output.name} failed: {command[0]} does not run: {error}") from error
+    if done.returncode or not output.is_file():
+        words = done.stderr.decode(errors="replace")
+        raise CompileError(f"linking {output.name} failed with code {done.returncode}: {shlex.join(command)}\n{words}")
     (found,) = struct.unpack_from("<H", output.read_bytes(), _ELF_MACHINE)
     wanted = HOSTS.get(host(machine).partition("-")[0], found)
     if found != wanted:

@@ -22,7 +22,7 @@ def new_pack(folder: Path) -> Iterator[Path]:
     What was in `folder` stays as it is until the new pack is complete and on disk.
 
     Raises:
-        PackError: the files cannot be written (permission, full disk).
+        PackError: the files cannot be written (permission, full disk), or the file system cannot replace a folder.
     """
     folder = folder.resolve()  # a link stays one
     fresh = folder.with_name(f".{folder.name}.new")
@@ -51,20 +51,18 @@ def _sync(folder: Path) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Puts `fresh` in the place of `folder`; what was there ends up at `fresh`."""
+    """Puts `fresh` in the place of `folder`, in one step; what was there ends up at `fresh`.
+
+    Raises:
+        PackError: the file system cannot do that. Two renames would do, but between them there is no pack.
+    """
     if not folder.exists():
         fresh.rename(folder)
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    swap = getattr(libc, "renameat2", None)
-    if swap is not None and not swap(_AT_FDCWD, bytes(fresh), _AT_FDCWD, bytes(folder), _RENAME_EXCHANGE):
-        return
-    old = folder.with_name(f".{folder.name}.old")  # file systems without exchange: two renames
-    shutil.rmtree(old, ignore_errors=True)
-    folder.rename(old)
-    try:
-        fresh.rename(folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old)
+    swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if swap is None or swap(_AT_FDCWD, bytes(fresh), _AT_FDCWD, bytes(folder), _RENAME_EXCHANGE):
+        why = "this C library has no renameat2" if swap is None else os.strerror(ctypes.get_errno())
+        raise PackError(
+            f"pack {folder} cannot be replaced in one step, for its file system does not exchange folders ({why}); "
+            f"remove that pack and build again, from the kernels that are kept, or use an --out on another file system"
+        )

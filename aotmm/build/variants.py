@@ -135,7 +135,7 @@ def config_set(name: str) -> ConfigSet:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # what tomllib raises, bytes that are no text, too deep
         raise SpecError(f"{path}: not a TOML file: {error}") from error
     where = path.name
     _known(table, {*_LISTS, "source", "config"}, where)

@@ -89,7 +89,7 @@ class Record:
                     self.samples[Case(**row["case"])] = tuple(Sample(*item) for item in row["times"])
                 else:
                     self.left_out[row["left_out"]] = row["why"]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ArtifactError(f"{self._path} is no record of a measurement: {error}; delete it") from error
         if found != head:
             other = [

@@ -78,7 +78,7 @@ def read(path: Path = FILE) -> Shapes:
                 for name, sweep in body["sweeps"].items()
             ),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SpecError(
             f"{path} is no file of shapes: {type(error).__name__} {error}; aotmm/tune/shapes.json is one"
         ) from error

@@ -361,6 +361,7 @@ ATTACKS = (
         _head(lambda body: body["sources"][0].update(path=f"{LIBRARY}/more")),
         "is a folder of others",
     ),
+    Attack("a kernel with profile scratch", _first(profile_scratch_bytes=64), "needs 64 B of profile scratch"),
     Attack("a list without end", _first(promises=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
     Attack(
         "an unknown quantity", _kernels(lambda body: body[0]["parameters"][0].update(value="Q")), "value 'Q' is unknown"

@@ -348,6 +348,26 @@ def test_slots_of_ptx(declared: str, slots: list[tuple[int, int]]) -> None:
     assert compiling._ptx_slots(f".visible .entry f(\n{declared}\n)\n", "f") == slots
 
 
+@own_process
+def test_profile_scratch_is_refused() -> None:
+    """A kernel that wants profile scratch, which no launch gives, does not compile, and the error says for what."""
+    import triton
+
+    compiler = triton.compile
+
+    def instrumented(source: Any, **options: Any) -> Any:
+        built = compiler(source, **options)
+        built.metadata = built.metadata._replace(profile_scratch_size=256)
+        return built
+
+    triton.compile = instrumented
+    try:
+        with pytest.raises(CompileError, match=rf"sm80: {FP16.name} needs 256 B of profile scratch.* family tile$"):
+            compile_variant(FP16, "key")
+    finally:
+        triton.compile = compiler
+
+
 def test_every_cause_of_an_error() -> None:
     """What failed to compile says why: Triton's outermost error names a call, the innermost what is wrong there."""
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,16 +17,6 @@ from aotmm.errors import CompileError, PackError
 from tests.build.packs import content
 
 
-@pytest.fixture(params=["exchange", "two renames"])
-def swap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without the system call that exchanges two folders."""
-    if request.param == "two renames":
-        monkeypatch.setattr(pack, "ctypes", SimpleNamespace(CDLL=lambda *_args, **_options: SimpleNamespace()))
-    elif not hasattr(ctypes.CDLL(None), "renameat2"):
-        pytest.skip("this C library has no renameat2")
-
-
-@pytest.mark.usefixtures("swap")
 def test_replaces_the_previous_pack(tmp_path: Path) -> None:
     """A new pack takes the place of the previous one, of which nothing stays behind."""
     folder = tmp_path / "packs" / "sm80"
@@ -59,23 +52,56 @@ def test_failure_leaves_the_previous_pack(tmp_path: Path, raised: Exception, see
         assert "the previous pack is as it was" in str(caught.value)
 
 
-def test_failed_exchange_leaves_the_previous_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the new pack cannot be moved in after the previous one was moved out, the previous one is moved back."""
+@pytest.mark.parametrize("lacking", ["system call", "file system"])
+def test_a_place_that_cannot_exchange_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    """Where a pack cannot be replaced in one step it is not touched at any moment, and the error says what to do."""
     folder = tmp_path / "sm80"
     folder.mkdir()
     (folder / "manifest.json").write_text("previous")
-    monkeypatch.setattr(pack, "ctypes", SimpleNamespace(CDLL=lambda *_args, **_options: SimpleNamespace()))
+    identity = folder.stat().st_ino
+    seen: list[int] = []
     rename = Path.rename
 
-    def refuse(self: Path, target: Path) -> Path:
-        if self.name == ".sm80.new":
-            raise OSError(5, "Input/output error")
+    def watched(self: Path, target: Path) -> Path:
+        seen.append(1)
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(PackError, match="Input/output error"), new_pack(folder) as fresh:
-        (fresh / "manifest.json").write_text("new")
-    assert content(folder) == {"manifest.json": b"previous"}
+    def refuse(*_arguments: object) -> int:
+        ctypes.set_errno(errno.EINVAL)  # Source: renameat2(2), "the file system does not support one of the flags"
+        return -1
+
+    functions = {} if lacking == "system call" else {"renameat2": refuse}
+    fake = SimpleNamespace(CDLL=lambda *_args, **_options: SimpleNamespace(**functions), get_errno=ctypes.get_errno)
+    monkeypatch.setattr(pack, "ctypes", fake)
+    monkeypatch.setattr(Path, "rename", watched)
+    words = "no renameat2" if lacking == "system call" else "Invalid argument"
+    with pytest.raises(PackError, match=rf"does not exchange folders \(.*{words}\); remove that pack and build again"):
+        write(folder, "new")
+    assert (seen, folder.stat().st_ino) == ([], identity)
+    assert content(tmp_path) == {"sm80/manifest.json": b"previous"}
+    write(tmp_path / "sm90", "first")
+    assert content(tmp_path / "sm90") == {"manifest.json": b"first"}
+
+
+def write(folder: Path, text: str) -> None:
+    """Puts a pack of one file in `folder`."""
+    with new_pack(folder) as fresh:
+        (fresh / "manifest.json").write_text(text)
+
+
+def test_readers_always_find_a_pack(tmp_path: Path) -> None:
+    """While packs replace each other again and again, whoever opens the manifest finds a whole one."""
+    folder = tmp_path / "sm80"
+    write(folder, "0")
+    program = "import sys\nprint(flush=True)\nwhile True:\n    open(sys.argv[1]).read()\n"
+    command = [sys.executable, "-c", program, str(folder / "manifest.json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        for number in range(200):
+            write(folder, str(number))
+        assert reader.poll() is None
+        reader.kill()
 
 
 def test_what_a_killed_build_left_is_cleared(tmp_path: Path) -> None:

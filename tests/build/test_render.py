@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -35,8 +36,22 @@ from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
 from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
-from tests.build.packs import default_pack
+from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
+
+# Kernels of several types, promises and schedules, in launcher.c and launcher.h.
+RENDER = """
+from dataclasses import replace
+from aotmm.build import render
+from aotmm.kernel import Promise
+from aotmm.target import target
+from tests.samples import kernel
+kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role="copy")]
+for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
+    promises = tuple(Promise(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
+    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, promises=promises, schedule=f"s_{dtype}"))
+print(render.source(target("sm80"), tuple(kernels)), render.header())
+"""
 
 
 class CParameter(Structure):
@@ -157,23 +172,34 @@ def test_tables_say_what_the_manifest_says(arch: str) -> None:
             assert ctypes.string_at(row.ptx) == code(entry.ptx)  # up to its closing 0
 
 
+def test_ids_of_the_driver() -> None:
+    """Launch attributes and types of tensor maps have the numbers of the driver's own header, which Triton brings."""
+    folder = importlib.metadata.distribution("triton").locate_file("triton/backends/nvidia/include")
+    text = Path(str(folder), "cuda.h").read_text(encoding="latin-1")
+    ids = dict(re.findall(r"^ *,? CU_LAUNCH_ATTRIBUTE_(\w+) *= (\d+)", text, re.MULTILINE))
+    assert {name: int(ids[name.upper()]) for name in ATTRIBUTES} == ATTRIBUTES
+    listed = re.findall(r"^ +CU_TENSOR_MAP_DATA_TYPE_(\w+)", text[: text.index("} CUtensorMapDataType;")], re.MULTILINE)
+    words = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "tf32": "FLOAT32", "int32": "INT32"}
+    assert {name: listed.index(words.get(name, "UINT8")) for name in TENSOR_MAP_TYPES} == TENSOR_MAP_TYPES
+
+
 def test_attributes_in_the_table() -> None:
     """Launch attributes get the driver's ids."""
-    assert ATTRIBUTES == {
-        "cooperative": 2,
-        "cluster_dimension": 4,
-        "cluster_scheduling_policy_preference": 5,
-        "programmatic_stream_serialization": 6,
-    }
     text = render.source(target("sm80"), (kernel("one"),))
     assert "attributes_0[] = {\n    {4, {1, 1, 1}},\n    {0},\n};" in text
 
 
-def test_same_bytes_each_time() -> None:
-    """Rendering is a function of its arguments, and names no path, time or machine."""
-    kernels = (kernel("one", ptx=True), kernel("two"))
-    assert render.source(target("sm80"), kernels) == render.source(target("sm80"), kernels)
-    assert str(Path.cwd()) not in render.source(target("sm80"), kernels) + render.header()
+def test_same_bytes_each_time(tmp_path: Path) -> None:
+    """Rendering is a function of its arguments: in processes whose sets are in another order, and in another folder."""
+    (tmp_path / "link").symlink_to(ROOT)
+    done = [
+        run_python(RENDER, root=root, PYTHONHASHSEED=seed)
+        for root, seed in ((ROOT, "1"), (ROOT, "2"), (tmp_path / "link", "3"))
+    ]
+    assert [process.returncode for process in done] == [0, 0, 0], done[0].stderr
+    assert len({process.stdout for process in done}) == 1
+    assert "aotmm_order" in done[0].stdout
+    assert [place for place in (str(ROOT), str(tmp_path)) if place in done[0].stdout] == []
 
 
 def test_missing_value_is_an_error() -> None:

@@ -436,6 +436,14 @@ def test_file_that_is_not_text(tmp_path: Path) -> None:
         config_set(str(tmp_path / "mine.toml"))
 
 
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000 + "]" * 5000, "x = " + "{a=" * 5000, "x = " + "9" * 5000])
+def test_file_that_no_parser_takes(tmp_path: Path, text: str) -> None:
+    """A file whose values are too deep, or numbers of thousands of digits, is a SpecError."""
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(SpecError, match=r"mine\.toml: not a TOML file"):
+        config_set(str(tmp_path / "mine.toml"))
+
+
 @pytest.mark.parametrize("name", ["nothing.toml", "../configs/classic"])
 def test_missing_file(name: str) -> None:
     """A path without a file is told as that."""

@@ -1,0 +1,78 @@
+"""What a compiled kernel must be to get into a pack, whether a cache, the previous pack or a compiler gave it.
+
+Whoever can write to a cache can write any entry under any key. So everything that follows from the variant that was
+asked for is computed again and compared, and the image has to say the same of itself. No word of an entry becomes C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from aotmm.build.compile import Compiled, linked_later, passed, planned_of, said_of
+from aotmm.errors import ArtifactError
+from aotmm.image import differences, promised, read_image, read_ptx
+from aotmm.kernel import Kernel, Parameter
+from aotmm.kernels import Specialisation, Variant, module_of
+
+Gate = Callable[[Variant, str, Compiled], list[str]]
+"""Says how what was compiled is not the variant with that key; an empty list if it is."""
+
+
+def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
+    """How `compiled` is not what compiling `variant`, whose key is `key`, can give; an empty list if it may be that."""
+    kernel, target = compiled.kernel, variant.target
+    if (compiled.ptx is None) != (target.ptx_version is None):
+        return [f"its PTX is {'missing' if compiled.ptx is None else 'not wanted'}"]
+    plan: Specialisation = module_of(variant.family).specialise(variant)
+    wanted = said_of(variant) | planned_of(variant, plan) | {"key": key, "profile_scratch_bytes": 0}
+    found = [
+        f"its {name} is {getattr(kernel, name)!r}, not {value!r}"
+        for name, value in wanted.items()
+        if getattr(kernel, name) != value
+    ]
+    if kernel.threads % target.warp_size or kernel.threads < variant.first_warps * target.warp_size:
+        found.append(f"it has {kernel.threads} threads, not {variant.first_warps} warps or more")
+    for name, entry, data in (("image", kernel.image, compiled.image), ("PTX", kernel.ptx, compiled.ptx)):
+        expected = None if data is None else linked_later(data)
+        if expected != (entry and replace(entry, offset=0)):  # where it was linked before does not matter
+            found.append(f"its {name} is {entry}, not {expected}")
+    found += _parameters(kernel, plan)
+    return found or _files(variant, compiled)
+
+
+def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
+    """What is wrong with the parameters; their offsets and sizes are the image's to confirm, once the first is at 0."""
+    rows = [_known(item) for item in kernel.parameters]
+    wanted = [
+        (
+            row.name,
+            row.type,
+            row.value,
+            row.bytes,
+            row.descriptor
+            and (row.descriptor.dtype, row.descriptor.sizes[1], row.descriptor.sizes[0], row.descriptor.strides[0]),
+        )
+        for row in passed(plan, kernel.global_scratch_bytes)
+    ]
+    if rows == wanted and kernel.parameters[0].offset == 0:
+        return []
+    return [f"its parameters are {rows}, from {kernel.parameters[:1]} on, not {wanted}"]
+
+
+def _known(item: Parameter) -> tuple[object, ...]:
+    """A parameter as far as it follows from the specialisation: the compiler chooses boxes and swizzles."""
+    row = item.tensor_map
+    return item.name, item.type, item.value, item.bytes, row and (row.dtype, row.inner, row.outer, row.stride)
+
+
+def _files(variant: Variant, compiled: Compiled) -> list[str]:
+    """What image and PTX say of themselves that the manifest entry does not."""
+    wanted, found = promised(compiled.kernel, variant.target), []
+    for data, reader in ((compiled.image, read_image), (compiled.ptx, read_ptx)):
+        if data is not None:
+            try:
+                found += differences(reader(data, variant.name), wanted)
+            except ArtifactError as error:
+                found.append(str(error))
+    return found
