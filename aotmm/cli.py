@@ -1011,4 +1011,5 @@ def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
         "cost_ns": plan.cost,
         "measured": plan.measured,
         "workspace_bytes": plan.workspace_bytes,
+        "panel": (plan.panel_m, plan.panel_n) if plan.panel_m else None,
     }

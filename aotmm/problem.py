@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 3  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
+ABI = 4  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
 
 DTYPES = {
     row.name: row

@@ -294,7 +294,8 @@ def _where(folder: Path | str, owner: str) -> str:
 
 
 def _launches(plan: Plan) -> str:
-    return ", ".join(plan.launches).replace("partial", f"{plan.split} slices of K")
+    launches = ", ".join(plan.launches).replace("partial", f"{plan.split} slices of K")
+    return launches + (f", in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else "")
 
 
 def _microseconds(plan: Plan) -> str:

@@ -81,8 +81,10 @@ def link_launcher(
     sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
     embedded = folder / render.IMAGES
     embedded.write_bytes(images)
+    # zig's cache knows a header by its name beside the sources: the digest keeps another folder's launcher.h apart
+    header = f"-DAOTMM_HEADER={hashlib.sha256((folder / 'launcher.h').read_bytes()).hexdigest()}"
     _run(
-        [*command, *_FLAGS, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
+        [*command, *_FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
         output,
         folder,
         machine,

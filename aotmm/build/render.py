@@ -32,7 +32,7 @@ from aotmm.problem import (
 from aotmm.table import ROWS, Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
-_LANES, _MAX_LANES = 8, 128  # of core.h
+_LANES, _MAX_LANES = 8, 128  # that selection looks at together: those of a vector, those of a span
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 _Condition = tuple[str, int, int, int]
@@ -60,6 +60,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
             rows_from=ROWS,
+            lanes=_LANES,
+            max_lanes=_MAX_LANES,
         )
     )
 

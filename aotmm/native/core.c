@@ -14,11 +14,14 @@
 enum { MAX_GRID = 0x7fffffff, MIN_STEPS = 2 /* along K, of a slice */, PROGRAMMATIC_BELOW_NS = 50000 };
 enum { FULL_PROGRAMMATIC_BELOW_NS = 12000 /* of a launch that does not leave room for the next */, SPLIT_LINES = 3 };
 enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
+enum { PANEL = 128 /* panels begin at multiples of it: all addresses in them are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
 
 /* For what selection does for every kernel: a call costs as much as what it is for. */
 #define HOT static inline __attribute__((always_inline))
+/* For what it does for few products: whatever that calls is not taken apart for its sake. */
+#define COLD static __attribute__((noinline, cold))
 
 static __thread aotmm_error last_error;
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -161,23 +164,30 @@ static int keeps_sums(uint32_t kernel, const quantities *q) {
   return 1;
 }
 
-/* The number of the first promise of a kernel that is broken, in its own order; one of them is. */
+/* The number of the first promise of a kernel that is broken, in its own order; `promise_count` if all hold. */
 static uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
-  for (uint32_t i = 0;; i++) {
+  uint32_t i = 0;
+  for (; i < k->promise_count; i++) {
     const aotmm_promise *promise = k->promises + i;
     int64_t value = q->value[promise->value], operand = promise->operand;
     int holds = promise->relation == AOTMM_EQUALS        ? value == operand
                 : promise->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
                 : promise->relation == AOTMM_BELOW       ? value < operand
                                                          : value >= operand;
-    if (!holds && !(q->free >> promise->value & 1)) return i;
+    if (!holds && !(q->free >> promise->value & 1)) break;
   }
+  return i;
 }
 
 HOT int64_t ceil_div(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
   uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
+}
+
+/* What is left of a product of any stride and the bytes of an element when it is divided by a power of two. */
+HOT uint64_t rest_of(int64_t stride, int64_t width, uint64_t power) {
+  return (uint64_t)stride * (uint64_t)width & (power - 1);
 }
 
 /* Not negative, and the largest int64 when the product is more. */
@@ -205,7 +215,7 @@ static int unit(const quantities *q, int stride) { return q->value[stride] == 1 
 
 /* Whether lines that far apart all start at a multiple of 16 bytes, and are more than one line. */
 static int aligned(const quantities *q, int stride, int64_t width) {
-  return (q->value[stride] > 0 && !(q->value[stride] * width & (VECTOR_BYTES - 1))) || q->free >> stride & 1;
+  return (q->value[stride] > 0 && !rest_of(q->value[stride], width, VECTOR_BYTES)) || q->free >> stride & 1;
 }
 
 /* Whether an operand lies as the fast kernels need it. For 1-byte types they take row-major A and column-major B only:
@@ -214,7 +224,7 @@ static int lies_well(const quantities *q, int i, int64_t width) {
   int rows = unit(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, width);
   int cols = unit(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, width);
   if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
-  if (i == 2 && q->value[AOTMM_VALUE_C_SPAN] * width & (VECTOR_BYTES - 1)) return 0;
+  if (i == 2 && rest_of(q->value[AOTMM_VALUE_C_SPAN], width, VECTOR_BYTES)) return 0;
   return i == 0 ? rows || (cols && width > 1) : i == 1 ? cols || (rows && width > 1) : rows;
 }
 
@@ -239,6 +249,9 @@ static int64_t bytes_of_copies(const place *places, uint32_t copies) {
   return bytes;
 }
 
+/* Of an address: whatever a caller says it is, it only wraps around. */
+static int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
+
 /* The same problem with the operands of `copies` in a workspace at `address`. */
 static void set_copies(quantities *moved, const quantities *q, const place *places, uint32_t copies, int64_t address) {
   *moved = *q;
@@ -251,7 +264,7 @@ static void set_copies(quantities *moved, const quantities *q, const place *plac
     moved->value[along] = q->free >> along & 1 ? 0 : 1;
     set_extent(moved, i);
     if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
-    address += places[i].bytes;
+    address = behind(address, places[i].bytes);
   }
 }
 
@@ -326,8 +339,8 @@ static int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_d
 /* Places the partial sums of a kernel in `q`; returns their bytes. */
 static int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  int64_t rows = ceil_div(q->value[AOTMM_VALUE_M], k->block_m) * k->block_m;
-  int64_t cols = ceil_div(q->value[AOTMM_VALUE_N], k->block_n) * k->block_n;
+  int64_t rows = times(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);
+  int64_t cols = times(ceil_div(q->value[AOTMM_VALUE_N], k->block_n), k->block_n);
   q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
@@ -357,9 +370,20 @@ enum { MAX_BOUNDS = 512 };
 /* Not more than x. */
 static float less_than(double x) { return x < 1e30 ? (float)x * LESS : 1e30f; }
 
+/* A product is cut into `down` times `across` panels of C, of so many rows and columns; the last ones have fewer. */
+typedef struct panels {
+  int64_t rows, cols, down, across, last_rows, last_cols;
+} panels;
+
+/* How many panels a copy of an operand is made for. */
+static int64_t panels_of_copy(const panels *cut, int operand) {
+  return operand == 0 ? cut->across : operand == 1 && cut->across == 1 ? cut->down : 1;
+}
+
 /* One search for a plan. */
 typedef struct query {
-  const aotmm_problem *problem;
+  const aotmm_problem *problem; /* of one panel */
+  const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
   const aotmm_tuning *tuning;
   int rows;      /* place in AOTMM_ROWS */
@@ -369,6 +393,7 @@ typedef struct query {
   float least_reduce; /* no reduce takes less */
   int32_t epilogue;   /* the least that the problem needs */
   uint32_t units;     /* as in aotmm_span, of all ways */
+  uint32_t excluded;  /* copies that would take more than the limit */
   int count;          /* ways to place the operands, the one without copies first */
   struct {
     uint32_t copies;
@@ -498,8 +523,8 @@ static void describe_way(query *s) {
   s->ways[s->count - 1].least_time = less_than(s->ways[s->count - 1].time);
   uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
   s->units |= units_of(q);
-  s->ways[s->count - 1].row_a = (float)(width_a * (rows_a * width_a % LINE_BYTES ? SPLIT_LINES : 1));
-  s->ways[s->count - 1].col_b = (float)(width_b * (cols_b * width_b % LINE_BYTES ? SPLIT_LINES : 1));
+  s->ways[s->count - 1].row_a = (float)(width_a * (rest_of(rows_a, width_a, LINE_BYTES) ? SPLIT_LINES : 1));
+  s->ways[s->count - 1].col_b = (float)(width_b * (rest_of(cols_b, width_b, LINE_BYTES) ? SPLIT_LINES : 1));
 }
 
 /* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
@@ -508,7 +533,10 @@ static void add_way(query *s, const place *places, uint32_t copies) {
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   int64_t bytes = bytes_of_copies(places, copies);
   double time = 0;
-  if (bytes > s->limit) return;
+  if (bytes > s->limit) {
+    s->excluded = copies;
+    return;
+  }
   quantities *moved = &s->ways[s->count].q;
   set_copies(moved, &s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
   for (int i = 0; i < OPERANDS; i++) {
@@ -517,7 +545,8 @@ static void add_way(query *s, const place *places, uint32_t copies) {
     set_copy(&copy, &s->ways[0].q, moved, i, places + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    time += copy_time(s, kernel, &copy, element_bytes[types[i]]);
+    double each = copy_time(s, kernel, &copy, element_bytes[types[i]]);
+    time += s->cut ? each / (double)panels_of_copy(s->cut, i) : each;
   }
   s->ways[s->count].copies = copies;
   s->ways[s->count].bytes = bytes;
@@ -526,8 +555,9 @@ static void add_way(query *s, const place *places, uint32_t copies) {
   describe_way(s);
 }
 
-static void start(query *s, const aotmm_problem *p, const aotmm_device *device, uint64_t limit) {
+static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
   s->problem = p;
+  s->cut = cut;
   s->device = device;
   s->tuning = __atomic_load_n(&tuning, __ATOMIC_ACQUIRE);
   s->M = (float)p->M, s->N = (float)p->N, s->K = (float)p->K, s->batch = (float)p->batch;
@@ -535,12 +565,13 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->rows = place_of_rows(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
-  s->units = 0;
+  s->units = s->excluded = 0;
   s->count = 1;
   s->ways[0].copies = 0;
   s->ways[0].bytes = 0;
   s->ways[0].time = 0;
   set_quantities(&s->ways[0].q, p);
+  if (cut) s->ways[0].q.value[AOTMM_VALUE_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
   describe_way(s);
   s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
                   (double)p->K * (double)p->N * element_bytes[p->dtype_b];
@@ -548,7 +579,7 @@ static void start(query *s, const aotmm_problem *p, const aotmm_device *device, 
   s->bytes_moved = (double)p->batch * (s->bytes_read + written);
   s->all_read = (float)((double)p->batch * s->bytes_read), s->all_written = (float)((double)p->batch * written);
   s->measured[0] = s->measured[1] = NULL;
-  find_measured(s);
+  if (!cut) find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   place places[OPERANDS];
@@ -568,11 +599,19 @@ static int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* Whether the promises of a kernel hold in a way. A reduce writes any C, so it is never copied. For a partial the sums are taken
+/* Whether the promises of a kernel hold for the last panel. */
+COLD int keeps_in_last(const query *s, int way, uint32_t kernel) {
+  quantities last = s->ways[way].q;
+  last.value[AOTMM_VALUE_M] = s->cut->last_rows, last.value[AOTMM_VALUE_N] = s->cut->last_cols;
+  return keeps(kernel, &last);
+}
+
+/* Whether the promises of a kernel hold in a way, for all panels. A reduce writes any C, so it is never copied. For a partial the sums are taken
    to lie as any promise wants them; `plan_partial` knows better. */
 static int keeps_in(const query *s, int way, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
-  return !(s->ways[way].copies & not_copied) && keeps(kernel, &s->ways[way].q);
+  return !(s->ways[way].copies & not_copied) && keeps(kernel, &s->ways[way].q) &&
+         (!s->cut || keeps_in_last(s, way, kernel));
 }
 
 /* Scratch memory behind a kernel's blocks, in bytes. */
@@ -676,41 +715,15 @@ static int32_t plan_kernel(query *s, int way, uint32_t kernel, search *to) {
   return product ? plan_product(s, way, kernel, to) : plan_partial(s, way, kernel, to);
 }
 
-int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint32_t kernel, aotmm_verdict *verdict) {
-  int status = valid(problem);
-  if (status || (status = valid_device(device))) return status;
-  if (kernel >= aotmm_kernel_count)
-    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
+/* The best plan with one kernel, or why there is none. */
+COLD int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  memset(verdict, 0, sizeof *verdict);
-  if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL) {
-    verdict->reason = AOTMM_NO_PRODUCT;
-    return AOTMM_OK;
-  }
-  if (!same_types(k, problem)) {
-    verdict->reason = AOTMM_OTHER_TYPES;
-    return AOTMM_OK;
-  }
-  query s;
-  start(&s, problem, device, UINT64_MAX);
   int way = 0;
-  while (way < s.count && !keeps_in(&s, way, kernel)) way++;
-  if (way == s.count) {
-    verdict->reason = AOTMM_BROKEN_PROMISE;
-    verdict->promise = first_broken(k, &s.ways[0].q);
-    verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
-  } else if (k->shared_bytes > (uint32_t)device->shared_bytes) {
-    verdict->reason = AOTMM_TOO_MUCH_SHARED;
-    verdict->found = device->shared_bytes;
-  } else {
-    search found = nothing_found();
-    verdict->reason = plan_kernel(&s, way, kernel, &found);
-    if (verdict->reason == AOTMM_FITS)
-      verdict->plan = found.best;
-    else
-      verdict->found = found.found;
-  }
-  return AOTMM_OK;
+  while (way < s->count && !keeps_in(s, way, kernel)) way++;
+  if (way == s->count) return AOTMM_BROKEN_PROMISE;
+  if (k->shared_bytes <= (uint32_t)s->device->shared_bytes) return plan_kernel(s, way, kernel, to);
+  to->found = s->device->shared_bytes;
+  return AOTMM_TOO_MUCH_SHARED;
 }
 
 /* ---- bounds: the time model in single precision, for many kernels at once, never more than the model says */
@@ -734,8 +747,14 @@ typedef union bounds {
   float lane[MAX_BOUNDS];
 } bounds;
 _Static_assert(AOTMM_MAX_LANES * OPERANDS <= MAX_BOUNDS, "each has a number");
-#define NUMBERED(bound, block) \
-  ((aotmm_floats)(((aotmm_bits)(bound) & -MAX_BOUNDS) | ((aotmm_bits){0, 1, 2, 3, 4, 5, 6, 7} + (block) * AOTMM_LANES)))
+#define NUMBERS                                                           \
+  ({                                                                      \
+    aotmm_bits lanes_;                                                    \
+    for (int i_ = 0; i_ < AOTMM_LANES; i_++) lanes_[i_] = i_;             \
+    lanes_;                                                               \
+  })
+#define NUMBERED(bound, block, numbers) \
+  ((aotmm_floats)(((aotmm_bits)(bound) & -MAX_BOUNDS) | ((numbers) + (block) * AOTMM_LANES)))
 
 HOT aotmm_candidates *candidates_of(const aotmm_tuning *t, int rows) { return t->candidates + (uint32_t)rows * aotmm_block_count; }
 
@@ -787,6 +806,7 @@ __attribute__((constructor)) static void prepare(void) {
 /* A partial has two slices at least, and does no better than to keep all multiprocessors busy all the time. */
 HOT void set_bounds(const query *s, int ways, const aotmm_candidates *c, int count, bounds *to) {
   const float M = s->M, N = s->N, K = s->K, batch = s->batch, per_multiprocessor = s->per_multiprocessor;
+  const aotmm_bits numbers = NUMBERS;
   const float read = s->all_read, written = s->all_written, reduce = s->least_reduce;
   for (int i = 0; i < count; i++, c++) {
     aotmm_floats tiles = UP(M * c->per_m) * UP(N * c->per_n) * batch, steps = UP(K * c->per_k);
@@ -797,7 +817,7 @@ HOT void set_bounds(const query *s, int ways, const aotmm_candidates *c, int cou
     for (int way = 0; way < ways; way++) {
       aotmm_floats moving = moved + loaded * (s->ways[way].row_a * c->load_a + s->ways[way].col_b * c->load_b);
       aotmm_floats time = busy + moving - (float)(1 - ALONE) * LESSER(busy, moving) + s->ways[way].least_time;
-      to->block[way * count + i] = NUMBERED(LESSER(time, ALL(MOST)) + rest, way * count + i);
+      to->block[way * count + i] = NUMBERED(LESSER(time, ALL(MOST)) + rest, way * count + i, numbers);
     }
   }
 }
@@ -808,7 +828,7 @@ HOT void set_measured(const aotmm_time *times_, int fast_accum, const aotmm_cand
     aotmm_bits ns;
     for (int lane = 0; lane < AOTMM_LANES; lane++) ns[lane] = (int32_t)times_[c->schedule[lane]].ns;
     aotmm_bits measured = (ns != 0) & (c->fast_accum == fast_accum);
-    aotmm_floats times = NUMBERED(LESS * __builtin_convertvector(ns, aotmm_floats), i);
+    aotmm_floats times = NUMBERED(LESS * __builtin_convertvector(ns, aotmm_floats), i, NUMBERS);
     to->block[i] = (aotmm_floats)((measured & (aotmm_bits)times) | (~measured & (aotmm_bits)to->block[i]));
   }
 }
@@ -914,12 +934,79 @@ static double least_reduce(const query *s) {
   return least;
 }
 
+HOT void search_all(query *s, search *to) {
+  const aotmm_problem *p = s->problem;
+  s->least_reduce = s->limit && p->batch == 1 ? less_than(least_reduce(s)) : DONE;
+  consider_group(s, aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c], to);
+}
+
+/* ---- panels: products whose copies exceed the limit, in parts of C whose copies do not */
+
+/* The fewest parts of at most `most` elements, a multiple of PANEL, as equal as multiples of it can be. */
+static int64_t evenly(int64_t size, int64_t most) {
+  return size <= most ? size : times(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
+}
+
+/* Whether the excluded copies fit the limit for a panel of that many rows and columns. */
+static int copies_fit(const query *s, int64_t rows, int64_t cols) {
+  const aotmm_problem *p = s->problem;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  quantities part = s->ways[0].q;
+  place places[OPERANDS];
+  part.value[AOTMM_VALUE_M] = rows, part.value[AOTMM_VALUE_N] = cols;
+  for (int i = 0; i < OPERANDS; i++)
+    if (s->excluded >> i & 1) places[i] = place_of(&part, i, element_bytes[types[i]]);
+  return bytes_of_copies(places, s->excluded) <= s->limit;
+}
+
+/* Panels of at most that many columns, and of as many rows as the limit lets them have: of 0 rows if it lets them have none. */
+static panels cut_at(const query *s, int64_t most_cols) {
+  const int64_t M = s->problem->M, N = s->problem->N, cols = evenly(N, most_cols);
+  int64_t few = 0, many = ceil_div(M, PANEL); /* multiples of PANEL that fit, and that may */
+  while (few < many) {
+    int64_t middle = many - (many - few) / 2;
+    int64_t rows = times(middle, PANEL);
+    if (copies_fit(s, rows < M ? rows : M, cols))
+      few = middle;
+    else
+      many = middle - 1;
+  }
+  if (few == 0) return (panels){0};
+  const int64_t rows = evenly(M, times(few, PANEL)), down = ceil_div(M, rows), across = ceil_div(N, cols);
+  return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
+}
+
+enum { ANY_KERNEL = UINT32_MAX };
+
+/* Puts the best plan in panels, with this kernel or with any, in the place of a plan that takes longer (cost < 0: of none). */
+COLD void consider_panels(const query *whole, uint32_t kernel, aotmm_plan *best) {
+  const int64_t N = whole->problem->N;
+  for (int64_t most = 0; most < N;) {
+    most = most == 0 ? PANEL : most < N - most ? 2 * most : N;
+    const panels cut = cut_at(whole, most);
+    if (cut.rows == 0) continue;
+    aotmm_problem part = *whole->problem;
+    part.M = cut.rows, part.N = cut.cols;
+    query s;
+    search found = nothing_found();
+    start(&s, &part, &cut, whole->device, (uint64_t)whole->limit);
+    if (kernel == ANY_KERNEL)
+      search_all(&s, &found);
+    else
+      search_kernel(&s, kernel, &found);
+    if (found.best.cost < 0) continue;
+    found.best.cost = times(times(cut.down, cut.across), found.best.cost);
+    found.best.panel_m = cut.rows, found.best.panel_n = cut.cols;
+    if (best->cost < 0 || found.best.cost < best->cost) *best = found.best;
+  }
+}
+
 static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
-  start(&s, p, device, limit);
   search found = nothing_found();
-  s.least_reduce = s.limit && p->batch == 1 ? less_than(least_reduce(&s)) : DONE;
-  consider_group(&s, aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c], &found);
+  start(&s, p, NULL, device, limit);
+  search_all(&s, &found);
+  if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
@@ -931,6 +1018,47 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
   int status = valid(problem);
   if (status || (status = valid_device(device))) return status;
   return choose(problem, device, limit, plan);
+}
+
+/* Why no plan within the limit has this kernel, or the best one that has. */
+static int judge(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_verdict *verdict) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  query s;
+  search found = nothing_found();
+  start(&s, p, NULL, device, limit);
+  int32_t reason = search_kernel(&s, kernel, &found);
+  if (s.excluded) consider_panels(&s, kernel, &found.best);
+  if (found.best.cost >= 0) {
+    verdict->plan = found.best;
+    return AOTMM_OK;
+  }
+  verdict->reason = reason;
+  verdict->found = found.found;
+  if (reason != AOTMM_BROKEN_PROMISE) return AOTMM_OK;
+  verdict->promise = first_broken(k, &s.ways[0].q);
+  if (verdict->promise == k->promise_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "",
+                      "kernel %s keeps all %u promises of its list but not those that are looked at; build the pack again",
+                      k->name, k->promise_count);
+  verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
+  return AOTMM_OK;
+}
+
+int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, uint32_t kernel,
+                aotmm_verdict *verdict) {
+  int status = valid(problem);
+  if (status || (status = valid_device(device))) return status;
+  if (kernel >= aotmm_kernel_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  memset(verdict, 0, sizeof *verdict);
+  if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL)
+    verdict->reason = AOTMM_NO_PRODUCT;
+  else if (!same_types(k, problem))
+    verdict->reason = AOTMM_OTHER_TYPES;
+  else
+    return judge(problem, device, limit, kernel, verdict);
+  return AOTMM_OK;
 }
 
 /* ---- memory of plans */
@@ -971,7 +1099,7 @@ static struct memory *memory_of(const aotmm_problem *p) {
   uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +
                  (uint64_t)p->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)p->stride_cm * 0xff51afd7ed558ccd +
-                 (uint64_t)((p->bias_ptr != 0) ^ p->activation << 20 ^ p->batch << 8) * 0xc4ceb9fe1a85ec53;
+                 ((uint64_t)(p->bias_ptr != 0) ^ (uint64_t)p->activation << 20 ^ (uint64_t)p->batch << 8) * 0xc4ceb9fe1a85ec53;
   return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
 }
 
@@ -1041,7 +1169,7 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
                   void *encoded) {
   const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
   int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
-  int64_t stride_bytes = q->value[map->stride] * map->element_bytes;
+  int64_t stride_bytes = times(q->value[map->stride], map->element_bytes);
   if (outer == 1) /* the stride of one line is 0, which the driver does not take */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
   if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
@@ -1096,25 +1224,69 @@ static uint32_t helper_grid(int kernel, const quantities *q, const aotmm_device 
 
 static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "",
-                    "kernel %s, split %u, copies %u, %llu bytes of workspace do not fit M=%lld N=%lld K=%lld",
-                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies,
-                    (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
+                    "kernel %s, split %u, copies %u, panels of %lld x %lld, %llu bytes of workspace do not fit M=%lld N=%lld "
+                    "K=%lld",
+                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies, (long long)plan->panel_m,
+                    (long long)plan->panel_n, (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
 }
 
-/* Checks a plan against a problem, and completes it. */
-static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
-                   int64_t workspace, launches *all) {
+/* Whether rows or columns of that number can be cut so. */
+static int is_panel(int64_t extent, int64_t size) {
+  return extent == 0 || extent >= size || (extent > 0 && extent % PANEL == 0);
+}
+
+/* Where the next panel begins; at `size` if that was the last. */
+static int64_t after(int64_t begin, int64_t extent, int64_t size) {
+  return extent && extent < size - begin ? begin + extent : size;
+}
+
+static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64_t width) {
+  return address ? (int64_t)((uint64_t)address + (uint64_t)elements * (uint64_t)stride * (uint64_t)width) : 0;
+}
+
+/* Makes the quantities of a product those of its panel that begins at an element of C. Strides stay what they are, even where
+   only one row or column is left: a plan for one panel is for all. */
+static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col) {
+  const struct {
+    uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: it is the same in all rows or columns */
+    int32_t width;
+  } operands_[] = {
+      {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, element_bytes[p->dtype_a]},
+      {AOTMM_VALUE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_BN, element_bytes[p->dtype_b]},
+      {AOTMM_VALUE_C_PTR, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, element_bytes[p->dtype_c]},
+      {AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_STRIDE_BIAS_M, AOTMM_VALUE_STRIDE_BIAS_N, element_bytes[p->dtype_c]},
+      {AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_STRIDE_SCALE_A, AOTMM_VALUE_ZERO, element_bytes[AOTMM_FP32]},
+      {AOTMM_VALUE_SCALE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_SCALE_B, element_bytes[AOTMM_FP32]},
+  };
+  int64_t *value = q->value;
+  for (unsigned i = 0; i < sizeof operands_ / sizeof *operands_; i++) {
+    int64_t *address = value + operands_[i].pointer;
+    *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].width);
+    *address = moved_by(*address, col, value[operands_[i].col_stride], operands_[i].width);
+  }
+  value[AOTMM_VALUE_M] = after(row, plan->panel_m, p->M) - row;
+  value[AOTMM_VALUE_N] = after(col, plan->panel_n, p->N) - col;
+  value[AOTMM_VALUE_C_SPAN] = value[AOTMM_VALUE_N];
+  for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
+}
+
+/* Checks a plan against the panel of a product that begins at an element of C, and completes it. */
+static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col, const aotmm_device *device,
+                   int ordinal, int64_t workspace, launches *all) {
   const uint32_t kernel = plan->kernel;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   int partial = k->role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
+  if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
   set_quantities(&all->q, p);
+  if (plan->panel_m | plan->panel_n) set_panel(&all->q, plan, p, row, col);
+  const int64_t M = all->q.value[AOTMM_VALUE_M], N = all->q.value[AOTMM_VALUE_N];
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
       (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
-      (p->batch != 1 && (partial || plan->copies)) || (plan->copies && p->K == 0))
+      (p->batch != 1 && (partial || plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
   if (plan->copies) {
     place places[OPERANDS];
@@ -1131,14 +1303,14 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_d
     }
     all->q = moved;
   }
-  address = workspace + used;
+  address = behind(workspace, used);
   if (partial) {
     int64_t sums = set_sums(&all->q, kernel, plan->split, address);
     used += sums;
-    address += sums;
+    address = behind(address, sums);
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
-  int64_t units = times(times(tiles_of(kernel, p->M, p->N), p->batch), plan->split);
+  int64_t units = times(times(tiles_of(kernel, M, N), p->batch), plan->split);
   all->grid = grid_of(k, units, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
@@ -1158,11 +1330,14 @@ static int launch_copy(const launches *all, int i, const aotmm_device *device, i
                 ordinal, stream);
 }
 
-static int launch_all(const aotmm_plan *plan, const launches *all, const aotmm_device *device, int ordinal,
-                      void *stream) {
+/* A copy of A or B that the panel before made, to `copied`, is still there. */
+static int launch_all(const aotmm_plan *plan, const launches *all, const quantities *copied, const aotmm_device *device,
+                      int ordinal, void *stream) {
   int status;
   for (int i = 0; i < 2; i++)
-    if (plan->copies >> i & 1 && (status = launch_copy(all, i, device, ordinal, stream))) return status;
+    if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
+        (status = launch_copy(all, i, device, ordinal, stream)))
+      return status;
   status = launch(plan->kernel, &all->q, all->grid, (int)plan->programmatic, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
     status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->programmatic,
@@ -1171,8 +1346,38 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const aotmm_d
   return status;
 }
 
+/* Where the last panel begins. */
+static int64_t last_of(int64_t extent, int64_t size) { return extent ? (size - 1) / extent * extent : 0; }
+
+/* Checks a plan against panels of every kind: the first and the last ones stand for all. */
+static int check_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
+                        int64_t workspace) {
+  launches all;
+  for (int64_t row = 0; row < p->M; row = after(row, last_of(plan->panel_m, p->M), p->M))
+    for (int64_t col = 0; col < p->N; col = after(col, last_of(plan->panel_n, p->N), p->N)) {
+      int status = resolve(plan, p, row, col, device, ordinal, workspace, &all);
+      if (status) return status;
+    }
+  return AOTMM_OK;
+}
+
+static int launch_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
+                         void *stream, int64_t workspace) {
+  launches all;
+  quantities copied[OPERANDS];
+  for (int64_t row = 0; row < p->M; row = after(row, plan->panel_m, p->M))
+    for (int64_t col = 0; col < p->N; col = after(col, plan->panel_n, p->N)) {
+      int status = resolve(plan, p, row, col, device, ordinal, workspace, &all);
+      if (status || (status = launch_all(plan, &all, row | col ? copied : NULL, device, ordinal, stream))) return status;
+      memcpy(copied, all.copied, sizeof copied);
+    }
+  return AOTMM_OK;
+}
+
 int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal, void *stream, void *workspace) {
   const aotmm_device *device;
+  const int64_t address = (int64_t)(intptr_t)workspace;
+  const int cut = plan->panel_m || plan->panel_n;
   launches all;
   void *saved;
   int status = valid(problem);
@@ -1180,10 +1385,12 @@ int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal,
   if (plan->kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", plan->kernel, aotmm_kernel_count);
   if ((status = driver_device(ordinal, &device)) ||
-      (status = resolve(plan, problem, device, ordinal, (int64_t)(intptr_t)workspace, &all)) ||
+      (status = cut ? check_panels(plan, problem, device, ordinal, address)
+                    : resolve(plan, problem, 0, 0, device, ordinal, address, &all)) ||
       (status = driver_enter(ordinal, &saved)))
     return status;
-  status = launch_all(plan, &all, device, ordinal, stream);
+  status = cut ? launch_panels(plan, problem, device, ordinal, stream, address)
+               : launch_all(plan, &all, NULL, device, ordinal, stream);
   driver_leave(saved);
   return status;
 }

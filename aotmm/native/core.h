@@ -20,7 +20,6 @@ typedef struct aotmm_constants {
 } aotmm_constants;
 
 /* Lanes side by side, for vector instructions: of bounds on their times what does not depend on the problem. */
-enum { AOTMM_LANES = 8 };
 typedef float aotmm_floats __attribute__((vector_size(AOTMM_LANES * sizeof(float))));
 typedef int32_t aotmm_bits __attribute__((vector_size(AOTMM_LANES * sizeof(int32_t))));
 typedef struct aotmm_candidates {
@@ -62,9 +61,8 @@ typedef struct aotmm_lane {
   uint16_t class; /* the same in lanes of a span whose roles and promises are equal */
 } aotmm_lane;
 
-/* Lanes of equal types that want no strides to be 1 but these: a bit for each, from AOTMM_VALUE_STRIDE_AM on. The last block
-   is filled up with lanes without kernels. */
-enum { AOTMM_MAX_LANES = 128 };
+/* At most AOTMM_MAX_LANES of equal types that want no strides to be 1 but these: a bit for each, from AOTMM_VALUE_STRIDE_AM
+   on. The last block is filled up with lanes without kernels. */
 typedef struct aotmm_span {
   uint16_t first, count; /* blocks of AOTMM_LANES */
   uint16_t units;
@@ -90,7 +88,7 @@ extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM
 extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
 extern const aotmm_group aotmm_copies[5];                  /* by bytes of an element */
 
-int aotmm_check(const aotmm_problem *, const aotmm_device *, uint32_t kernel, aotmm_verdict *);
+int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_verdict *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_device_facts(int ordinal, aotmm_device *);
 int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);

@@ -118,6 +118,17 @@ static int as_matrix(const view *v, matrix *m) {
   return 0;
 }
 
+/* The largest int64 when it is more: strides of single elements, and of views that nothing is read from, may be any. */
+static int64_t times(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+static int64_t plus(int64_t a, int64_t b) {
+  int64_t sum;
+  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+}
+
 /* One dimension of more than one element: its size, and its stride in bytes. */
 typedef struct axis {
   int64_t size, stride;
@@ -125,8 +136,8 @@ typedef struct axis {
 
 /* The axes of a matrix by rising stride; returns how many. */
 static int axes_of(const matrix *m, axis axes[3]) {
-  const axis all[] = {{m->cols, m->col_stride * m->bytes}, {m->rows, m->row_stride * m->bytes},
-                      {m->batch, m->z_stride * m->bytes}};
+  const axis all[] = {{m->cols, times(m->col_stride, m->bytes)}, {m->rows, times(m->row_stride, m->bytes)},
+                      {m->batch, times(m->z_stride, m->bytes)}};
   int count = 0;
   for (int i = 0; i < 3; i++) {
     if (all[i].size < 2) continue;
@@ -145,7 +156,7 @@ static int overlaps_itself(const matrix *m) {
   int64_t covered = m->bytes;
   for (int i = 0; i < count; i++) {
     if (axes[i].stride < covered) return 1;
-    covered += (axes[i].size - 1) * axes[i].stride;
+    covered = plus(covered, times(axes[i].size - 1, axes[i].stride));
   }
   return 0;
 }
@@ -167,8 +178,9 @@ static int64_t distance(const matrix *x, const matrix *y, int64_t pitch) {
 
 /* Where the memory of a matrix ends. */
 static uint64_t end_of(const matrix *m) {
-  int64_t last = (m->batch - 1) * m->z_stride + (m->rows - 1) * m->row_stride + (m->cols - 1) * m->col_stride;
-  return m->address + (uint64_t)((last + 1) * m->bytes);
+  int64_t rows = plus(times(m->batch - 1, m->z_stride), times(m->rows - 1, m->row_stride));
+  int64_t bytes = times(plus(plus(rows, times(m->cols - 1, m->col_stride)), 1), m->bytes);
+  return m->address + (uint64_t)bytes < m->address ? UINT64_MAX : m->address + (uint64_t)bytes;
 }
 
 /* Do two matrices share memory? Not if their address ranges are apart, nor if there is a pitch at which both repeat what
@@ -190,9 +202,9 @@ static int share_memory(const matrix *x, const matrix *y) {
         int64_t from_x = distance(x, y, pitch);
         if (from_x >= width_x && pitch - from_x >= width_y) return 0;
       }
-      if (j < count_y) width_y += (of_y[j].size - 1) * of_y[j].stride;
+      if (j < count_y) width_y = plus(width_y, times(of_y[j].size - 1, of_y[j].stride));
     }
-    if (i < count_x) width_x += (of_x[i].size - 1) * of_x[i].stride;
+    if (i < count_x) width_x = plus(width_x, times(of_x[i].size - 1, of_x[i].stride));
   }
   return 1;
 }
@@ -292,15 +304,22 @@ static int set_epilogue(call *c) {
                                   &p->stride_scale_b));
 }
 
+/* Whether matrices follow each other as their rows do. */
+static int follow(int64_t z_stride, int64_t rows, int64_t row_stride) {
+  int64_t apart;
+  return !__builtin_mul_overflow(rows, row_stride, &apart) && z_stride == apart;
+}
+
 /* A batch whose B is the same for all is one matrix of all its rows, where those lie evenly: faster, for tiles take rows of
    several. */
 static void merge_rows(aotmm_problem *p) {
   if (p->batch == 1 || p->stride_bz || p->stride_scale_a) return;
   if (p->M == 1) p->stride_am = p->stride_az, p->stride_cm = p->stride_cz, p->stride_bias_m = p->stride_bias_z;
-  if (p->stride_az != p->M * p->stride_am || p->stride_cz != p->M * p->stride_cm ||
-      p->stride_bias_z != p->M * p->stride_bias_m)
+  int64_t rows;
+  if (!follow(p->stride_az, p->M, p->stride_am) || !follow(p->stride_cz, p->M, p->stride_cm) ||
+      !follow(p->stride_bias_z, p->M, p->stride_bias_m) || __builtin_mul_overflow(p->M, p->batch, &rows))
     return;
-  p->M *= p->batch, p->batch = 1;
+  p->M = rows, p->batch = 1;
   p->stride_az = p->stride_cz = p->stride_bias_z = 0;
 }
 
@@ -364,7 +383,7 @@ static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m
   if (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0))
     return fail(KIND_TYPE, "aotmm cannot write this dtype");
   int64_t rows = a->rows > 0 ? a->rows : 1, cols = b->cols > 0 ? b->cols : 1;
-  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {rows * cols, cols, 1};
+  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {times(rows, cols), cols, 1};
   *m = (matrix){.batch = sizes[0], .rows = sizes[1], .cols = sizes[2],
                 .z_stride = strides[0], .row_stride = strides[1], .col_stride = 1,
                 .dtype = output < 0 ? default_outputs[a->dtype] : (int32_t)output};

@@ -51,7 +51,6 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
     NO_SPLIT,
     TOO_MUCH_WORKSPACE,
 ) = range(8)
-ANY_WORKSPACE = 2**64 - 1
 COPY_A, COPY_B, COPY_C = 1, 2, 4
 # What the stride of a matrix without gaps between its lines is.
 _SIZE_OF = {"stride_am": "K", "stride_ak": "M", "stride_bk": "N", "stride_bn": "K", "stride_cm": "N", "stride_cn": "M"}
@@ -79,7 +78,7 @@ class CPlan(Structure):
     _fields_ = [
         *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "programmatic", "measured")),
         ("workspace_bytes", c_uint64),
-        ("cost", c_int64),
+        *((name, c_int64) for name in ("cost", "panel_m", "panel_n")),
     ]
 
 
@@ -151,7 +150,7 @@ class _CLauncher(Structure):
         ("kernel_count", c_uint32),
         ("arch", c_char_p),
         ("kernels", c_void_p),
-        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint32, POINTER(CVerdict))),
+        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, c_uint32, POINTER(CVerdict))),
         ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, POINTER(CPlan))),
         ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),
         ("plan", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_uint64, POINTER(CPlan))),
@@ -232,11 +231,12 @@ class Plan:
         kernel: number of the product or partial.
         split: slices of K, 1 for a product.
         copies: operands in the workspace: COPY_A | COPY_B | COPY_C.
-        grid: blocks of `kernel`.
+        grid: blocks of `kernel`, for a whole panel.
         programmatic: may start before what precedes it on the stream ends.
         measured: `cost` was measured for this very shape, else it is predicted.
         workspace_bytes: device memory that running it needs.
         cost: ns.
+        panel_m, panel_n: rows and columns of C that are computed at a time; 0 for all.
     """
 
     kernel: int
@@ -247,10 +247,15 @@ class Plan:
     measured: bool = False
     workspace_bytes: int = 0
     cost: int = 0
+    panel_m: int = 0
+    panel_n: int = 0
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """What is launched, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C"."""
+        """What is launched for each panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
+
+        A copy of A or B that the panel before made is not made again.
+        """
         copies = [f"copy {name}" for bit, name in enumerate("ABC") if self.copies >> bit & 1]
         before = [name for name in copies if name != "copy C"]
         main = ["product"] if self.split == 1 else ["partial", "reduce"]
@@ -346,10 +351,15 @@ class Launcher:
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
 
-    def check(self, problem: Problem, device: CDevice, kernel: int) -> Verdict:
-        """The best plan with kernel number `kernel`, or why there is none; needs no GPU. Raises ValueError."""
+    def check(
+        self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT
+    ) -> Verdict:
+        """The best plan with kernel number `kernel` and a workspace of at most that many bytes, or why there is none.
+
+        Needs no GPU. Raises ValueError.
+        """
         verdict = CVerdict()
-        self._raise(self._c.check(byref(problem.to_c()), byref(device), kernel, byref(verdict)))
+        self._raise(self._c.check(byref(problem.to_c()), byref(device), workspace_limit, kernel, byref(verdict)))
         entry = self.kernels[kernel]
         return Verdict(
             kernel=entry,
@@ -358,7 +368,7 @@ class Launcher:
             plan=Plan.from_c(verdict.plan) if verdict.reason == FITS else None,
         )
 
-    def select(self, problem: Problem, device: CDevice, workspace_limit: int = ANY_WORKSPACE) -> Plan:
+    def select(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Plan:
         """The best plan with a workspace of at most that many bytes; needs no GPU. Raises NoKernelError, ValueError."""
         plan = CPlan()
         self._raise(self._c.select(byref(problem.to_c()), byref(device), workspace_limit, byref(plan)))
@@ -366,7 +376,8 @@ class Launcher:
 
     def explain(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Selection:
         """What selection makes of `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
-        verdicts = tuple(self.check(problem, device, number) for number in range(len(self.kernels)))
+        numbers = range(len(self.kernels))
+        verdicts = tuple(self.check(problem, device, number, workspace_limit) for number in numbers)
         try:
             plan = self.select(problem, device, workspace_limit)
         except NoKernelError:
@@ -383,7 +394,7 @@ class Launcher:
     def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
         """Launches `plan` with `workspace` bytes of device memory at that address.
 
-        Only kernel, split, copies, programmatic and workspace_bytes of the plan count.
+        Only kernel, split, copies, programmatic, workspace_bytes, panel_m and panel_n of the plan count.
 
         Raises:
             NoKernelError: the plan does not fit the problem. DriverError, ValueError.
@@ -436,7 +447,8 @@ def _described(plan: Plan | None) -> str:
     if plan is None:
         return ""
     how = "measured" if plan.measured else "predicted"
-    return f"{' + '.join(plan.launches)}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
+    panels = f" in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else ""
+    return f"{' + '.join(plan.launches)}{panels}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
 
 
 def _reason(kernel: Kernel, verdict: CVerdict, problem: Problem) -> str | None:

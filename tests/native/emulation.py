@@ -201,6 +201,12 @@ class Operand:
         return np.asarray(self.address + elements).ravel()
 
 
+def panels(plan: Plan, product: Product | Problem) -> int:
+    """In how many parts a plan computes C."""
+    down, across = -(-product.M // (plan.panel_m or product.M)), -(-product.N // (plan.panel_n or product.N))
+    return down * across
+
+
 def place(values: Array, product: Product, *, transposed: bool, step: int = 1) -> Operand:
     """`values` (batch, rows, cols) in memory as `product` wants it; between them is NaN, in int8 -1.
 
@@ -387,14 +393,15 @@ class Case:
             rounded = numerics.decode(numerics.encode(want, product.out), product.out)
             return judge(got, rounded, want, x, bounds, product.out, product.activation)
 
-    def stray_stores(self, stores: dict[str, Array]) -> int:
-        """Bytes of C that were not stored exactly once, and bytes beside it that were stored."""
+    def stray_stores(self, launches: list[dict[str, Array]]) -> int:
+        """Bytes of C that all launches together did not store exactly once, and bytes beside it that they stored."""
         elements, stray = self.operands["C"].bytes_of_elements(), 0
         for number, buffer in enumerate(self.operands["C"].buffers):
             wanted = np.zeros(buffer.nbytes, np.uint8)
             inside = elements - buffer.ctypes.data
             wanted[inside[(inside >= 0) & (inside < buffer.nbytes)]] = 1
-            stray += int((stores[f"C{number}"] != wanted).sum())
+            stored = np.sum([stores[f"C{number}"] for stores in launches], axis=0)
+            stray += int((stored != wanted).sum())
         return stray
 
     def complaints(self, found: Judgement) -> list[str]:
@@ -433,14 +440,19 @@ class Emulator:
         launches = self.driver.launches
         found = case.judge(self.arch)
         complaints = [*self.driver.faults, *self.driver.misuse]
-        if [self.role(launch.image) for launch in launches] != [step.partition(" ")[0] for step in plan.launches]:
+        roles = [self.role(launch.image) for launch in launches]
+        wanted = [step.partition(" ")[0] for step in plan.launches] * panels(plan, product)
+        if plan.panel_m or plan.panel_n:  # some copies are used again
+            roles, wanted = ([role for role in steps if role != "copy"] for steps in (roles, wanted))
+        if roles != wanted:
             complaints.append(f"images were launched that the plan {plan} does not have")
-        if hashlib.sha256(launches[plan.main].image).hexdigest() != self.kernels[plan.kernel].image.sha256:
+        mains = [launch.image for launch in launches if self.role(launch.image) in ("product", "partial")]
+        if {hashlib.sha256(image).hexdigest() for image in mains} != {self.kernels[plan.kernel].image.sha256}:
             complaints.append("another image than the kernel's was launched")
-        stats = launches[-1].stats
-        if stats is None:
-            complaints.append("the last launch was not executed")
-        elif stray := case.stray_stores(stats.stores):
+        executed = [launch.stats.stores for launch in launches if launch.stats is not None]
+        if len(executed) < len(launches):
+            complaints.append("a launch was not executed")
+        elif stray := case.stray_stores(executed):
             complaints.append(f"{stray} bytes of C's memory are not stored as often as they should be")
         complaints += case.complaints(found)
         seconds = time.perf_counter() - begin

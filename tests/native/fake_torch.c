@@ -18,6 +18,7 @@ EXPORT char events[1000], raised[600];
 EXPORT uint64_t wanted;      /* bytes of workspace that the launcher's plans need where they may */
 EXPORT int memory_is_short;  /* torch allocates nothing */
 EXPORT int run_fails;
+EXPORT int64_t strides[3][2]; /* of the operands, and of an `out`; 0: as of dense ones */
 EXPORT int64_t live; /* tensors that were not deleted */
 EXPORT void (*kernels[2])(uint64_t *, uint64_t, uint64_t); /* mm, mm.out */
 
@@ -120,17 +121,18 @@ EXPORT const aotmm_launcher lacking = {.abi = AOTMM_ABI, .problem_bytes = sizeof
                                        .run = run, .last_error = no_kernel};
 
 /* An fp16 matrix that the op owns. */
-static tensor *matrix(int64_t rows, int64_t cols, int64_t address) {
+static tensor *matrix(int64_t rows, int64_t cols, int64_t address, const int64_t apart[2]) {
   tensor *t = calloc(1, sizeof *t);
   live++;
-  *t = (tensor){2, {rows, cols}, {cols ? cols : 1, 1}, AOTMM_FP16, 3, (void *)address};
+  *t = (tensor){2, {rows, cols}, {apart[0] ? apart[0] : cols ? cols : 1, apart[1] ? apart[1] : 1}, AOTMM_FP16, 3,
+                (void *)address};
   return t;
 }
 
 /* mm or mm.out of (M, K) and (K, N) on device 3, for library 0. */
 EXPORT void multiply(int into_out, int64_t M, int64_t N, int64_t K) {
-  uint64_t stack[11] = {(uint64_t)matrix(M, K, 1 << 20), (uint64_t)matrix(K, N, 2 << 20)};
-  stack[10] = into_out ? (uint64_t)matrix(M, N, 3 << 20) : (uint64_t)-1;
+  uint64_t stack[11] = {(uint64_t)matrix(M, K, 1 << 20, strides[0]), (uint64_t)matrix(K, N, 2 << 20, strides[1])};
+  stack[10] = into_out ? (uint64_t)matrix(M, N, 3 << 20, strides[2]) : (uint64_t)-1;
   events[0] = raised[0] = 0;
   kernels[into_out](stack, 11, 1);
   if (!raised[0]) aoti_torch_delete_tensor_object((tensor *)stack[0]);

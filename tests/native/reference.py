@@ -7,9 +7,10 @@ is promised of it being equal to or at least something holds.
 from __future__ import annotations
 
 import bisect
+import itertools
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aotmm.build.render import constants
 from aotmm.kernel import Kernel, resident
@@ -24,6 +25,7 @@ PROGRAMMATIC_NS = 50_000
 FULL_PROGRAMMATIC_NS = 12_000  # of a launch that leaves no room for the next one
 SPLIT_LINES = 3  # times that a load across cache lines counts
 SEEN_ADDRESS = 256  # where a workspace is taken to be
+PANEL = 128  # panels have a multiple of so many rows and columns, or all
 
 Values = dict[str, int | None]
 
@@ -220,6 +222,73 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
     )
 
 
+def widths_of(problem: Problem) -> list[int]:
+    """Bytes of an element of A, B and C."""
+    return [DTYPES[name].bytes for name in (problem.dtype_a, problem.dtype_b, problem.dtype_c)]
+
+
+def badly_lying(problem: Problem, values: Values) -> list[int]:
+    """The operands that fast kernels do not take as they are."""
+    return [number for number, width in enumerate(widths_of(problem)) if not lies_well(values, number, width)]
+
+
+# ---------------------------------------------------------------------------------------------------------- panels
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """How C is cut: rows and columns of a panel, how many panels there are, and what the last ones have."""
+
+    rows: int
+    cols: int
+    down: int
+    across: int
+    last_rows: int
+    last_cols: int
+
+    @property
+    def count(self) -> int:
+        """All panels."""
+        return self.down * self.across
+
+
+def whole(problem: Problem) -> tuple[Problem, Panels]:
+    """The problem in one panel."""
+    return problem, Panels(problem.M, problem.N, 1, 1, problem.M, problem.N)
+
+
+def panels(problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
+    """The ways to cut a problem, and the problem of one panel; none if all copies fit in the workspace."""
+    p, values = problem, quantities(problem)
+    if limit == 0 or p.batch != 1 or 0 in (p.M, p.N, p.K):
+        return
+    widths, needed = widths_of(p), badly_lying(p, values)
+
+    def fits(rows: int, cols: int) -> bool:
+        sizes = values | {"M": rows, "N": cols}
+        return sum(place(sizes, number, widths[number]).bytes for number in needed) <= limit
+
+    def evenly(size: int, most: int) -> int:
+        return size if size <= most else ceil_div(ceil_div(size, ceil_div(size, most)), PANEL) * PANEL
+
+    if fits(p.M, p.N):
+        return
+    for most in (*itertools.takewhile(lambda cols: cols < p.N, (PANEL << i for i in itertools.count())), p.N):
+        cols = evenly(p.N, most)
+        numbers = range(1, ceil_div(p.M, PANEL) + 1)
+        fitting = bisect.bisect_left(numbers, True, key=lambda number: not fits(min(number * PANEL, p.M), cols))  # noqa: FBT003
+        if fitting:
+            rows = evenly(p.M, fitting * PANEL)
+            down, across = ceil_div(p.M, rows), ceil_div(p.N, cols)
+            cut = Panels(rows, cols, down, across, p.M - (down - 1) * rows, p.N - (across - 1) * cols)
+            yield replace(p, M=rows, N=cols), cut
+
+
+def in_panels(plan: Plan, cut: Panels) -> Plan:
+    """The plan for one panel as that for all."""
+    if cut.count == 1:
+        return plan
+    return replace(plan, cost=min(plan.cost * cut.count, 2**63 - 1), panel_m=cut.rows, panel_n=cut.cols)
+
+
 # ------------------------------------------------------------------------------------------------------- selection
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -291,14 +360,14 @@ class Reference:
         )
 
     # ---- plans
-    def ways(self, problem: Problem, device: CDevice, limit: int) -> Iterator[Way]:
+    def ways(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> Iterator[Way]:
         """How the operands may lie, without copies first."""
-        values = quantities(problem)
+        values = quantities(problem) | {"c_span": cut.last_cols}
         yield Way(0, 0, 0.0, values)
         if limit == 0 or problem.batch != 1 or 0 in (problem.M, problem.N, problem.K):
             return
-        widths = [DTYPES[name].bytes for name in (problem.dtype_a, problem.dtype_b, problem.dtype_c)]
-        needed = [number for number in (A, B, C) if not lies_well(values, number, widths[number])]
+        widths, needed = widths_of(problem), badly_lying(problem, values)
+        served = cut.across, cut.down if cut.across == 1 else 1, 1
         operands = [number for number in needed if number != C]
         for chosen in dict.fromkeys((tuple(operands), tuple(needed) if C in needed else ())):
             if not chosen:
@@ -313,38 +382,59 @@ class Reference:
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
                     base, _, _, byte, *_ = self.constants_of(problem, kernel or 0)
                     elements = float(sized(copied, "M")) * float(sized(copied, "N"))
-                    ns += base + elements * (2 * widths[number]) * byte
+                    ns += (base + elements * (2 * widths[number]) * byte) / served[number]
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
 
-    def check(self, problem: Problem, device: CDevice, number: int) -> Plan | str:
+    def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Plan | str:
         """The best plan with one kernel, or the kind of reason why there is none."""
         if self.kernels[number].role not in ("product", "partial"):
             return "no product"
         if not same_types(self.kernels[number], problem):
             return "types"
-        return self._best(problem, device, number, list(self.ways(problem, device, MAX_WORKSPACE)), MAX_WORKSPACE)
+        found = []
+        for part, cut in (whole(problem), *panels(problem, limit)):
+            plan = self._best(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
+            found.append(in_panels(plan, cut) if isinstance(plan, Plan) else plan)
+        plans = [plan for plan in found if isinstance(plan, Plan)]
+        return min(plans, key=lambda plan: plan.cost) if plans else found[0]
 
     def select(self, problem: Problem, device: CDevice, limit: int) -> Plan | None:
         """The best plan of all."""
+        found = [
+            in_panels(plan, cut)
+            for part, cut in (whole(problem), *panels(problem, limit))
+            if (plan := self._select(part, device, limit, cut)) is not None
+        ]
+        return min(found, key=lambda plan: plan.cost, default=None)
+
+    def _select(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> Plan | None:
         plainest: dict[object, tuple[tuple[int, int], Plan]] = {}
-        ways = list(self.ways(problem, device, limit))
+        ways = list(self.ways(problem, device, limit, cut))
         for number, kernel in enumerate(self.kernels):
-            plan = self._best(problem, device, number, ways, limit) if same_types(kernel, problem) else "types"
+            plan = self._best(problem, device, number, ways, limit, cut) if same_types(kernel, problem) else "types"
             if isinstance(plan, Plan):
                 key = (kernel.role, kernel.schedule, kernel.promises)
                 rank = (EPILOGUES.index(kernel.epilogue), number)
                 plainest[key] = min(plainest.get(key, (rank, plan)), (rank, plan), key=lambda row: row[0])
         return min((plan for _, plan in plainest.values()), key=self._rank, default=None)
 
-    def _best(self, problem: Problem, device: CDevice, number: int, ways: list[Way], limit: int) -> Plan | str:
+    def _best(
+        self, problem: Problem, device: CDevice, number: int, ways: list[Way], limit: int, cut: Panels
+    ) -> Plan | str:
         kernel = self.kernels[number]
         partial = kernel.role == "partial"
-        way = next((w for w in ways if not (partial and w.copies >> C & 1) and keeps_promises(kernel, w.values)), None)
+        last = {"M": cut.last_rows, "N": cut.last_cols}
+
+        def fits(way: Way) -> bool:
+            kept = keeps_promises(kernel, way.values) and keeps_promises(kernel, way.values | last)
+            return kept and not (partial and way.copies >> C & 1)
+
+        way = next(filter(fits, ways), None)
         if way is None:
             return "promise"
         if kernel.shared_bytes > device.shared_bytes:
             return "shared"
-        found = (self._partial if partial else self._product)(problem, device, number, way, limit)
+        found = (self._partial if partial else self._product)(problem, device, number, way, limit, cut)
         plans = [plan for plan in found if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.cost) if plans else found[-1]
 
@@ -353,14 +443,18 @@ class Reference:
         copies = plan.copies.bit_count()
         return plan.cost, copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel
 
-    def _product(self, problem: Problem, device: CDevice, number: int, way: Way, limit: int) -> list[Plan | str]:
+    def _product(
+        self, problem: Problem, device: CDevice, number: int, way: Way, limit: int, cut: Panels
+    ) -> list[Plan | str]:
         kernel, p = self.kernels[number], problem
         units = tiles(kernel, p.M, p.N) * p.batch
         written = float(p.M) * float(p.N) * DTYPES[p.dtype_c].bytes
         ns = self._main_ns(problem, device, number, way, units, 1, float(p.batch) * (bytes_read(p) + written))
-        return [self._plan(problem, device, number, way, 1, units, 0, (ns, ns + way.ns), limit)]
+        return [self._plan(problem, device, number, way, 1, units, 0, (ns, ns + way.ns), limit, cut)]
 
-    def _partial(self, problem: Problem, device: CDevice, number: int, way: Way, limit: int) -> list[Plan | str]:
+    def _partial(
+        self, problem: Problem, device: CDevice, number: int, way: Way, limit: int, cut: Panels
+    ) -> list[Plan | str]:
         kernel, p = self.kernels[number], problem
         steps = ceil_div(p.K, kernel.config.block_k)
         units = tiles(kernel, p.M, p.N)
@@ -379,14 +473,15 @@ class Reference:
         for split in SPLITS:
             if steps < 2 * split:
                 continue
-            sample = self._measured(problem, way, kernel)
+            sample = self._measured(problem, way, kernel, cut)
             if sample is not None and sample.split != split:
                 continue
             moved = bytes_read(p) + split * 4.0 * slab
             ns = self._main_ns(problem, device, number, way, units, split, moved)
             rest = base + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * byte
             sums = ceil_div(4 * split * slab, 256) * 256
-            plans.append(self._plan(problem, device, number, way, split, units, sums, (ns, ns + rest + way.ns), limit))
+            times = ns, ns + rest + way.ns
+            plans.append(self._plan(problem, device, number, way, split, units, sums, times, limit, cut))
         return plans
 
     def _main_ns(
@@ -404,9 +499,9 @@ class Reference:
         moving = moved * byte + float(units) * float(steps) * loads * load
         return base + (max(busy, moving) + 0.4 * min(busy, moving))
 
-    def _measured(self, problem: Problem, way: Way, kernel: Kernel) -> Sample | None:
+    def _measured(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> Sample | None:
         layout = layout_of(way.values)
-        if way.copies or problem.batch != 1 or layout is None or (kernel.fast_accum and not problem.fast_accum):
+        if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or (kernel.fast_accum and not problem.fast_accum):
             return None
         width = DTYPES[problem.dtype_a].bytes
         shape = (width, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
@@ -424,6 +519,7 @@ class Reference:
         sums: int,
         ns: tuple[float, float],
         limit: int,
+        cut: Panels,
     ) -> Plan | str:
         """A plan; `ns` is the predicted time of the main kernel, and of all."""
         kernel = self.kernels[number]
@@ -433,7 +529,7 @@ class Reference:
         size = way.bytes + sums
         if size > limit:
             return "workspace"
-        sample = self._measured(problem, way, kernel)
+        sample = self._measured(problem, way, kernel, cut)
         blocks = self.constants_of(problem, number)[-1]
         slots = max(1, device.multiprocessors * blocks // kernel.num_ctas)
         least = FULL_PROGRAMMATIC_NS if slots // 2 < units * split <= slots else PROGRAMMATIC_NS

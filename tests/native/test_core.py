@@ -9,25 +9,29 @@ import hashlib
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from aotmm import table
+from aotmm.build import render
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.kernel import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, input_types
-from aotmm.runtime.launcher import ANY_WORKSPACE, INVALID, CDevice, CPlan, Launcher, Problem
+from aotmm.kernel import Kernel, Promise
+from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
+from aotmm.runtime.launcher import INVALID, CDevice, CPlan, Launcher, Problem
 from aotmm.runtime.pack import load_verified, open_pack
 from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import TARGETS, target
-from tests.build.packs import default_pack
+from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
 from tests.native.reference import Reference, keeps_promises, quantities, same_types, tiles
+from tests.native.test_plans import changed_pack
 from tests.samples import SHIPPED
 
 PROBLEMS = 10_000
 COMPARED = 1_000
+EXPLAINED = 200
 SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
 USUAL_SIZES = (1, 8, 24, 64, 100, 128, 256, 1000, 4096)
 PADDINGS = {True: (0, 16, 112), False: (0, 1, 8, 100)}
@@ -37,6 +41,7 @@ STEPS = {True: (1,), False: (1, 1, 2)}
 OFFSETS = {True: (0, 16), False: (0, 0, 1, 2, 8)}
 SHARED = (16_384, 49_152, 65_536, 101_376, 166_912, 232_448)
 DISPATCHES = 200
+LIMITS = (0, 2**16, 2**20, 2**31, 2**40, 2**64 - 1)
 MAX_GRID = 2**31 - 1
 
 
@@ -176,11 +181,12 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # no
     }
     for number in range(COMPARED):
         problem, device = draw(rng, arch)
-        limit = (0, 2**20, 2**40, ANY_WORKSPACE)[rng.integers(4)]
+        limit = LIMITS[rng.integers(len(LIMITS))]
         some = [n for n, k in enumerate(pack.kernels) if number % 10 == 0 and same_types(k, problem)]
         some.append(int(rng.integers(len(pack.kernels))))
         for kernel in some:
-            found, wanted = pack.check(problem, device, kernel), reference.check(problem, device, kernel)
+            found = pack.check(problem, device, kernel, limit)
+            wanted = reference.check(problem, device, kernel, min(limit, 2**40))
             assert (found.plan or kind(found.rejected)) == wanted, (
                 problem,
                 pack.kernels[kernel],
@@ -194,13 +200,43 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # no
             assert plan is None, (problem, plan)
         if plan is not None:
             seen["plans"].update(
-                [*plan.launches, *(name for name in ("programmatic", "measured") if getattr(plan, name))]
+                [*plan.launches, *(name for name in ("programmatic", "measured", "panel_m") if getattr(plan, name))]
             )
         seen["layouts"][pack.kernels[plan.kernel].layout if plan else "none"] += 1
     assert set(seen["reasons"]) >= {"types", "promise", "shared", "blocks", "no product", "fits"}, seen
-    launched = {"product", "partial", "reduce", "copy A", "copy B", "copy C"}
+    launched = {"product", "partial", "reduce", "copy A", "copy B", "copy C", "panel_m"}
     assert set(seen["plans"]) >= ({"product", "measured"} if tuned else launched), seen
     assert min(seen["layouts"][layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > COMPARED // 100, seen
+
+
+@pytest.mark.parametrize("arch", SHIPPED)
+def test_no_verdict_is_better_than_the_plan(arch: str) -> None:
+    """`explain` shows no plan that takes more workspace than a product may, or less time than the chosen one."""
+    mm, rng, cut = launcher(arch), np.random.default_rng(21), 0
+    for _ in range(EXPLAINED):
+        problem, device = draw(rng, arch)
+        limit = LIMITS[rng.integers(len(LIMITS))]
+        found = mm.explain(problem, device, limit)
+        if found.chosen is not None and found.chosen.plan is not None:
+            plans = [verdict.plan for verdict in found.verdicts if verdict.plan is not None]
+            assert min(plan.cost for plan in plans) == found.chosen.plan.cost, (problem, device.multiprocessors, limit)
+            assert max(plan.workspace_bytes for plan in plans) <= limit
+            cut += any(plan.panel_m for plan in plans)
+    assert cut > 0
+
+
+@pytest.mark.parametrize("arch", SHIPPED)
+def test_explained_is_what_is_launched(arch: str) -> None:
+    """Without a limit of its own `explain` keeps the one that products have, and shows panels where it asks for them."""
+    device = CDevice(target(arch).multiprocessors, target(arch).shared_bytes)
+    problem = replace(dense(20_000, 20_000, 60_000), strides_a=(60_001, 1), strides_b=(20_001, 1))
+    found = launcher(arch).explain(problem, device)
+    assert found.chosen is not None
+    assert found.chosen.plan == launcher(arch).select(problem, device, WORKSPACE_LIMIT)
+    assert found.chosen.plan.panel_m
+    assert f"in panels of {found.chosen.plan.panel_m} x {found.chosen.plan.panel_n}, grid of" in str(found)
+    assert found.chosen.plan.cost < launcher(arch).select(problem, device, 0).cost / 5
+    assert {verdict.plan.workspace_bytes > WORKSPACE_LIMIT for verdict in found.verdicts if verdict.plan} == {False}
 
 
 def load_apart(arch: str) -> Launcher:
@@ -461,3 +497,30 @@ def test_device_that_was_not_read(count: int) -> None:
     launcher = open_pack(default_pack("sm80")).launcher
     with pytest.raises(ValueError, match=f"multiprocessors={count}: at least 1"):
         launcher.explain(Problem(8, 8, 8, (8, 1), (8, 1), (8, 1), "fp16", "fp16", "fp16"), CDevice(count, 0))
+
+
+@own_process
+def test_tables_that_contradict_each_other(interpreted_pack: Path, tmp_path: Path) -> None:
+    """A kernel whose promises hold but not what is looked at for them is refused by name, not searched for ever."""
+
+    def impossible(promise: Promise) -> tuple[str, int, int, int]:
+        return promise.value, 2**64 - 1, 1, 0
+
+    with mock.patch.object(render, "_condition", impossible):
+        mm = open_pack(changed_pack(tiny_pack(interpreted_pack.name), tmp_path, lambda kernel: kernel)).launcher
+    number = next(n for n, kernel in enumerate(mm.kernels) if (kernel.role, kernel.layout) == ("product", "nn"))
+    with pytest.raises(ValueError, match=f"kernel {mm.kernels[number].name} keeps all .* promises of its list"):
+        mm.check(dense(256, 256, 256), CDevice(108, 166_912), number)
+
+
+@pytest.mark.parametrize(("lanes", "most"), [(4, 16), (16, 64)])
+@own_process
+def test_vectors_of_any_width(interpreted_pack: Path, tmp_path: Path, lanes: int, most: int) -> None:
+    """How many kernels selection looks at together is said where tables are made, and changes no plan."""
+    whole = open_pack(interpreted_pack).launcher
+    with mock.patch.multiple(render, _LANES=lanes, _MAX_LANES=most):
+        other = open_pack(changed_pack(interpreted_pack, tmp_path, lambda kernel: kernel)).launcher
+    rng = np.random.default_rng(22)
+    for _ in range(PROBLEMS // 10):
+        problem, device = draw(rng, interpreted_pack.name)
+        assert selected(other, problem, device) == selected(whole, problem, device), problem

@@ -127,9 +127,9 @@ MUTANTS = {
         "(cols ^ 1).to(tl.int64) * stride_bias_n, mask=cols < N",
         ("empty", "vector", "split"),
     ),
-    "no launch bounds of N": Mutant(CORE, "tiles_of(kernel, p->M, p->N)", "tiles_of(kernel, p->M, p->M)", ("exact",)),
+    "no launch bounds of N": Mutant(CORE, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, M)", ("exact",)),
     "batch not launched": Mutant(
-        CORE, "times(tiles_of(kernel, p->M, p->N), p->batch)", "tiles_of(kernel, p->M, p->N)", ("batch",)
+        CORE, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
     ),
     "promises of alignment not checked": Mutant(
         CORE, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
@@ -141,7 +141,9 @@ MUTANTS = {
         "(rows ^ 1).to(tl.int64)[:, None] * workspace_stride_m",
         ("split",),
     ),
-    "an operand copied to where another lies": Mutant(CORE, "    address += places[i].bytes;", "", ("copied",)),
+    "an operand copied to where another lies": Mutant(
+        CORE, "    address = behind(address, places[i].bytes);", "", ("copied",)
+    ),
     "lines of copies overlap": Mutant(
         CORE, "found.pitch = bytes / width;", "found.pitch = bytes / width - 64;", ("copied",)
     ),

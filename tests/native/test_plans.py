@@ -144,6 +144,125 @@ def test_chosen_by_itself(pack: Path) -> None:
         assert mm.select(problem, device, plan.workspace_bytes) == plan
 
 
+# ----------------------------------------------------------------------------------------------------------- panels
+CUT = Product(129, 136, 72, padding=3, offset=1)  # 2 x 2 panels of 128 x 128, the last ones of one row and of 8 columns
+ODD = replace(CUT, N=129)
+CUTS = {
+    "rows": ("product", CUT, 128, 0),
+    "columns": ("product", replace(CUT, layout="nt"), 0, 128),
+    "both": ("product", replace(CUT, exact=False), 128, 128),
+    "scattered C": ("product", replace(CUT, step_c=2, bias="vector", activation="leaky_relu", scales="tensor"), 128, 128),
+    "epilogue": ("product", replace(CUT, bias="matrix", activation="relu", scales="rows"), 128, 128),
+    "slices": ("partial", replace(CUT, K=264, bias="matrix", activation="relu", scales="rows"), 128, 128),
+}
+
+
+@pytest.mark.parametrize(("role", "product", "panel_m", "panel_n"), CUTS.values(), ids=CUTS)
+@own_process
+def test_panels_executed(pack: Path, role: str, product: Product, panel_m: int, panel_n: int) -> None:
+    """Products in panels of rows, of columns and of both are right, with all that happens to sums, copied or sliced."""
+    emulator = Emulator(pack)
+    plan = Plan(
+        number_of(emulator, role, product.layout),
+        split=2 if role == "partial" else 1,
+        copies=COPY_A | COPY_B | (COPY_C if role == "product" else 0),
+        workspace_bytes=BIG >> 4,
+        panel_m=panel_m,
+        panel_n=panel_n,
+    )
+    assert emulator.run(product, plan=plan).complaints == ()
+
+
+@pytest.mark.parametrize(
+    "product",
+    [replace(ODD, layout="tt"), replace(ODD, K=0, bias="vector"), replace(ODD, bias="matrix", scales="rows")],
+    ids=["column-major", "no K", "epilogue"],
+)
+@own_process
+def test_panels_without_copies(pack: Path, product: Product) -> None:
+    """The generic kernel computes panels of operands as they lie; single rows and columns are left at the end."""
+    emulator = Emulator(pack)
+    kind = "product", "any", product.out
+    generic = next(n for n, k in enumerate(emulator.kernels) if (k.role, k.layout, k.dtype_c) == kind)
+    assert emulator.run(product, plan=Plan(generic, panel_m=128, panel_n=128)).complaints == ()
+
+
+@own_process
+def test_panels_as_selected(pack: Path) -> None:
+    """Where copies exceed the limit the product is cut: along the operand that is copied, or along both; and launched so."""
+    emulator = Emulator(pack, execute=False)
+    mm, device = emulator.launcher, emulator.launcher.device(0)
+    size = 2048
+    even = problem_of(size, size, size)
+    odd_a, odd_b = {"strides_a": (size + 1, 1)}, {"strides_b": (size + 1, 1)}
+    all_of_it = (size * size + 4096) * 2  # of one copy, as far as rows of 128 bytes matter
+    for changes, panels in (
+        (odd_a, (512, size)),
+        (odd_b, (size, 512)),
+    ):
+        problem = replace(even, **changes)
+        copied = mm.select(problem, device, all_of_it)
+        cut = mm.select(problem, device, all_of_it // 4)
+        assert (copied.copies.bit_count(), copied.panel_m, copied.panel_n) == (1, 0, 0)
+        assert (cut.copies, cut.panel_m, cut.panel_n) == (copied.copies, *panels)
+        assert cut.workspace_bytes <= all_of_it // 4
+        assert copied.cost < cut.cost < mm.select(problem, device, 0).cost
+    both = replace(even, **odd_a, **odd_b)
+    cut = mm.select(both, device, all_of_it)
+    assert cut.panel_m < size
+    assert cut.panel_n < size
+    for limit in (0, 1, 2**16, 2**20, all_of_it // 3, all_of_it, 3 * all_of_it):
+        plan = mm.select(both, device, limit)
+        assert plan.workspace_bytes <= limit
+        assert plan == mm.plan(both, 0, limit) == mm.plan(both, 0, limit), "remembered"
+        emulator.launcher.run(plan, both, 0, 0, 1 << 44)
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_selected_panels_fit(pack: Path) -> None:
+    """`run` takes every plan in panels that selection gives, whatever is left for the last of them."""
+    emulator, rng, cut = Emulator(pack, execute=False), np.random.default_rng(6), 0
+    mm, device = emulator.launcher, emulator.launcher.device(0)
+    for _ in range(150):
+        m, n, k = (int(rng.integers(1, 300)) * int(rng.choice((1, 8, 16))) for _ in range(3))
+        pads = rng.integers(0, 3, 3)
+        strides = {f"strides_{name}": (size + int(pad), 1) for name, size, pad in zip("abc", (k, n, n), pads, strict=True)}
+        problem = problem_of(m, n, k, **strides)
+        plan = mm.select(problem, device, int(rng.choice((2**18, 2**20, 2**22))))
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
+        cut += plan.panel_m > 0
+    assert cut > 10
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_panels_share_copies(pack: Path) -> None:
+    """A is copied once for a row of panels, B for every panel, or once where there is one column of equal panels."""
+    emulator = Emulator(pack, execute=False)
+    problem, base = problem_of(512, 512, 64, a_ptr=(1 << 40) + 2, b_ptr=(2 << 40) + 2), 1 << 44
+    product, copier = (number_of(emulator, role) for role in ("product", "copy"))
+    of_copies = emulator.kernels[copier].parameters
+
+    def launched(panel_m: int, panel_n: int) -> str:
+        emulator.driver.launches.clear()
+        plan = Plan(product, copies=COPY_A | COPY_B, workspace_bytes=BIG, panel_m=panel_m, panel_n=panel_n)
+        emulator.launcher.run(plan, problem, 0, 0, base)
+        steps = ""
+        for launch in emulator.driver.launches:
+            main = emulator.role(launch.image) == "product"
+            source = int.from_bytes(launch.params[: of_copies[0].bytes], "little")
+            steps += "." if main else "A" if source < 2 << 40 else "B"
+        return steps
+
+    assert launched(0, 0) == "AB."
+    assert launched(256, 256) == "AB.B." * 2
+    assert launched(512, 128) == "AB.B.B.B."
+    assert launched(128, 512) == "AB.A.A.A."
+    assert launched(384, 512) == "AB.AB.", "what is left of A is smaller, so that B lies elsewhere"
+    assert emulator.driver.misuse == []
+
+
 # ------------------------------------------------------------------------------------------------------- workspaces
 @own_process
 def test_workspace_is_used_as_planned(pack: Path) -> None:
@@ -221,6 +340,12 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(partial, 3, workspace_bytes=BIG), replace(problem, activation="tanh")),  # no reduce has it
         (Plan(number_of(emulator, "copy")), problem),
         (Plan(product), problem_of(2**33, 2**33, 8)),
+        (Plan(product, panel_m=64), problem),
+        (Plan(product, panel_n=-128), problem),
+        (Plan(product, panel_m=-(2**63)), problem),
+        (Plan(product, panel_m=128), problem_of(256, 136, 520, batch=2)),
+        (Plan(product, panel_n=128), problem_of(256, 257, 520, strides_b=(264, 1), strides_c=(264, 1))),  # 1 column is left
+        (Plan(product, copies=COPY_A, workspace_bytes=128 * 1152 - 1, panel_m=128), problem_of(256, 136, 520)),
     ]
     for plan, what in wrong:
         with pytest.raises(NoKernelError, match=f"kernel {emulator.kernels[plan.kernel].name}, split .* do not fit M="):
@@ -518,8 +643,8 @@ def test_empty_products_have_empty_plans(pack: Path) -> None:
 
 def test_plans_as_values() -> None:
     """A plan goes to C and back unchanged, and says what it launches."""
-    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123)
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123, panel_m=128, panel_n=2**40)
     assert Plan.from_c(plan.to_c()) == plan
-    assert ctypes.sizeof(CPlan) == 40
+    assert ctypes.sizeof(CPlan) == 56
     assert plan.launches == ("copy A", "copy B", "partial", "reduce")
     assert Plan(0, copies=COPY_C).launches == ("product", "copy C")

@@ -20,17 +20,19 @@ PLAN = f"plan{WORKSPACE_LIMIT}"
 class FakeTorch:
     """The ops, registered with the stand-in."""
 
-    def __init__(self, folder: Path, launchers: tuple[str, ...] = ("launcher",)) -> None:
-        """Builds the stand-in in `folder`; these of its launchers are asked in turn."""
+    def __init__(
+        self, folder: Path, launchers: tuple[str, ...] = ("launcher",), library: Path = link.TORCH_LIBRARY
+    ) -> None:
+        """Builds the stand-in in `folder`; these of its launchers are asked in turn, by a copy of `library`."""
         command, _ = link.compiler()
         (folder / "launcher.h").write_text(render.header())
-        library = folder / "libfake_torch.so"
+        torch = folder / "libfake_torch.so"
         subprocess.run(
-            [*command, "-shared", "-fPIC", f"-I{folder}", str(HERE / "fake_torch.c"), "-o", str(library)], check=True
+            [*command, "-shared", "-fPIC", f"-I{folder}", str(HERE / "fake_torch.c"), "-o", str(torch)], check=True
         )
         link.link_torch_library()
-        self.torch = ctypes.CDLL(str(library))
-        self.ops = ctypes.CDLL(str(shutil.copy(link.TORCH_LIBRARY, folder)))  # with a state of its own
+        self.torch = ctypes.CDLL(str(torch))
+        self.ops = ctypes.CDLL(str(shutil.copy(library, folder / "libops.so")))  # with a state of its own
         find_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
         self.find = find_type(lambda name: ctypes.cast(self.torch[name.decode()], ctypes.c_void_p).value)
         connect = self.ops.aotmm_torch_connect

@@ -1,0 +1,142 @@
+"""Absurd numbers through the C code, compiled so that any undefined arithmetic ends the process."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from aotmm.build import link
+from aotmm.errors import NoKernelError
+from aotmm.problem import WORKSPACE_LIMIT
+from aotmm.runtime.launcher import CDevice, Plan, Problem
+from aotmm.runtime.pack import open_pack
+from tests.build.packs import plans_pack
+from tests.native.emulation import Emulator, missing, own_process, panels
+from tests.native.test_plans import changed_pack
+from tests.native.test_torch_ops import FakeTorch
+
+SANITIZED = ("-fsanitize=undefined", "-fsanitize-trap=undefined")
+STRIDES = (0, 1, 2, 3, 8, 1000, 2**31, 2**32 - 1, 2**61, 2**61 + 1, 2**62, 2**63 - 8, 2**63 - 1)
+SIZES = (1, 2, 8, 64, 520, 4096, 2**31 - 2**16, 2**33, 2**62, 2**63 - 1)
+USUAL_SIZES = (1, 8, 70, 520)
+ADDRESSES = (0, 256, 258, 2**40, 2**63 - 256, 2**63 - 2)
+LIMITS = (0, 2**20, WORKSPACE_LIMIT, 2**64 - 1)
+PROBLEMS = 3000
+MOST_PANELS = 64
+
+
+@contextmanager
+def sanitized() -> Iterator[None]:
+    """Whatever is linked inside traps where C leaves open how it goes on."""
+    with mock.patch.object(link, "_FLAGS", (*link._FLAGS, *SANITIZED)):
+        yield
+
+
+def sanitized_pack(folder: Path) -> Path:
+    """A pack of all roles whose launcher traps."""
+    with sanitized():
+        return changed_pack(plans_pack("sm80"), folder, lambda kernel: kernel)
+
+
+def absurd(rng: np.random.Generator) -> Problem:
+    """A product of any numbers that the C interface takes."""
+
+    def of(values: tuple[int, ...]) -> Callable[[], int]:
+        return lambda: int(values[rng.integers(len(values))])
+
+    size, stride, address = of(SIZES if rng.random() < 0.5 else USUAL_SIZES), of(STRIDES), of(ADDRESSES)  # noqa: PLR2004
+    return Problem(
+        M=size(),
+        N=size(),
+        K=size(),
+        strides_a=(stride(), stride()),
+        strides_b=(stride(), stride()),
+        strides_c=(stride(), stride()),
+        dtype_a="fp16",
+        dtype_b="fp16",
+        dtype_c="fp16",
+        activation=("none", "relu")[rng.integers(2)],
+        a_ptr=address(),
+        b_ptr=address(),
+        c_ptr=address(),
+        batch=of((1, 1, 1, 2, 2**33, 2**63 - 1))(),
+        batch_strides=(stride(), stride(), stride()),
+        bias_ptr=address(),
+        bias_strides=(stride(), stride(), stride()),
+        scale_a_ptr=address(),
+        scale_b_ptr=address(),
+        scale_strides=(stride(), stride()),
+    )
+
+
+@own_process
+def test_absurd_products_are_judged(tmp_path: Path) -> None:
+    """Selection overflows nowhere for strides and sizes up to 2^63 - 1, with any limit: products have a plan or none."""
+    mm, rng = open_pack(sanitized_pack(tmp_path)).launcher, np.random.default_rng(14)
+    device, planned = CDevice(108, 166_912), 0
+    for number in range(PROBLEMS):
+        problem, limit = absurd(rng), LIMITS[number % len(LIMITS)]
+        plans = [mm.check(problem, device, kernel, limit).plan for kernel in range(len(mm.kernels))]
+        try:
+            assert mm.select(problem, device, limit) in plans
+            planned += 1
+        except NoKernelError:
+            assert set(plans) == {None}
+    assert 0 < planned < PROBLEMS
+
+
+@own_process
+def test_absurd_products_are_launched(tmp_path: Path) -> None:
+    """Launching overflows nowhere: with any workspace, in any panels, plans are refused or launched."""
+    if reason := missing("sm80"):
+        pytest.skip(reason)
+    emulator, rng = Emulator(sanitized_pack(tmp_path), execute=False), np.random.default_rng(15)
+    workspaces, sizes = (0, 2**40, 2**63 - 256), (0, 128, 2**20, 2**62, 2**63 - 128, 2**63 - 1, -128)
+    mains = [n for n, kernel in enumerate(emulator.kernels) if kernel.role in ("product", "partial")]
+    launched = 0
+    for _ in range(PROBLEMS):
+        problem = absurd(rng)
+        plan = Plan(
+            kernel=int(rng.choice(mains)),
+            split=int(rng.choice((1, 1, 2, 16, 2**32 - 1))),
+            copies=int(rng.choice((0, 0, 1, 2, 3, 7))),
+            workspace_bytes=2**64 - 1,
+            panel_m=sizes[rng.integers(len(sizes))],
+            panel_n=sizes[rng.integers(len(sizes))],
+        )
+        if panels(plan, problem) > MOST_PANELS:  # it would never end
+            continue
+        workspace = workspaces[rng.integers(len(workspaces))]
+        for attempt in (
+            lambda: emulator.launcher.run(plan, problem, 0, 0, workspace),  # noqa: B023 - called at once
+            lambda: emulator.launcher.matmul(problem, 0, 0),  # noqa: B023
+        ):
+            try:
+                attempt()
+                launched += 1
+            except (NoKernelError, ValueError):
+                pass
+    assert launched > 0
+
+
+@own_process
+def test_absurd_tensors(tmp_path: Path) -> None:
+    """The torch ops overflow nowhere for strides up to 2^63 - 1; a single row may have any."""
+    with sanitized():
+        link.link_torch_library(tmp_path)
+    fake = FakeTorch(tmp_path, library=tmp_path / link.TORCH_LIBRARY.name)
+    strides = (ctypes.c_int64 * 6).in_dll(fake.torch, "strides")
+    for chosen in itertools.product((0, 2**62, 2**63 - 1), repeat=6):
+        strides[:] = chosen
+        for shape in ((1, 1, 1), (4, 5, 6), (1, 5, 1), (2**33, 1, 2**33)):
+            for into_out in (True, False):
+                fake.multiply(*shape, into_out=into_out)
+    strides[:] = (2**63 - 1, 0, 0, 0, 2**62, 0)
+    assert fake.multiply(1, 5, 6, into_out=True)[1] == ""
