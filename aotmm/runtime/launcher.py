@@ -351,9 +351,7 @@ class Launcher:
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
 
-    def check(
-        self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT
-    ) -> Verdict:
+    def check(self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT) -> Verdict:
         """The best plan with kernel number `kernel` and a workspace of at most that many bytes, or why there is none.
 
         Needs no GPU. Raises ValueError.

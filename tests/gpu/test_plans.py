@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import aotmm
-from aotmm.problem import DTYPES, LAYOUTS, SPLITS
+from aotmm.problem import DTYPES, LAYOUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
+from aotmm.runtime.ops import problem
+from aotmm.runtime.shapes import products
 from tests.gpu.judge import integers, lay_out, torch_dtype
 from tests.gpu.plans import chosen, layout_of, preferring, schedules
 
@@ -169,6 +171,47 @@ def test_without_memory_for_a_workspace(
     del held
     assert torch.equal(out, want)
     assert torch.equal(ours.matmul(a, b), want), "with memory it is split again"
+
+
+# ------------------------------------------------------------------------------------------------------- panels
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_panels(lib: Library, generator: torch.Generator, layout: str, bias: bool) -> None:  # noqa: FBT001
+    """Odd sizes in panels, along rows, columns and both, are exact, whatever the limit; 20 runs give the same bits."""
+    m, n, k = 2049, 3001, 1023
+    exact_a, exact_b = integers(m, n, k, "fp16", torch.float16, generator=generator)
+    a, b = lay_out(exact_a, torch.float16, layout[0]), lay_out(exact_b, torch.float16, layout[1])
+    residual = torch.randint(-8, 9, (m, n), generator=generator, device="cuda").half() if bias else None
+    want = (exact_a @ exact_b + (0 if residual is None else residual.double())).half()
+    launcher, out, seen = lib.launcher(0), torch.empty_like(want), set()
+    found = products(a, b, out, residual, rows_scaled=False)
+    asked = problem(found[0], None, None, "none", 0.01, tf32=False, fast=False)
+    for limit in (1 << 21, 1 << 22, 3 << 21, 1 << 23, 1 << 24):
+        plan = launcher.plan(asked, 0, limit)
+        assert plan.workspace_bytes <= limit
+        seen.add((plan.panel_m, plan.panel_n))
+        workspace = torch.empty(plan.workspace_bytes, device="cuda", dtype=torch.uint8)
+        for _ in range(20):
+            out.fill_(float("nan"))
+            launcher.run(plan, asked, 0, torch.cuda.current_stream().cuda_stream, workspace.data_ptr())
+            assert torch.equal(out, want), (limit, plan)
+    if lib.serving(0).arch == "sm90":
+        assert len(seen - {(0, 0)}) > 1, seen
+
+
+def test_copies_beyond_the_limit(lib: Library, generator: torch.Generator) -> None:
+    """A product of 50001 columns, whose copies need 2.3 GiB, is exact, and not much slower than one of 50000."""
+    m, n, k = 8192, 50_001, 16_384
+    a = torch.randint(-1, 2, (m, k), generator=generator, device="cuda").half()
+    b = torch.randint(-1, 2, (k, n), generator=generator, device="cuda").half()
+    kernel, plan = chosen(lib, a, b)
+    assert plan.workspace_bytes <= WORKSPACE_LIMIT
+    assert plan.panel_m or lib.serving(0).arch != "sm90", (kernel.name, plan)
+    assert torch.equal(lib.matmul(a, b), torch.matmul(a, b))  # no sum has more than 11 bits
+    _, even = chosen(lib, a, b[:, :50_000].contiguous())
+    assert plan.cost < 2 * even.cost or lib.serving(0).arch != "sm90", "as predicted"
 
 
 # -------------------------------------------------------------------------------------------------- CUDA graphs

@@ -423,7 +423,7 @@ class Reference:
     ) -> Plan | str:
         kernel = self.kernels[number]
         partial = kernel.role == "partial"
-        last = {"M": cut.last_rows, "N": cut.last_cols}
+        last: Values = {"M": cut.last_rows, "N": cut.last_cols}
 
         def fits(way: Way) -> bool:
             kept = keeps_promises(kernel, way.values) and keeps_promises(kernel, way.values | last)
@@ -501,7 +501,9 @@ class Reference:
 
     def _measured(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> Sample | None:
         layout = layout_of(way.values)
-        if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or (kernel.fast_accum and not problem.fast_accum):
+        if way.copies or cut.count > 1 or problem.batch != 1 or layout is None:
+            return None
+        if kernel.fast_accum and not problem.fast_accum:
             return None
         width = DTYPES[problem.dtype_a].bytes
         shape = (width, kernel.fast_accum, layout, problem.M, problem.N, problem.K)

@@ -227,7 +227,7 @@ def test_no_verdict_is_better_than_the_plan(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_explained_is_what_is_launched(arch: str) -> None:
-    """Without a limit of its own `explain` keeps the one that products have, and shows panels where it asks for them."""
+    """Without a limit of its own `explain` keeps the one that products have, and shows panels where it has to."""
     device = CDevice(target(arch).multiprocessors, target(arch).shared_bytes)
     problem = replace(dense(20_000, 20_000, 60_000), strides_a=(60_001, 1), strides_b=(20_001, 1))
     found = launcher(arch).explain(problem, device)

@@ -128,9 +128,7 @@ MUTANTS = {
         ("empty", "vector", "split"),
     ),
     "no launch bounds of N": Mutant(CORE, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, M)", ("exact",)),
-    "batch not launched": Mutant(
-        CORE, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
-    ),
+    "batch not launched": Mutant(CORE, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)),
     "promises of alignment not checked": Mutant(
         CORE, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
     ),

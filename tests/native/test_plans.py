@@ -151,7 +151,7 @@ CUTS = {
     "rows": ("product", CUT, 128, 0),
     "columns": ("product", replace(CUT, layout="nt"), 0, 128),
     "both": ("product", replace(CUT, exact=False), 128, 128),
-    "scattered C": ("product", replace(CUT, step_c=2, bias="vector", activation="leaky_relu", scales="tensor"), 128, 128),
+    "scattered C": ("product", replace(CUT, step_c=2, bias="vector", activation="relu", scales="tensor"), 128, 128),
     "epilogue": ("product", replace(CUT, bias="matrix", activation="relu", scales="rows"), 128, 128),
     "slices": ("partial", replace(CUT, K=264, bias="matrix", activation="relu", scales="rows"), 128, 128),
 }
@@ -189,25 +189,21 @@ def test_panels_without_copies(pack: Path, product: Product) -> None:
 
 @own_process
 def test_panels_as_selected(pack: Path) -> None:
-    """Where copies exceed the limit the product is cut: along the operand that is copied, or along both; and launched so."""
+    """Where copies exceed the limit the product is cut along the operand that is copied, or along both; and runs so."""
     emulator = Emulator(pack, execute=False)
     mm, device = emulator.launcher, emulator.launcher.device(0)
     size = 2048
     even = problem_of(size, size, size)
-    odd_a, odd_b = {"strides_a": (size + 1, 1)}, {"strides_b": (size + 1, 1)}
+    odd_a = replace(even, strides_a=(size + 1, 1))
+    odd_b, both = (replace(problem, strides_b=(size + 1, 1)) for problem in (even, odd_a))
     all_of_it = (size * size + 4096) * 2  # of one copy, as far as rows of 128 bytes matter
-    for changes, panels in (
-        (odd_a, (512, size)),
-        (odd_b, (size, 512)),
-    ):
-        problem = replace(even, **changes)
+    for problem, panels in ((odd_a, (512, size)), (odd_b, (size, 512))):
         copied = mm.select(problem, device, all_of_it)
         cut = mm.select(problem, device, all_of_it // 4)
         assert (copied.copies.bit_count(), copied.panel_m, copied.panel_n) == (1, 0, 0)
         assert (cut.copies, cut.panel_m, cut.panel_n) == (copied.copies, *panels)
         assert cut.workspace_bytes <= all_of_it // 4
         assert copied.cost < cut.cost < mm.select(problem, device, 0).cost
-    both = replace(even, **odd_a, **odd_b)
     cut = mm.select(both, device, all_of_it)
     assert cut.panel_m < size
     assert cut.panel_n < size
@@ -227,7 +223,8 @@ def test_selected_panels_fit(pack: Path) -> None:
     for _ in range(150):
         m, n, k = (int(rng.integers(1, 300)) * int(rng.choice((1, 8, 16))) for _ in range(3))
         pads = rng.integers(0, 3, 3)
-        strides = {f"strides_{name}": (size + int(pad), 1) for name, size, pad in zip("abc", (k, n, n), pads, strict=True)}
+        lines = zip("abc", (k, n, n), pads, strict=True)
+        strides = {f"strides_{name}": (size + int(pad), 1) for name, size, pad in lines}
         problem = problem_of(m, n, k, **strides)
         plan = mm.select(problem, device, int(rng.choice((2**18, 2**20, 2**22))))
         emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
@@ -344,7 +341,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(product, panel_n=-128), problem),
         (Plan(product, panel_m=-(2**63)), problem),
         (Plan(product, panel_m=128), problem_of(256, 136, 520, batch=2)),
-        (Plan(product, panel_n=128), problem_of(256, 257, 520, strides_b=(264, 1), strides_c=(264, 1))),  # 1 column is left
+        (Plan(product, panel_n=128), problem_of(256, 257, 520, strides_b=(264, 1), strides_c=(264, 1))),  # 1 is left
         (Plan(product, copies=COPY_A, workspace_bytes=128 * 1152 - 1, panel_m=128), problem_of(256, 136, 520)),
     ]
     for plan, what in wrong:
@@ -643,7 +640,8 @@ def test_empty_products_have_empty_plans(pack: Path) -> None:
 
 def test_plans_as_values() -> None:
     """A plan goes to C and back unchanged, and says what it launches."""
-    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123, panel_m=128, panel_n=2**40)
+    cut = {"panel_m": 128, "panel_n": 2**40}
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
     assert Plan.from_c(plan.to_c()) == plan
     assert ctypes.sizeof(CPlan) == 56
     assert plan.launches == ("copy A", "copy B", "partial", "reduce")
