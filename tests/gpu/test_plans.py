@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -325,6 +325,15 @@ FORMS = [
 ]
 
 
+@pytest.fixture
+def allow_tf32() -> Iterator[Callable[[], None]]:
+    """Lets fp32 products run in tf32 until the test ends. `monkeypatch` cannot take this attribute back."""
+    settings = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    yield lambda: setattr(settings, "fp32_precision", "tf32")
+    settings.fp32_precision = before
+
+
 @pytest.mark.parametrize(
     ("schedule", "dtype"),
     found("product", "fp16", "bf16", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp8e4"),
@@ -332,14 +341,14 @@ FORMS = [
 def test_operands_that_are_not_aligned(
     prefer: Callable[[str], Library],
     generator: torch.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    allow_tf32: Callable[[], None],
     schedule: str,
     dtype: str,
 ) -> None:
     """Copies in every layout and for each operand: the product is exact, and nothing beside the result is written."""
     ours, kind, output = prefer(schedule), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
     if dtype == "tf32":
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+        allow_tf32()
     taken = set()
     for (m, n, k), layout, forms in itertools.product([(137, 203, 331), (256, 272, 528)], LAYOUTS, FORMS):
         a, b = integers(m, n, k, dtype, output, generator=generator)
