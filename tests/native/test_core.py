@@ -276,7 +276,7 @@ def test_there_is_always_a_kernel(arch: str) -> None:
         smallest = CDevice(device.multiprocessors, 49_152)
         found = selected(launcher(arch), problem, smallest)
         generic = any(
-            tiles(kernel, problem.M, problem.N) * problem.batch <= largest_grid(kernel)
+            tiles(kernel, problem.M, problem.N) * problem.batch <= largest_grid(arch, kernel)
             for kernel in launcher(arch).kernels
             if (kernel.role, kernel.layout) == ("product", "any")
             and same_types(kernel, replace(problem, activation="none", bias_ptr=0))
@@ -284,9 +284,9 @@ def test_there_is_always_a_kernel(arch: str) -> None:
         assert found is not None if generic else (found is None or found.layout != "any"), problem
 
 
-def largest_grid(kernel: Kernel) -> int:
+def largest_grid(arch: str, kernel: Kernel) -> int:
     """Blocks that a grid of `kernel` may have: HIP counts its threads in 32 bits."""
-    return MAX_GRID if kernel.ptx is not None else min(MAX_GRID, (2**32 - 1) // kernel.threads)
+    return MAX_GRID if target(arch).backend == "cuda" else min(MAX_GRID, (2**32 - 1) // kernel.threads)
 
 
 def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
@@ -351,7 +351,7 @@ def test_threads_of_a_grid_are_counted(arch: str) -> None:
     """HIP takes fewer than 2^32 threads in a grid, CUDA 2^31 blocks: one matrix more finds no kernel and is told so."""
     kind = ("product", "any", "fp16", "fp16")
     generic = next(k for k in launcher(arch).kernels if (k.role, k.layout, k.dtype_a, k.dtype_c) == kind)
-    most, device = largest_grid(generic), CDevice(104, target(arch).shared_bytes)
+    most, device = largest_grid(arch, generic), CDevice(104, target(arch).shared_bytes)
     assert most == ((2**32 - 1) // 256 if arch == "gfx90a" else MAX_GRID)
     product = replace(dense(1, 1, 1), strides_a=(5, 7), c_ptr=258, activation="tanh")
     found = launcher(arch).explain(replace(product, batch=most), device)
