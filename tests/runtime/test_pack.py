@@ -17,7 +17,7 @@ from aotmm.runtime.pack import Pack, load_verified, open_pack, open_packs, read_
 from aotmm.target import host
 from tests.samples import kernel, manifest
 
-LIBRARY = b"not a library"
+LIBRARY = b"not a library".ljust(999)
 HOST = host()
 
 
