@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,15 @@ def cluster(tmp_path: Path, local: Path) -> Iterator[Dask]:
 
 
 def recalled(variant: Variant, key: str) -> Compiled:
-    """What the local build compiled, after a while; notes the worker's name, and hangs where it is told to."""
+    """What the local build compiled, after a while; notes the worker's name, and hangs or waits where it is told to."""
     home = Path.cwd()
     with (home.parent / "begun").open("a") as file:
         file.write(f"{home.name} {variant.name}\n")
     if (home / "hang").exists():
         time.sleep(3600)
     time.sleep(0.3)
+    while (home.parent / "wait").exists():
+        time.sleep(0.05)
     found = Cache(home.parent / "compiled").get(key)
     assert found is not None
     return found
@@ -85,6 +88,15 @@ def on(cluster: Dask, configs: str, out: Path, progress: Progress = lambda *_: N
     """A build whose kernels are recalled on a cluster."""
     (report,) = build(("sm90",), out, configs=configs, scheduler=cluster.address, compiler=recalled, progress=progress)
     return report
+
+
+@contextmanager
+def others_waiting(tmp_path: Path) -> Iterator[None]:
+    """Workers finish no kernel in the block, however long that takes."""
+    note = tmp_path / "cluster" / "wait"
+    note.touch()
+    yield
+    note.unlink()
 
 
 def begun(tmp_path: Path) -> list[str]:
@@ -119,8 +131,9 @@ def test_a_worker_joins_late(cluster: Dask, configs: str, local: Path, tmp_path:
 
     def progress(_arch: str, done: int, _total: int) -> None:
         if done == 2:
-            cluster.worker("late")
-            cluster.wait_for("late")
+            with others_waiting(tmp_path):
+                cluster.worker("late")
+                cluster.wait_for("late")
 
     assert on(cluster, configs, tmp_path / "out", progress).compiled == KERNELS
     assert set(begun(tmp_path)) == {"a", "late"}
@@ -191,8 +204,9 @@ def test_a_worker_without_triton_is_refused(cluster: Dask, configs: str, tmp_pat
 
     def progress(_arch: str, done: int, _total: int) -> None:
         if done == 2:
-            cluster.worker("late", sources=f"{ROOT}:{older}")
-            cluster.wait_for("late")
+            with others_waiting(tmp_path):
+                cluster.worker("late", sources=f"{ROOT}:{older}")
+                cluster.wait_for("late")
 
     with pytest.raises(AotmmError, match=r"joined later cannot be used:\ntcp://\S+ has triton 3\.8\.0, not 3\.9\.0"):
         on(cluster, configs, tmp_path / "out", progress)
@@ -212,7 +226,7 @@ def test_a_cluster_that_is_none(cluster: Dask, configs: str, tmp_path: Path, mon
         main, ["build", "--arch=sm90", f"--out={tmp_path}", "--scheduler=tcp://a:1", "--jobs=2"]
     )
     assert result.exit_code == 2
-    assert "--jobs is for this machine" in result.stderr
+    assert "--jobs: no effect with --scheduler" in result.stderr
 
 
 def test_nothing_stays_behind(cluster: Dask, configs: str, tmp_path: Path) -> None:
@@ -242,7 +256,7 @@ def test_interrupted(cluster: Dask, configs: str, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == INTERRUPTED
-    assert stderr.startswith("interrupted: packs in ")
+    assert stderr.splitlines()[-1].startswith("interrupted: packs in ")
     assert 1 <= len(list((out / ".cache").glob("[!.]*"))) < KERNELS
     assert not (out / "sm90").exists()
     cluster.wait_without_children("a")
