@@ -293,7 +293,7 @@ def test_full_disk(packs: Path, configs: str, tmp_path: Path) -> None:
     """When writing fails half way the error is a PackError, and the previous pack is as it was and loads."""
     (tmp_path / "other.toml").write_text(Path(configs).read_text())  # another name: the pack has to be written again
     before = content(packs / "sm80")
-    largest = len(before["libaotmm_sm80.so"]) - 1
+    largest = open_pack(packs / "sm80").head.images.bytes - 1
     result = run_python(BUILD, tmp_path / "other.toml", packs, "1", "022", str(largest), "sm80")
     assert result.returncode == 1
     assert "aotmm.errors.PackError: pack " in result.stderr
