@@ -188,7 +188,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
     )
     try:
-        with _fences_sought(sought=not plan.fenced), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
+        with _only_needed_passes(plan), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
             triton.knobs.cache.dir = folder
             parsed = make_backend(gpu).parse_options(options(variant))
             built = triton.compile(source, target=gpu, options=parsed.__dict__)
@@ -225,22 +225,24 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
 
 
 @contextmanager
-def _fences_sought(*, sought: bool) -> Iterator[None]:
-    """Compile without Triton's pass that adds missing proxy fences, unless they are `sought`.
+def _only_needed_passes(plan: Specialisation) -> Iterator[None]:
+    """Compile without Triton's passes that add missing fences and barriers, where a kernel has all of them.
 
-    That pass lists every byte of shared memory that each operation may touch, which takes a quarter of the time of a
-    kernel for Hopper.
+    These passes list every byte of shared memory that each operation may touch: for most kernels for Hopper they take
+    more time than all else.
     """
     from triton._C.libtriton import nvidia
 
-    passes = nvidia.passes.ttnvgpuir
-    add = passes.add_proxy_fence_insertion
-    if not sought:
-        passes.add_proxy_fence_insertion = lambda _manager, _capability: None
+    general, hopper = nvidia.passes.ttgpuir, nvidia.passes.ttnvgpuir
+    add_barriers, add_fences = general.add_membar, hopper.add_proxy_fence_insertion
+    if plan.synchronised:
+        general.add_membar = lambda *_: None
+    if plan.fenced:
+        hopper.add_proxy_fence_insertion = lambda *_: None
     try:
         yield
     finally:
-        passes.add_proxy_fence_insertion = add
+        general.add_membar, hopper.add_proxy_fence_insertion = add_barriers, add_fences
 
 
 def _words(error: BaseException) -> str:

@@ -160,6 +160,7 @@ class Specialisation:
             may let it start early.
         fenced: has every fence between what threads write to shared memory and what TMA or wgmma read there, so that
             the compiler need not look for missing ones.
+        synchronised: likewise, has every barrier between threads that share memory.
     """
 
     function: Any
@@ -172,3 +173,4 @@ class Specialisation:
     persistent: bool = False
     programmatic: bool = False
     fenced: bool = False
+    synchronised: bool = False

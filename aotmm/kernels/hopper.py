@@ -222,6 +222,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 @gluon.jit
 def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constexpr):
     """Starts copying a box that begins at `along` (row of X or column of Y) and `k`; MULTICAST, to every block."""
+    gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
     if K_MAJOR:
         tma.async_load(desc, [along, k], bar, smem, multicast=MULTICAST)
     else:
@@ -456,8 +457,10 @@ def halves(sums):
 def store(chunk, m, n, c_desc, c_smem):
     """Rounds a chunk, and lets it go to row m and column n of C."""
     tma.store_wait(0)
+    gl.barrier()  # one thread waited for the store before
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
+    gl.barrier()  # one thread stores what all have written
     tma.async_store(c_desc, [m, n], c_smem)
 
 
@@ -490,6 +493,8 @@ def leave(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSE
                 gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
             else:
                 if t.SCALED or t.EPILOGUE != "none":
+                    if OFFSET == 0:
+                        gl.barrier()  # all factors are in shared memory
                     chunk = conclude(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
                 if SIZE == t.WIDTH:
                     store(chunk, m, n, c_desc, c_smem)
@@ -511,6 +516,7 @@ def leave_in_turns(sums, row, col, c_desc, c_smem, factors, ending, tiling):
     bias = factors.bias.reinterpret(gl.float32, [4, WIDTH], factors.bias.layout)
     for i in range(4):
         n = col + i * WIDTH
+        gl.barrier()  # all factors are in shared memory
         chunk = conclude(first, Factors(factors.scale_a, scale_b.index(i), bias.index(i)), ending, tiling)
         store(chunk, row, n, c_desc, c_smem)
         first, second, third = second, third, fourth
@@ -536,7 +542,9 @@ def fill(box, m, n, ending):
     for i in range((gl.minimum(e.M - m, box.shape[0]) + ROWS - 1) // ROWS):
         rows = (m + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
         ptrs = e.bias_ptr + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
-        parts.index(i).store(gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0))
+        values = gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0)
+        gl.barrier()  # others may still read the box before, or what TMA put there
+        parts.index(i).store(values)
     fence_async_shared()  # the next stage there is written by TMA
 
 
@@ -558,6 +566,7 @@ def add_matrix(
             box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
             if not ending.boxed():
                 fill(box, col if t.SWAPPED else row, row if t.SWAPPED else col, ending)
+            gl.barrier()  # all of the box is there, whoever filled it
             chunk = sums.permute((1, 0)) if t.SWAPPED else sums
             if t.SCALED:
                 chunk = scaled(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t))
@@ -706,7 +715,10 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors=descriptors,
         persistent=True,
         programmatic=True,
-        fenced=True,  # tests compare images that were compiled with and without the compiler's search
+        # Tests compare images that were compiled with and without the compiler's search for missing ones. Barriers of
+        # a cluster are left to the compiler.
+        fenced=True,
+        synchronised=ctas == 1,
     )
 
 

@@ -99,13 +99,16 @@ FINISHED = [
     variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
-# Every way in which threads write to memory that TMA or wgmma read: results, sums of fp8, a bias that TMA cannot copy.
-FENCED = [
+# Every way in which threads share memory, with each other and with TMA: boxes, results whole and in turns, factors of
+# fp8, vectors, a bias that TMA cannot copy.
+SHARING = [
     variant("clustered"),
     variant("pingpong", epilogue="smooth"),
     variant("cooperative-2-wide", "nn", epilogue="linear"),
     variant("swapped-odd", epilogue="linear"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="smooth"),
+    variant("cooperative-3-wide", "tt", "bf16"),
     PARTIALS[0],
 ]
 every_variant = pytest.mark.parametrize("made", ALL, ids=lambda made: made.name)
@@ -143,13 +146,13 @@ def make(made: Variant) -> Made:
 
 
 def make_searched(made: Variant) -> Made:
-    """As `make`, but with the compiler's own search for fences that are missing."""
-    sought = compile._fences_sought
-    compile._fences_sought = lambda **_: nullcontext()  # type: ignore[assignment]
+    """As `make`, but with the compiler's own search for fences and barriers that are missing."""
+    left_out = compile._only_needed_passes
+    compile._only_needed_passes = lambda _plan: nullcontext()  # type: ignore[assignment, return-value]
     try:
         return make(made)
     finally:
-        compile._fences_sought = sought
+        compile._only_needed_passes = left_out
 
 
 @functools.cache
@@ -302,9 +305,9 @@ def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[s
 
 
 # -------------------------------------------------------------------------------------------------------------- tests
-@pytest.mark.parametrize("made", FENCED, ids=lambda made: made.name)
-def test_no_fence_is_missing(made: Variant) -> None:
-    """The compiler's search for missing proxy fences, which builds leave out, would add none: images are the same."""
+@pytest.mark.parametrize("made", SHARING, ids=lambda made: made.name)
+def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
+    """The compiler's search for missing ones, which builds leave out, would add none: images are the same."""
     assert in_worker(make_searched, made).kernel.image == compiled(made).kernel.image
 
 
