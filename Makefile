@@ -18,11 +18,10 @@ FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 WITH_TRITON := tests/attacks tests/build tests/emulators tests/kernels tests/native tests/packaging
 
 # Files of tests that need no packs; some of them are in folders whose other tests do.
-UNIT := $(wildcard tests/test_*.py) tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py \
-	tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py tests/build/test_pack.py \
-	tests/packaging/test_requirements.py
-# Runs the targets that follow at the same time, all of them to their ends.
-SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line
+UNIT := $(wildcard tests/test_*.py) tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py \
+	tests/build/test_pack.py tests/packaging/test_requirements.py
+# Runs the targets that follow, two at a time, all of them to their ends.
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going
 
 # The requirement lists of pyproject.toml named as arguments, without torch.
 REQUIREMENTS := $(PYTHON) -c 'import sys; \
@@ -34,7 +33,7 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup check test unit with-triton with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup check test unit unit-measuring with-triton with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,13 +48,16 @@ endif
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
 check: setup ## lint, types and the tests that need no packs, no GPU and no network; below 90 s on two cores
-	@$(SIDE_BY_SIDE) lint unit
+	@$(SIDE_BY_SIDE) lint unit unit-measuring
 
 test: artifacts setup ## every test that can run on this machine; below 12 minutes on two cores
 	@$(SIDE_BY_SIDE) with-triton with-torch
 
 unit: setup
 	.venv/bin/python -m pytest $(UNIT)
+
+unit-measuring: setup
+	.venv/bin/python -m pytest tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
 
 # Both halves of the tests, which say at their ends what they left out and why.
 with-triton: .venv-build/.stamp

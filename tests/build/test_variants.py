@@ -128,7 +128,7 @@ def test_classic() -> None:
 def test_default(arch: str) -> None:
     """The default set has each type of the arch in each layout, and one generic kernel for each output type.
 
-    16- and 32-bit types have every epilogue and split K in every layout; mixed fp8 comes in its tensor cores' own
+    16- and 32-bit types can have every epilogue, and split K, in every layout; mixed fp8 comes in its tensor cores' own
     layout alone.
     """
     found = variants(config_set("default"), target(arch))
@@ -136,7 +136,9 @@ def test_default(arch: str) -> None:
     dtypes = TARGETS[arch].dtypes
     assert special == {(dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)}
     wide = [(v.dtype_a, v.layout, v.epilogue, v.role) for v in found if v.layout != "any" and v.aligned]
-    kinds = (("none", "product"), ("smooth", "product"), ("none", "partial"))  # smooth stands in for linear
+    kinds = [("smooth", "product"), ("none", "partial")]  # smooth stands in for linear, and on AMD's GPUs for none
+    if target(arch).backend == "cuda":
+        kinds.append(("none", "product"))
     assert {
         (dtype, layout, *kind) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for kind in kinds
     } <= set(wide)
