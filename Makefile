@@ -47,10 +47,10 @@ endif
 
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
-check: setup ## lint, types and the tests that need no packs, no GPU and no network; below 90 s on two cores
+check: setup ## lint, types and the tests that need no packs, no GPU and no network
 	@$(SIDE_BY_SIDE) lint unit unit-measuring
 
-test: artifacts setup ## every test that can run on this machine; below 12 minutes on two cores
+test: artifacts setup ## every test that can run on this machine
 	@$(SIDE_BY_SIDE) with-triton with-torch
 
 unit: setup
