@@ -16,9 +16,9 @@ from tests.native.emulation import ARCHS, Emulator, fresh_process, missing, own_
 from tests.native.test_driver import LOAD, ON_CUDA, SPECIALISED, current
 from tests.native.test_plans import number_of, problem_of
 
-FAILURES = 2_000
+FAILURES = 10_000
 LOG_LINES = 1_000  # failures between two times that the fake driver forgets what it was called with
-GROWTH = 1 << 18  # bytes that memory may grow by: 128 for each failure
+GROWTH = 1 << 20  # bytes that memory may grow by: 100 for each failure
 OUT_OF_MEMORY, INVALID_CONTEXT, NOT_FOUND, ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED = 2, 201, 500, 700, 709
 LAUNCH = {"sm80": "cuLaunchKernelEx", "gfx90a": "hipModuleLaunchKernel"}
 
