@@ -34,6 +34,16 @@ _SAID = (
     "name", "family", "role", "schedule", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue", "fast_accum",
     "config",
 )  # fmt: skip
+BLACKWELL = 100
+# Passes for tensor memory, which only Blackwell has, and for clusters.
+_TENSOR_MEMORY_PASSES = (
+    "add_optimize_tmem_layouts", "add_tmem_load_reduce", "add_interleave_tmem", "add_lower_mma",
+    "add_allocate_tensor_memory", "add_tmem_barrier_insertion", "add_tmem_wait_insertion",
+)  # fmt: skip
+_CLUSTER_PASSES = (
+    "add_assign_cga_layouts", "add_optimize_cta_locality", "add_check_matmul_two_cta",
+    "add_cluster_barrier_mbar_allocator", "add_initialize_ws_cluster_barriers",
+)  # fmt: skip
 # How the names of variables begin that compiler processes keep.
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
@@ -188,7 +198,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
     )
     try:
-        with _only_needed_passes(plan), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
+        with _only_needed_passes(variant, plan), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
             triton.knobs.cache.dir = folder
             parsed = make_backend(gpu).parse_options(options(variant))
             built = triton.compile(source, target=gpu, options=parsed.__dict__)
@@ -225,24 +235,31 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
 
 
 @contextmanager
-def _only_needed_passes(plan: Specialisation) -> Iterator[None]:
-    """Compile without Triton's passes that add missing fences and barriers, where a kernel has all of them.
+def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None]:
+    """Compile without those of Triton's passes that have nothing to do in this kernel.
 
-    These passes list every byte of shared memory that each operation may touch: for most kernels for Hopper they take
-    more time than all else.
+    The passes that add missing fences and barriers list every byte of shared memory that each operation may touch: in
+    most kernels for Hopper they take more time than all else. Every other one costs a look at each operation.
     """
     from triton._C.libtriton import nvidia
 
-    general, hopper = nvidia.passes.ttgpuir, nvidia.passes.ttnvgpuir
-    add_barriers, add_fences = general.add_membar, hopper.add_proxy_fence_insertion
+    unneeded = []
+    if variant.target.backend == "cuda" and int(variant.target.triton_arch) < BLACKWELL:
+        unneeded += [(nvidia.passes.ttnvgpuir, name) for name in _TENSOR_MEMORY_PASSES]
+    if variant.num_ctas == 1:
+        unneeded += [(nvidia.passes.ttnvgpuir, name) for name in _CLUSTER_PASSES]
+    if not plan.descriptors or plan.fenced:
+        unneeded.append((nvidia.passes.ttnvgpuir, "add_proxy_fence_insertion"))
     if plan.synchronised:
-        general.add_membar = lambda *_: None
-    if plan.fenced:
-        hopper.add_proxy_fence_insertion = lambda *_: None
+        unneeded.append((nvidia.passes.ttgpuir, "add_membar"))
+    adders = [getattr(module, name) for module, name in unneeded]
+    for module, name in unneeded:
+        setattr(module, name, lambda *_: None)
     try:
         yield
     finally:
-        general.add_membar, hopper.add_proxy_fence_insertion = add_barriers, add_fences
+        for (module, name), adder in zip(unneeded, adders, strict=True):
+            setattr(module, name, adder)
 
 
 def _words(error: BaseException) -> str:

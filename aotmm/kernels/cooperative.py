@@ -81,6 +81,9 @@ def cooperative(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
+    if CTAS > 1:
+        gl.inline_asm("fence.mbarrier_init.release.cluster;", "~{memory}")
+        cluster.barrier(relaxed=True)  # a block must not arrive at barriers that the other has not made yet
     if PARTS == 1:
         gl.warp_specialize(
             [

@@ -716,9 +716,9 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         persistent=True,
         programmatic=True,
         # Tests compare images that were compiled with and without the compiler's search for missing ones. Barriers of
-        # a cluster are left to the compiler, and those of scales beside other factors.
+        # scales beside other factors are left to the compiler.
         fenced=True,
-        synchronised=ctas == 1 and not (scaled and variant.epilogue != "none"),
+        synchronised=not scaled or variant.epilogue == "none",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack
 from tests.emulators import elf
-from tests.native.emulation import own_process
+from tests.native.emulation import in_worker, own_process
 from tests.samples import SHIPPED, code_in, installed
 
 TENSOR_MAP_ALIGNMENT = 64  # Source: CUDA driver API, CUtensorMap
@@ -60,6 +61,39 @@ def test_binaries_are_what_the_manifest_says(arch: str) -> None:
         assert threads == entry.threads
         assert entry.shared_bytes <= target(arch).shared_bytes
         assert entry.global_scratch_bytes == entry.profile_scratch_bytes == 0
+
+
+def _with_every_pass(variant: Variant) -> bytes:
+    """Its image, compiled with all that Triton runs."""
+    needed = compiling._only_needed_passes
+    compiling._only_needed_passes = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
+    try:
+        return compile_variant(variant, "key").image
+    finally:
+        compiling._only_needed_passes = needed
+
+
+def _as_built(variant: Variant) -> bytes:
+    return compile_variant(variant, "key").image
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"epilogue": "smooth"},
+        {"target": target("sm90")},
+        {"target": target("sm90"), "dtype_a": "fp8e4", "dtype_b": "fp8e5", "epilogue": "smooth"},
+        {"target": target("sm90"), "dtype_a": "tf32", "dtype_b": "tf32", "dtype_c": "fp32", "layout": "nt"},
+        {"target": target("sm100")},
+        {"family": "copy", "role": "copy"},
+    ],
+    ids=str,
+)
+def test_passes_that_are_left_out_change_nothing(changes: dict[str, Any]) -> None:
+    """Kernels without clusters, tensor maps and tensor memory have the same bytes as with all of Triton's passes."""
+    variant = dataclasses.replace(FP16, **changes)
+    assert in_worker(_as_built, variant) == in_worker(_with_every_pass, variant)
 
 
 @pytest.mark.parametrize("arch", SHIPPED)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -102,7 +103,6 @@ ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
 # Every way in which threads share memory, with each other and with TMA: boxes, results whole and in turns, factors of
 # fp8, vectors, a bias that TMA cannot copy.
 SHARING = [
-    variant("clustered"),
     variant("pingpong", epilogue="smooth"),
     variant("cooperative-2-wide", "nn", epilogue="linear"),
     variant("swapped-odd", epilogue="linear"),
@@ -111,6 +111,7 @@ SHARING = [
     variant("cooperative-3-wide", "tt", "bf16"),
     PARTIALS[0],
 ]
+SYNCHRONISING = re.compile(r"\b(?:bar|barrier|fence)\.[\w.:]+")
 every_variant = pytest.mark.parametrize("made", ALL, ids=lambda made: made.name)
 
 
@@ -146,9 +147,9 @@ def make(made: Variant) -> Made:
 
 
 def make_searched(made: Variant) -> Made:
-    """As `make`, but with the compiler's own search for fences and barriers that are missing."""
+    """As `make`, but with all of the compiler's passes, its search for missing fences and barriers among them."""
     left_out = compile._only_needed_passes
-    compile._only_needed_passes = lambda _plan: nullcontext()  # type: ignore[assignment, return-value]
+    compile._only_needed_passes = lambda *_: nullcontext()  # type: ignore[assignment, return-value]
     try:
         return make(made)
     finally:
@@ -159,6 +160,11 @@ def make_searched(made: Variant) -> Made:
 def compiled(made: Variant) -> Made:
     """`make` in a worker process, once per session: pytest's own process never imports Triton."""
     return in_worker(make, made)
+
+
+def both(made: Variant) -> tuple[Made, Made]:
+    """As a build compiles it, and with all of the compiler's passes."""
+    return compiled(made), in_worker(make_searched, made)
 
 
 def consumers(made: Variant) -> int:
@@ -308,7 +314,22 @@ def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[s
 @pytest.mark.parametrize("made", SHARING, ids=lambda made: made.name)
 def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
     """The compiler's search for missing ones, which builds leave out, would add none: images are the same."""
-    assert in_worker(make_searched, made).kernel.image == compiled(made).kernel.image
+    ours, searched = both(made)
+    assert searched.kernel.image == ours.kernel.image
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("clustered")])
+def test_nothing_is_missing_in_clusters(name: str) -> None:
+    """There the search would repeat the fence after the setup and the barrier at the end, and add nothing else."""
+    ours, searched = (Counter(SYNCHRONISING.findall(made.ptx)) for made in both(variant(name)))
+    assert ours - searched == Counter()
+    added = searched - ours
+    assert added.pop("barrier.sync")  # how the parts of a block agree on it
+    assert added == {
+        "fence.mbarrier_init.release.cluster": 1,
+        "barrier.cluster.arrive.aligned": 1,
+        "barrier.cluster.wait.aligned": 1,
+    }
 
 
 @every_variant
