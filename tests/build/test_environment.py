@@ -50,7 +50,7 @@ knobs = {knob.key for group in vars(triton.knobs).values() if isinstance(group, 
 text = "".join(path.read_text() for path in [folder / "knobs.py", *folder.glob("backends/*/compiler.py")])
 read = set(re.findall(r'(?:getenv\w*|environ\.get|env_\w+)\(\s*"([A-Z][A-Z0-9_]+)"', text))
 library = (folder / "_C/libtriton.so").read_bytes()
-words = {word.decode() for word in re.findall(rb"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+", library)}
+words = {word.decode() for word in re.findall(rb"\0([A-Z][A-Z0-9_]+)(?=\0)", library)}
 os.environ.update(dict.fromkeys(words, "1"))
 invalidating = set(get_cache_invalidating_env_vars())
 for word in words - invalidating:

@@ -6,7 +6,7 @@ is every bit of the result, and that every byte of it is stored exactly once and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from aotmm.runtime.pack import open_pack
 from tests.emulators import numerics
 from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, interpreter, place, submit
 from tests.samples import code_in
+
+Counted = Callable[[str, Iterable[str]], None]
 
 PLAIN = Product(0, 0, 0)  # where place() looks for paddings
 ODD = replace(PLAIN, padding=3, offset=1)
@@ -222,8 +224,10 @@ def images(folder: Path, role: str) -> Iterator[tuple[Kernel, bytes]]:
 
 @pytest.mark.parametrize("role", CHECKS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_every_image_is_right(arch: str, role: str, interpreted_pack: Callable[[str], Path]) -> None:
+def test_every_image_is_right(arch: str, role: str, interpreted_pack: Callable[[str], Path], counted: Counted) -> None:
     """Every image of the default pack that works for others does what it is for, bit by bit."""
-    futures = [submit(CHECKS[role], arch, kernel, image) for kernel, image in images(interpreted_pack(arch), role)]
+    found = list(images(interpreted_pack(arch), role))
+    futures = [submit(CHECKS[role], arch, kernel, image) for kernel, image in found]
     assert [complaint for future in futures for complaint in future.result()] == []
     assert futures
+    counted(arch, [kernel.name for kernel, _ in found])

@@ -29,7 +29,7 @@ from tests.native.reference import Reference, keeps_promises, quantities, same_t
 from tests.native.test_plans import changed_pack
 from tests.samples import SHIPPED
 
-PROBLEMS = 10_000
+PROBLEMS = 4_000
 COMPARED = 1_000
 EXPLAINED = 200
 SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
