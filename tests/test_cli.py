@@ -699,29 +699,6 @@ def test_verify_json(packs: Path) -> None:
     assert f"{len(body['violations'])} violations" in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--sign", "BUNDLE"], "say which pack or wheel is signed"),
-        (["PACKS", "--signature", "BUNDLE"], "--signature needs --identity and --issuer: anybody can sign"),
-        (["PACKS", "--signature", "BUNDLE", "--identity", "me"], "--signature needs --identity and --issuer"),
-    ],
-)
-def test_verify_of_half_a_request(packs: Path, tmp_path: Path, words: list[str], text: str) -> None:
-    """What a signature is checked for has to be said."""
-    (tmp_path / "bundle").write_text("")
-    places = {"PACKS": packs, "BUNDLE": tmp_path / "bundle"}
-    result = run("verify", *(places.get(word, word) for word in words))
-    assert result.exit_code == click.UsageError.exit_code
-    assert text in result.stderr
-
-
-def test_nothing_broken_is_signed(packs: Path, tmp_path: Path) -> None:
-    """What does not verify is not signed."""
-    assert run("verify", packs / "sm80", "--sign", tmp_path / "bundle").exit_code == ArtifactError.exit_code
-    assert not (tmp_path / "bundle").exists()
-
-
 def test_doctor_of_broken_packs(packs: Path) -> None:
     """doctor goes on after a pack that cannot be used, says why for each, and ends with the error's code."""
     (packs / "sm80" / "launcher.c").write_bytes(b"altered")
@@ -842,12 +819,6 @@ def test_list_of_targets_has_no_kernels(words: str) -> None:
     [
         ("--configs classic", "--configs", "without --rebuild"),
         ("--dtype fp16 --jobs 1", "--dtype, --jobs", "without --rebuild"),
-        ("--identity me", "--identity", "without --signature"),
-        ("--issuer https://a", "--issuer", "without --signature"),
-        ("--sign out --identity me", "--identity", "without --signature"),
-        ("--token FILE", "--token", "without --sign"),
-        ("--signature FILE --identity me --issuer https://a --token FILE", "--token", "without --sign"),
-        ("--trust FILE", "--trust", "without --sign or --signature"),
     ],
 )
 def test_verify_refuses_what_has_no_effect(packs: Path, tmp_path: Path, words: str, given: str, why: str) -> None:

@@ -89,25 +89,29 @@ def assembler(target: Target) -> str:
 def kernel_sources(family: str | None = None) -> str:
     """Digest of every kernel source file, or of those that one family uses, and of the vocabulary that they contain."""
     folder = Path(aotmm.kernels.__file__).parent
-    paths = folder.glob("*.py") if family is None else _used_by(family, folder)
+    paths = set(folder.rglob("*.py")) if family is None else _used_by(family, folder)
     digest = hashlib.sha256()
-    for path in [*sorted(paths, key=lambda path: path.name), folder.parent / "problem.py"]:
+    for path in [*sorted(paths, key=lambda path: (path.name, path.parent.name)), folder.parent / "problem.py"]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def _used_by(family: str, folder: Path) -> set[Path]:
     """The files that a family's module imports from `folder` and from beside it, directly or not, itself included."""
-    shared = aotmm.kernels.__name__
-    package, folders, waiting = shared, {shared: folder}, [f"{shared}.{family}"]
+    shared, module = aotmm.kernels.__name__, module_of(family)
+    package, folders = shared, {shared: folder}
     if "." in family:  # a user's own
         package, _, _ = family.rpartition(".")
-        folders[package], waiting = Path(str(module_of(family).__file__)).parent, [family]
-    found = {folder / "__init__.py"}
+        folders[package] = Path(str(module.__file__)).parent
+    found, waiting = {folder / "__init__.py"}, [module.__name__]
     while waiting:
-        parent, _, name = waiting.pop().rpartition(".")
-        path = folders[parent] / f"{name}.py" if parent in folders else None
-        if path is None or path in found or not path.exists():
+        name = waiting.pop()
+        parent = next((parent for parent in folders if name.startswith(f"{parent}.")), None)
+        if parent is None:
+            continue
+        stem = folders[parent].joinpath(*name.removeprefix(f"{parent}.").split("."))
+        path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
+        if path in found or not path.exists():
             continue
         found.add(path)
         for node in ast.walk(ast.parse(path.read_text())):

@@ -32,6 +32,7 @@ _ELF_MACHINE = 18  # where an ELF file says what it is for
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
+LAUNCH_CORE = ("core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c")
 _FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
@@ -155,7 +156,7 @@ def _temporary_folder() -> str:
 
 
 def _launcher_sources(target: Target) -> list[Path]:
-    return [NATIVE / name for name in ("core.h", "core.c", f"driver_{target.backend}.c")]
+    return [NATIVE / name for name in (*LAUNCH_CORE, f"driver_{target.backend}.c")]
 
 
 def _run(command: list[str], output: Path, folder: Path, machine: str) -> None:

@@ -32,7 +32,6 @@ from aotmm.problem import (
 from aotmm.table import ROWS, Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
-_LANES, _MAX_LANES = 8, 128  # that selection looks at together: those of a vector, those of a span
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
 _Condition = tuple[str, int, int, int]
@@ -60,8 +59,6 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
             rows_from=ROWS,
-            lanes=_LANES,
-            max_lanes=_MAX_LANES,
         )
     )
 
@@ -134,9 +131,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             schedules=schedules,
             pointer_alignment=_pointer_alignment(promise_lists),
             order=made.order,
-            lanes=made.lanes,
-            spans=made.spans,
-            block_count=len(made.lanes) // _LANES,
+            siblings=made.siblings,
             groups=made.groups,
             shapes=known.shapes,
             place_count=2 << max(0, len(known.shapes) - 1).bit_length(),
@@ -180,22 +175,12 @@ def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
     return max([16, *seen])
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """`aotmm_span` of core.h."""
-
-    first: int
-    count: int
-    units: int
-
-
 @dataclass(slots=True)
 class _Groups:
-    """aotmm_order, aotmm_lanes, aotmm_spans and groups of core.h: what selection goes through, by what it looks for."""
+    """aotmm_order, aotmm_siblings_of and groups of core.h: what selection goes through, by what it looks for."""
 
     order: list[int]
-    lanes: list[tuple[int, int, int]]
-    spans: list[_Span]
+    siblings: list[tuple[int, int, int]]
     groups: list[dict[str, object]]
 
 
@@ -205,7 +190,7 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
         return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.promises), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
-    made = _Groups([], [], [], [])
+    made = _Groups([], [], [])
     reduces = _numbers(kernels, "reduce", lambda k: (_storage(k.dtype_c),))
     copies = _numbers(kernels, "copy", lambda k: (DTYPES[k.dtype_a].bytes,))
     mains = _numbers(kernels, "product", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c)))
@@ -214,9 +199,9 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
             mains.setdefault((*key, *out), []).extend(numbers)
     entries = []
     for key in sorted(mains, key=str):
-        first = len(made.spans)
-        _add_spans(kernels, mains[key], made)
-        entries.append((key, first, len(made.spans) - first))
+        first = len(made.siblings)
+        _add_siblings(kernels, mains[key], made)
+        entries.append((key, first, len(made.siblings) - first))
     made.groups.append({"name": "mains", "dimensions": (types,) * 3, "entries": entries})
     for name, size, helpers in (("reduces", types, reduces), ("copies", widths, copies)):
         entries = []
@@ -242,28 +227,19 @@ def _numbers(
     return found
 
 
-def _add_spans(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Adds the spans and lanes of products and partials of equal types to what is `made`."""
-    lanes: dict[tuple[str, frozenset[Promise], str, bool], list[int]] = {}
+def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
+    """Add products and partials of equal types to what is `made`; siblings differ in their epilogue alone."""
+    found: dict[tuple[str, frozenset[Promise], str, bool], list[int]] = {}
     for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
         kernel = kernels[number]
         key = (kernel.role, frozenset(kernel.promises), kernel.schedule, kernel.fast_accum)
-        lanes.setdefault(key, []).append(number)
-    places = {}
-    for lane, members in lanes.items():
-        places[lane] = len(made.order)
+        found.setdefault(key, []).append(number)
+    for (_, promises, *_), members in found.items():
+        made.siblings.append((len(made.order), len(members), _contiguous(promises)))
         made.order += members
-    for units in sorted({_units(promises) for _, promises, *_ in lanes}, reverse=True):  # the fewer come later
-        fitting = [lane for lane in lanes if not _units(lane[1]) & ~units]
-        for begin in range(0, len(fitting), _MAX_LANES):
-            part = fitting[begin : begin + _MAX_LANES]
-            classes = list(dict.fromkeys(lane[:2] for lane in part))
-            made.spans.append(_Span(len(made.lanes) // _LANES, -(-len(part) // _LANES), units))
-            made.lanes += [(places[lane], len(lanes[lane]), classes.index(lane[:2])) for lane in part]
-            made.lanes += [(0, 0, 0)] * (-len(part) % _LANES)
 
 
-def _units(promises: Iterable[Promise]) -> int:
+def _contiguous(promises: Iterable[Promise]) -> int:
     """The strides of A, B and C that are promised to be 1, as bits in the order of VALUES."""
     first = VALUES.index("stride_am")
     return sum(

@@ -1,4 +1,4 @@
-"""Kernel sources, one module per family.
+"""Kernel sources, one module per family; `hopper` has four.
 
 A family module, `aotmm.kernels.NAME` or one of a user's own, has the jit function and `specialise(variant)`, which says
 how the compiler is to specialise it. What a specialisation assumes becomes the kernel's promises
@@ -71,7 +71,7 @@ def module_of(family: str) -> ModuleType:
     """The module of `family`: one of this package or, with a dot in its name, a user's own. Raises ImportError."""
     if "." in family:
         return importlib.import_module(family)
-    return importlib.import_module(f"aotmm.kernels.{family}")
+    return importlib.import_module(f"aotmm.kernels.{'hopper' if family in WARP_SPECIALISED else family}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-/* The launch core: selection (core.c) over a driver (driver_cuda.c or driver_hip.c), linked into every launcher.
-   What is declared `extern` here is defined by the generated launcher.c. */
+/* The launch core, linked into every launcher: a problem (problem.c), what kernels need of it (guards.c), how long they take
+   (time_model.c), the choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c).
+   Tables that are declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
@@ -19,24 +20,8 @@ typedef struct aotmm_constants {
   uint32_t blocks; /* how many a multiprocessor is taken to work on at once */
 } aotmm_constants;
 
-/* Lanes side by side, for vector instructions: of bounds on their times what does not depend on the problem. */
-typedef float aotmm_floats __attribute__((vector_size(AOTMM_LANES * sizeof(float))));
-typedef int32_t aotmm_bits __attribute__((vector_size(AOTMM_LANES * sizeof(int32_t))));
-typedef struct aotmm_candidates {
-  aotmm_floats per_m, per_n, per_k, per_block; /* tiles and steps of an element, multiprocessors of a tile */
-  aotmm_floats base, step, tile, byte;         /* ns, as in the model; of a partial `tile` is that of two slices */
-  aotmm_floats byte_c;                         /* ns per byte of C; of a partial 0 */
-  aotmm_floats sums;                           /* ns per tile: two slices of partial sums */
-  aotmm_floats load_a, load_b;                 /* ns per step of a tile and byte of an element */
-  aotmm_floats half, whole;                    /* what rounds waves up; of a partial 0, which does not */
-  aotmm_floats partial;                        /* 1 or 0 */
-  aotmm_bits class;                            /* as in aotmm_lane */
-  aotmm_bits schedule, fast_accum;             /* as in aotmm_tuning; unmeasured: 0 and -1 */
-} aotmm_candidates;
-
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
-  aotmm_candidates *candidates;     /* by place in AOTMM_ROWS and block of lanes */
   const aotmm_constants (*constants)[AOTMM_ROWS_COUNT]; /* by kernel */
   const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
@@ -56,17 +41,10 @@ typedef struct aotmm_group {
 } aotmm_group;
 
 /* Kernels that differ in nothing but their epilogue, the plainer first, of aotmm_order. */
-typedef struct aotmm_lane {
+typedef struct aotmm_siblings {
   uint16_t first, count;
-  uint16_t class; /* the same in lanes of a span whose roles and promises are equal */
-} aotmm_lane;
-
-/* At most AOTMM_MAX_LANES of equal types that want no strides to be 1 but these: a bit for each, from AOTMM_VALUE_STRIDE_AM
-   on. The last block is filled up with lanes without kernels. */
-typedef struct aotmm_span {
-  uint16_t first, count; /* blocks of AOTMM_LANES */
-  uint16_t units;
-} aotmm_span;
+  uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_VALUE_STRIDE_AM on */
+} aotmm_siblings;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
@@ -77,16 +55,144 @@ extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
 extern const aotmm_tuning aotmm_built_tuning;
-/* Numbers of kernels. Products and partials are in lanes; reduces and copies are in the order of preference. */
+/* Numbers of kernels: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
-extern const aotmm_lane aotmm_lanes[];
-extern const uint32_t aotmm_block_count; /* of lanes */
-extern const aotmm_span aotmm_spans[];
-/* Products and partials: in aotmm_spans, by storage types. */
+extern const aotmm_siblings aotmm_siblings_of[];
+/* Products and partials: in aotmm_siblings_of, by storage types. */
 extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* In aotmm_order. */
 extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
 extern const aotmm_group aotmm_copies[5];                  /* by bytes of an element */
+
+/* ---- problem.c */
+
+enum { OPERANDS = 3, MAX_GRID = 0x7fffffff };
+enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
+enum { PANEL = 128 /* panels begin at multiples of it: all addresses in them are aligned alike, up to 128 bytes */ };
+static const int64_t max_workspace = 1ll << 40;
+static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
+
+/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
+   taken as 0, and a promise that it equals something, or is at least something, holds. */
+typedef struct quantities {
+  int64_t value[AOTMM_VALUE_COUNT];
+  uint64_t free; /* bit set: a stride of that kind */
+} quantities;
+_Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
+
+/* The quantities of a matrix of a product; matrices are in the order of AOTMM_COPY_*. */
+typedef struct operand_values {
+  uint16_t pointer, rows, cols, row_stride, col_stride, extent;
+} operand_values;
+extern const operand_values operands[OPERANDS];
+
+/* Where a matrix lies in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are
+   columns if it is transposed, else rows. */
+typedef struct place {
+  int transposed;
+  int64_t lines, length, pitch, bytes;
+} place;
+
+static inline int64_t ceil_div(int64_t a, int64_t b) {
+  if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
+  uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
+  return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
+}
+
+/* Not negative, and the largest int64 when the product is more. */
+static inline int64_t times(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* What is left of a product of any stride and the bytes of an element when it is divided by a power of two. */
+static inline uint64_t rest_of(int64_t stride, int64_t width, uint64_t power) {
+  return (uint64_t)stride * (uint64_t)width & (power - 1);
+}
+
+/* Of an address: whatever a caller says it is, it only wraps around. */
+static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
+
+static inline int unit(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
+
+int valid(const aotmm_problem *);
+int valid_device(const aotmm_device *);
+void set_quantities(quantities *, const aotmm_problem *);
+void set_extent(quantities *, int operand);
+int64_t region(int64_t bytes);
+int lies_well(const quantities *, int operand, int64_t width);
+place place_of(const quantities *, int operand, int64_t width);
+int64_t bytes_of_copies(const place *, uint32_t copies);
+void set_copies(quantities *moved, const quantities *, const place *, uint32_t copies, int64_t address);
+void set_copy(quantities *made, const quantities *, const quantities *moved, int operand, const place *to);
+int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);
+void set_no_sums(quantities *);
+
+/* ---- guards.c */
+
+static inline int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
+  return times(ceil_div(M, aotmm_kernels[kernel].block_m), ceil_div(N, aotmm_kernels[kernel].block_n));
+}
+
+/* Steps along K. */
+static inline int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, aotmm_kernels[kernel].block_k); }
+
+int keeps(uint32_t kernel, const quantities *);
+int keeps_sums(uint32_t kernel, const quantities *);
+uint32_t first_broken(const aotmm_kernel *, const quantities *);
+int same_types(const aotmm_kernel *, const aotmm_problem *);
+int32_t epilogue(const aotmm_problem *);
+uint32_t grid_of(const aotmm_kernel *, int64_t units, const aotmm_device *);
+int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
+int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
+int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
+
+/* ---- time_model.c */
+
+/* A product is cut into `down` times `across` panels of C, of so many rows and columns; the last ones have fewer. */
+typedef struct panels {
+  int64_t rows, cols, down, across, last_rows, last_cols;
+} panels;
+
+/* One search for a plan. */
+typedef struct query {
+  const aotmm_problem *problem; /* of one panel */
+  const panels *cut;            /* NULL: one panel is all of it */
+  const aotmm_device *device;
+  const aotmm_tuning *tuning;
+  int rows;      /* place in AOTMM_ROWS */
+  int64_t limit; /* of the workspace */
+  double bytes_read, bytes_moved; /* of A and B; by a product */
+  int32_t epilogue;   /* the least that the problem needs */
+  uint32_t contiguous; /* as in aotmm_siblings, of all ways */
+  uint32_t excluded;  /* copies that would take more than the limit */
+  int count;          /* ways to place the operands, the one without copies first */
+  struct {
+    uint32_t copies;
+    int64_t bytes; /* of the copies */
+    double time;   /* of copying */
+    double row_a, col_b; /* bytes of an element of A and of B, as the model counts loads */
+    quantities q;
+  } ways[OPERANDS];
+  const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
+} query;
+
+static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
+  return s->tuning->constants[kernel] + s->rows;
+}
+
+const aotmm_tuning *current_tuning(void);
+uint32_t tuning_generation(void); /* raised by `retune`, which makes all that is remembered out of date */
+int place_of_rows(int64_t M);
+double copy_time(const query *, int kernel, const quantities *copy, int width);
+double reduce_time(const query *, int kernel, uint32_t split);
+int64_t slots_of(const query *, uint32_t kernel);
+/* `steps` are those of a slice. */
+double main_time(const query *, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes);
+const aotmm_time *measured_time(const query *, uint32_t kernel);
+void find_measured(query *);
+
+/* ---- the functions of aotmm_launcher */
 
 int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_verdict *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);

@@ -215,9 +215,8 @@ def test_equal_promises_are_one_table() -> None:
     assert text.count("static const aotmm_promise promises_") == 2
     assert [line[-1] for line in re.findall(r"\.promises = promises_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
-    assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 1}," in text
-    assert "const aotmm_span aotmm_spans[] = {\n    {0, 1, 0},\n};" in text
-    assert "aotmm_lanes[] = {\n    {0, 2, 0},\n    {2, 1, 1},\n    {0, 0, 0}," in text
+    assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
+    assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
     assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_promised[] = {\n    {0, " in text
 
 
@@ -234,24 +233,18 @@ def test_conditions_are_in_the_order_of_values() -> None:
     assert sorted(rows) == sorted(render._condition(promise) for promise in promises)
 
 
-def test_spans_have_every_lane_of_fewer_units() -> None:
-    """A span has what wants no other strides to be 1, filled blocks, and no more lanes than bounds are kept for.
-
-    Kernels that differ in their epilogue share a lane, and those that promise the same in another order a class.
-    """
+def test_siblings_differ_in_their_epilogue_alone() -> None:
+    """Kernels of one schedule with the same promises, in any order, are siblings, the plainer first."""
     strict = (Promise("stride_ak", "equals", 1), Promise("K", "multiple_of", 8))
     kernels = [
-        dataclasses.replace(kernel(f"{row}{epilogue}"), schedule=f"s{row:03}", epilogue=epilogue, promises=promises)
-        for promises, rows in ((strict, range(127)), (strict[::-1], range(127, 129)), (strict[1:], range(1)))
-        for row in rows
-        for epilogue in ("none", "smooth")
+        dataclasses.replace(kernel(f"{promises}{epilogue}"), epilogue=epilogue, promises=promises)
+        for promises in (strict[1:], strict, strict[::-1])
+        for epilogue in ("smooth", "none")
     ]
     made = render._groups(tuple(kernels))
-    assert [(row.first, row.count, row.units) for row in made.spans] == [(0, 16, 2), (16, 1, 2), (17, 1, 0)]
-    assert {size for _, size, _ in made.lanes[:130]} == {2}
-    assert {number for *_, number in made.lanes[:128]} == {0}
-    assert made.lanes[128:136] == [(256, 2, 0), (258, 2, 1), *[(0, 0, 0)] * 6]
-    assert made.lanes[136:] == [(258, 2, 0), *[(0, 0, 0)] * 7]
+    members = [made.order[first : first + count] for first, count, _ in made.siblings]
+    assert members == [[1, 0], [3, 5, 2, 4]]
+    assert [strides for *_, strides in made.siblings] == [0, 2]
 
 
 def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:

@@ -1,4 +1,4 @@
-"""Selection, core.c: what it admits is compared with the manifest's promises, read here a second time."""
+"""Selection: what it admits is compared with the manifest's promises, read here a second time."""
 
 from __future__ import annotations
 
@@ -511,16 +511,3 @@ def test_tables_that_contradict_each_other(interpreted_pack: Path, tmp_path: Pat
     number = next(n for n, kernel in enumerate(mm.kernels) if (kernel.role, kernel.layout) == ("product", "nn"))
     with pytest.raises(ValueError, match=f"kernel {mm.kernels[number].name} keeps all .* promises of its list"):
         mm.check(dense(256, 256, 256), CDevice(108, 166_912), number)
-
-
-@pytest.mark.parametrize(("lanes", "most"), [(4, 16), (16, 64)])
-@own_process
-def test_vectors_of_any_width(interpreted_pack: Path, tmp_path: Path, lanes: int, most: int) -> None:
-    """How many kernels selection looks at together is said where tables are made, and changes no plan."""
-    whole = open_pack(interpreted_pack).launcher
-    with mock.patch.multiple(render, _LANES=lanes, _MAX_LANES=most):
-        other = open_pack(changed_pack(interpreted_pack, tmp_path, lambda kernel: kernel)).launcher
-    rng = np.random.default_rng(22)
-    for _ in range(PROBLEMS // 10):
-        problem, device = draw(rng, interpreted_pack.name)
-        assert selected(other, problem, device) == selected(whole, problem, device), problem

@@ -51,7 +51,8 @@ from aotmm.build.cache import Cache
 if __name__ == "__main__":
     build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1, cache=Cache(sys.argv[3]))
 """
-KERNEL, EPILOGUE, CORE = "kernels/tile.py", "kernels/epilogue.py", "native/core.c"
+KERNEL, EPILOGUE = "kernels/tile.py", "kernels/epilogue.py"
+PROBLEM, GUARDS, LAUNCH = "native/problem.c", "native/guards.c", "native/launch.c"
 REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"
 
 EDGE = Product(40, 72, 104)
@@ -127,10 +128,10 @@ MUTANTS = {
         "(cols ^ 1).to(tl.int64) * stride_bias_n, mask=cols < N",
         ("empty", "vector", "split"),
     ),
-    "no launch bounds of N": Mutant(CORE, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, ((void)N, M))", ("exact",)),
-    "batch not launched": Mutant(CORE, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)),
+    "no launch bounds of N": Mutant(LAUNCH, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, ((void)N, M))", ("exact",)),
+    "batch not launched": Mutant(LAUNCH, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)),
     "promises of alignment not checked": Mutant(
-        CORE, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
+        GUARDS, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
     ),
     "a slice left out": Mutant(REDUCE, "tl.range(0, split,", "tl.range(1, split,", ("split",)),
     "sums of the next row": Mutant(
@@ -140,21 +141,21 @@ MUTANTS = {
         ("split",),
     ),
     "an operand copied to where another lies": Mutant(
-        CORE, "    address = behind(address, places[i].bytes);", "", ("copied",)
+        PROBLEM, "    address = behind(address, places[i].bytes);", "", ("copied",)
     ),
     "lines of copies overlap": Mutant(
-        CORE, "found.pitch = bytes / width;", "found.pitch = bytes / width - 64;", ("copied",)
+        PROBLEM, "found.pitch = bytes / width;", "found.pitch = bytes / width - 64;", ("copied",)
     ),
-    "C not copied back": Mutant(CORE, "status == AOTMM_OK && plan->copies & AOTMM_COPY_C", "0", ("copied",)),
+    "C not copied back": Mutant(LAUNCH, "status == AOTMM_OK && plan->copies & AOTMM_COPY_C", "0", ("copied",)),
     "a copy shifted": Mutant(COPY, "tl.load(a_ptrs, mask=inside)", "tl.load(a_ptrs + 1, mask=inside)", ("copied",)),
     "strides swapped": Mutant(
-        CORE,
+        PROBLEM,
         "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);",
         "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);"
         " value[AOTMM_VALUE_STRIDE_AM] = p->stride_bk; value[AOTMM_VALUE_STRIDE_BK] = p->stride_am;",
         ("exact", "random"),
     ),
-    "bias taken for a vector": Mutant(CORE, "? 2 : 1;", "? 1 : 1;", ("finished",)),
+    "bias taken for a vector": Mutant(PROBLEM, "? 2 : 1;", "? 1 : 1;", ("finished",)),
 }
 
 

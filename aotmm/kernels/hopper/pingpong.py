@@ -1,4 +1,4 @@
-"""Family `pingpong`: two consumer warpgroups take tiles in turn, one multiplies while the other writes. For Hopper."""
+"""Family `pingpong`: two consumer warpgroups take tiles in turn, one multiplies while the other writes."""
 
 from __future__ import annotations
 
@@ -7,36 +7,31 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from aotmm.kernels import Specialisation, Variant, hopper
-from aotmm.kernels.hopper import (
-    Ending,
-    Tiling,
-    Work,
+from aotmm.kernels.hopper.epilogue import (
+    Epilogue,
     add_boxes,
     await_operands,
-    barriers,
-    buffers,
+    epilogue_memory,
     fetch_factors,
-    leave_tile,
-    make_ring,
-    multiply,
-    produce,
     put_factors,
-    room_for_factors,
-    settle,
+    store_tile,
 )
+from aotmm.kernels.hopper.mma import drain, multiply
+from aotmm.kernels.hopper.pipeline import Tiling, Work, barriers, buffers, make_ring, produce
 
 
 @gluon.jit
-def consume(ring, turns, added_to, bias_desc, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, TURN: gl.constexpr):
+def consume(
+    ring, order, added_to, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, TURN: gl.constexpr
+):
     """A consumer warpgroup: every second tile of this block, beginning with number TURN.
 
-    It skips the stages of the other's tiles. Without turns a wait for one phase of a barrier could be answered by
+    It skips the stages of the other's tiles. Without an order a wait for one phase of a barrier could be answered by
     another that came around the ring.
     """
     t = work.tiling
     await_operands(t)
-    added = ending.stages(t)
+    added = epilogue.stages(t)
     stages = work.steps + added  # of a tile
     at = TURN * stages  # those of all tiles before this one
     # The first step whose stage may still wait for a box of the other's last tile: it is awaited before.
@@ -45,22 +40,22 @@ def consume(ring, turns, added_to, bias_desc, c_desc, c1_desc, c_smem, c1_smem, 
     first_unit = gl.program_id(0) + TURN * gl.num_programs(0)
     for unit in range(first_unit, work.count(), 2 * gl.num_programs(0)):
         row, col, part = work.place(unit)
-        held = fetch_factors(row, col, room, ending, t)
-        mbarrier.wait(turns.index(TURN), phase)
+        held = fetch_factors(row, col, memory, epilogue, t)
+        mbarrier.wait(order.index(TURN), phase)
         stage = at % t.STAGES
         acc, acc1, stage, ring_phase = multiply(
             ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps, added_to.index(TURN), phase, awaited
         )
-        mbarrier.arrive(turns.index(1 - TURN))
-        acc, acc1 = settle(ring, t, acc, acc1, stage)
-        factors = put_factors(room, TURN, held, t)
+        mbarrier.arrive(order.index(1 - TURN))
+        acc, acc1 = drain(ring, t, acc, acc1, stage)
+        factors = put_factors(memory, TURN, held, t)
         if t.EPILOGUE != "none" and added > 0:
             acc, acc1, _, _ = add_boxes(
-                acc, acc1, row, col, ring, bias_desc, 0, stage, ring_phase, factors, ending, t
+                acc, acc1, row, col, ring, bias_desc, 0, stage, ring_phase, factors, epilogue, t
             )  # fmt: skip
             mbarrier.arrive(added_to.index(1 - TURN))
-        leave_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, ending, t
+        store_tile(
+            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, epilogue, t
         )  # fmt: skip
         at += 2 * stages
         phase ^= 1
@@ -88,24 +83,25 @@ def pingpong(
     ring = make_ring(x_desc, y_desc, y1_desc, t)
     c = ring.x if PARTIAL else buffers(c_desc, 2)
     c1 = buffers(c1_desc, 2) if TAIL < WIDTH and not PARTIAL else c
-    room = room_for_factors(t, 2)
-    ending = Ending(
+    memory = epilogue_memory(t, 2)
+    epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
-    turns = barriers(2, 1)
-    added_to = barriers(2, 1) if EPILOGUE != "none" else turns
+    order = barriers(2, 1)
+    added_to = barriers(2, 1) if EPILOGUE != "none" else order
     gl.warp_specialize(
         [
-            (consume, (ring, turns, added_to, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-            (consume, (ring, turns, added_to, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-            (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
+            (
+                consume,
+                (ring, order, added_to, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0)),
+            ),
+            (
+                consume,
+                (ring, order, added_to, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1)),
+            ),
+            (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
         ],
         [4, 1],
         [CONSUMER, PRODUCER],
     )
-
-
-def specialise(variant: Variant) -> Specialisation:
-    """The ping-pong kernel of `variant`: each of two warpgroups has whole tiles."""
-    return hopper.specialise(pingpong, variant, parts=1)

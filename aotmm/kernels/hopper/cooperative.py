@@ -1,7 +1,4 @@
-"""Family `cooperative`: one to three consumer warpgroups of a block multiply the slabs of one tile. For Hopper.
-
-Also what splits K (role "partial"), and what families `swapped` and `clustered` launch.
-"""
+"""Families `cooperative`, `clustered` and `swapped`: consumer warpgroups of a block multiply the slabs of one tile."""
 
 from __future__ import annotations
 
@@ -10,27 +7,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import cluster, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from aotmm.kernels import WARPGROUP, Specialisation, Variant, hopper
-from aotmm.kernels.hopper import (
-    Ending,
-    Tiling,
-    Work,
+from aotmm.kernels.hopper.epilogue import (
+    Epilogue,
     add_boxes,
     await_operands,
-    buffers,
+    epilogue_memory,
     fetch_factors,
-    leave_tile,
-    make_ring,
-    multiply,
-    produce,
     put_factors,
-    room_for_factors,
-    settle,
+    store_tile,
 )
+from aotmm.kernels.hopper.mma import drain, multiply
+from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, produce
 
 
 @gluon.jit
-def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, room, work, ending, SLAB: gl.constexpr):
+def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, SLAB: gl.constexpr):
     """A consumer warpgroup: multiplies slab SLAB of tile after tile."""
     t = work.tiling
     await_operands(t)
@@ -39,17 +30,17 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, room, work, endin
     for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
         row, col, part = work.place(unit)
         row += SLAB * (t.ROWS // t.PARTS)
-        held = fetch_factors(row, col, room, ending, t)
+        held = fetch_factors(row, col, memory, epilogue, t)
         first, end = work.steps_of(part)
         acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
-        acc, acc1 = settle(ring, t, acc, acc1, stage)
-        factors = put_factors(room, SLAB, held, t)
-        if t.EPILOGUE != "none" and ending.stages(t) > 0:
+        acc, acc1 = drain(ring, t, acc, acc1, stage)
+        factors = put_factors(memory, SLAB, held, t)
+        if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
-                acc, acc1, row, col, ring, bias_desc, SLAB, stage, phase, factors, ending, t
+                acc, acc1, row, col, ring, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip
-        leave_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, ending, t
+        store_tile(
+            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, epilogue, t
         )  # fmt: skip
     if not t.PARTIAL:
         tma.store_wait(0)
@@ -76,8 +67,8 @@ def cooperative(
     ring = make_ring(x_desc, y_desc, y1_desc, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c
-    room = room_for_factors(t, PARTS)
-    ending = Ending(
+    memory = epilogue_memory(t, PARTS)
+    epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
@@ -87,8 +78,8 @@ def cooperative(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
             ],
             [1],
             [PRODUCER],
@@ -96,9 +87,9 @@ def cooperative(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
             ],
             [4, 1],
             [CONSUMER, PRODUCER],
@@ -106,18 +97,13 @@ def cooperative(
     else:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(0))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(1))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, room, work, ending, gl.constexpr(2))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, ending)),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
+                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
             ],
             [4, 4, 1],
             [CONSUMER, CONSUMER, PRODUCER],
         )
     if CTAS > 1:
         cluster.barrier()  # a block must not leave while others may still arrive at its barriers
-
-
-def specialise(variant: Variant) -> Specialisation:
-    """The cooperative kernel of `variant`: a warpgroup for every four of its num_warps."""
-    return hopper.specialise(cooperative, variant, parts=variant.config.num_warps // WARPGROUP)

@@ -1,0 +1,56 @@
+"""The command line. Beside `__main__`, which starts it, no other module prints or exits.
+
+A module for each command; `report` has their tables. A command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from aotmm import __version__
+from aotmm.cli.bench import bench
+from aotmm.cli.build import build
+from aotmm.cli.doctor import doctor
+from aotmm.cli.explain import explain
+from aotmm.cli.packs import inspect, list_, verify
+from aotmm.cli.tune import tune
+from aotmm.errors import AotmmError
+
+INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
+
+
+class _Commands(click.Group):
+    """Turns the library's errors into text and exit codes, in this one place."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """As of any click group, and tells what the machine refuses (a full disk, no more memory) in one line."""
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            click.echo(f"error: the system refused: {error}", err=True)
+        except MemoryError:
+            click.echo("error: out of memory", err=True)
+        sys.exit(AotmmError.exit_code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AotmmError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt as stop:
+            click.echo(f"interrupted: {stop}" if str(stop) else "interrupted", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="aotmm")
+def main() -> None:
+    """Triton's matmul, compiled ahead of time."""
+
+
+for _command in (build, list_, inspect, verify, explain, doctor, tune, bench):
+    main.add_command(_command)

@@ -1,0 +1,114 @@
+"""What commands print: progress, JSON, and what to install where an import fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from aotmm.errors import build_extra_missing, torch_missing
+from aotmm.progress import Lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aotmm.build import Progress
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr."""
+    click.echo(text, err=True)
+
+
+def print_json(body: object) -> None:
+    """Print JSON on stdout."""
+    click.echo(json.dumps(body, indent=2))
+
+
+def processes(count: int) -> str:
+    """Return how progress names that many compiler processes."""
+    return f"on {count} process{'es' * (count > 1)}"
+
+
+@contextmanager
+def kernels_done(how: str) -> Iterator[Progress]:
+    """Gives what a build calls as kernels get done: it shows a bar per arch on a terminal, else lines on stderr.
+
+    `how` says by what they are compiled.
+    """
+    if not sys.stderr.isatty():
+        yield Lines(tell, "kernels", how)
+        return
+    with needs_build_extra():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    bars = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(arch: str, done: int, total: int) -> None:
+        if arch not in tasks:
+            tasks[arch] = bars.add_task(arch, start=False, total=total, completed=done, rate=how)
+            return
+        task = bars.tasks[tasks[arch]]
+        if not task.started:
+            bars.reset(task.id, completed=done)  # what need not be compiled is no sign of the speed
+            return
+        bars.update(task.id, completed=done, rate=how if task.speed is None else f"{task.speed:.1f} kernels/s")
+
+    with bars:
+        yield show
+
+
+@contextmanager
+def shapes_done(arch: str, budget: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Gives what tuning calls as shapes get done: it shows a bar on a terminal, else lines, and what is left out."""
+    if not sys.stderr.isatty():
+        lines = Lines(tell, "shapes", f"within {budget}")
+
+        def show_line(done: int, total: int, text: str) -> None:
+            if text.startswith("left out"):
+                tell(text)
+            lines(arch, done, total)
+
+        yield show_line
+        return
+    with click.progressbar(length=1, file=sys.stderr, show_pos=True, item_show_func=lambda text: text) as bar:
+
+        def show(done: int, total: int, text: str) -> None:
+            if text.startswith("left out"):
+                tell(text)
+            bar.length = total
+            bar.update(done - bar.pos, text)
+
+        yield show
+
+
+@contextmanager
+def needs_build_extra() -> Iterator[None]:
+    """Turns a failed import in the block into what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise build_extra_missing(str(error.name)) from error
+
+
+@contextmanager
+def needs_torch(command: str) -> Iterator[None]:
+    """Turns a failed import of torch in the block into what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise torch_missing(command) from error

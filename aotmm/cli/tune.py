@@ -1,0 +1,105 @@
+"""`aotmm tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from aotmm.cli.options import FILE, json_option, pack_option, packs_of, refuse_ignored, scheduler_option
+from aotmm.cli.output import needs_torch, print_json, shapes_done
+from aotmm.errors import AotmmError
+from aotmm.folders import in_checkout
+from aotmm.table import shipped_path
+from aotmm.target import TARGETS
+
+
+@click.command()
+@click.option("--arch", required=True, metavar="ARCH", help=f"Pack whose kernels are timed: {', '.join(TARGETS)}.")
+@click.option(
+    "--shapes",
+    "file",
+    metavar="FILE",
+    type=FILE,
+    help="Shapes to time, written like aotmm/tune/shapes.json, which is the default.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    metavar="DTYPE",
+    help="Type that stands for all of its width; repeatable.  [default: fp16, fp8e4]",
+)
+@click.option(
+    "--budget",
+    default="8m",
+    show_default=True,
+    metavar="TIME",
+    help="Begin no shape after that: 90s, 8m, 1h. The same command again goes on from there.",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Table to write.  [default: the one that packs of this checkout are built with]",
+)
+@click.option("--refit", is_flag=True, help="Time nothing; fit the models of the table again. Needs no GPU.")
+@scheduler_option
+@pack_option
+@json_option
+def tune(
+    *,
+    arch: str,
+    file: Path | None,
+    dtypes: tuple[str, ...],
+    budget: str,
+    out: Path | None,
+    refit: bool,
+    scheduler: str | None,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Time the prebuilt kernels on this machine's GPUs, or a cluster's.
+
+    The times, and models fitted to them, go to a table. aotmm build puts that of the checkout into its packs;
+    aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
+    are named, and are an error in the end. A fifth of the shapes judges what selection makes of the others.
+    """
+    refuse_ignored(("with --refit", refit, ("file", "budget", "scheduler")))
+    if out is None:
+        if not in_checkout():
+            raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
+        out = shipped_path(arch)
+    from aotmm.runtime.installed import find_packs
+
+    with needs_torch("aotmm tune"):
+        from aotmm.tune import session, shapes, summary
+    seconds = _seconds(budget)
+    packs = find_packs(folder)
+    pack = packs_of(packs, arch, folder)[0]
+    measured = None
+    if refit:
+        verdict = session.refit(pack, out, dtypes)
+    else:
+        wanted = shapes.read() if file is None else shapes.read(file)
+        with shapes_done(arch, budget) as progress:
+            measured, verdict = session.tune(
+                pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
+            )
+    if as_json:
+        print_json(summary.body(measured, verdict) | {"table": str(out)})
+    else:
+        for line in summary.text(measured, verdict):
+            click.echo(line)
+        click.echo(f"wrote {out}")
+    if measured is not None and measured.left_out:
+        raise AotmmError(f"{len(measured.left_out)} left out: {', '.join(measured.left_out)}; the others are in {out}")
+
+
+def _seconds(text: str) -> float:
+    """The time in `text` ("90s", "8m", "1h") in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = text[:-1], text[-1:]
+    if unit not in units or not number.isdecimal():
+        raise click.UsageError(f"--budget {text!r} is no time like 90s, 8m or 1h")
+    return float(number) * units[unit]

@@ -1,0 +1,55 @@
+"""Warp-specialised kernels for Hopper (sm90), written in Gluon.
+
+One warp copies boxes of both operands, and of a matrix that is added to their product, into a ring of shared memory
+through tensor maps (TMA); consumer warpgroups multiply them with wgmma, one in flight, and hand every stage back
+through a barrier. Sums leave through shared memory and TMA stores while the next tile is being loaded: blocks are
+persistent. Widths that are no power of two are one instruction where Y lies along K (`mma`), else two accumulators
+side by side.
+
+The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T, because a
+wgmma always has 64 rows and C may have fewer.
+
+Families differ in what consumer warpgroups do. `cooperative`: one to three multiply the slabs of one tile; it splits K
+too (role "partial"). `pingpong`: two take tiles in turn, one multiplies while the other writes.
+
+`clustered`: two blocks of a cluster share a tile. Each has half of the rows of A, and all columns of B, which come from
+the L2 cache once for both (multicast). Where the pitch of a row is no multiple of 128 bytes, each row of a box touches
+two lines of the cache, and the cache limits a product: there it is up to 1.2 times faster, elsewhere slower.
+
+`swapped`: columns of B are the 64 rows of a wgmma, and the tile of C has as many rows as fill the GPU evenly. With few
+rows nothing is wasted either. Such products read all of B once, so many bytes must be on their way: stages are deep.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aotmm.kernels import CLUSTERED, WARPGROUP, Specialisation, Variant
+from aotmm.kernels.hopper import specialisation
+from aotmm.kernels.hopper.cooperative import cooperative
+from aotmm.kernels.hopper.pingpong import pingpong
+
+
+class _Family(NamedTuple):
+    """The jit function of a family, whether its warpgroups share a tile, and whether X is B^T."""
+
+    function: Any
+    shared: bool = True
+    swapped: bool = False
+
+
+_FAMILIES = {
+    "cooperative": _Family(cooperative),
+    "pingpong": _Family(pingpong, shared=False),
+    "clustered": _Family(cooperative),
+    "swapped": _Family(cooperative, swapped=True),
+}
+
+
+def specialise(variant: Variant) -> Specialisation:
+    """Return how the kernel of `variant` is compiled; a warpgroup has four of its num_warps."""
+    row = _FAMILIES[variant.family]
+    parts = variant.config.num_warps // WARPGROUP if row.shared else 1
+    return specialisation.specialise(
+        row.function, variant, parts=parts, swapped=row.swapped, ctas=CLUSTERED.get(variant.family, 1)
+    )

@@ -1,0 +1,330 @@
+"""From the sums of a slab to C: scales, bias and activation, shared memory, and TMA stores."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
+
+from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
+from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
+from aotmm.kernels.hopper.pipeline import bias_box, next_stage
+
+BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
+SWIZZLED_BYTES = gl.constexpr(LINE_BYTES)
+FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 elements for each thread
+
+
+@gluon.aggregate
+class Epilogue:
+    """The operands of the epilogue, and where partial sums go."""
+
+    M: gl.tensor
+    N: gl.tensor
+    workspace_ptr: gl.tensor
+    workspace_stride_m: gl.tensor
+    workspace_stride_z: gl.tensor
+    bias_ptr: gl.tensor
+    bias_rank: gl.tensor
+    stride_bias_m: gl.tensor
+    stride_bias_n: gl.tensor
+    scale_a_ptr: gl.tensor
+    scale_b_ptr: gl.tensor
+    stride_scale_a: gl.tensor
+    stride_scale_b: gl.tensor
+    activation: gl.tensor
+    slope: gl.tensor
+
+    @gluon.jit
+    def stages(self, tiling):
+        """How many stages of the ring a matrix takes that is added to a tile; 0 if none is."""
+        t = tiling
+        if t.EPILOGUE == "none":
+            return 0
+        else:
+            return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + t.BIAS - 1) // t.BIAS, 0)
+
+    @gluon.jit
+    def boxed(self):
+        """Whether TMA can copy that matrix. If not, its tensor map is empty."""
+        BYTES: gl.constexpr = self.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
+        odd = (self.bias_ptr.to(gl.int64) | self.stride_bias_m * BYTES) % BOX_ALIGNMENT
+        return (self.stride_bias_n == 1) & (odd == 0)
+
+
+@gluon.aggregate
+class Factors:
+    """What the epilogue needs of one slab, in fp32: one number per row of C, and two per column."""
+
+    scale_a: gl.base_value
+    scale_b: gl.base_value
+    bias: gl.base_value
+
+
+@gluon.jit
+def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.constexpr):
+    """COUNT numbers from `first` on, as fp32; OTHER past `size` and where none are given."""
+    PER_THREAD: gl.constexpr = COUNT // 128 if COUNT > 128 else 1
+    i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([PER_THREAD], [32], [4], [0]))
+    return gl.load(ptr + i.to(gl.int64) * stride, mask=(i < size) & given, other=OTHER).to(gl.float32)
+
+
+@gluon.jit
+def fetch_factors(row, col, memory, epilogue, tiling):
+    """Starts reading what the epilogue of the slab at `row` of X and `col` of Y needs.
+
+    It is read before the products and used after them: nothing waits for it.
+    """
+    e = epilogue
+    t = tiling
+    if t.EPILOGUE == "none" and not t.SCALED:
+        return Factors(0, 0, 0)
+    else:
+        MS: gl.constexpr = memory.scale_a.shape[1]
+        NS: gl.constexpr = memory.bias.shape[1]
+        m = col if t.SWAPPED else row
+        n = row if t.SWAPPED else col
+        bias = fetch(e.bias_ptr, e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS)
+        if t.SCALED:
+            scale_a = fetch(e.scale_a_ptr, e.stride_scale_a, e.scale_a_ptr.to(gl.int64) != 0, m, e.M, 1.0, MS)
+            scale_b = fetch(e.scale_b_ptr, e.stride_scale_b, e.scale_b_ptr.to(gl.int64) != 0, n, e.N, 1.0, NS)
+        else:
+            scale_a = bias  # not used
+            scale_b = bias
+        return Factors(scale_a, scale_b, bias)
+
+
+@gluon.jit
+def epilogue_memory(tiling, COUNT: gl.constexpr):
+    """Shared memory through which factors reach the threads that need them, COUNT times."""
+    t = tiling
+    LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    WIDE: gl.constexpr = t.COLS if t.COLS1 == 0 else 2 * t.COLS
+    MS: gl.constexpr = t.COLS if t.SWAPPED else PART
+    NS: gl.constexpr = PART if t.SWAPPED else WIDE
+    if t.EPILOGUE == "none" and not t.SCALED:
+        return Factors(0, 0, 0)
+    else:
+        bias = gl.allocate_shared_memory(gl.float32, [COUNT, NS], LAYOUT)
+        scale_a = gl.allocate_shared_memory(gl.float32, [COUNT, MS], LAYOUT) if t.SCALED else bias
+        scale_b = gl.allocate_shared_memory(gl.float32, [COUNT, NS], LAYOUT) if t.SCALED else bias
+        return Factors(scale_a, scale_b, bias)
+
+
+@gluon.jit
+def put_factors(memory, INDEX: gl.constexpr, held, tiling):
+    """What was read, in shared memory."""
+    if tiling.EPILOGUE == "none" and not tiling.SCALED:
+        return memory
+    else:
+        placed = Factors(memory.scale_a.index(INDEX), memory.scale_b.index(INDEX), memory.bias.index(INDEX))
+        placed.bias.store(held.bias)
+        if tiling.SCALED:
+            placed.scale_a.store(held.scale_a)
+            placed.scale_b.store(held.scale_b)
+        return placed
+
+
+@gluon.jit
+def scaled(sums, factors):
+    """scale_a * scale_b * sums, for factors that are in shared memory."""
+    sums *= factors.scale_a.load(gl.SliceLayout(1, sums.type.layout))[:, None]
+    sums *= factors.scale_b.load(gl.SliceLayout(0, sums.type.layout))[None, :]
+    return sums
+
+
+@gluon.jit
+def finish(sums, factors, epilogue, tiling):
+    """activation(scales * sums + bias) for a chunk of C, of whose factors it is given; a matrix is already added."""
+    e = epilogue
+    if tiling.SCALED and (tiling.EPILOGUE == "none" or e.bias_rank != MATRIX):
+        sums = scaled(sums, factors)
+    if tiling.EPILOGUE != "none":
+        sums += factors.bias.load(gl.SliceLayout(0, sums.type.layout))[None, :]
+        if e.activation != 0:
+            if tiling.EPILOGUE == "linear":
+                sums = linear(sums, e.activation, e.slope)
+            else:
+                sums = activate(sums, e.activation, e.slope)
+    return sums
+
+
+@gluon.jit
+def part_of(factors, OFFSET: gl.constexpr, M_COUNT: gl.constexpr, N_COUNT: gl.constexpr, tiling):
+    """The factors of M_COUNT rows and N_COUNT columns of C, which are columns OFFSET... of a slab."""
+    t = tiling
+    M_OFFSET: gl.constexpr = OFFSET if t.SWAPPED else 0
+    N_OFFSET: gl.constexpr = 0 if t.SWAPPED else OFFSET
+    bias = factors.bias.slice(N_OFFSET, N_COUNT)
+    scale_a = factors.scale_a.slice(M_OFFSET, M_COUNT) if t.SCALED else bias
+    scale_b = factors.scale_b.slice(N_OFFSET, N_COUNT) if t.SCALED else bias
+    return Factors(scale_a, scale_b, bias)
+
+
+@gluon.jit
+def halves(sums):
+    """The left and the right half of the columns."""
+    return sums.reshape([sums.shape[0], 2, sums.shape[1] // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.jit
+def store(chunk, m, n, c_desc, c_smem):
+    """Rounds a chunk, and lets it go to row m and column n of C."""
+    tma.store_wait(0)
+    gl.barrier()  # one thread waited for the store before
+    c_smem.store(chunk.to(c_desc.dtype))
+    fence_async_shared()
+    gl.barrier()  # one thread stores what all have written
+    tma.async_store(c_desc, [m, n], c_smem)
+
+
+@gluon.jit
+def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling):
+    """Writes the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
+    e = epilogue
+    t = tiling
+    SIZE: gl.constexpr = sums.shape[1]
+    WHOLE: gl.constexpr = SIZE == t.WIDTH and OFFSET + SIZE <= t.COLUMNS
+    if OFFSET < t.COLUMNS:
+        if not (WHOLE or SIZE == t.TAIL):
+            left, right = halves(sums)
+            HALF: gl.constexpr = SIZE // 2
+            store_slab(left, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
+            store_slab(right, row, col + HALF, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t)
+        else:
+            if t.SWAPPED:
+                chunk = sums.permute((1, 0))
+                m = col
+                n = row
+            else:
+                chunk = sums
+                m = row
+                n = col
+            if t.PARTIAL:
+                ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
+                ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
+                slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
+                gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
+            else:
+                if t.SCALED or t.EPILOGUE != "none":
+                    if OFFSET == 0:
+                        gl.barrier()  # all factors are in shared memory
+                    chunk = finish(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
+                if SIZE == t.WIDTH:
+                    store(chunk, m, n, c_desc, c_smem)
+                else:
+                    store(chunk, m, n, c1_desc, c1_smem)
+
+
+@gluon.jit
+def store_in_parts(sums, row, col, c_desc, c_smem, factors, epilogue, tiling):
+    """`store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
+
+    Registers cannot be indexed, so the quarters change places. What else was tried: docs/performance.md.
+    """
+    WIDTH: gl.constexpr = sums.shape[1] // 4
+    left, right = halves(sums)
+    first, second = halves(left)
+    third, fourth = halves(right)
+    scale_b = factors.scale_b.reinterpret(gl.float32, [4, WIDTH], factors.scale_b.layout)
+    bias = factors.bias.reinterpret(gl.float32, [4, WIDTH], factors.bias.layout)
+    for i in range(4):
+        n = col + i * WIDTH
+        gl.barrier()  # all factors are in shared memory
+        chunk = finish(first, Factors(factors.scale_a, scale_b.index(i), bias.index(i)), epilogue, tiling)
+        store(chunk, row, n, c_desc, c_smem)
+        first, second, third = second, third, fourth
+
+
+@gluon.jit
+def fill(box, m, n, epilogue):
+    """Copies the box at row m and column n of a matrix that TMA cannot copy."""
+    e = epilogue
+    COLS: gl.constexpr = box.shape[1]
+    # rows follow each other in shared memory only where one is a line of the swizzle
+    LINES: gl.constexpr = COLS * box.dtype.primitive_bitwidth // 8 <= SWIZZLED_BYTES
+    ROWS: gl.constexpr = min(box.shape[0], FILLED_ROWS) if LINES else box.shape[0]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
+    parts = box.reinterpret(box.dtype, [box.shape[0] // ROWS, ROWS, COLS], box.layout)
+    cols = (n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
+    for i in range((gl.minimum(e.M - m, box.shape[0]) + ROWS - 1) // ROWS):
+        rows = (m + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
+        ptrs = e.bias_ptr + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
+        values = gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0)
+        gl.barrier()  # others may still read the box before, or what TMA put there
+        parts.index(i).store(values)
+    fence_async_shared()  # the next stage there is written by TMA
+
+
+@gluon.jit
+def add_matrix(
+    sums, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, epilogue, tiling
+):
+    """Scales the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and adds a matrix to them.
+
+    Its first box is in `stage` of the ring. Returns the sums, and the stage and phase after the last box. Blocks of a
+    cluster would have to hand stages back to each other, too: their kernels add no matrix.
+    """
+    t = tiling
+    SIZE: gl.constexpr = sums.shape[1]
+    LAYOUT: gl.constexpr = sums.type.layout
+    if OFFSET < t.COLUMNS:
+        if SIZE == t.BIAS:
+            mbarrier.wait(ring.full.index(stage), phase)
+            box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
+            if not epilogue.boxed():
+                fill(box, col if t.SWAPPED else row, row if t.SWAPPED else col, epilogue)
+            gl.barrier()  # all of the box is there, whoever filled it
+            chunk = sums.permute((1, 0)) if t.SWAPPED else sums
+            if t.SCALED:
+                chunk = scaled(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t))
+            chunk += box.load(chunk.type.layout).to(gl.float32)
+            sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
+            fence_async_shared()  # else TMA could overwrite what is still being read
+            mbarrier.arrive(ring.empty.index(stage))
+            stage, phase = next_stage(stage, phase, t.STAGES)
+        else:
+            HALF: gl.constexpr = SIZE // 2
+            left, right = halves(sums)
+            left, stage, phase = add_matrix(
+                left, row, col, ring, bias_desc, SLAB, stage, phase, factors, OFFSET, epilogue, t
+            )  # fmt: skip
+            right, stage, phase = add_matrix(
+                right, row, col + HALF, ring, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF, epilogue, t
+            )
+            sums = gl.join(left, right).permute((0, 2, 1)).reshape([sums.shape[0], SIZE])
+    return gl.convert_layout(sums, LAYOUT, assert_trivial=True), stage, phase
+
+
+@gluon.jit
+def add_boxes(acc, acc1, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling):
+    """`add_matrix` for all of a slab, before any result leaves, so that the stages are soon free again."""
+    e = epilogue
+    t = tiling
+    acc, stage, phase = add_matrix(acc, row, col, ring, bias_desc, SLAB, stage, phase, factors, 0, e, t)
+    if t.COLS1 > 0:
+        acc1, stage, phase = add_matrix(
+            acc1, row, col + t.COLS, ring, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
+        )
+    return acc, acc1, stage, phase
+
+
+@gluon.jit
+def store_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
+    """Writes the sums of one slab of a tile."""
+    t = tiling
+    if t.IN_TURNS:
+        store_in_parts(acc, row, col, c_desc, c_smem, factors, epilogue, t)
+    else:
+        store_slab(acc, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 0, epilogue, t)
+        if t.COLS1 > 0:
+            store_slab(acc1, row, col + t.COLS, part, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, epilogue, t)
+
+
+@gluon.jit
+def await_operands(tiling):
+    """The kernel before this one may have written what the epilogue reads; the producer waits for the rest."""
+    if tiling.SCALED or tiling.EPILOGUE != "none":
+        gdc_wait()

@@ -1,0 +1,145 @@
+"""Hopper's matrix instruction with any number of columns, and the products of a slab.
+
+A wgmma multiplies any multiple of 8 columns up to 256, but Gluon's tensors, and so its products, have a power of two
+of them. Here the sums are a tensor of the next power of two, of which the instruction is given the first registers,
+those of the columns that exist. Nothing reads the others, and the assembler finds that out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from aotmm.kernels import LINE_BYTES
+from aotmm.kernels.hopper.pipeline import consumer_release, next_stage
+
+# Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
+GROUP_LINES = 8  # after so many lines the swizzle begins anew
+_STEP_BYTES = 32  # along K, of one instruction
+_UNIT = 16  # bytes: of addresses and distances in descriptors
+_DESCRIPTOR = (
+    (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32) | (1 << 16)
+)  # that swizzle, groups one after another
+_PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp8e4nv": "e4m3", "fp8e5": "e5m2"}
+
+
+@gluon.constexpr_function
+def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
+    """PTX that adds to `registers` sums 64 rows of X times `columns` columns of Y over a line (128 bytes) of K.
+
+    Operands: the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
+    """
+    x_address, y_address, added = (f"${2 * registers + i}" for i in range(3))
+    kinds = [_PTX_TYPES[str(kind)] for kind in (x_type, y_type)]
+    of_16_bits = kinds[0] in ("f16", "bf16")
+    depth = _STEP_BYTES // 2 if of_16_bits else _STEP_BYTES
+    shape = f"m64n{columns}k{depth}.f32.{kinds[0]}.{kinds[1]}"
+    # a step along K is within a line, or `depth` lines further
+    x_step = (_STEP_BYTES if x_k_major else depth * LINE_BYTES) // _UNIT
+    y_step = _STEP_BYTES // _UNIT
+    sums = ", ".join(f"${i}" for i in range(columns // 2))  # 64 rows for 128 threads
+    orders = f", {int(not x_k_major)}, 0" if of_16_bits else ""
+    lines = [".reg .pred add;", ".reg .b64 x, y;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
+    for name, address in (("x", x_address), ("y", y_address)):
+        lines += [
+            f"cvt.u64.u32 {name}, {address};",
+            f"bfe.u64 {name}, {name}, 4, 14;",
+            f"or.b64 {name}, {name}, {_DESCRIPTOR};",
+        ]
+    for step in range(LINE_BYTES // _STEP_BYTES):
+        if step:
+            lines += [f"add.s64 x, x, {x_step};", f"add.s64 y, y, {y_step};"]
+        adds = "1" if step else "add"
+        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, x, y, {adds}, 1, 1{orders};")
+    return "\n".join(["{", *lines, "wgmma.commit_group.sync.aligned;", "}"])
+
+
+@gluon.constexpr_function
+def in_place(registers: int) -> str:
+    """LLVM's constraints for the operands of `products`: results where the sums were."""
+    return ",".join(["=f"] * registers + [str(i) for i in range(registers)] + ["r"] * 3)
+
+
+@gluon.jit
+def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
+    """Starts acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
+
+    If acc has more, x has 64 rows, and lines of 128 bytes in shared memory: along K if X_K_MAJOR, else along its rows;
+    y has such lines along K.
+    """
+    if acc.shape[1] == COLUMNS:
+        return warpgroup_mma(x, y, acc, use_acc=add, is_async=True)
+    else:
+        REGISTERS: gl.constexpr = acc.shape[1] // 2
+        TEXT: gl.constexpr = products(REGISTERS, COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
+        return gl.inline_asm(TEXT, in_place(REGISTERS), [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
+
+
+@gluon.jit
+def as_factor(smem, TRANSPOSED: gl.constexpr):
+    """One buffer of a ring, as the multiplication sees it."""
+    return smem.permute((1, 0)) if TRANSPOSED else smem
+
+
+@gluon.jit
+def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1):
+    """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight.
+
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
+    """
+    t = tiling
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
+    BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
+    PAIR: gl.constexpr = [[1, 0]] if t.CTAS > 1 else []
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS], PAIR)
+    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS], PAIR)
+    acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
+    acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
+    for step in range(first, end):
+        if t.EPILOGUE != "none" and added_to is not None and step == awaited:
+            mbarrier.wait(added_to, added_phase)
+        mbarrier.wait(ring.full.index(stage), phase)
+        x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
+        y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
+        if t.PRECISE:
+            # what Hopper's fp8 tensor cores add up is moved to fp32 after every step
+            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            if t.COLS1 > 0:
+                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+                product1 = warpgroup_mma(x, y1, acc1, use_acc=False, is_async=True)
+                product, product1 = warpgroup_mma_wait(0, deps=(product, product1))
+                acc1 += product1
+            else:
+                product = warpgroup_mma_wait(0, deps=(product,))
+            consumer_release(ring, t, stage, True)
+            acc += product
+        else:
+            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            if t.COLS1 > 0:
+                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+                acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
+                acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
+            else:
+                acc = warpgroup_mma_wait(1, deps=(acc,))
+            # The stage before is computed, not carried along: the compiler takes a variable that begins as another
+            # carried one to be constant.
+            consumer_release(ring, t, (stage + t.STAGES - 1) % t.STAGES, step > first)
+        stage, phase = next_stage(stage, phase, t.STAGES)
+    return acc, acc1, stage, phase
+
+
+@gluon.jit
+def drain(ring, tiling, acc, acc1, stage):
+    """The sums when the last product is done; its stage, the one before `stage`, is handed back."""
+    t = tiling
+    if not t.PRECISE:
+        if t.COLS1 > 0:
+            acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
+        else:
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+        consumer_release(ring, t, (stage + t.STAGES - 1) % t.STAGES, True)
+    return acc, acc1

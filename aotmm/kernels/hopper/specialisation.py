@@ -1,0 +1,206 @@
+"""How the kernels for Hopper are specialised: tiles, boxes of tensor maps, and what a launch must satisfy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from aotmm.kernel import Promise
+from aotmm.kernels import (
+    LINE_BYTES,
+    MOST_COLUMNS,
+    VECTOR_BYTES,
+    WARPGROUP,
+    WORKSPACE_TYPES,
+    Descriptor,
+    Specialisation,
+    Variant,
+)
+from aotmm.kernels.epilogue import epilogue_types
+from aotmm.kernels.hopper.mma import GROUP_LINES
+from aotmm.problem import DTYPES
+
+# Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
+PRODUCER_REGISTERS = 24
+CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
+BARRIER_BYTES = 512  # more than all barriers take
+
+
+def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False, ctas: int = 1) -> Specialisation:
+    """A kernel of these families for `variant`.
+
+    It promises what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first product
+    of a tile sets its sums. Kernels of 16-bit operands promise that there are no scales.
+
+    Args:
+        function: the jit function.
+        parts: consumer warpgroups that work on one tile.
+        swapped: whether X is B^T.
+        ctas: blocks of a cluster, which share a tile of block_m rows.
+    """
+    config = variant.config
+    rows, columns = (config.block_n, config.block_m) if swapped else (config.block_m, config.block_n)
+    partial = variant.role == "partial"
+    eight_bit = DTYPES[variant.dtype_a].bytes == 1
+    scaled = eight_bit and not partial
+    a, b = _operand(variant, "a"), _operand(variant, "b")
+    x, y = (b, a) if swapped else (a, b)
+    part = rows // parts
+    divided, whole = (True, False) if ctas > 1 else (None, None)
+    cols = 1 << (columns.bit_length() - 1)
+    cols1 = columns - cols
+    line = config.block_k * DTYPES[variant.dtype_a].bytes
+    joined = bool(cols1) and y["inner"] == "K" and (line, part, ctas) == (LINE_BYTES, 64, 1) and columns <= MOST_COLUMNS
+    in_turns = variant.epilogue == "smooth" and not swapped and not cols1
+    width = cols if swapped and not cols1 else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
+    tail = _least_power(columns % width) or width
+    descriptors = {"x_desc": _described(x, part, config.block_k, divided)}
+    if joined:
+        # the compiler is told of the least box, the unit in which shared memory is laid out; its transfer takes all
+        descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k, None), outer=columns)
+        cols, cols1 = 2 * cols, 0
+    else:
+        descriptors["y_desc"] = _described(y, cols, config.block_k, whole)
+    if cols1:
+        descriptors["y1_desc"] = _described(y, cols1, config.block_k, whole)
+    # as many columns of C as a line of X has room for
+    bias = min(cols, cols1 or cols, min(line, LINE_BYTES) // DTYPES[variant.dtype_c].bytes)
+    if not partial:
+        descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width), divided)
+        if tail < width:
+            descriptors["c1_desc"] = _result(variant, (tail, part) if swapped else (part, tail), divided)
+    constants: dict[str, Any] = {
+        "CTAS": ctas,
+        "PARTS": parts,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "COLS": cols,
+        "COLS1": cols1,
+        "WIDTH": width,
+        "TAIL": tail,
+        "BOXES": columns // GROUP_LINES if joined else 1,
+        "BIAS": bias,
+        "IN_TURNS": in_turns,
+        "BLOCK_K": config.block_k,
+        "GROUP": config.group_m,
+        "STAGES": config.num_stages,
+        "X_K_MAJOR": x["inner"] == "K",
+        "Y_K_MAJOR": y["inner"] == "K",
+        "SWAPPED": swapped,
+        "PARTIAL": partial,
+        "PRECISE": eight_bit and not variant.fast_accum,
+        "SCALED": scaled,
+        "EPILOGUE": variant.epilogue,
+        "PRODUCER": PRODUCER_REGISTERS,
+        "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
+    }
+    c = DTYPES[variant.dtype_c]
+    types = {
+        **dict.fromkeys(("M", "N", "K"), "i32"),
+        **WORKSPACE_TYPES,
+        **epilogue_types(c),
+    }
+    promises = [Promise("batch", "equals", 1), Promise("K", "at_least", 1)]
+    if variant.fast_accum:
+        promises.append(Promise("fast_accum", "equals", 1))
+    if not partial and not scaled:
+        promises += [Promise("scale_a_ptr", "equals", 0), Promise("scale_b_ptr", "equals", 0)]
+    for row in {descriptor.value: descriptor for descriptor in descriptors.values()}.values():
+        promises += _described_promises(row)
+    if not partial:
+        # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
+        promises.append(Promise("c_span", "multiple_of", VECTOR_BYTES // c.bytes))
+    if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
+        descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
+    return Specialisation(
+        function,
+        types,
+        constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
+        promises=tuple(promises),
+        vector_bytes=VECTOR_BYTES,
+        descriptors=descriptors,
+        persistent=True,
+        programmatic=True,
+        # Tests compare images that were compiled with and without the compiler's search for missing ones. Barriers of
+        # scales beside other factors are left to the compiler.
+        fenced=True,
+        synchronised=not scaled or variant.epilogue == "none",
+    )
+
+
+def _operand(variant: Variant, name: str) -> dict[str, str]:
+    """How A or B lies in memory: what runs along `inner` and `outer`, and the strides of both."""
+    size, along = ("M", "am") if name == "a" else ("N", "bn")
+    across = "ak" if name == "a" else "bk"
+    k_major = variant.layout["ab".index(name)] == ("n" if name == "a" else "t")
+    inner, outer = (("K", across), (size, along)) if k_major else ((size, along), ("K", across))
+    return {
+        "value": f"{name}_ptr",
+        "dtype": variant.dtype_a if name == "a" else variant.dtype_b,
+        "inner": inner[0],
+        "outer": outer[0],
+        "unit": f"stride_{inner[1]}",
+        "stride": f"stride_{outer[1]}",
+    }
+
+
+def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool | None) -> Descriptor:
+    """Boxes of `along` rows of X, or columns of Y, and block_k of K.
+
+    In a cluster every block has a part of the box if it is `divided`, else all of it; None: there is no cluster.
+    """
+    k_major = operand_["inner"] == "K"
+    return Descriptor(
+        value=operand_["value"],
+        dtype=operand_["dtype"],
+        sizes=(operand_["outer"], operand_["inner"]),
+        strides=(operand_["stride"], operand_["unit"]),
+        box=(along, block_k) if k_major else (block_k, along),
+        cluster=() if divided is None else ((int(divided and k_major), int(divided and not k_major)),),
+    )
+
+
+def _described_promises(row: Descriptor) -> list[Promise]:
+    """What TMA needs of a matrix."""
+    return [
+        Promise(row.strides[1], "equals", 1),
+        Promise(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
+        Promise(row.strides[0], "at_least", 1),
+        Promise(row.value, "multiple_of", VECTOR_BYTES),
+    ]
+
+
+def _result(variant: Variant, box: tuple[int, int], divided: bool | None) -> Descriptor:
+    cluster_ = () if divided is None else ((1, 0),)
+    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box, cluster_)
+
+
+def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
+    return Descriptor("bias_ptr", variant.dtype_c, ("M", "N"), ("stride_bias_m", "stride_bias_n"), box)
+
+
+def _least_power(number: int) -> int:
+    """The largest power of two that divides `number`; 0 for 0."""
+    return number & -number
+
+
+def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int:
+    """Columns of results that leave together: the most that fit in shared memory, at most a row without conflicts.
+
+    Every consumer has room of its own for `part` rows of them, beside the ring and the factors of the epilogue.
+    """
+    config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
+    consumers = config.num_warps // WARPGROUP
+    part //= ctas
+    taken = config.num_stages * (config.block_m // ctas + config.block_n) * config.block_k * element + BARRIER_BYTES
+    if element == 1 or variant.epilogue != "none":
+        taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
+    width = min(cols, LINE_BYTES // c.bytes)
+    while width > LEAST_WIDTH:
+        tail = _least_power((cols + cols1) % width)
+        columns = width + tail
+        if taken + consumers * part * columns * c.bytes <= variant.target.shared_bytes:
+            break
+        width //= 2
+    return width

@@ -1,0 +1,294 @@
+/* Launch: checks a plan against a product, completes it, and gives its kernels to the driver. */
+#include "core.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+int aotmm_device_facts(int ordinal, aotmm_device *device) {
+  const aotmm_device *facts;
+  int status = driver_device(ordinal, &facts);
+  if (status == AOTMM_OK) *device = *facts;
+  return status;
+}
+
+/* The kernel's function on the current device, loaded at its first use. */
+static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
+  aotmm_function *slot = &aotmm_functions[kernel][ordinal];
+  *function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (*function) return AOTMM_OK;
+  pthread_mutex_lock(&load_lock);
+  int status = AOTMM_OK;
+  *function = *slot;
+  if (!*function) {
+    status = driver_load(aotmm_kernels + kernel, ordinal, function);
+    if (status == AOTMM_OK) __atomic_store_n(slot, *function, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&load_lock);
+  return status;
+}
+
+/* The maps that this thread encoded last: the driver takes as long for one as the rest of a launch. They are functions of
+   what is compared here alone. */
+enum { MAPS = 64 };
+static __thread struct encoded {
+  const aotmm_tensor_map *map; /* NULL: empty */
+  int64_t address, inner, outer, stride_bytes;
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
+} maps[MAPS];
+
+/* Whether the bias is a matrix that TMA can copy. Kernels ask the same (kernels/hopper/epilogue.py) before they use its map. */
+static int boxed(const quantities *q, int64_t stride_bytes) {
+  return q->value[AOTMM_VALUE_BIAS_RANK] == 2 && q->value[AOTMM_VALUE_STRIDE_BIAS_N] == 1 &&
+         (q->value[AOTMM_VALUE_BIAS_PTR] | stride_bytes) % VECTOR_BYTES == 0;
+}
+
+static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
+                  void *encoded) {
+  const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
+  int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
+  int64_t stride_bytes = times(q->value[map->stride], map->element_bytes);
+  if (outer == 1) /* the stride of one line is 0, which the driver does not take */
+    stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
+  if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
+    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
+    return AOTMM_OK;
+  }
+  struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
+  if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
+      last->stride_bytes != stride_bytes) {
+    last->map = NULL;
+    int status = driver_encode(kernel, map, address, inner, outer, stride_bytes, ordinal, last->bytes);
+    if (status) return status;
+    last->map = map, last->address = address, last->inner = inner, last->outer = outer;
+    last->stride_bytes = stride_bytes;
+  }
+  memcpy(encoded, last->bytes, sizeof last->bytes);
+  return AOTMM_OK;
+}
+
+/* Launches a kernel on the device that is current. */
+static int launch(uint32_t number, const quantities *q, uint32_t grid, int programmatic, int ordinal, void *stream) {
+  const aotmm_kernel *kernel = aotmm_kernels + number;
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
+  void *parameters[AOTMM_MAX_PARAMETERS]; /* which the driver copies, of narrower ones the low bytes: all is little-endian */
+  aotmm_function function;
+  int status;
+  for (uint32_t i = 0; i < kernel->parameter_count; i++) {
+    const aotmm_parameter *parameter = kernel->parameters + i;
+    if (!parameter->map) {
+      parameters[i] = (void *)(uintptr_t)(q->value + parameter->value);
+      continue;
+    }
+    parameters[i] = encoded[parameter->map - 1];
+    if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
+  }
+  if ((status = function_of(number, ordinal, &function))) return status;
+  return driver_launch(function, kernel, grid, programmatic && kernel->programmatic, stream, parameters, ordinal);
+}
+
+/* Everything that a plan launches. */
+typedef struct launches {
+  quantities q; /* of the main kernel and the reduce */
+  uint32_t grid;
+  int reduce, copies[OPERANDS]; /* kernels, -1 for none */
+  quantities copied[OPERANDS];  /* of the copies */
+} launches;
+
+static uint32_t helper_grid(int kernel, const quantities *q, const aotmm_device *device) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  return grid_of(k, tiles_of((uint32_t)kernel, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device);
+}
+
+static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "",
+                    "kernel %s, split %u, copies %u, panels of %lld x %lld, %llu bytes of workspace do not fit M=%lld N=%lld "
+                    "K=%lld",
+                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies, (long long)plan->panel_m,
+                    (long long)plan->panel_n, (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
+}
+
+/* Whether rows or columns of that number can be cut so. */
+static int is_panel(int64_t extent, int64_t size) {
+  return extent == 0 || extent >= size || (extent > 0 && extent % PANEL == 0);
+}
+
+/* Where the next panel begins; at `size` if that was the last. */
+static int64_t after(int64_t begin, int64_t extent, int64_t size) {
+  return extent && extent < size - begin ? begin + extent : size;
+}
+
+static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64_t width) {
+  return address ? (int64_t)((uint64_t)address + (uint64_t)elements * (uint64_t)stride * (uint64_t)width) : 0;
+}
+
+/* Makes the quantities of a product those of its panel that begins at an element of C. Strides stay what they are, even where
+   only one row or column is left: a plan for one panel is for all. */
+static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col) {
+  const struct {
+    uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: it is the same in all rows or columns */
+    int32_t width;
+  } operands_[] = {
+      {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, element_bytes[p->dtype_a]},
+      {AOTMM_VALUE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_BN, element_bytes[p->dtype_b]},
+      {AOTMM_VALUE_C_PTR, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, element_bytes[p->dtype_c]},
+      {AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_STRIDE_BIAS_M, AOTMM_VALUE_STRIDE_BIAS_N, element_bytes[p->dtype_c]},
+      {AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_STRIDE_SCALE_A, AOTMM_VALUE_ZERO, element_bytes[AOTMM_FP32]},
+      {AOTMM_VALUE_SCALE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_SCALE_B, element_bytes[AOTMM_FP32]},
+  };
+  int64_t *value = q->value;
+  for (unsigned i = 0; i < sizeof operands_ / sizeof *operands_; i++) {
+    int64_t *address = value + operands_[i].pointer;
+    *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].width);
+    *address = moved_by(*address, col, value[operands_[i].col_stride], operands_[i].width);
+  }
+  value[AOTMM_VALUE_M] = after(row, plan->panel_m, p->M) - row;
+  value[AOTMM_VALUE_N] = after(col, plan->panel_n, p->N) - col;
+  value[AOTMM_VALUE_C_SPAN] = value[AOTMM_VALUE_N];
+  for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
+}
+
+/* Checks a plan against the panel of a product that begins at an element of C, and completes it. */
+static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col, const aotmm_device *device,
+                   int ordinal, int64_t workspace, launches *all) {
+  const uint32_t kernel = plan->kernel;
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  int partial = k->role == AOTMM_ROLE_PARTIAL;
+  int64_t used = 0, address = workspace;
+  if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
+  set_quantities(&all->q, p);
+  if (plan->panel_m | plan->panel_n) set_panel(&all->q, plan, p, row, col);
+  const int64_t M = all->q.value[AOTMM_VALUE_M], N = all->q.value[AOTMM_VALUE_N];
+  all->reduce = -1;
+  if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
+      (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
+      plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
+      (p->batch != 1 && (partial || plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
+    return unfit(plan, p, ordinal);
+  if (plan->copies) {
+    place places[OPERANDS];
+    for (int i = 0; i < OPERANDS; i++)
+      if (plan->copies >> i & 1) places[i] = place_of(&all->q, i, element_bytes[types[i]]);
+    used = bytes_of_copies(places, plan->copies);
+    quantities moved;
+    set_copies(&moved, &all->q, places, plan->copies, workspace);
+    for (int i = 0; i < OPERANDS; i++) {
+      all->copies[i] = -1;
+      if (!(plan->copies >> i & 1)) continue;
+      set_copy(all->copied + i, &all->q, &moved, i, places + i);
+      if ((all->copies[i] = copy_for(p, all->copied + i, i, device)) < 0) return unfit(plan, p, ordinal);
+    }
+    all->q = moved;
+  }
+  address = behind(workspace, used);
+  if (partial) {
+    int64_t sums = set_sums(&all->q, kernel, plan->split, address);
+    used += sums;
+    address = behind(address, sums);
+    if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
+  }
+  int64_t units = times(times(tiles_of(kernel, M, N), p->batch), plan->split);
+  all->grid = grid_of(k, units, device);
+  if (k->global_scratch_bytes) {
+    all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
+    used += scratch_of(k, all->grid);
+  }
+  if (!keeps(kernel, &all->q) || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
+      used > max_workspace || (uint64_t)used > plan->workspace_bytes)
+    return unfit(plan, p, ordinal);
+  if (used && (!workspace || workspace & (AOTMM_WORKSPACE_ALIGNMENT - 1)))
+    return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "workspace at address %#llx: the plan needs %lld bytes at a multiple of %d",
+                      (unsigned long long)workspace, (long long)used, AOTMM_WORKSPACE_ALIGNMENT);
+  return AOTMM_OK;
+}
+
+static int launch_copy(const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
+  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid(all->copies[i], all->copied + i, device), 0,
+                ordinal, stream);
+}
+
+/* A copy of A or B that the panel before made, to `copied`, is still there. */
+static int launch_all(const aotmm_plan *plan, const launches *all, const quantities *copied, const aotmm_device *device,
+                      int ordinal, void *stream) {
+  int status;
+  for (int i = 0; i < 2; i++)
+    if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
+        (status = launch_copy(all, i, device, ordinal, stream)))
+      return status;
+  status = launch(plan->kernel, &all->q, all->grid, (int)plan->programmatic, ordinal, stream);
+  if (status == AOTMM_OK && all->reduce >= 0)
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->programmatic,
+                    ordinal, stream);
+  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
+  return status;
+}
+
+/* Where the last panel begins. */
+static int64_t last_of(int64_t extent, int64_t size) { return extent ? (size - 1) / extent * extent : 0; }
+
+/* Checks a plan against panels of every kind: the first and the last ones stand for all. */
+static int check_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
+                        int64_t workspace) {
+  launches all;
+  for (int64_t row = 0; row < p->M; row = after(row, last_of(plan->panel_m, p->M), p->M))
+    for (int64_t col = 0; col < p->N; col = after(col, last_of(plan->panel_n, p->N), p->N)) {
+      int status = resolve(plan, p, row, col, device, ordinal, workspace, &all);
+      if (status) return status;
+    }
+  return AOTMM_OK;
+}
+
+static int launch_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
+                         void *stream, int64_t workspace) {
+  launches all;
+  quantities copied[OPERANDS];
+  for (int64_t row = 0; row < p->M; row = after(row, plan->panel_m, p->M))
+    for (int64_t col = 0; col < p->N; col = after(col, plan->panel_n, p->N)) {
+      int status = resolve(plan, p, row, col, device, ordinal, workspace, &all);
+      if (status || (status = launch_all(plan, &all, row | col ? copied : NULL, device, ordinal, stream))) return status;
+      memcpy(copied, all.copied, sizeof copied);
+    }
+  return AOTMM_OK;
+}
+
+int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal, void *stream, void *workspace) {
+  const aotmm_device *device;
+  const int64_t address = (int64_t)(intptr_t)workspace;
+  const int cut = plan->panel_m || plan->panel_n;
+  launches all;
+  void *saved;
+  int status = valid(problem);
+  if (status || problem->M == 0 || problem->N == 0) return status;
+  if (plan->kernel >= aotmm_kernel_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", plan->kernel, aotmm_kernel_count);
+  if ((status = driver_device(ordinal, &device)) ||
+      (status = cut ? check_panels(plan, problem, device, ordinal, address)
+                    : resolve(plan, problem, 0, 0, device, ordinal, address, &all)) ||
+      (status = driver_enter(ordinal, &saved)))
+    return status;
+  status = cut ? launch_panels(plan, problem, device, ordinal, stream, address)
+               : launch_all(plan, &all, NULL, device, ordinal, stream);
+  driver_leave(saved);
+  return status;
+}
+
+int aotmm_matmul(const aotmm_problem *problem, int ordinal, void *stream) {
+  aotmm_plan plan;
+  int status = aotmm_plan_for(problem, ordinal, 0, &plan);
+  return status ? status : aotmm_run(&plan, problem, ordinal, stream, NULL);
+}
+
+int aotmm_preload(int ordinal) {
+  const aotmm_device *device;
+  void *saved;
+  int status = driver_device(ordinal, &device);
+  if (status || (status = driver_enter(ordinal, &saved))) return status;
+  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++) {
+    aotmm_function function;
+    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = function_of(i, ordinal, &function);
+  }
+  driver_leave(saved);
+  return status;
+}

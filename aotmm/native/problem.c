@@ -1,0 +1,213 @@
+/* A product: whether it can be one, its quantities, and where copies of its operands lie in the workspace. */
+#include "core.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static __thread aotmm_error last_error;
+
+int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...) {
+  va_list list;
+  last_error.status = status;
+  last_error.code = code;
+  last_error.device = device;
+  snprintf(last_error.call, sizeof last_error.call, "%s", call);
+  va_start(list, format);
+  vsnprintf(last_error.text, sizeof last_error.text, format, list);
+  va_end(list);
+  return status;
+}
+
+int aotmm_fail_forked(int ordinal) {
+  return aotmm_fail(AOTMM_NO_DRIVER, 0, ordinal, "fork",
+                    "device %d cannot be used: this process was forked after the GPU's driver had been opened, and GPU "
+                    "contexts do not survive fork; start such processes with multiprocessing.get_context(\"spawn\")",
+                    ordinal);
+}
+
+const aotmm_error *aotmm_last_error(void) { return &last_error; }
+
+/* Distance in elements from the first to the last element of a (rows, cols) operand; the largest int64 when more. */
+static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t col_stride) {
+  int64_t down, across, sum;
+  if (rows == 0 || cols == 0) return 0;
+  if (__builtin_mul_overflow(rows - 1, row_stride, &down) || __builtin_mul_overflow(cols - 1, col_stride, &across) ||
+      __builtin_add_overflow(down, across, &sum))
+    return INT64_MAX;
+  return sum;
+}
+
+int valid(const aotmm_problem *p) {
+  if (p->M < 0 || p->N < 0 || p->K < 0)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "M=%lld N=%lld K=%lld: sizes are not negative", (long long)p->M,
+                      (long long)p->N, (long long)p->K);
+  if (p->batch < 1)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "batch=%lld: at least 1", (long long)p->batch);
+  const int64_t strides[] = {p->stride_am,      p->stride_ak,      p->stride_bk,      p->stride_bn,     p->stride_cm,
+                             p->stride_cn,      p->stride_az,      p->stride_bz,      p->stride_cz,     p->stride_bias_z,
+                             p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b};
+  int64_t signs = 0;
+  for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++) signs |= strides[i];
+  for (unsigned i = 0; signs < 0 && i < sizeof strides / sizeof *strides; i++)
+    if (strides[i] < 0)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride %lld: strides are not negative", (long long)strides[i]);
+  const struct {
+    const char *name;
+    int64_t number;
+    int count;
+  } codes[] = {{"dtype_a", p->dtype_a, AOTMM_DTYPE_COUNT},
+               {"dtype_b", p->dtype_b, AOTMM_DTYPE_COUNT},
+               {"dtype_c", p->dtype_c, AOTMM_DTYPE_COUNT},
+               {"activation", p->activation, AOTMM_ACTIVATION_COUNT}};
+  for (int i = 0; i < 4; i++)
+    if (codes[i].number < 0 || codes[i].number >= codes[i].count)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "%s=%lld: there are 0 to %d", codes[i].name,
+                        (long long)codes[i].number, codes[i].count - 1);
+  if (p->dtype_c == AOTMM_INT32 && (p->scale_a_ptr || p->scale_b_ptr || p->bias_ptr || p->activation))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "int32 results have no scales, bias or activation");
+  return AOTMM_OK;
+}
+
+int valid_device(const aotmm_device *device) {
+  if (device->multiprocessors >= 1) return AOTMM_OK;
+  return aotmm_fail(AOTMM_INVALID, 0, -1, "", "multiprocessors=%d: at least 1; did `device` fail?",
+                    device->multiprocessors);
+}
+
+const operand_values operands[OPERANDS] = {
+    {AOTMM_VALUE_A_PTR, AOTMM_VALUE_M, AOTMM_VALUE_K, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_A_EXTENT},
+    {AOTMM_VALUE_B_PTR, AOTMM_VALUE_K, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_B_EXTENT},
+    {AOTMM_VALUE_C_PTR, AOTMM_VALUE_M, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_C_EXTENT},
+};
+
+void set_extent(quantities *q, int operand) {
+  int64_t *value = q->value;
+  value[operands[operand].extent] = extent(value[operands[operand].rows], value[operands[operand].row_stride],
+                                           value[operands[operand].cols], value[operands[operand].col_stride]);
+}
+
+void set_quantities(quantities *q, const aotmm_problem *p) {
+  static const struct {
+    uint16_t size, strides[3];
+  } dimensions[] = {
+      {AOTMM_VALUE_M, {AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_BIAS_M}},
+      {AOTMM_VALUE_N, {AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_STRIDE_BIAS_N}},
+      {AOTMM_VALUE_K, {AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BK}},
+      {AOTMM_VALUE_BATCH, {AOTMM_VALUE_STRIDE_AZ, AOTMM_VALUE_STRIDE_BZ, AOTMM_VALUE_STRIDE_CZ}},
+  };
+  int64_t *value = q->value;
+  memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);
+  memset(value + AOTMM_VALUE_SLOPE, 0, sizeof *q - AOTMM_VALUE_SLOPE * sizeof *value);
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 3 && value[dimensions[i].size] == 1; k++) {
+      value[dimensions[i].strides[k]] = 0;
+      q->free |= 1ull << dimensions[i].strides[k];
+    }
+  memcpy(value + AOTMM_VALUE_SLOPE, &p->slope, sizeof p->slope);
+  for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
+  value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
+  value[AOTMM_VALUE_SPLIT] = 1;
+  value[AOTMM_VALUE_C_SPAN] = p->N;
+}
+
+/* Bytes of a region of the workspace for that many; more than max_workspace when they are. */
+int64_t region(int64_t bytes) {
+  if (bytes > max_workspace) return max_workspace + 1;
+  return (bytes + AOTMM_WORKSPACE_ALIGNMENT - 1) & -(int64_t)AOTMM_WORKSPACE_ALIGNMENT;
+}
+
+/* ---- copies of operands in the workspace */
+
+/* Whether lines that far apart all start at a multiple of 16 bytes, and are more than one line. */
+static int aligned(const quantities *q, int stride, int64_t width) {
+  return (q->value[stride] > 0 && !rest_of(q->value[stride], width, VECTOR_BYTES)) || q->free >> stride & 1;
+}
+
+/* Whether an operand lies as the fast kernels need it. For 1-byte types they take row-major A and column-major B only:
+   tensor cores turn 16-bit elements alone. */
+int lies_well(const quantities *q, int i, int64_t width) {
+  int rows = unit(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, width);
+  int cols = unit(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, width);
+  if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
+  if (i == 2 && rest_of(q->value[AOTMM_VALUE_C_SPAN], width, VECTOR_BYTES)) return 0;
+  return i == 0 ? rows || (cols && width > 1) : i == 1 ? cols || (rows && width > 1) : rows;
+}
+
+/* The place for a copy: in the memory order of the operand, where that is one that fast kernels take. */
+place place_of(const quantities *q, int i, int64_t width) {
+  int rows = unit(q, operands[i].col_stride), cols = unit(q, operands[i].row_stride);
+  place found = {.transposed = i == 0 ? width > 1 && cols && !rows : i == 1 ? width == 1 || !rows : 0};
+  found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
+  found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
+  int64_t bytes = times(found.length, width);
+  if (bytes > max_workspace) bytes = max_workspace + 1; /* refused later, but no overflow now */
+  bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
+  found.pitch = bytes / width;
+  found.bytes = region(times(bytes, found.lines));
+  return found;
+}
+
+int64_t bytes_of_copies(const place *places, uint32_t copies) {
+  int64_t bytes = 0;
+  for (int i = 0; i < OPERANDS; i++)
+    if (copies >> i & 1) bytes += places[i].bytes;
+  return bytes;
+}
+
+/* The same problem with the operands of `copies` in a workspace at `address`. */
+void set_copies(quantities *moved, const quantities *q, const place *places, uint32_t copies, int64_t address) {
+  *moved = *q;
+  for (int i = 0; i < OPERANDS; i++) {
+    if (!(copies >> i & 1)) continue;
+    int lines = places[i].transposed ? operands[i].col_stride : operands[i].row_stride;
+    int along = places[i].transposed ? operands[i].row_stride : operands[i].col_stride;
+    moved->value[operands[i].pointer] = address;
+    moved->value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
+    moved->value[along] = q->free >> along & 1 ? 0 : 1;
+    set_extent(moved, i);
+    if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
+    address = behind(address, places[i].bytes);
+  }
+}
+
+/* What a copy kernel is launched with: the operand is the source, or the destination if it is C; `moved` has the other
+   side. Lines of the destination are its contiguous ones. */
+void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const place *to) {
+  const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
+  int turned = i == 2 ? unit(q, AOTMM_VALUE_STRIDE_CM) && !unit(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
+  int rows = turned ? operands[i].cols : operands[i].rows, cols = turned ? operands[i].rows : operands[i].cols;
+  int lines = turned ? operands[i].col_stride : operands[i].row_stride;
+  int along = turned ? operands[i].row_stride : operands[i].col_stride;
+  aotmm_problem copy = {.a_ptr = from->value[operands[i].pointer],
+                        .c_ptr = into->value[operands[i].pointer],
+                        .M = q->value[rows],
+                        .N = q->value[cols],
+                        .K = q->value[cols],
+                        .stride_am = from->value[lines],
+                        .stride_ak = from->value[along],
+                        .stride_cm = into->value[lines],
+                        .stride_cn = into->value[along],
+                        .batch = 1};
+  set_quantities(made, &copy);
+}
+
+/* ---- sums of slices in the workspace */
+
+/* Places the partial sums of a kernel in `q`; returns their bytes. */
+int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  int64_t rows = times(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);
+  int64_t cols = times(ceil_div(q->value[AOTMM_VALUE_N], k->block_n), k->block_n);
+  q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
+  q->value[AOTMM_VALUE_SPLIT] = split;
+  return region(times(times(rows, cols), 4 * split));
+}
+
+void set_no_sums(quantities *q) {
+  q->value[AOTMM_VALUE_WORKSPACE_PTR] = 0;
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = 0;
+  q->value[AOTMM_VALUE_SPLIT] = 1;
+}

@@ -1,0 +1,421 @@
+/* Selection: the plan of lowest cost, of all kernels, placements of operands and slices of K. */
+#include "core.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { MIN_STEPS = 2 /* along K, of a slice */, SPLIT_LINES = 3, PROGRAMMATIC_BELOW_NS = 50000 };
+enum { FULL_PROGRAMMATIC_BELOW_NS = 12000 /* of a launch that does not leave room for the next */ };
+
+/* How many panels a copy of an operand is made for. */
+static int64_t panels_of_copy(const panels *cut, int operand) {
+  return operand == 0 ? cut->across : operand == 1 && cut->across == 1 ? cut->down : 1;
+}
+
+static uint32_t contiguous_of(const quantities *q) {
+  uint32_t units = 0;
+  for (int i = 0; AOTMM_VALUE_STRIDE_AM + i <= AOTMM_VALUE_STRIDE_CN; i++)
+    units |= (uint32_t)unit(q, AOTMM_VALUE_STRIDE_AM + i) << i;
+  return units;
+}
+
+/* What the last way's quantities say of it. */
+static void describe_way(query *s) {
+  const quantities *q = &s->ways[s->count - 1].q;
+  const int64_t *value = q->value;
+  int64_t rows_a = value[unit(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
+  int64_t cols_b = value[unit(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
+  uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
+  s->contiguous |= contiguous_of(q);
+  s->ways[s->count - 1].row_a = width_a * (rest_of(rows_a, width_a, LINE_BYTES) ? SPLIT_LINES : 1);
+  s->ways[s->count - 1].col_b = width_b * (rest_of(cols_b, width_b, LINE_BYTES) ? SPLIT_LINES : 1);
+}
+
+/* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
+static void add_way(query *s, const place *places, uint32_t copies) {
+  const aotmm_problem *p = s->problem;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  int64_t bytes = bytes_of_copies(places, copies);
+  double time = 0;
+  if (bytes > s->limit) {
+    s->excluded = copies;
+    return;
+  }
+  quantities *moved = &s->ways[s->count].q;
+  set_copies(moved, &s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  for (int i = 0; i < OPERANDS; i++) {
+    if (!(copies >> i & 1)) continue;
+    quantities copy;
+    set_copy(&copy, &s->ways[0].q, moved, i, places + i);
+    int kernel = copy_for(p, &copy, i, s->device);
+    if (kernel < 0) return;
+    double each = copy_time(s, kernel, &copy, element_bytes[types[i]]);
+    time += s->cut ? each / (double)panels_of_copy(s->cut, i) : each;
+  }
+  s->ways[s->count].copies = copies;
+  s->ways[s->count].bytes = bytes;
+  s->ways[s->count].time = time;
+  s->count++;
+  describe_way(s);
+}
+
+static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
+  s->problem = p;
+  s->cut = cut;
+  s->device = device;
+  s->tuning = current_tuning();
+  s->rows = place_of_rows(p->M);
+  s->epilogue = epilogue(p);
+  s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
+  s->contiguous = s->excluded = 0;
+  s->count = 1;
+  s->ways[0].copies = 0;
+  s->ways[0].bytes = 0;
+  s->ways[0].time = 0;
+  set_quantities(&s->ways[0].q, p);
+  if (cut) s->ways[0].q.value[AOTMM_VALUE_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
+  describe_way(s);
+  s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
+                  (double)p->K * (double)p->N * element_bytes[p->dtype_b];
+  const double written = (double)p->M * (double)p->N * element_bytes[p->dtype_c];
+  s->bytes_moved = (double)p->batch * (s->bytes_read + written);
+  s->measured[0] = s->measured[1] = NULL;
+  if (!cut) find_measured(s);
+  if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  place places[OPERANDS];
+  uint32_t needed = 0;
+  for (int i = 0; i < OPERANDS; i++) {
+    if (lies_well(&s->ways[0].q, i, element_bytes[types[i]])) continue;
+    needed |= 1u << i;
+    places[i] = place_of(&s->ways[0].q, i, element_bytes[types[i]]);
+  }
+  if (needed & ~(uint32_t)AOTMM_COPY_C) add_way(s, places, needed & ~(uint32_t)AOTMM_COPY_C);
+  if (needed & AOTMM_COPY_C) add_way(s, places, needed);
+}
+
+/* Whether the promises of a kernel hold for the last panel. */
+static int keeps_in_last(const query *s, int way, uint32_t kernel) {
+  quantities last = s->ways[way].q;
+  last.value[AOTMM_VALUE_M] = s->cut->last_rows, last.value[AOTMM_VALUE_N] = s->cut->last_cols;
+  return keeps(kernel, &last);
+}
+
+/* Whether the promises of a kernel hold in a way, for all panels. A reduce writes any C, so it is never copied. For a partial the sums are taken
+   to lie as any promise wants them; `plan_partial` knows better. */
+static int keeps_in(const query *s, int way, uint32_t kernel) {
+  uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
+  return !(s->ways[way].copies & not_copied) && keeps(kernel, &s->ways[way].q) &&
+         (!s->cut || keeps_in_last(s, way, kernel));
+}
+
+static int bits(uint32_t copies) { return __builtin_popcount(copies); }
+
+/* Whether `a` is chosen over `b` where both cost the same. */
+static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
+  const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
+  if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
+  if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
+  if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
+  return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
+}
+
+/* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_verdict. */
+typedef struct search {
+  aotmm_plan best;
+  double time; /* from which on a plan costs more */
+  int64_t found;
+} search;
+
+static search nothing_found(void) { return (search){.best.cost = -1, .time = INFINITY}; }
+
+static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
+
+/* Predicted time from which on a launch does not gain from beginning before the one before it ends. */
+static double programmatic_below(const query *s, uint32_t kernel, int64_t units) {
+  int64_t slots = slots_of(s, kernel);
+  return units > slots / 2 && units <= slots ? FULL_PROGRAMMATIC_BELOW_NS : PROGRAMMATIC_BELOW_NS;
+}
+
+/* Makes the plan with these slices, which takes less than to->time, the best if it is; returns why it does not fit. */
+static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
+                        const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  int64_t cost = as_cost(time);
+  int64_t units = times(tiles, split);
+  int programmatic = measured ? measured->programmatic
+                              : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < programmatic_below(s, kernel, units);
+  aotmm_plan plan = {.kernel = kernel,
+                     .split = split,
+                     .copies = s->ways[way].copies,
+                     .programmatic = (uint32_t)(programmatic && k->programmatic),
+                     .measured = measured != NULL,
+                     .cost = cost};
+  if (to->best.cost == cost && !preferred(&plan, &to->best)) return AOTMM_FITS;
+  plan.grid = grid_of(k, units, s->device);
+  to->found = units;
+  if (!plan.grid && units) return AOTMM_TOO_MANY_BLOCKS;
+  to->found = s->ways[way].bytes + sums + scratch_of(k, plan.grid);
+  if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
+  plan.workspace_bytes = (uint64_t)to->found;
+  to->best = plan;
+  to->time = (double)cost + 1;
+  return AOTMM_FITS;
+}
+
+static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
+  const aotmm_problem *p = s->problem;
+  int64_t tiles = times(tiles_of(kernel, p->M, p->N), p->batch);
+  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
+  double time = measured ? measured->ns
+                         : main_time(s, way, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
+  return time >= to->time ? AOTMM_FITS : consider(s, way, kernel, 1, time, measured, tiles, 0, to);
+}
+
+static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
+  static const uint8_t splits[] = AOTMM_SPLITS;
+  const aotmm_problem *p = s->problem;
+  int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
+  if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
+  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
+  quantities *q = &s->ways[way].q;
+  set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
+  int reduce = keeps_sums(kernel, q) ? reduce_for(p, q, s->device) : -1;
+  int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
+  set_no_sums(q);
+  if (reduce < 0) return AOTMM_NO_SPLIT;
+  const aotmm_constants *c = constants_of(s, kernel);
+  int32_t reason = AOTMM_NO_SPLIT;
+  int fits = 0;
+  for (unsigned i = sizeof splits; i-- > 0;) { /* the less slices, the longer each takes */
+    uint32_t split = splits[i];
+    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
+    int64_t own = ceil_div(steps, split);
+    if (!measured && c->base + (double)own * c->step >= to->time) return AOTMM_FITS;
+    double time = measured ? measured->ns
+                           : main_time(s, way, kernel, times(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
+                                 reduce_time(s, reduce, split) + s->ways[way].time;
+    reason = time >= to->time ? AOTMM_FITS
+                              : consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
+    fits |= reason == AOTMM_FITS;
+  }
+  return fits ? AOTMM_FITS : reason;
+}
+
+static int32_t plan_kernel(query *s, int way, uint32_t kernel, search *to) {
+  int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
+  return product ? plan_product(s, way, kernel, to) : plan_partial(s, way, kernel, to);
+}
+
+/* The best plan with one kernel, or why there is none. */
+static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  int way = 0;
+  while (way < s->count && !keeps_in(s, way, kernel)) way++;
+  if (way == s->count) return AOTMM_BROKEN_PROMISE;
+  if (k->shared_bytes <= (uint32_t)s->device->shared_bytes) return plan_kernel(s, way, kernel, to);
+  to->found = s->device->shared_bytes;
+  return AOTMM_TOO_MUCH_SHARED;
+}
+
+/* Of siblings only the plainest kernel that fits counts, and only the first way that keeps its promises. */
+static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
+  int way = 0;
+  while (way < s->count && !keeps_in(s, way, aotmm_order[siblings->first])) way++;
+  for (int i = 0; i < siblings->count && way < s->count; i++) {
+    uint32_t kernel = aotmm_order[siblings->first + i];
+    const aotmm_kernel *k = aotmm_kernels + kernel;
+    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) &&
+        k->shared_bytes <= (uint32_t)s->device->shared_bytes && plan_kernel(s, way, kernel, to) == AOTMM_FITS)
+      return;
+  }
+}
+
+static void search_all(query *s, search *to) {
+  const aotmm_problem *p = s->problem;
+  aotmm_group group = aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c];
+  for (const aotmm_siblings *each = aotmm_siblings_of + group.first, *end = each + group.count; each < end; each++)
+    if (!(each->contiguous & ~s->contiguous)) consider_siblings(s, each, to);
+}
+
+/* ---- panels: products whose copies exceed the limit, in parts of C whose copies do not */
+
+/* The fewest parts of at most `most` elements, a multiple of PANEL, as equal as multiples of it can be. */
+static int64_t evenly(int64_t size, int64_t most) {
+  return size <= most ? size : times(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
+}
+
+/* Whether the excluded copies fit the limit for a panel of that many rows and columns. */
+static int copies_fit(const query *s, int64_t rows, int64_t cols) {
+  const aotmm_problem *p = s->problem;
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  quantities part = s->ways[0].q;
+  place places[OPERANDS];
+  part.value[AOTMM_VALUE_M] = rows, part.value[AOTMM_VALUE_N] = cols;
+  for (int i = 0; i < OPERANDS; i++)
+    if (s->excluded >> i & 1) places[i] = place_of(&part, i, element_bytes[types[i]]);
+  return bytes_of_copies(places, s->excluded) <= s->limit;
+}
+
+/* Panels of at most that many columns, and of as many rows as the limit lets them have: of 0 rows if it lets them have none. */
+static panels cut_at(const query *s, int64_t most_cols) {
+  const int64_t M = s->problem->M, N = s->problem->N, cols = evenly(N, most_cols);
+  int64_t few = 0, many = ceil_div(M, PANEL); /* multiples of PANEL that fit, and that may */
+  while (few < many) {
+    int64_t middle = many - (many - few) / 2;
+    int64_t rows = times(middle, PANEL);
+    if (copies_fit(s, rows < M ? rows : M, cols))
+      few = middle;
+    else
+      many = middle - 1;
+  }
+  if (few == 0) return (panels){0};
+  const int64_t rows = evenly(M, times(few, PANEL)), down = ceil_div(M, rows), across = ceil_div(N, cols);
+  return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
+}
+
+enum { ANY_KERNEL = UINT32_MAX };
+
+/* Puts the best plan in panels, with this kernel or with any, in the place of a plan that takes longer (cost < 0: of none). */
+static __attribute__((noinline, cold)) void consider_panels(const query *whole, uint32_t kernel, aotmm_plan *best) {
+  const int64_t N = whole->problem->N;
+  for (int64_t most = 0; most < N;) {
+    most = most == 0 ? PANEL : most < N - most ? 2 * most : N;
+    const panels cut = cut_at(whole, most);
+    if (cut.rows == 0) continue;
+    aotmm_problem part = *whole->problem;
+    part.M = cut.rows, part.N = cut.cols;
+    query s;
+    search found = nothing_found();
+    start(&s, &part, &cut, whole->device, (uint64_t)whole->limit);
+    if (kernel == ANY_KERNEL)
+      search_all(&s, &found);
+    else
+      search_kernel(&s, kernel, &found);
+    if (found.best.cost < 0) continue;
+    found.best.cost = times(times(cut.down, cut.across), found.best.cost);
+    found.best.panel_m = cut.rows, found.best.panel_n = cut.cols;
+    if (best->cost < 0 || found.best.cost < best->cost) *best = found.best;
+  }
+}
+
+static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
+  query s;
+  search found = nothing_found();
+  start(&s, p, NULL, device, limit);
+  search_all(&s, &found);
+  if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
+  *plan = found.best;
+  if (plan->cost >= 0) return AOTMM_OK;
+  return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
+                    "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",
+                    aotmm_arch, (long long)p->M, (long long)p->N, (long long)p->K);
+}
+
+int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
+  int status = valid(problem);
+  if (status || (status = valid_device(device))) return status;
+  return choose(problem, device, limit, plan);
+}
+
+/* Why no plan within the limit has this kernel, or the best one that has. */
+static int judge(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_verdict *verdict) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  query s;
+  search found = nothing_found();
+  start(&s, p, NULL, device, limit);
+  int32_t reason = search_kernel(&s, kernel, &found);
+  if (s.excluded) consider_panels(&s, kernel, &found.best);
+  if (found.best.cost >= 0) {
+    verdict->plan = found.best;
+    return AOTMM_OK;
+  }
+  verdict->reason = reason;
+  verdict->found = found.found;
+  if (reason != AOTMM_BROKEN_PROMISE) return AOTMM_OK;
+  verdict->promise = first_broken(k, &s.ways[0].q);
+  if (verdict->promise == k->promise_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "",
+                      "kernel %s keeps all %u promises of its list but not those that are looked at; build the pack again",
+                      k->name, k->promise_count);
+  verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
+  return AOTMM_OK;
+}
+
+int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, uint32_t kernel,
+                aotmm_verdict *verdict) {
+  int status = valid(problem);
+  if (status || (status = valid_device(device))) return status;
+  if (kernel >= aotmm_kernel_count)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  memset(verdict, 0, sizeof *verdict);
+  if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL)
+    verdict->reason = AOTMM_NO_PRODUCT;
+  else if (!same_types(k, problem))
+    verdict->reason = AOTMM_OTHER_TYPES;
+  else
+    return judge(problem, device, limit, kernel, verdict);
+  return AOTMM_OK;
+}
+
+/* ---- memory of plans */
+
+enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
+static __thread struct memory {
+  uint64_t problem[WORDS]; /* its addresses reduced to what promises can see of them */
+  uint64_t limit;
+  int32_t ordinal;
+  uint32_t generation; /* 0: empty */
+  aotmm_plan plan;
+} memories[MEMORIES];
+
+static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
+  static const uint8_t addresses[] = {AOTMM_VALUE_A_PTR,    AOTMM_VALUE_B_PTR,       AOTMM_VALUE_C_PTR,
+                                      AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_SCALE_B_PTR};
+  const uint64_t seen = (uint64_t)aotmm_pointer_alignment;
+  memcpy(words, p, sizeof *p);
+  for (unsigned i = 0; i < sizeof addresses; i++) {
+    uint64_t address = words[addresses[i]];
+    words[addresses[i]] = (address & (seen - 1)) | (address ? seen : 0);
+  }
+}
+
+/* Whether that is remembered, but for addresses that promises cannot tell apart. */
+static inline int remembered(const struct memory *memory, const aotmm_problem *p) {
+  uint64_t words[WORDS], differ = 0;
+  reduce(words, p);
+  for (int i = 0; i < WORDS; i++) differ |= words[i] ^ memory->problem[i];
+  return !differ;
+}
+
+/* Of what differs between most problems; the rest is compared only. */
+static struct memory *memory_of(const aotmm_problem *p) {
+  uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
+                 (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +
+                 (uint64_t)p->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)p->stride_cm * 0xff51afd7ed558ccd +
+                 ((uint64_t)(p->bias_ptr != 0) ^ (uint64_t)p->activation << 20 ^ (uint64_t)p->batch << 8) * 0xc4ceb9fe1a85ec53;
+  return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
+}
+
+int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, aotmm_plan *plan) {
+  _Static_assert(sizeof *problem == sizeof memories->problem, "whole words");
+  uint32_t now = tuning_generation();
+  struct memory *memory = memory_of(problem);
+  if (memory->generation == now && memory->ordinal == ordinal && memory->limit == limit &&
+      remembered(memory, problem)) {
+    *plan = memory->plan;
+    return AOTMM_OK;
+  }
+  const aotmm_device *device;
+  int status = valid(problem);
+  if (status) return status;
+  if (problem->M == 0 || problem->N == 0) {
+    *plan = (aotmm_plan){.split = 1};
+    return AOTMM_OK;
+  }
+  if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;
+  reduce(memory->problem, problem);
+  memory->limit = limit, memory->ordinal = ordinal, memory->generation = now, memory->plan = *plan;
+  return AOTMM_OK;
+}

@@ -1,0 +1,170 @@
+/* The time model, as launcher.h writes it, and the tuning tables that have its constants and measured times. */
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const aotmm_tuning *tuning = &aotmm_built_tuning;
+static uint32_t generation = 1;
+
+const aotmm_tuning *current_tuning(void) { return __atomic_load_n(&tuning, __ATOMIC_ACQUIRE); }
+
+uint32_t tuning_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
+
+static const int32_t rows_from[] = AOTMM_ROWS;
+
+/* Which of the table's constants are for M rows. */
+int place_of_rows(int64_t M) {
+  int place = 0;
+  for (int i = 1; i < AOTMM_ROWS_COUNT; i++) place += M >= rows_from[i];
+  return place;
+}
+
+double copy_time(const query *s, int kernel, const quantities *copy, int width) {
+  const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
+  return c->base + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * width) * c->byte;
+}
+
+double reduce_time(const query *s, int kernel, uint32_t split) {
+  const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
+  const aotmm_problem *p = s->problem;
+  return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
+}
+
+/* Units of work that a device takes at once, at least 1. */
+int64_t slots_of(const query *s, uint32_t kernel) {
+  int64_t blocks = (int64_t)s->device->multiprocessors * constants_of(s, kernel)->blocks;
+  uint32_t together = aotmm_kernels[kernel].num_ctas;
+  return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
+}
+
+/* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */
+static double loads_of(const query *s, int way, uint32_t kernel) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  return (double)k->block_k * ((double)k->block_m * s->ways[way].row_a + (double)k->block_n * s->ways[way].col_b);
+}
+
+/* A kernel computes while it loads, but for this part of whichever takes less. */
+#define ALONE 0.4
+
+static double overlapped(double busy, double moving) {
+  return busy > moving ? busy + ALONE * moving : moving + ALONE * busy;
+}
+
+/* `steps` are those of a slice. */
+double main_time(const query *s, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
+  const aotmm_constants *c = constants_of(s, kernel);
+  double busy = (double)ceil_div(units, slots_of(s, kernel)) * ((double)steps * c->step + c->tile);
+  double moving = bytes * c->byte + (double)units * (double)steps * loads_of(s, way, kernel) * c->load;
+  return c->base + overlapped(busy, moving);
+}
+
+/* What was measured of a kernel on this shape, or NULL. */
+const aotmm_time *measured_time(const query *s, uint32_t kernel) {
+  const aotmm_time *times_ = s->measured[aotmm_kernels[kernel].fast_accum];
+  uint16_t schedule = s->tuning->schedules[kernel];
+  return times_ && schedule != AOTMM_UNMEASURED && times_[schedule].ns ? times_ + schedule : NULL;
+}
+
+/* ---- tables */
+
+/* Where a search for a shape begins in aotmm_tuning.places. */
+static uint32_t place_in(const aotmm_tuning *t, const aotmm_shape *shape) {
+  uint64_t sum = (uint64_t)shape->M * 0x9e3779b97f4a7c15 + (uint64_t)shape->N * 0xc2b2ae3d27d4eb4f +
+                 (uint64_t)shape->K * 0x165667b19e3779f9 +
+                 (uint64_t)(shape->width << 4 | shape->fast_accum << 3 | shape->layout) * 0x27d4eb2f165667c5;
+  return (uint32_t)(sum >> 32) & (t->place_count - 1);
+}
+
+static void set_places(const aotmm_tuning *t) {
+  memset(t->places, 0, t->place_count * sizeof *t->places);
+  for (uint32_t i = 0; i < t->shape_count; i++) {
+    uint32_t place = place_in(t, t->shapes + i);
+    while (t->places[place]) place = (place + 1) & (t->place_count - 1);
+    t->places[place] = i + 1;
+  }
+}
+
+/* The times of a shape, or NULL. */
+static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
+  for (uint32_t place = place_in(t, wanted); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
+    const aotmm_shape *shape = t->shapes + t->places[place] - 1;
+    if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->width == wanted->width &&
+        shape->fast_accum == wanted->fast_accum && shape->layout == wanted->layout)
+      return t->times + (size_t)(t->places[place] - 1) * t->schedule_count;
+  }
+  return NULL;
+}
+
+void find_measured(query *s) {
+  const aotmm_problem *p = s->problem;
+  const quantities *q = &s->ways[0].q;
+  int rows_a = unit(q, AOTMM_VALUE_STRIDE_AK), cols_a = unit(q, AOTMM_VALUE_STRIDE_AM);
+  int rows_b = unit(q, AOTMM_VALUE_STRIDE_BN), cols_b = unit(q, AOTMM_VALUE_STRIDE_BK);
+  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
+  aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
+  wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
+  for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
+    s->measured[wanted.fast_accum] = find_times(s->tuning, &wanted);
+}
+
+__attribute__((constructor)) static void prepare(void) { set_places(&aotmm_built_tuning); }
+
+/* What the table says of a kernel; constants that it lacks stay what they were built with. */
+static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *schedule) {
+  const aotmm_kernel *k = aotmm_kernels + number;
+  memcpy(constants, aotmm_built_tuning.constants[number], sizeof aotmm_built_tuning.constants[number]);
+  *schedule = AOTMM_UNMEASURED;
+  for (uint32_t i = 0; i < table->model_count; i++) {
+    const aotmm_model *m = table->models + i;
+    if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
+      constants[place_of_rows(m->rows)] = (aotmm_constants){m->base, m->step, m->tile, m->byte, m->load, k->resident};
+  }
+  for (uint32_t i = 0; i < table->schedule_count; i++)
+    if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
+}
+
+static int before(const aotmm_shape *a, const aotmm_shape *b) {
+  if (a->width != b->width) return a->width < b->width;
+  if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
+  if (a->layout != b->layout) return a->layout < b->layout;
+  if (a->M != b->M) return a->M < b->M;
+  return a->N != b->N ? a->N < b->N : a->K < b->K;
+}
+
+int aotmm_retune(const aotmm_table *table) {
+  for (uint32_t i = 0; i < table->model_count; i++) {
+    const aotmm_model *m = table->models + i;
+    if (!(m->base >= 0 && m->step >= 0 && m->tile >= 0 && m->byte >= 0 && m->load >= 0))
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
+    if (rows_from[place_of_rows(m->rows)] != m->rows)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for rows from %d on: AOTMM_ROWS has no such number",
+                        i, m->rows);
+  }
+  for (uint32_t i = 1; i < table->shape_count; i++)
+    if (!before(table->shapes + i - 1, table->shapes + i))
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
+  /* one block: the new tuning and what it points to, in order of alignment */
+  size_t time_count = (size_t)table->shape_count * table->schedule_count;
+  uint32_t place_count = 2;
+  while (place_count < 2 * table->shape_count) place_count *= 2;
+  size_t bytes = sizeof(aotmm_tuning) +
+                 aotmm_kernel_count * (AOTMM_ROWS_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
+                 table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
+  aotmm_tuning *fresh = malloc(bytes);
+  if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
+  aotmm_constants(*constants)[AOTMM_ROWS_COUNT] = (void *)(fresh + 1);
+  aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
+  aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
+  uint32_t *places = (uint32_t *)(new_times + time_count);
+  uint16_t *schedules = (uint16_t *)(places + place_count);
+  if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
+  if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants[i], schedules + i);
+  *fresh = (aotmm_tuning){constants,   schedules, shapes, new_times, places, table->shape_count,
+                          table->schedule_count, place_count};
+  set_places(fresh);
+  __atomic_store_n(&tuning, fresh, __ATOMIC_RELEASE);
+  __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);
+  return AOTMM_OK;
+}
