@@ -25,9 +25,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from aotmm import manifest
 from aotmm.errors import ArtifactError
-from aotmm.manifest import Provenance
+from aotmm.pack import manifest
+from aotmm.pack.manifest import Provenance
 from aotmm.runtime.pack import open_pack, read_verified
 from aotmm.target import HOSTS, host
 
@@ -163,7 +163,7 @@ def _built_files(
 ) -> tuple[dict[Path, str], dict[str, Provenance]]:
     """Where in the wheel each built file goes that it ships, each checked, and what made each pack, by its arch.
 
-    `aotmm.folders` looks for packs in aotmm/artifacts; a wheel of one pack has it in the folder `package`.
+    `aotmm.pack.files` looks for packs in aotmm/artifacts; a wheel of one pack has it in the folder `package`.
 
     Raises:
         ArtifactError: a pack or a library for torch is missing, altered, or for other machines than the tag says.

@@ -75,7 +75,7 @@ class WrongResultError(AotmmError):
 
 def torch_missing(command: str) -> SpecError:
     """The error for `command` where torch is not installed: how to get it."""
-    from aotmm.folders import in_checkout  # only here: `import aotmm` should be quick
+    from aotmm.pack.files import in_checkout  # only here: `import aotmm` should be quick
 
     if in_checkout():
         return SpecError(f"{command} needs torch; in a checkout: make setup, then .venv/bin/{command}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.kernel import Attribute, Config, Image, Kernel, Parameter, Promise, TensorMap
-from aotmm.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
+from aotmm.pack.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
+from aotmm.pack.schema import Attribute, Config, Image, Kernel, Parameter, Promise, TensorMap
 from aotmm.target import EMULATED
 
 _MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()

@@ -21,8 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import aotmm
-from aotmm import manifest, report
-from aotmm.cli import INTERRUPTED, main
+from aotmm.cli import INTERRUPTED, main, report
 from aotmm.errors import (
     GET_TORCH,
     AotmmError,
@@ -32,8 +31,9 @@ from aotmm.errors import (
     build_extra_missing,
     torch_missing,
 )
-from aotmm.kernel import Config, Image, Kernel, Parameter, Promise
-from aotmm.manifest import File, Manifest, Provenance
+from aotmm.pack import manifest
+from aotmm.pack.manifest import File, Manifest, Provenance
+from aotmm.pack.schema import Config, Image, Kernel, Parameter, Promise
 from aotmm.runtime.launcher import Plan, Selection, Verdict
 from aotmm.target import EMULATED, TARGETS
 from tests.samples import image, installed
@@ -157,7 +157,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    monkeypatch.setattr("aotmm.assembly._ROCM", tmp_path)
+    monkeypatch.setattr("aotmm.cli.assembly._ROCM", tmp_path)
     return folder
 
 
@@ -256,7 +256,7 @@ def test_without_torch(words: tuple[str, ...], tmp_path: Path) -> None:
 
 def test_without_torch_in_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no checkout, the advice is torch's own."""
-    monkeypatch.setattr("aotmm.folders.in_checkout", lambda: False)
+    monkeypatch.setattr("aotmm.pack.files.in_checkout", lambda: False)
     assert str(torch_missing("aotmm tune")).endswith(f"install a build of it for this machine's GPUs: {GET_TORCH}")
 
 

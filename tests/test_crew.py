@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from aotmm.crew import LostError, Patience, Tell, Worker, completed, local
 from aotmm.errors import AotmmError
+from aotmm.workers.pool import LostError, Patience, Tell, Worker, completed, local
 
 PATIENCE = Patience(start_s=60, silence_s=1.5, stall_s=60)
 
@@ -98,7 +98,7 @@ def test_what_cannot_start() -> None:
 
 FEW = """
 import resource, sys
-from aotmm.crew import LostError, Patience, local
+from aotmm.workers.pool import LostError, Patience, local
 from aotmm.errors import AotmmError
 from tests.test_crew import worker
 what, room = sys.argv[1:]
@@ -162,7 +162,7 @@ def test_a_killed_parent_leaves_nobody() -> None:
     """Processes whose parent is gone end by themselves, and take their temporary files along."""
     program = """
 import os
-from aotmm.crew import Patience, local
+from aotmm.workers.pool import Patience, local
 from tests.test_crew import worker
 with local([worker], Patience()) as crew:
     print(*crew.submit(("folder",)).result(), flush=True)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aotmm.errors import ArtifactError
-from aotmm.kernel import Config
-from aotmm.manifest import (
+from aotmm.pack.manifest import (
     FILE_NAME,
     FORMAT,
     KERNELS_NAME,
@@ -29,6 +28,7 @@ from aotmm.manifest import (
     read_kernels,
     write,
 )
+from aotmm.pack.schema import Config
 from aotmm.target import TARGETS
 from tests.samples import kernel, manifest
 

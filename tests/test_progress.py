@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from aotmm.progress import Lines
+from aotmm.cli.progress import Lines
 
 
 class Log:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from aotmm import table
 from aotmm.errors import ArtifactError
-from aotmm.table import Model, Sample, Shape, Table
+from aotmm.pack import table
+from aotmm.pack.table import Model, Sample, Shape, Table
 
 FAST = Sample("ws_a", 1, programmatic=True, copies=0, ns=900)
 SLOW = Sample("ws_a", 1, programmatic=False, copies=0, ns=1000)

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 from aotmm.build import build
 from aotmm.build.compile import Compiled, linked_later, said_of
-from aotmm.kernel import Kernel, Parameter, Promise
 from aotmm.kernels import Variant
+from aotmm.pack.schema import Kernel, Parameter, Promise
 from aotmm.problem import VALUES
 
 ARCHS = ("sm80", "sm90", "gfx90a")

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotmm import __version__, manifest, table
+from aotmm import __version__
 from aotmm.build import compile as compiling
 from aotmm.build import link, render
 from aotmm.build.cache import Cache
@@ -19,13 +19,14 @@ from aotmm.build.compile import Compiled
 from aotmm.build.gate import Gate, mismatches
 from aotmm.build.pack import new_pack
 from aotmm.build.variants import ConfigSet, config_set, variants
-from aotmm.cluster import cluster
-from aotmm.crew import Crew, LostError, Patience, Tell, Worker, completed, local
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
-from aotmm.folders import in_checkout
 from aotmm.kernels import Variant
-from aotmm.manifest import FORMAT, File, Manifest, Provenance, Span
+from aotmm.pack import manifest, table
+from aotmm.pack.files import in_checkout
+from aotmm.pack.manifest import FORMAT, File, Manifest, Provenance, Span
 from aotmm.target import HOSTS, Target, host, target, targets
+from aotmm.workers.dask import cluster
+from aotmm.workers.pool import Crew, LostError, Patience, Tell, Worker, completed, local
 
 
 @dataclass(frozen=True, slots=True)

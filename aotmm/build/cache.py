@@ -20,9 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from aotmm import folders, manifest
 from aotmm.build.compile import Compiled
 from aotmm.errors import ArtifactError, PackError, SpecError
+from aotmm.pack import files as folders
+from aotmm.pack import manifest
 
 LIMIT_BYTES = 20 << 30
 _ABANDONED_S = 86400.0  # age of a half-written entry whose writer must be gone

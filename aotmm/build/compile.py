@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernel import Attribute, Image, Kernel, Parameter, Promise, TensorMap
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
+from aotmm.pack.schema import Attribute, Image, Kernel, Parameter, Promise, TensorMap
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from aotmm.build.compile import Compiled, linked_later, passed, planned_of, said_of
 from aotmm.errors import ArtifactError
-from aotmm.image import differences, promised, read_image, read_ptx
-from aotmm.kernel import Kernel, Parameter
 from aotmm.kernels import Specialisation, Variant, module_of
+from aotmm.pack.binary import differences, promised, read_image, read_ptx
+from aotmm.pack.schema import Kernel, Parameter
 
 Gate = Callable[[Variant, str, Compiled], list[str]]
 """Says how what was compiled is not the variant with that key; an empty list if it is."""

@@ -10,9 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.build.compile import Compiled
-from aotmm.folders import data_folder
-from aotmm.kernel import Image, Kernel, Parameter, Promise, TensorMap, resident
-from aotmm.manifest import IMAGE_ALIGNMENT, room
+from aotmm.pack.files import data_folder
+from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
+from aotmm.pack.schema import Image, Kernel, Parameter, Promise, TensorMap, resident
+from aotmm.pack.table import ROWS, Measured, Table, measured
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -29,7 +30,6 @@ from aotmm.problem import (
     VALUES,
     WORKSPACE_LIMIT,
 )
-from aotmm.table import ROWS, Measured, Table, measured
 from aotmm.target import TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds

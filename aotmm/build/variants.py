@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
-from aotmm.kernel import Config
 from aotmm.kernels import CLUSTERED, LINE_BYTES, MOST_COLUMNS, NUMBERS, Family, Variant, module_of
+from aotmm.pack.schema import Config
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotmm import report
+from aotmm.cli import report
 from aotmm.cli.options import FOLDER, json_option, refuse_ignored
 from aotmm.cli.output import kernels_done, needs_build_extra, needs_torch, print_json, processes
 from aotmm.errors import WrongResultError

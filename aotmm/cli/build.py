@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from aotmm import report
+from aotmm.cli import report
 from aotmm.cli.options import dtypes_option, jobs_option, json_option, refuse_ignored, scheduler_option
 from aotmm.cli.output import kernels_done, needs_build_extra, print_json, processes
-from aotmm.folders import data_folder, in_checkout
+from aotmm.pack.files import data_folder, in_checkout
 from aotmm.target import HOSTS, TARGETS, host
 
 if TYPE_CHECKING:

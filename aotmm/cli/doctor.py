@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from aotmm import report
+from aotmm.cli import report
 from aotmm.cli.options import json_option, pack_option
 from aotmm.cli.output import print_json
 
@@ -22,7 +22,7 @@ def doctor(ctx: click.Context, *, folder: Path | None, as_json: bool) -> None:
     For each GPU it says which pack it would use and how, or the command that builds what is missing. The exit code is
     0 unless a pack is missing or broken, or a driver fails; a machine without a GPU is fine.
     """
-    from aotmm.doctor import diagnose
+    from aotmm.runtime.diagnosis import diagnose
 
     found = diagnose(folder)
     if as_json:

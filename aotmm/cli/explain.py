@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotmm import report
+from aotmm.cli import report
 from aotmm.cli.options import json_option, pack_option, packs_of
 from aotmm.cli.output import print_json
 from aotmm.errors import NoKernelError, SpecError
@@ -18,7 +18,7 @@ from aotmm.target import TARGETS, target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from aotmm.kernel import Kernel
+    from aotmm.pack.schema import Kernel
     from aotmm.runtime.launcher import Plan, Selection, Verdict
 
 _MAX_SIZE = 2**63 - 1

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from aotmm.errors import ArtifactError
-from aotmm.folders import build_command
+from aotmm.pack.files import build_command
 from aotmm.problem import INPUTS
 from aotmm.target import target
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotmm.cli.progress import Lines
 from aotmm.errors import build_extra_missing, torch_missing
-from aotmm.progress import Lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotmm import report
-from aotmm.assembly import FORMS, assembly
+from aotmm.cli import report
+from aotmm.cli.assembly import FORMS, assembly
 from aotmm.cli.options import dtypes_option, jobs_option, json_option, pack_option, packs_of, refuse_ignored
 from aotmm.cli.output import kernels_done, needs_build_extra, print_json, processes
 from aotmm.errors import ArtifactError, SpecError
-from aotmm.manifest import kernel_to
+from aotmm.pack.manifest import kernel_to
 from aotmm.problem import LAYOUTS
 from aotmm.target import TARGETS, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aotmm.kernel import Kernel
-    from aotmm.manifest import Head
+    from aotmm.pack.manifest import Head
+    from aotmm.pack.schema import Kernel
+    from aotmm.pack.verify import Rebuild, Verification
     from aotmm.runtime.pack import Pack
-    from aotmm.verify import Rebuild, Verification
 
 
 @click.command("list")
@@ -134,7 +134,7 @@ def verify(
     built with it.
     """
     refuse_ignored(("without --rebuild", not rebuild, ("configs", "dtypes", "jobs")))
-    from aotmm.verify import verify as verdicts_of
+    from aotmm.pack.verify import verify as verdicts_of
 
     with TemporaryDirectory(prefix="aotmm-") as folder:
         again = _builder(Path(folder), configs, dtypes, jobs) if rebuild else None
@@ -178,8 +178,8 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
 
 def _installed_verified(rebuild: Rebuild | None) -> list[Verification]:
     """The packs that `aotmm.load()` finds, verified; of those that cannot be found why, as a violation."""
+    from aotmm.pack.verify import Verification, verify
     from aotmm.runtime.installed import entries, folder_of, own, owner
-    from aotmm.verify import Verification, verify
 
     found = []
     for entry in entries():

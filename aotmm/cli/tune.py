@@ -9,8 +9,8 @@ import click
 from aotmm.cli.options import FILE, json_option, pack_option, packs_of, refuse_ignored, scheduler_option
 from aotmm.cli.output import needs_torch, print_json, shapes_done
 from aotmm.errors import AotmmError
-from aotmm.folders import in_checkout
-from aotmm.table import shipped_path
+from aotmm.pack.files import in_checkout
+from aotmm.pack.table import shipped_path
 from aotmm.target import TARGETS
 
 

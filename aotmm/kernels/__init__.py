@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from aotmm.kernel import Config, Promise
+from aotmm.pack.schema import Config, Promise
 from aotmm.problem import EPILOGUES, INPUTS
 from aotmm.target import TARGETS, Target
 

@@ -13,10 +13,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from aotmm.kernel import Promise
 from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.kernels.order import place
+from aotmm.pack.schema import Promise
 from aotmm.problem import DTYPES, unit_strides
 
 SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from aotmm.folders import build_command
+from aotmm.pack.files import build_command
 from aotmm.target import TARGETS, ranked
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotmm.errors import ArtifactError
-from aotmm.folders import data_folder, place
+from aotmm.pack.files import data_folder, place
 from aotmm.runtime.pack import open_packs
 
 if TYPE_CHECKING:

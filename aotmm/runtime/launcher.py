@@ -37,8 +37,8 @@ from aotmm.problem import (
 )
 
 if TYPE_CHECKING:
-    from aotmm.kernel import Kernel
-    from aotmm.table import Table
+    from aotmm.pack.schema import Kernel
+    from aotmm.pack.table import Table
 
 OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
 (
@@ -409,7 +409,7 @@ class Launcher:
 
     def retune(self, table: Table) -> None:
         """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
-        from aotmm.table import measured  # only here: the first product should be quick
+        from aotmm.pack.table import measured  # only here: the first product should be quick
 
         known = measured(table, {kernel.schedule for kernel in self.kernels})
         models = [CModel(m.schedule.encode(), *astuple(m)[1:]) for m in table.models]

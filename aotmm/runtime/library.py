@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.folders import build_command
+from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import autograd, composite, fast, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
@@ -20,10 +20,10 @@ from aotmm.runtime.shapes import products, result_shape
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aotmm.kernel import Kernel
+    from aotmm.pack.schema import Kernel
+    from aotmm.pack.table import Table
     from aotmm.runtime.launcher import Launcher, Selection
     from aotmm.runtime.pack import Pack
-    from aotmm.table import Table
 
 Activation = str | tuple[str, float] | None
 _NAMES = tuple(ACTIVATIONS)
@@ -391,7 +391,7 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
     folder = None if path is None else Path(path).resolve()
     if table is None:
         return _load(folder, None)
-    from aotmm.table import read  # only here: most libraries have none
+    from aotmm.pack.table import read  # only here: most libraries have none
 
     return _load(folder, (Path(table), read(table)))
 

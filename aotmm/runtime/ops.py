@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 import aotmm
-from aotmm import folders
 from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.pack import files as folders
 from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
 from aotmm.runtime import fast
 from aotmm.runtime.pack import load_library

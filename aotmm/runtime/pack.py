@@ -12,16 +12,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotmm import manifest
 from aotmm.errors import ArtifactError
-from aotmm.folders import opened, place, read
-from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
+from aotmm.pack import manifest
+from aotmm.pack.files import opened, place, read
+from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS, host
 
 if TYPE_CHECKING:
-    from aotmm.kernel import Image
+    from aotmm.pack.schema import Image
+    from aotmm.pack.table import Table
     from aotmm.runtime.launcher import Launcher
-    from aotmm.table import Table
 
 _PIECE_BYTES = 1 << 20  # of a file: few enough for a processor's cache
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE

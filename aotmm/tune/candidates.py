@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aotmm.pack.table import Sample
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, Launcher, Plan, Problem
-from aotmm.table import Sample
 from aotmm.tune.cases import Case
 
 _LEAST_STEPS = 2  # along K, of a slice

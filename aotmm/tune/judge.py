@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from aotmm.pack.table import Sample, Shape, Table
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, Launcher
-from aotmm.table import Sample, Shape, Table
 from aotmm.tune.candidates import output_of, problem_of
 from aotmm.tune.cases import Case
 

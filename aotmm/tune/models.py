@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from aotmm.kernel import Kernel, resident
+from aotmm.pack.schema import Kernel, resident
+from aotmm.pack.table import ROWS, Model, Sample, Shape
 from aotmm.problem import DTYPES
-from aotmm.table import ROWS, Model, Sample, Shape
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 

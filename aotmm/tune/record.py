@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from aotmm.errors import ArtifactError
-from aotmm.table import Sample
+from aotmm.pack.table import Sample
 from aotmm.tune.cases import Case
 
 

@@ -9,13 +9,13 @@ from tempfile import mkdtemp
 
 import torch
 
-from aotmm.crew import Make, Tell, Worker, local
-from aotmm.folders import read
-from aotmm.manifest import FILE_NAME, MAX_MANIFEST_BYTES
+from aotmm.pack.files import read
+from aotmm.pack.manifest import FILE_NAME, MAX_MANIFEST_BYTES
 from aotmm.runtime.devices import device
 from aotmm.runtime.pack import Pack, read_verified
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.workers import PATIENCE, measuring
+from aotmm.workers.pool import Make, Tell, Worker, local
 
 Files = dict[str, bytes]
 

@@ -14,15 +14,13 @@ from pathlib import Path
 import torch
 
 import aotmm
-from aotmm import table
-from aotmm.cluster import cluster
-from aotmm.crew import Crew, local
 from aotmm.errors import AotmmError, NoKernelError
+from aotmm.pack import table
+from aotmm.pack.table import Sample, Shape, Table
 from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.launcher import CDevice
 from aotmm.runtime.pack import Pack
-from aotmm.table import Sample, Shape, Table
 from aotmm.target import target
 from aotmm.tune import judge, remote
 from aotmm.tune.cases import DEFAULTS, Case, cases
@@ -32,6 +30,8 @@ from aotmm.tune.record import Head, Record
 from aotmm.tune.remote import driver
 from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import PATIENCE, Done, device_of, measure_all, measuring
+from aotmm.workers.dask import cluster
+from aotmm.workers.pool import Crew, local
 
 Progress = Callable[[int, int, str], None]  # cases done, all cases, what happened last
 

@@ -1,8 +1,8 @@
 """Measuring on many GPUs at once, where kernels may hang: a crew of processes, one per GPU.
 
 A kernel that never ends cannot be stopped from within its process, and a fault ends every later call there. So what
-touches a GPU is in a crew's processes (`aotmm.crew`); the parent deals cases out to them and leaves out the schedule
-that a process was running when it was lost, and the whole family at its second such schedule.
+touches a GPU is in worker processes (`aotmm.workers.pool`); the parent deals cases out to them and leaves out the
+schedule that a process was running when it was lost, and the whole family at its second such schedule.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NamedTuple, Protocol
 
-from aotmm.crew import Crew, LostError, Patience, Tell, Worker
 from aotmm.errors import AotmmError
+from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
-from aotmm.table import Sample
 from aotmm.tune.cases import Case
+from aotmm.workers.pool import Crew, LostError, Patience, Tell, Worker
 
 _STRIKES = 2  # schedules of one family that hang before all of it is left out
 PATIENCE = Patience()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aotmm.kernel import Promise
 from aotmm.kernels import VECTOR_BYTES, Family, Specialisation, Variant
 from aotmm.kernels.epilogue import epilogue_types, finish
+from aotmm.pack.schema import Promise
 from aotmm.problem import DTYPES
 
 # What entries of config sets may ask for: products of 16-bit types, no slices of K.

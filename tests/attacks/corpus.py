@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotmm.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES, room
+from aotmm.pack.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES, room
 from tests.build.packs import tiny_pack
 
 Harm = Callable[[Path], object]

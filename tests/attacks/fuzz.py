@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import ArtifactError
-from aotmm.folders import damage_told
-from aotmm.image import differences, promised, read_image, read_ptx
-from aotmm.manifest import FILE_NAME, KERNELS_NAME
+from aotmm.pack.binary import differences, promised, read_image, read_ptx
+from aotmm.pack.files import damage_told
+from aotmm.pack.manifest import FILE_NAME, KERNELS_NAME
+from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
-from aotmm.verify import verify
 from tests.attacks.corpus import change_head, change_image, change_kernels, wheel
 from tests.build.packs import content, tiny_pack
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.image import read_image
+from aotmm.pack.binary import read_image
+from aotmm.pack.verify import verify
 from aotmm.runtime import pack as packs
 from aotmm.runtime.pack import open_pack
-from aotmm.verify import verify
 from tests.attacks.corpus import ATTACKS, LIBRARY, Attack, _several_files
 from tests.build.packs import tiny_pack
 from tests.samples import code_in

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from aotmm import manifest
 from aotmm.build import build
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.build.gate import mismatches
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
-from aotmm.kernel import Kernel, Promise
 from aotmm.kernels import Variant
-from aotmm.manifest import kernel_to
+from aotmm.pack import manifest
+from aotmm.pack.manifest import kernel_to
+from aotmm.pack.schema import Kernel, Promise
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import content, tiny_pack

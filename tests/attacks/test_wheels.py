@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.folders import read
+from aotmm.pack.files import read
+from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
-from aotmm.verify import verify
 from tests.attacks.corpus import wheel
 from tests.build.packs import content, tiny_pack
 

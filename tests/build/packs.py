@@ -13,13 +13,13 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from aotmm import manifest, table
 from aotmm.build import build, link, render
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled, kernel_sources
 from aotmm.errors import ArtifactError
-from aotmm.folders import data_folder
-from aotmm.kernel import Kernel
+from aotmm.pack import manifest, table
+from aotmm.pack.files import data_folder
+from aotmm.pack.schema import Kernel
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.samples import code_in

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from aotmm import manifest
 from aotmm.build import Report, build
 from aotmm.errors import PackError, SpecError
-from aotmm.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
+from aotmm.pack import manifest
+from aotmm.pack.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.build.packs import ROOT, checkout, content, default_pack, run_python

@@ -18,7 +18,7 @@ import pytest
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.errors import PackError, SpecError
-from aotmm.manifest import kernel_to
+from aotmm.pack.manifest import kernel_to
 from tests.build.packs import run_python
 from tests.samples import kernel
 

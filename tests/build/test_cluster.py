@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 
 from aotmm import build as building
-from aotmm import cluster as clusters
 from aotmm.build import Progress, Report, build
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.cli import INTERRUPTED, main
-from aotmm.crew import Patience
 from aotmm.errors import AotmmError, CompileError
 from aotmm.kernels import Variant
+from aotmm.workers import dask as clusters
+from aotmm.workers.pool import Patience
 from tests.build.packs import ROOT, checkout, content
 from tests.dask_cluster import Dask, dask
 
@@ -174,7 +174,7 @@ def test_a_compiler_hangs(
 def test_another_aotmm_is_refused(configs: str, tmp_path: Path, who: str) -> None:
     """A worker or scheduler with other sources, or without any, is named with what it has; nothing is compiled."""
     root = checkout(tmp_path / "other")
-    with (root / "aotmm" / "kernel.py").open("a") as file:
+    with (root / "aotmm" / "problem.py").open("a") as file:
         file.write("# changed\n")
     with dask(tmp_path / "cluster", sources=root if who == "scheduler" else ROOT) as cluster:
         cluster.worker("a", sources=root if who == "worker" else ROOT)

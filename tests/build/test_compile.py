@@ -17,8 +17,8 @@ from aotmm.build import compile as compiling
 from aotmm.build.compile import I32_LIMIT, compile_variant, kernel_sources, key
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
-from aotmm.kernel import Config, Parameter, TensorMap
 from aotmm.kernels import Descriptor, Specialisation, Variant
+from aotmm.pack.schema import Config, Parameter, TensorMap
 from aotmm.problem import VALUES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target

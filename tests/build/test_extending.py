@@ -14,9 +14,9 @@ from aotmm.build import build
 from aotmm.build.compile import kernel_sources
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import SpecError
+from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
-from aotmm.verify import verify
 from tests.build.packs import PLANS, ROOT, checkout, run_python
 from tests.native.emulation import Product, execute, in_worker, missing
 

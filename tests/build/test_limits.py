@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from aotmm import build as building
-from aotmm import cluster as clusters
 from aotmm.build import build, link
 from aotmm.build.compile import Compiled
 from aotmm.errors import AotmmError, CompileError, PackError
 from aotmm.kernels import Variant
-from aotmm.manifest import MAX_ITEMS, file
+from aotmm.pack.manifest import MAX_ITEMS, file
+from aotmm.workers import dask as clusters
 from tests.build.packs import ROOT, tiny_pack
 from tests.samples import kernel, manifest
 
@@ -162,7 +162,7 @@ def test_advice_for_manifests_that_cannot_be_read_back(tmp_path: Path, monkeypat
     many = tuple(kernel(str(number)) for number in range(MAX_ITEMS + 1))
     with pytest.raises(PackError, match=f"at most {MAX_ITEMS} are read; build fewer kernels$"):
         building._write_manifest(tmp_path, manifest(*many))
-    monkeypatch.setattr("aotmm.manifest.MAX_MANIFEST_BYTES", 5000)
+    monkeypatch.setattr("aotmm.pack.manifest.MAX_MANIFEST_BYTES", 5000)
     with pytest.raises(PackError, match=r"bytes, a manifest has at most 5000; build fewer kernels$"):
         building._write_manifest(tmp_path, manifest(*many[:10]))
     assert list(tmp_path.iterdir()) == []

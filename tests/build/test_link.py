@@ -15,10 +15,10 @@ from elftools.elf.elffile import ELFFile
 
 from aotmm.build import build, link, render
 from aotmm.errors import CompileError, PackError
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
+from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import HOSTS, host, target
-from aotmm.verify import verify
 from tests.build.packs import content, tiny_pack
 from tests.samples import SHIPPED, code_in, installed, kernel
 

@@ -17,7 +17,8 @@ from jinja2 import UndefinedError
 
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
-from aotmm.kernel import Kernel, Promise, resident
+from aotmm.pack.schema import Kernel, Promise, resident
+from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -34,7 +35,6 @@ from aotmm.problem import (
 )
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
-from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
@@ -43,7 +43,7 @@ from tests.samples import SHIPPED, code_in, kernel
 RENDER = """
 from dataclasses import replace
 from aotmm.build import render
-from aotmm.kernel import Promise
+from aotmm.pack.schema import Promise
 from aotmm.target import target
 from tests.samples import kernel
 kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role="copy")]

@@ -11,8 +11,8 @@ from aotmm import kernels
 from aotmm.build.variants import BACKENDS, FAMILIES, ConfigSet, config_set, set_names
 from aotmm.build.variants import variants as all_variants
 from aotmm.errors import SpecError
-from aotmm.kernel import Config
 from aotmm.kernels import Variant
+from aotmm.pack.schema import Config
 from aotmm.problem import INPUTS, LAYOUTS, OUTPUTS
 from aotmm.target import TARGETS, Target, target
 

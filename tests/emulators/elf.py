@@ -1,6 +1,6 @@
 """Facts that a launcher relies on, read straight from a cubin or an hsaco.
 
-The interpreters' own reader, apart from aotmm/image.py, so that each is held against the other. `read` is total:
+The interpreters' own reader, apart from aotmm/pack/binary.py, so that each is held against the other. `read` is total:
 whatever the bytes are, it returns or raises `ImageError`, nothing else.
 
 Sources: of a cubin the flags of the ELF header and .nv.info sections; of an hsaco these flags, the 64-byte kernel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 import aotmm
-from aotmm import table
-from aotmm.kernel import Kernel
+from aotmm.pack import table
+from aotmm.pack.schema import Kernel
+from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import Plan
 from aotmm.runtime.library import Library
-from aotmm.table import ROWS, Model, Sample, Shape, Table
 
 WIDTHS = (1, 2, 4)  # bytes of an element
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings, strategies
 
 import aotmm
-from aotmm.folders import data_folder
+from aotmm.pack.files import data_folder
 from aotmm.problem import ACTIVATIONS, DTYPES, input_types
 from aotmm.runtime.devices import best_pack, device
 from aotmm.runtime.library import Library

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotmm.folders import data_folder
-from aotmm.kernel import Kernel
+from aotmm.pack.files import data_folder
+from aotmm.pack.schema import Kernel
 from aotmm.runtime.pack import Pack, open_pack
 from tests.agreement import Launch, launch_of
 from tests.gpu.driver import load

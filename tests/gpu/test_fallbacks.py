@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import aotmm
-from aotmm.doctor import diagnose
 from aotmm.runtime.devices import device
+from aotmm.runtime.diagnosis import diagnose
 from aotmm.runtime.library import Library
 from aotmm.runtime.pack import Pack
 from aotmm.target import ways_to_run

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from aotmm.folders import data_folder
-from aotmm.kernel import Kernel
+from aotmm.pack.files import data_folder
+from aotmm.pack.schema import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS
 from aotmm.runtime.devices import device
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Plan, Problem

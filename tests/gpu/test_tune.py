@@ -9,8 +9,8 @@ import torch
 from click.testing import CliRunner
 
 import aotmm
-from aotmm import table
 from aotmm.cli import main
+from aotmm.pack import table
 
 SHAPES = [[512, 512, 512, "nn"], [256, 384, 4096, "nt"], [257, 129, 65, "tn"]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.agreement import encode, launch_of

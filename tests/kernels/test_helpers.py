@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotmm.kernel import Kernel, Promise
+from aotmm.pack.schema import Kernel, Promise
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
 from tests.emulators import numerics

@@ -17,8 +17,8 @@ import pytest
 
 from aotmm.build import compile  # noqa: A004 (the step of that name)
 from aotmm.build.compile import I32_LIMIT, compile_variant
-from aotmm.kernel import Config, Kernel, TensorMap
 from aotmm.kernels import Variant
+from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
 from aotmm.target import target
 from tests.native.emulation import in_worker

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from aotmm.errors import AotmmError, NoKernelError
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.problem import DTYPES, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from aotmm.build.render import constants
-from aotmm.kernel import Kernel, resident
+from aotmm.pack.schema import Kernel, resident
+from aotmm.pack.table import ROWS, Sample, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import CDevice, Plan, Problem
-from aotmm.table import ROWS, Sample, Table
 from aotmm.target import Target
 
 MAX_GRID = 2**31 - 1

@@ -14,14 +14,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from aotmm import table
 from aotmm.build import render
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.kernel import Kernel, Promise
+from aotmm.pack import table
+from aotmm.pack.schema import Kernel, Promise
+from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import INVALID, CDevice, CPlan, Launcher, Problem
 from aotmm.runtime.pack import load_verified, open_pack
-from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process

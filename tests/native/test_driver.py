@@ -20,7 +20,7 @@ import pytest
 
 from aotmm.build import link
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.kernel import Attribute, Kernel
+from aotmm.pack.schema import Attribute, Kernel
 from aotmm.runtime.launcher import CDevice, CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target

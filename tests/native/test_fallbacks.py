@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.runtime.pack import open_pack
 from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import Emulator, Product, missing, own_process

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.kernel import Kernel, Parameter, TensorMap, resident
+from aotmm.pack.schema import Kernel, Parameter, TensorMap, resident
+from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
-from aotmm.table import ROWS, Model, Sample, Shape, Table
 from aotmm.target import target
 from tests.build.packs import plans_pack, relinked
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process

@@ -19,11 +19,11 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import aotmm
-from aotmm import manifest
 from aotmm.build import link
 from aotmm.errors import SpecError
+from aotmm.pack import manifest
+from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
-from aotmm.verify import verify
 from tests.samples import SHIPPED
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,8 @@ from elftools.elf.elffile import ELFFile
 
 import aotmm
 from aotmm.build import link
+from aotmm.pack.verify import verify
 from aotmm.target import HOSTS
-from aotmm.verify import verify
 from tests.build.packs import ROOT, other_host
 from tests.emulators import fake_driver
 from tests.samples import SHIPPED

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import aotmm
-from aotmm import doctor
-from aotmm.doctor import diagnose
 from aotmm.errors import ArtifactError, DriverError, NoKernelError
-from aotmm.folders import data_folder
-from aotmm.manifest import FILE_NAME, FORMAT
+from aotmm.pack.files import data_folder
+from aotmm.pack.manifest import FILE_NAME, FORMAT
 from aotmm.runtime import devices, library
+from aotmm.runtime import diagnosis as doctor
 from aotmm.runtime.devices import Device
+from aotmm.runtime.diagnosis import diagnose
 from aotmm.runtime.library import Library
 from aotmm.target import TARGETS
 from tests.runtime.installation import DROP_CAPABILITIES, ROOT, run
@@ -173,7 +173,7 @@ def test_permission_denied(copies: Path, tmp_path: Path, closed: str) -> None:
 import sys
 from pathlib import Path
 import aotmm
-from aotmm.doctor import diagnose
+from aotmm.runtime.diagnosis import diagnose
 root = Path(sys.argv[1])
 found = diagnose(root)
 print(found.exit_code, *(pack.error for pack in found.packs if pack.error and "Errno 13" in pack.error), sep="|")

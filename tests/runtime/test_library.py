@@ -16,16 +16,16 @@ import pytest
 import torch
 
 import aotmm
-from aotmm import table
-from aotmm.doctor import diagnose
+from aotmm.cli.report import doctor_text
 from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
-from aotmm.report import doctor_text
+from aotmm.pack import table
+from aotmm.pack.table import Sample, Shape, Table
 from aotmm.runtime import fast, library
 from aotmm.runtime.devices import Device, best_pack
+from aotmm.runtime.diagnosis import diagnose
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
 from aotmm.runtime.ops import Ops
-from aotmm.table import Sample, Shape, Table
 from aotmm.target import TARGETS
 
 ROOT = Path(__file__).parents[2]

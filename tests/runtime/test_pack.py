@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.folders import data_folder
-from aotmm.manifest import FILE_NAME, KERNELS_NAME, File, Manifest, file, write
+from aotmm.pack.files import data_folder
+from aotmm.pack.manifest import FILE_NAME, KERNELS_NAME, File, Manifest, file, write
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.pack import Pack, load_verified, open_pack, open_packs, read_verified
 from aotmm.target import host

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aotmm.crew import Crew, Patience, local
+from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
-from aotmm.table import Sample
 from aotmm.tune.cases import Case
 from aotmm.tune.workers import Outcome, Running, measuring
+from aotmm.workers.pool import Crew, Patience, local
 
 SCHEDULES = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotmm import table
 from aotmm.cli import main
-from aotmm.cluster import Cluster, cluster
-from aotmm.crew import Patience
 from aotmm.errors import AotmmError, NoKernelError
-from aotmm.folders import data_folder
+from aotmm.pack import table
+from aotmm.pack.files import data_folder
 from aotmm.runtime.pack import Pack, open_pack, open_packs
 from aotmm.tune import remote, session
 from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all, measuring
+from aotmm.workers.dask import Cluster, cluster
+from aotmm.workers.pool import Patience
 from tests.dask_cluster import Dask, dask
 from tests.tune.fakes import case, on_worker, worker_facts
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotmm.table import Sample, Shape
+from aotmm.pack.table import Sample, Shape
 from aotmm.tune.judge import Choice, Regret, spare
 
 

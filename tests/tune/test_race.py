@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import Plan
-from aotmm.table import Sample
 from aotmm.tune.candidates import Candidate
 from aotmm.tune.race import race
 from aotmm.tune.workers import Running

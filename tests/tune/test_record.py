@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.table import Sample
+from aotmm.pack.table import Sample
 from aotmm.tune.record import Head, Record
 from tests.tune.fakes import case
 

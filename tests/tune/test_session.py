@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotmm import table
 from aotmm.cli import main
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.folders import data_folder
-from aotmm.kernel import Kernel, resident
+from aotmm.pack import table
+from aotmm.pack.files import data_folder
+from aotmm.pack.schema import Kernel, resident
+from aotmm.pack.table import Table
 from aotmm.problem import DTYPES, SPLITS
 from aotmm.runtime.devices import Device
 from aotmm.runtime.launcher import CDevice, Plan
 from aotmm.runtime.pack import Pack, open_packs
-from aotmm.table import Table
 from aotmm.target import target
 from aotmm.tune import session, shapes
 from aotmm.tune.candidates import candidates, output_of, problem_of

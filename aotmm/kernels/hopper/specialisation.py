@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from aotmm.kernel import Promise
 from aotmm.kernels import (
     LINE_BYTES,
     MOST_COLUMNS,
@@ -18,6 +17,7 @@ from aotmm.kernels import (
 )
 from aotmm.kernels.epilogue import epilogue_types
 from aotmm.kernels.hopper.mma import GROUP_LINES
+from aotmm.pack.schema import Promise
 from aotmm.problem import DTYPES
 
 # Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.

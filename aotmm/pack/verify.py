@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from aotmm import folders, manifest
 from aotmm.errors import ArtifactError
-from aotmm.image import differences, promised, read_image, read_ptx
-from aotmm.manifest import MAX_FILE_BYTES, File, Head, Manifest
+from aotmm.pack import files as folders
+from aotmm.pack import manifest
+from aotmm.pack.binary import differences, promised, read_image, read_ptx
+from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import target
 
 if TYPE_CHECKING:

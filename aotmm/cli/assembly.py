@@ -13,7 +13,7 @@ from aotmm.errors import CompileError, SpecError
 from aotmm.target import target
 
 if TYPE_CHECKING:
-    from aotmm.kernel import Kernel
+    from aotmm.pack.schema import Kernel
     from aotmm.runtime.pack import Pack
 
 FORMS = ("ptx", "sass", "amdgcn")

@@ -146,7 +146,7 @@ def shipped(arch: str) -> Table | None:
 
 def shipped_path(arch: str) -> Path:
     """Where the table of `arch` is in this installation; it need not exist."""
-    return Path(__file__).parent / "tune" / "tables" / f"{arch}.json"
+    return Path(__file__).parents[1] / "tune" / "tables" / f"{arch}.json"
 
 
 def read(path: str | Path) -> Table:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import aotmm
-from aotmm import manifest
 from aotmm.errors import GET_TORCH, AotmmError, ArtifactError, DriverError
-from aotmm.folders import build_command, place
+from aotmm.pack import manifest
+from aotmm.pack.files import build_command, place
 from aotmm.runtime.installed import added, entries, own, owner
 from aotmm.runtime.pack import open_pack, read_verified, unreadable
 from aotmm.target import TARGETS

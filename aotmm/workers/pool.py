@@ -1,4 +1,4 @@
-"""Who works on many tasks at once: processes of this machine here, those of a cluster in `aotmm.cluster`.
+"""Who works on many tasks at once: processes of this machine here, those of a cluster in `aotmm.workers.dask`.
 
 What compiles or runs kernels may crash or never end, and neither can be helped from within its process. So tasks are
 done in child processes; a thread of the parent waits for each and kills it when it falls silent.
@@ -36,7 +36,7 @@ _PROGRAM = """
 import json, sys
 handle, folder, path = sys.argv[1:]
 sys.path[:] = json.loads(path)
-from aotmm.crew import serve
+from aotmm.workers.pool import serve
 serve(int(handle), folder)
 """
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aotmm.errors import ArtifactError
-from aotmm.kernel import Kernel
+from aotmm.pack.schema import Kernel
 from aotmm.target import Target
 
 # Source: ELF-64 object file format.

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def in_checkout() -> bool:
     """Whether this is a checkout or an editable install, where what is built lies beside its sources."""
-    return not place(Path(__file__).parent / "templates").is_dir()
+    return not place(Path(__file__).parents[1] / "templates").is_dir()
 
 
 def data_folder(name: str) -> Path:
     """The folder "templates" or "artifacts" of this installation; it need not exist."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / name
     return installed if place(installed).is_dir() else package.parent / name
 

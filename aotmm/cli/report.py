@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aotmm.build import Report
-    from aotmm.doctor import Diagnosis
-    from aotmm.kernel import Config, Kernel
+    from aotmm.pack.schema import Config, Kernel
+    from aotmm.pack.verify import Verification
+    from aotmm.runtime.diagnosis import Diagnosis
     from aotmm.runtime.launcher import Plan, Selection, Verdict
     from aotmm.runtime.pack import Pack
     from aotmm.target import Target
-    from aotmm.verify import Verification
 
 _BEST = 5  # plans of a product that are shown unless all are asked for
 _AMOUNT = re.compile(r"\d+(?= B\b| blocks\b)")  # in a reason: differs from kernel to kernel

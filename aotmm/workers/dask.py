@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from aotmm import __version__
-from aotmm.crew import Children, LostError, Make, Patience
 from aotmm.errors import AotmmError
+from aotmm.workers.pool import Children, LostError, Make, Patience
 
 Facts = dict[str, str]
 
@@ -242,7 +242,7 @@ def _differences(who: str, found: object, agreed: Facts) -> list[str]:
 
 def _facts(further: Callable[[], Facts]) -> Facts:
     """Which aotmm this is, down to its sources, and further facts."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")

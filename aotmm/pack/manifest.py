@@ -22,7 +22,7 @@ from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROL
 from aotmm.target import STATUSES, TARGETS
 
 if typing.TYPE_CHECKING:
-    from aotmm.kernel import Image, Kernel
+    from aotmm.pack.schema import Image, Kernel
 
 FORMAT = 3
 FILE_NAME = "manifest.json"
@@ -177,7 +177,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     Raises:
         ArtifactError: as `read_head`, or two entries of one name, or a kernel that needs what no launch gives.
     """
-    from aotmm.kernel import Kernel  # not to open a pack: defining these types takes milliseconds
+    from aotmm.pack.schema import Kernel  # not to open a pack: defining these types takes milliseconds
 
     problems: list[str] = []
     kernels: tuple[Kernel, ...] = _decode(tuple[Kernel, ...], _parse(data, where), where, problems)
@@ -250,7 +250,7 @@ def kernel_to(kernel: Kernel) -> object:
 
 def kernel_from(body: object, where: str) -> Kernel:
     """The kernel in plain JSON values; raises ArtifactError as `read_kernels` does."""
-    from aotmm.kernel import Kernel
+    from aotmm.pack.schema import Kernel
 
     problems: list[str] = []
     kernel: Kernel = _decode(Kernel, body, where, problems)
