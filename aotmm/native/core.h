@@ -99,8 +99,8 @@ static inline int64_t ceil_div(int64_t a, int64_t b) {
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
 }
 
-/* Not negative, and the largest int64 when the product is more. */
-static inline int64_t times(int64_t a, int64_t b) {
+/* a * b of numbers from 0; the largest int64 when it is more. */
+static inline int64_t saturated(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
@@ -131,7 +131,7 @@ void set_no_sums(quantities *);
 /* ---- guards.c */
 
 static inline int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
-  return times(ceil_div(M, aotmm_kernels[kernel].block_m), ceil_div(N, aotmm_kernels[kernel].block_n));
+  return saturated(ceil_div(M, aotmm_kernels[kernel].block_m), ceil_div(N, aotmm_kernels[kernel].block_n));
 }
 
 /* Steps along K. */

@@ -48,7 +48,7 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
                   void *encoded) {
   const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
   int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
-  int64_t stride_bytes = times(q->value[map->stride], map->element_bytes);
+  int64_t stride_bytes = saturated(q->value[map->stride], map->element_bytes);
   if (outer == 1) /* the stride of one line is 0, which the driver does not take */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
   if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
@@ -189,7 +189,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     address = behind(address, sums);
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
-  int64_t units = times(times(tiles_of(kernel, M, N), p->batch), plan->split);
+  int64_t units = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
   all->grid = grid_of(k, units, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;

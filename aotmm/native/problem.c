@@ -140,11 +140,11 @@ place place_of(const quantities *q, int i, int64_t width) {
   place found = {.transposed = i == 0 ? width > 1 && cols && !rows : i == 1 ? width == 1 || !rows : 0};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
-  int64_t bytes = times(found.length, width);
+  int64_t bytes = saturated(found.length, width);
   if (bytes > max_workspace) bytes = max_workspace + 1; /* refused later, but no overflow now */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
   found.pitch = bytes / width;
-  found.bytes = region(times(bytes, found.lines));
+  found.bytes = region(saturated(bytes, found.lines));
   return found;
 }
 
@@ -197,13 +197,13 @@ void set_copy(quantities *made, const quantities *q, const quantities *moved, in
 /* Places the partial sums of a kernel in `q`; returns their bytes. */
 int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  int64_t rows = times(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);
-  int64_t cols = times(ceil_div(q->value[AOTMM_VALUE_N], k->block_n), k->block_n);
+  int64_t rows = saturated(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);
+  int64_t cols = saturated(ceil_div(q->value[AOTMM_VALUE_N], k->block_n), k->block_n);
   q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
   q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
-  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = times(rows, cols);
+  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = saturated(rows, cols);
   q->value[AOTMM_VALUE_SPLIT] = split;
-  return region(times(times(rows, cols), 4 * split));
+  return region(saturated(saturated(rows, cols), 4 * split));
 }
 
 void set_no_sums(quantities *q) {

@@ -142,7 +142,7 @@ static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int64_t cost = as_cost(time);
-  int64_t units = times(tiles, split);
+  int64_t units = saturated(tiles, split);
   int programmatic = measured ? measured->programmatic
                               : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < programmatic_below(s, kernel, units);
   aotmm_plan plan = {.kernel = kernel,
@@ -165,7 +165,7 @@ static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split
 
 static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
   const aotmm_problem *p = s->problem;
-  int64_t tiles = times(tiles_of(kernel, p->M, p->N), p->batch);
+  int64_t tiles = saturated(tiles_of(kernel, p->M, p->N), p->batch);
   const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
   double time = measured ? measured->ns
                          : main_time(s, way, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
@@ -193,10 +193,10 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
     int64_t own = ceil_div(steps, split);
     if (!measured && c->base + (double)own * c->step >= to->time) return AOTMM_FITS;
     double time = measured ? measured->ns
-                           : main_time(s, way, kernel, times(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
+                           : main_time(s, way, kernel, saturated(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
                                  reduce_time(s, reduce, split) + s->ways[way].time;
     reason = time >= to->time ? AOTMM_FITS
-                              : consider(s, way, kernel, split, time, measured, tiles, region(times(slab, 4 * split)), to);
+                              : consider(s, way, kernel, split, time, measured, tiles, region(saturated(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
@@ -242,7 +242,7 @@ static void search_all(query *s, search *to) {
 
 /* The fewest parts of at most `most` elements, a multiple of PANEL, as equal as multiples of it can be. */
 static int64_t evenly(int64_t size, int64_t most) {
-  return size <= most ? size : times(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
+  return size <= most ? size : saturated(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
 }
 
 /* Whether the excluded copies fit the limit for a panel of that many rows and columns. */
@@ -263,14 +263,14 @@ static panels cut_at(const query *s, int64_t most_cols) {
   int64_t few = 0, many = ceil_div(M, PANEL); /* multiples of PANEL that fit, and that may */
   while (few < many) {
     int64_t middle = many - (many - few) / 2;
-    int64_t rows = times(middle, PANEL);
+    int64_t rows = saturated(middle, PANEL);
     if (copies_fit(s, rows < M ? rows : M, cols))
       few = middle;
     else
       many = middle - 1;
   }
   if (few == 0) return (panels){0};
-  const int64_t rows = evenly(M, times(few, PANEL)), down = ceil_div(M, rows), across = ceil_div(N, cols);
+  const int64_t rows = evenly(M, saturated(few, PANEL)), down = ceil_div(M, rows), across = ceil_div(N, cols);
   return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
 }
 
@@ -293,7 +293,7 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
     else
       search_kernel(&s, kernel, &found);
     if (found.best.cost < 0) continue;
-    found.best.cost = times(times(cut.down, cut.across), found.best.cost);
+    found.best.cost = saturated(saturated(cut.down, cut.across), found.best.cost);
     found.best.panel_m = cut.rows, found.best.panel_n = cut.cols;
     if (best->cost < 0 || found.best.cost < best->cost) *best = found.best;
   }

@@ -130,7 +130,7 @@ MUTANTS = {
     ),
     "no launch bounds of N": Mutant(LAUNCH, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, ((void)N, M))", ("exact",)),
     "batch not launched": Mutant(
-        LAUNCH, "times(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
+        LAUNCH, "saturated(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
     ),
     "promises of alignment not checked": Mutant(
         GUARDS, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
