@@ -14,8 +14,9 @@ PACKS := $(or $(FEW),$(ARCHS))
 # Another processor than this machine's, likewise.
 FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 
-# Folders of tests that need Triton; those run without torch, all others with torch and without Triton.
-WITH_TRITON := tests/attacks tests/build tests/emulators tests/kernels tests/native tests/packaging
+# Folders of tests that need Triton, which run without torch; all others run with torch and without Triton.
+BUILDING := tests/attacks tests/build tests/packaging
+EXECUTING := tests/emulators tests/kernels tests/native
 
 # Files of tests that need no packs; some of them are in folders whose other tests do.
 UNIT := $(wildcard tests/test_*.py) tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py \
@@ -33,7 +34,7 @@ REQUIREMENTS := $(PYTHON) -c 'import sys; \
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup check test unit unit-measuring with-triton with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup check test unit unit-measuring building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,7 +52,7 @@ check: setup ## lint, types and the tests that need no packs, no GPU and no netw
 	@$(SIDE_BY_SIDE) lint unit unit-measuring
 
 test: artifacts setup ## every test that can run on this machine
-	@$(SIDE_BY_SIDE) with-triton with-torch
+	@$(SIDE_BY_SIDE) building executing with-torch
 
 unit: setup
 	.venv/bin/python -m pytest $(UNIT)
@@ -59,12 +60,15 @@ unit: setup
 unit-measuring: setup
 	.venv/bin/python -m pytest tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
 
-# Both halves of the tests, which say at their ends what they left out and why.
-with-triton: .venv-build/.stamp
-	.venv-build/bin/python -m pytest $(WITH_TRITON)
+# The parts of the tests, which say at their ends what they left out and why.
+building: .venv-build/.stamp
+	.venv-build/bin/python -m pytest $(BUILDING)
+
+executing: .venv-build/.stamp
+	.venv-build/bin/python -m pytest $(EXECUTING)
 
 with-torch: setup
-	.venv/bin/python -m pytest $(WITH_TRITON:%=--ignore=%)
+	.venv/bin/python -m pytest $(BUILDING:%=--ignore=%) $(EXECUTING:%=--ignore=%)
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check

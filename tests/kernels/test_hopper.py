@@ -523,7 +523,7 @@ def test_instructions(made: Variant) -> None:
 
 @every_variant
 def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
-    """Only Y is loaded for both blocks of a cluster, when both have left its stage; neither leaves before the other."""
+    """Only Y is loaded for both blocks, when both have left its stage; neither begins or leaves without the other."""
     text = compiled(made).ttgir
     loop, *_ = (found for found in loops(partitions(text)[-1]) if passes_stages(found))
     step = r"ttng\.(wait_barrier|async_tma_copy_global_to_local).*?( \{multicast\})?(?= :)"
@@ -532,7 +532,12 @@ def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
     loads = len(widths(made))
     if made.num_ctas > 1:
         assert steps == [*own, ("wait_barrier", ""), *loads * [("async_tma_copy_global_to_local", " {multicast}")]]
-        assert text.index("ttng.cluster_barrier") > text.index("ttg.warp_specialize")
+        setup, _, work = text.partition("ttg.warp_specialize")
+        made_barriers, fence, barrier = (
+            setup.rindex(word) for word in ("init_barrier", "fence.mbarrier_init", "cluster_barrier")
+        )
+        assert made_barriers < fence < barrier
+        assert work.rindex("ttng.cluster_barrier") > work.rindex("ttg.warp_return")
     else:
         assert steps == [*own, *loads * [("async_tma_copy_global_to_local", "")]]
         assert "ttng.cluster_barrier" not in text
