@@ -31,7 +31,7 @@ from aotmm.pack.manifest import Provenance
 from aotmm.runtime.pack import open_pack, read_verified
 from aotmm.target import HOSTS, host
 
-GLIBC = (2, 17)  # what the tag promises and `aotmm.build.link` links for
+GLIBC = (2, 17)  # what the tag guards and `aotmm.build.link` links for
 TORCH_LIBRARIES = ("libaotmm_torch.so", "_fast.abi3.so")
 ELF_MACHINE = 18  # where an ELF file says what it is for
 
@@ -194,7 +194,7 @@ def _built_files(
         needed = max((tuple(map(int, pair)) for pair in re.findall(rb"GLIBC_(\d+)\.(\d+)", data)), default=(0, 0))
         if needed > GLIBC:
             raise ArtifactError(
-                f"{path.relative_to(root)} needs glibc {needed[0]}.{needed[1]}, the wheel's tag promises "
+                f"{path.relative_to(root)} needs glibc {needed[0]}.{needed[1]}, the wheel's tag guards "
                 f"{GLIBC[0]}.{GLIBC[1]}; unset CC and build again"
             )
     return placed, made

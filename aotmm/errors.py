@@ -39,7 +39,7 @@ class NoKernelError(AotmmError):
     """No kernel of the loaded packs fits a product on a device.
 
     Attributes:
-        trace: one line per rejected kernel with the promise that the product breaks, where kernels were looked at.
+        trace: one line per rejected kernel with the guard that the product fails, where kernels were looked at.
     """
 
     exit_code = 7

@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 4  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
+ABI = 5  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
 
 DTYPES = {
     row.name: row
@@ -59,28 +59,28 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 
 # What a kernel can do to its sums before it stores them: scales only; bias and the piecewise linear activations too;
 # all of it. Each can stand in for those before it.
-EPILOGUES = ("none", "linear", "smooth")
+EPILOGUES = ("none", "bias_relu", "full")
 # More activations, which kernels compute as it is written here: docs/extending.md. Names are those of
 # torch.nn.functional, which gives the gradient.
 FORMULAS: dict[str, Callable[[float], float]] = {}
 # The activations, by the least epilogue that has them. `aotmm.kernels.epilogue.activate` has the formulas of these.
 ACTIVATIONS = {
     "none": "none",
-    "relu": "linear",
-    "leaky_relu": "linear",
-    "gelu": "smooth",
-    "gelu_tanh": "smooth",
-    "silu": "smooth",
-    "sigmoid": "smooth",
-    "tanh": "smooth",
-} | dict.fromkeys(FORMULAS, "smooth")
+    "relu": "bias_relu",
+    "leaky_relu": "bias_relu",
+    "gelu": "full",
+    "gelu_tanh": "full",
+    "silu": "full",
+    "sigmoid": "full",
+    "tanh": "full",
+} | dict.fromkeys(FORMULAS, "full")
 LEAKY_SLOPE = 0.01  # torch's default
 
 # What a kernel is for: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in
 # order before the epilogue; a copy brings an operand to an aligned place, or C from one.
 ROLES = ("product", "partial", "reduce", "copy")
 
-# Quantities of a product, which parameters are filled from and promises are made about. Pointers are byte addresses,
+# Quantities of a product, which parameters are filled from and guards are made about. Pointers are byte addresses,
 # strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
 # element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix. Partial sums
 # are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch is the address

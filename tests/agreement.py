@@ -51,16 +51,16 @@ class Launch:
         return int(differ.sum() if self.edge is None else differ[..., : self.edge[0], : self.edge[1]].sum())
 
     def parameters(self, kernel: Kernel, addresses: dict[str, int]) -> bytes:
-        """The parameter block for memory at `addresses`. They and the values must keep the kernel's promises."""
+        """The parameter block for memory at `addresses`. They and the values must keep the kernel's guards."""
         values = self.values | addresses
-        for promise in kernel.promises:
-            found = values.get(promise.value, 0)
+        for guard in kernel.guards:
+            found = values.get(guard.value, 0)
             assert {
-                "equals": found == promise.operand,
-                "multiple_of": found % promise.operand == 0,
-                "below": found < promise.operand,
-                "at_least": found >= promise.operand,
-            }[promise.relation], (kernel.name, promise, found)
+                "equals": found == guard.operand,
+                "multiple_of": found % guard.operand == 0,
+                "below": found < guard.operand,
+                "at_least": found >= guard.operand,
+            }[guard.relation], (kernel.name, guard, found)
         block = bytearray(kernel.parameters[-1].offset + kernel.parameters[-1].bytes)
         for item in kernel.parameters:
             data = values.get(item.value, 0).to_bytes(8, "little", signed=True)[: item.bytes]
@@ -112,11 +112,11 @@ def _stored(values: Array, *, pad: int, transposed: bool = False) -> tuple[Array
 
 
 def _steps(kernel: Kernel) -> dict[str, int]:
-    return {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    return {guard.value: guard.operand for guard in kernel.guards if guard.relation == "multiple_of"}
 
 
 def _pad(kernel: Kernel) -> int:
-    """Elements between lines: as many as keep alignment, where that is promised."""
+    """Elements between lines: as many as keep alignment, where that is guarded."""
     return 16 if kernel.layout != "any" and "a_ptr" in _steps(kernel) else 3
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.pack.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
-from aotmm.pack.schema import Attribute, Config, Image, Kernel, Parameter, Promise, TensorMap
+from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Parameter, TensorMap
 from aotmm.target import EMULATED
 
 _MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
@@ -55,10 +55,10 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         dtype_b="fp16",
         dtype_c="fp32",
         layout="nt",
-        epilogue="linear",
+        epilogue="bias_relu",
         fast_accum=True,
         persistent=True,
-        programmatic=True,
+        pdl=True,
         config=Config(64, 128, 32, 8, 3, 4, 2, 16, 2),
         threads=128,
         num_ctas=1,
@@ -73,7 +73,7 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
             Parameter("M", "i32", "M", 8, 4),
             Parameter("b", "tensordesc", "b_ptr", 64, 128, TensorMap("fp16", "K", "N", "stride_bn", 64, 128, 3)),
         ),
-        promises=(Promise("a_ptr", "multiple_of", 16), Promise("a_extent", "below", 2**31)),
+        guards=(Guard("a_ptr", "multiple_of", 16), Guard("a_extent", "below", 2**31)),
         attributes=(Attribute("cluster_dimension", (1, 1, 1)),),
         image=image(name.encode()),
         ptx=image(name.encode()) if ptx else None,

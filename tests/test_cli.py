@@ -33,8 +33,8 @@ from aotmm.errors import (
 )
 from aotmm.pack import manifest
 from aotmm.pack.manifest import File, Manifest, Provenance
-from aotmm.pack.schema import Config, Image, Kernel, Parameter, Promise
-from aotmm.runtime.launcher import Plan, Selection, Verdict
+from aotmm.pack.schema import Config, Guard, Image, Kernel, Parameter
+from aotmm.runtime.launcher import Evaluation, Plan, Selection
 from aotmm.target import EMULATED, TARGETS
 from tests.samples import image, installed
 from tests.samples import kernel as sample_kernel
@@ -94,7 +94,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             epilogue="none",
             fast_accum=False,
             persistent=False,
-            programmatic=False,
+            pdl=False,
             config=Config(128, 256, 64, 8, 3, 8),
             threads=256,
             num_ctas=1,
@@ -105,7 +105,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             profile_scratch_bytes=0,
             vector_bytes=16,
             parameters=(Parameter("M", "i32", "M", 24, 4),),
-            promises=(Promise("stride_am", "multiple_of", 8),),
+            guards=(Guard("stride_am", "multiple_of", 8),),
             attributes=(),
             image=embedded(b"image of " + name.encode()),
             ptx=embedded(b".version 8.0 // " + name.encode()) if ptx else None,
@@ -620,7 +620,7 @@ def selection(fit: int, reasons: dict[str, int]) -> Selection:
     rejected = [reason for reason, count in reasons.items() for _ in range(count)]
     plans = [Plan(number, workspace_bytes=1000 + number, cost=1000 + 100 * number) for number in range(fit)]
     rows = [
-        Verdict(sample_kernel(f"k{number}"), same_types=True, rejected=reason, plan=plan)
+        Evaluation(sample_kernel(f"k{number}"), same_types=True, rejected=reason, plan=plan)
         for number, (plan, reason) in enumerate(
             [*((plan, None) for plan in plans), *((None, reason) for reason in rejected)]
         )
@@ -640,7 +640,7 @@ def test_explain_shows_the_best() -> None:
         "stride_am=7 is not 1": 1,
     }
     found = selection(8, reasons)
-    rejected = [row for row in found.verdicts if row.rejected]
+    rejected = [row for row in found.evaluations if row.rejected]
     text = report.selection_text(found, rejected, 7)
     chosen, plans, others, types = text.split("\n\n")
     assert chosen.splitlines()[-1] == "workspace  1000 B"

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from aotmm.errors import AotmmError
-from aotmm.workers.pool import LostError, Patience, Tell, Worker, completed, local
+from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, completed, local
 
-PATIENCE = Patience(start_s=60, silence_s=1.5, stall_s=60)
+TIMEOUTS = Timeouts(start_s=60, silence_s=1.5, stall_s=60)
 
 
 def worker() -> Worker:
     """Does what a task says: ("say", x), ("hang",), ("die",), ("raise",), ("breathe", seconds), ("spawn", file)..."""
 
-    def work(task: tuple[Any, ...], tell: Tell) -> Any:
+    def work(task: tuple[Any, ...], tell: Heartbeat) -> Any:
         what, *rest = task
         if what == "hang":
             tell("about to hang")
@@ -56,7 +56,7 @@ def broken() -> Worker:
 
 def test_results() -> None:
     """Tasks are done side by side, each process doing one after the other; what they give comes back."""
-    with local([worker, worker], PATIENCE) as crew:
+    with local([worker, worker], TIMEOUTS) as crew:
         assert crew.places() == 2
         futures = [crew.submit(("say", number)) for number in range(20)]
         done = [future.result() for future in completed(futures, crew, 60)]
@@ -76,9 +76,9 @@ def test_results() -> None:
 )
 def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, starved: bool) -> None:  # noqa: FBT001
     """Who hangs, dies or raises is told with what it said last, and another process does what is left."""
-    with local([worker], PATIENCE) as crew:
+    with local([worker], TIMEOUTS) as crew:
         bad, good = crew.submit(task), crew.submit(("say", 1))
-        with pytest.raises(LostError) as caught:
+        with pytest.raises(WorkerDiedError) as caught:
             bad.result()
         assert (caught.value.why, caught.value.last, caught.value.starved) == (why, last, starved)
         assert good.result()[1:] == [1]
@@ -86,19 +86,19 @@ def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, star
 
 def test_signs_of_life() -> None:
     """Who tells something now and then may take longer than a silence."""
-    with local([worker], PATIENCE) as crew:
+    with local([worker], TIMEOUTS) as crew:
         assert crew.submit(("breathe", 2.4)).result()[1:] == [2.4]
 
 
 def test_what_cannot_start() -> None:
     """Why a process could not be made is told for its task."""
-    with local([broken], PATIENCE) as crew, pytest.raises(LostError, match="OSError: no such thing"):
+    with local([broken], TIMEOUTS) as crew, pytest.raises(WorkerDiedError, match="OSError: no such thing"):
         crew.submit(("say",)).result()
 
 
 FEW = """
 import resource, sys
-from aotmm.workers.pool import LostError, Patience, local
+from aotmm.workers.pool import WorkerDiedError, Timeouts, local
 from aotmm.errors import AotmmError
 from tests.test_crew import worker
 what, room = sys.argv[1:]
@@ -108,11 +108,11 @@ else:
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(room), used + int(room)))
 try:
-    with local([worker] * 16, Patience()) as crew:
+    with local([worker] * 16, Timeouts()) as crew:
         for future in [crew.submit(("say", number)) for number in range(64)]:
             try:
                 print("did", future.result()[1])
-            except LostError as error:
+            except WorkerDiedError as error:
                 print(error.why, error.starved)
 except AotmmError as error:
     print(error)
@@ -139,7 +139,7 @@ def test_a_machine_that_refuses(tmp_path: Path, what: str, room: str, words: str
 
 def test_a_crew_that_stalls() -> None:
     """No result for too long is an error that says how much is left."""
-    with local([worker], Patience(silence_s=60)) as crew:
+    with local([worker], Timeouts(silence_s=60)) as crew:
         futures = [crew.submit(("hang",)), crew.submit(("say",))]
         with pytest.raises(AotmmError, match="no result for 1 s while 2 tasks are left; workers now: 1"):
             list(completed(futures, crew, 1.0))
@@ -148,7 +148,7 @@ def test_a_crew_that_stalls() -> None:
 def test_nothing_is_left(tmp_path: Path) -> None:
     """What a killed process started ends with it, and its temporary files go."""
     note = tmp_path / "note"
-    with local([worker], PATIENCE) as crew, pytest.raises(LostError):
+    with local([worker], TIMEOUTS) as crew, pytest.raises(WorkerDiedError):
         crew.submit(("spawn", str(note))).result()
     number, folder = note.read_text().split()
     deadline = time.monotonic() + 10
@@ -162,9 +162,9 @@ def test_a_killed_parent_leaves_nobody() -> None:
     """Processes whose parent is gone end by themselves, and take their temporary files along."""
     program = """
 import os
-from aotmm.workers.pool import Patience, local
+from aotmm.workers.pool import Timeouts, local
 from tests.test_crew import worker
-with local([worker], Patience()) as crew:
+with local([worker], Timeouts()) as crew:
     print(*crew.submit(("folder",)).result(), flush=True)
     os.kill(os.getpid(), 9)
 """

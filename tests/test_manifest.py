@@ -146,15 +146,15 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "number 1.0 is not an integer"),
         (b'{"format": 1e2}', "number 1e2 is not an integer"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 3"),
-        (b'{"format": 4}', "pack format 4, this version of aotmm reads 3; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 4"),
+        (b'{"format": 5}', "pack format 5, this version of aotmm reads 4; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 3}', "digest None is not a sha256"),
-        (b'{"format": 3, "digest": 3}', "digest 3 is not a sha256"),
-        (b'{"format": 3, "digest": ""}', "digest '' is not a sha256"),
-        (b'{"format": 3, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
-        (b'{"format": 3, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
+        (b'{"format": 4}', "digest None is not a sha256"),
+        (b'{"format": 4, "digest": 3}', "digest 3 is not a sha256"),
+        (b'{"format": 4, "digest": ""}', "digest '' is not a sha256"),
+        (b'{"format": 4, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
+        (b'{"format": 4, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -209,15 +209,15 @@ def test_wrong_head(change: Change, words: str) -> None:
         (lambda body: body.update(dtype_b=16), "[0]: dtype_b 16 is unknown"),
         (lambda body: body.update(dtype_c="fp64"), "[0]: dtype_c 'fp64' is unknown; known: fp16, bf16, fp32, tf32"),
         (lambda body: body.update(layout="xx"), "[0]: layout 'xx' is unknown; known: nn, nt, tn, tt, any"),
-        (lambda body: body.update(epilogue="gelu"), "[0]: epilogue 'gelu' is unknown; known: none, linear, smooth"),
+        (lambda body: body.update(epilogue="gelu"), "[0]: epilogue 'gelu' is unknown; known: none, bias_relu, full"),
         (lambda body: body.update(fast_accum=1), "[0]: fast_accum: expected bool, found 1"),
         (lambda body: body["config"].update(block_m="64"), "[0]: config: block_m: expected int, found '64'"),
         (
             lambda body: body["parameters"][1].update(value="Q"),
             "[0]: parameters[1]: value 'Q' is unknown; known: a_ptr",
         ),
-        (lambda body: body["promises"][0].update(value="Q"), "[0]: promises[0]: value 'Q' is unknown; known: a_ptr"),
-        (lambda body: body["promises"][0].update(relation="above"), "relation 'above' is unknown; known: equals"),
+        (lambda body: body["guards"][0].update(value="Q"), "[0]: guards[0]: value 'Q' is unknown; known: a_ptr"),
+        (lambda body: body["guards"][0].update(relation="above"), "relation 'above' is unknown; known: equals"),
         (lambda body: body["attributes"][0].update(name="fast"), "name 'fast' is unknown; known: cooperative"),
         (
             lambda body: body["attributes"][0].update(value=[1, 1]),
@@ -320,4 +320,4 @@ def test_images_fill_their_block() -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 3
+    assert FORMAT == 4

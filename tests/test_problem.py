@@ -27,7 +27,7 @@ def test_numbers_of_the_c_interface() -> None:
     assert DTYPE_CODES[:8] == ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "int8", "int32")
     names = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
     assert tuple(ACTIVATIONS)[:8] == names
-    assert EPILOGUES[:3] == ("none", "linear", "smooth")
+    assert EPILOGUES[:3] == ("none", "bias_relu", "full")
     assert RELATIONS[:4] == ("equals", "multiple_of", "below", "at_least")
     assert ROLES[:4] == ("product", "partial", "reduce", "copy")
     assert VALUES[:6] == ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")
@@ -68,7 +68,7 @@ def test_epilogues_by_activation() -> None:
     """Each activation names the least epilogue that has it; the identity needs none."""
     assert set(ACTIVATIONS.values()) <= set(EPILOGUES)
     assert [name for name, least in ACTIVATIONS.items() if least == "none"] == ["none"]
-    assert [name for name, least in ACTIVATIONS.items() if least == "linear"] == ["relu", "leaky_relu"]
+    assert [name for name, least in ACTIVATIONS.items() if least == "bias_relu"] == ["relu", "leaky_relu"]
 
 
 def test_unknown_type() -> None:

@@ -14,10 +14,10 @@ from aotmm.errors import ArtifactError
 from aotmm.pack import table
 from aotmm.pack.table import Model, Sample, Shape, Table
 
-FAST = Sample("ws_a", 1, programmatic=True, copies=0, ns=900)
-SLOW = Sample("ws_a", 1, programmatic=False, copies=0, ns=1000)
-COPIED = Sample("ws_a", 1, programmatic=False, copies=3, ns=800)
-SPLIT = Sample("ws_a_split", 4, programmatic=False, copies=0, ns=700)
+FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
+SLOW = Sample("ws_a", 1, pdl=False, copies=0, ns=1000)
+COPIED = Sample("ws_a", 1, pdl=False, copies=3, ns=800)
+SPLIT = Sample("ws_a_split", 4, pdl=False, copies=0, ns=700)
 
 TABLE = Table(
     arch="sm90",
@@ -28,9 +28,39 @@ TABLE = Table(
     date="2026-11-20",
     seed=4,
     models=(
-        Model("reduce", 2, fast_accum=False, rows=1, base=2000.0, step=0.0, tile=0.0, byte=2.5e-4, load=0.0),
-        Model("ws_a", 2, fast_accum=False, rows=1, base=1500.0, step=130.25, tile=700.0, byte=2.4e-4, load=5e-5),
-        Model("ws_a", 2, fast_accum=False, rows=33, base=1600.0, step=120.5, tile=900.0, byte=2.5e-4, load=6e-5),
+        Model(
+            "reduce",
+            2,
+            fast_accum=False,
+            min_m=1,
+            base_ns=2000.0,
+            ns_per_k_step=0.0,
+            ns_per_tile=0.0,
+            ns_per_byte=2.5e-4,
+            ns_per_loaded_byte=0.0,
+        ),
+        Model(
+            "ws_a",
+            2,
+            fast_accum=False,
+            min_m=1,
+            base_ns=1500.0,
+            ns_per_k_step=130.25,
+            ns_per_tile=700.0,
+            ns_per_byte=2.4e-4,
+            ns_per_loaded_byte=5e-5,
+        ),
+        Model(
+            "ws_a",
+            2,
+            fast_accum=False,
+            min_m=33,
+            base_ns=1600.0,
+            ns_per_k_step=120.5,
+            ns_per_tile=900.0,
+            ns_per_byte=2.5e-4,
+            ns_per_loaded_byte=6e-5,
+        ),
     ),
     shapes=(
         Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
@@ -61,15 +91,15 @@ def test_the_file_has_a_line_per_row() -> None:
     lines = table.write(TABLE).decode().splitlines()
     assert '"schedules": ["ws_a", "ws_a_split"],' in lines
     assert (
-        ' {"width": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
+        ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
         '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
     ) in lines
 
 
 def test_constants_are_rounded() -> None:
     """Five digits: equal measurements give equal files however the fit ended."""
-    model = replace(TABLE.models[0], base=1234.56789)
-    assert table.parse(table.write(replace(TABLE, models=(model,))), "t").models[0].base == 1234.6
+    model = replace(TABLE.models[0], base_ns=1234.56789)
+    assert table.parse(table.write(replace(TABLE, models=(model,))), "t").models[0].base_ns == 1234.6
 
 
 def test_the_best_sample_of_each_schedule() -> None:
@@ -90,7 +120,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 2"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 3"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: 'sm70' is not one of sm80"),
@@ -102,12 +132,12 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("models",), {}), "models: expected a list"),
         (_change(("models", 0), []), r"models\[0\]: expected an object"),
         (_change(("models", 0, "schedule"), ""), r"models\[0\]: schedule: expected a text"),
-        (_change(("models", 0, "width"), 3), "width: 3 is not one of 1, 2, 4"),
-        (_change(("models", 0, "width"), value=True), "width: True is not one of 1, 2, 4"),
-        (_change(("models", 0, "base"), -1), "base: expected a number from 0"),
-        (_change(("models", 0, "base"), "1"), "base: expected a number from 0"),
+        (_change(("models", 0, "element_bytes"), 3), "element_bytes: 3 is not one of 1, 2, 4"),
+        (_change(("models", 0, "element_bytes"), value=True), "element_bytes: True is not one of 1, 2, 4"),
+        (_change(("models", 0, "base_ns"), -1), "base_ns: expected a number from 0"),
+        (_change(("models", 0, "base_ns"), "1"), "base_ns: expected a number from 0"),
         (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
-        (_change(("models", 0, "rows"), 2), "rows: 2 is not one of 1, 33, 257"),
+        (_change(("models", 0, "min_m"), 2), "min_m: 2 is not one of 1, 33, 257"),
         (_change(("models", 0, "schedule"), "ws_a"), r"\('ws_a', 2, False, 1\) is there twice"),
         (_change(("shapes", 0, "layout"), "any"), "layout: 'any' is not one of nn"),
         (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
@@ -116,11 +146,11 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there twice"),
         (
             _change(("shapes", 0, "times", 0), [0, 1, 0, 0]),
-            r"times\[0\]: expected \[schedule, split, programmatic, copies, ns\]",
+            r"times\[0\]: expected \[schedule, split, pdl, copies, ns\]",
         ),
         (_change(("shapes", 0, "times", 0, 0), 2), r"times\[0\]: schedule: 2 is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1"),
-        (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: programmatic: True is not one of 0, 1"),
+        (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: pdl: True is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 3), 8), r"times\[0\]: copies: 8 is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 4), 1.5), r"times\[0\]: ns: expected an integer from 1"),
         (_change(("shapes", 0, "times", 0), [0, 1, 1, 0, 5]), r"\('ws_a', 1, True, 0\) is there twice"),
@@ -144,8 +174,8 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(change: Callable[[dict[str, A
         (b"[]", "format 'list'"),
         (b'{"format": 1, "format": 1}', "a key twice"),
         (b" " * (table.MAX_TABLE_BYTES + 1), "more than"),
-        (table.write(TABLE).replace(b"2000.0", b"1e999"), "base: expected a number from 0, found inf"),
-        (table.write(TABLE).replace(b"2000.0", b"NaN"), "base: expected a number from 0, found nan"),
+        (table.write(TABLE).replace(b"2000.0", b"1e999"), "base_ns: expected a number from 0, found inf"),
+        (table.write(TABLE).replace(b"2000.0", b"NaN"), "base_ns: expected a number from 0, found nan"),
     ],
 )
 def test_bytes_that_are_no_table_are_refused(data: bytes, message: str) -> None:

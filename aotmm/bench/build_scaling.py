@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from aotmm.build import build
 from aotmm.build.compile import Compiled, linked_later, said_of
 from aotmm.kernels import Variant
-from aotmm.pack.schema import Kernel, Parameter, Promise
+from aotmm.pack.schema import Guard, Kernel, Parameter
 from aotmm.problem import VALUES
 
 ARCHS = ("sm80", "sm90", "gfx90a")
@@ -80,7 +80,7 @@ def write_set(path: Path, tiles: int) -> Path:
     lines = [
         'dtypes = ["fp16"]',
         'layouts = ["nn", "nt", "tn", "tt"]',
-        'epilogues = ["none", "linear", "smooth"]',
+        'epilogues = ["none", "bias_relu", "full"]',
         'source = "simulated"',
     ]
     sizes = itertools.product((32, 64, 128, 256), (32, 64, 128, 256), (32, 64), (2, 3))
@@ -101,7 +101,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         **said_of(variant),
         symbol="simulated",
         persistent=False,
-        programmatic=False,
+        pdl=False,
         threads=variant.config.num_warps * target.warp_size,
         num_ctas=1,
         shared_bytes=0,
@@ -113,7 +113,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         parameters=tuple(
             Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(VALUES[:_PARAMETERS])
         ),
-        promises=tuple(Promise(name, "multiple_of", 16) for name in VALUES[:_PROMISES]),
+        guards=tuple(Guard(name, "multiple_of", 16) for name in VALUES[:_PROMISES]),
         attributes=(),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),

@@ -52,7 +52,7 @@ class Line:
 
     Attributes:
         shapes: how many ratios. mean, worst: of them. where: the case of the worst one.
-        plain: geometric mean without programmatic dependent launch. isolated: of single calls.
+        plain: geometric mean without pdl dependent launch. isolated: of single calls.
         held_out: geometric mean over shapes that tuning did not see.
         not_run: reasons, by case, for rows without a ratio because of us.
     """

@@ -26,7 +26,7 @@ from aotmm.pack.files import in_checkout
 from aotmm.pack.manifest import FORMAT, File, Manifest, Provenance, Span
 from aotmm.target import HOSTS, Target, host, target, targets
 from aotmm.workers.dask import cluster
-from aotmm.workers.pool import Crew, LostError, Patience, Tell, Worker, completed, local
+from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool, completed, local
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ For every arch with 0 when the build begins, then with the kernels that need not
 Compiler = Callable[[Variant, str], Compiled]
 """What compiles a variant with its key, in another process, perhaps on another machine; raises CompileError."""
 
-PATIENCE = Patience(silence_s=900.0)  # far more than any kernel takes
+TIMEOUTS = Timeouts(silence_s=900.0)  # far more than any kernel takes
 
 
 def build(
@@ -118,7 +118,7 @@ def build(
 class _Compilers:
     """Where compiled kernels come from, beside the previous pack, and what each of them has to pass."""
 
-    crew: Crew
+    crew: WorkerPool
     cache: Cache
     gate: Gate
     progress: Progress
@@ -197,11 +197,11 @@ def _compile(
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
     tasks = {crew.submit(task): task for task in missing}
-    for future in completed(tasks, crew, PATIENCE.stall_s):
+    for future in completed(tasks, crew, TIMEOUTS.stall_s):
         variant, key = tasks[future]
         try:
             result = future.result()
-        except LostError as error:
+        except WorkerDiedError as error:
             advice = "; if that was for want of memory or files, try fewer --jobs" if error.starved else ""
             raise CompileError(f"{row.name}: what compiled {variant.name} was lost: {error.why}{advice}") from error
         if isinstance(result, CompileError):
@@ -225,12 +225,12 @@ def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _C
     return None
 
 
-def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[Crew]:
+def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[WorkerPool]:
     """What compiles: processes of this machine, or the workers of a cluster."""
     make = functools.partial(_compiling, compiler)
     if scheduler is None:
-        return local([make] * (jobs or os.cpu_count() or 1), PATIENCE)
-    return cluster(scheduler, make, PATIENCE, _facts, _facts())
+        return local([make] * (jobs or os.cpu_count() or 1), TIMEOUTS)
+    return cluster(scheduler, make, TIMEOUTS, _facts, _facts())
 
 
 def _compiling(compiler: Compiler) -> Worker:
@@ -241,7 +241,7 @@ def _compiling(compiler: Compiler) -> Worker:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
 
-    def work(task: tuple[Variant, str], _tell: Tell) -> Compiled | CompileError:
+    def work(task: tuple[Variant, str], _tell: Heartbeat) -> Compiled | CompileError:
         try:
             return compiler(*task)
         except CompileError as error:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
-from aotmm.pack.schema import Attribute, Image, Kernel, Parameter, Promise, TensorMap
+from aotmm.pack.schema import Attribute, Guard, Image, Kernel, Parameter, TensorMap
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
 
@@ -169,10 +169,10 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
     return {
         "symbol": plan.function.__name__,
         "persistent": plan.persistent,
-        "programmatic": plan.programmatic,
+        "pdl": plan.pdl,
         "num_ctas": variant.num_ctas,
         "vector_bytes": plan.vector_bytes,
-        "promises": _promises(variant, plan),
+        "guards": _guards(variant, plan),
         "attributes": _attributes(variant.num_ctas),
     }
 
@@ -307,15 +307,15 @@ def _ptxas(folder: Path) -> Path:
     return folder / "backends" / "nvidia" / "bin" / "ptxas"
 
 
-def _promises(variant: Variant, plan: Specialisation) -> tuple[Promise, ...]:
+def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     """What selection must check before a launch: exactly what the compiler was told."""
-    found = [Promise(name, "equals", value) for name, value in plan.constants.items() if name in VALUES]
-    found += [Promise(name, "multiple_of", number) for name, number in plan.multiples.items()]
+    found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in VALUES]
+    found += [Guard(name, "multiple_of", number) for name, number in plan.multiples.items()]
     if variant.dtype_a == "tf32":
-        found.append(Promise("allow_tf32", "equals", 1))
-    found += plan.promises
+        found.append(Guard("allow_tf32", "equals", 1))
+    found += plan.guards
     found += [
-        Promise(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32" and name != "split"
+        Guard(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32" and name != "split"
     ]
     return tuple(found)
 

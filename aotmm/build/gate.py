@@ -12,7 +12,7 @@ from dataclasses import replace
 from aotmm.build.compile import Compiled, linked_later, passed, planned_of, said_of
 from aotmm.errors import ArtifactError
 from aotmm.kernels import Specialisation, Variant, module_of
-from aotmm.pack.binary import differences, promised, read_image, read_ptx
+from aotmm.pack.binary import differences, guarded, read_image, read_ptx
 from aotmm.pack.schema import Kernel, Parameter
 
 Gate = Callable[[Variant, str, Compiled], list[str]]
@@ -68,7 +68,7 @@ def _known(item: Parameter) -> tuple[object, ...]:
 
 def _files(variant: Variant, compiled: Compiled) -> list[str]:
     """What image and PTX say of themselves that the manifest entry does not."""
-    wanted, found = promised(compiled.kernel, variant.target), []
+    wanted, found = guarded(compiled.kernel, variant.target), []
     for data, reader in ((compiled.image, read_image), (compiled.ptx, read_ptx)):
         if data is not None:
             try:

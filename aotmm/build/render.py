@@ -12,8 +12,8 @@ from aotmm import __version__
 from aotmm.build.compile import Compiled
 from aotmm.pack.files import data_folder
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
-from aotmm.pack.schema import Image, Kernel, Parameter, Promise, TensorMap, resident
-from aotmm.pack.table import ROWS, Measured, Table, measured
+from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
+from aotmm.pack.table import MIN_M, Measured, Table, measured
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -34,7 +34,7 @@ from aotmm.target import TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _BASE_NS = 2000.0  # of a launch and its first loads, where no table says
-_Condition = tuple[str, int, int, int]
+_GuardTest = tuple[str, int, int, int]
 
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
@@ -58,7 +58,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             relations=RELATIONS,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
-            rows_from=ROWS,
+            min_m_from=MIN_M,
         )
     )
 
@@ -84,24 +84,24 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
 
     `tuning` has their times; what it does not know is estimated.
     """
-    promise_lists = list(dict.fromkeys(kernel.promises for kernel in kernels))
+    guard_lists = list(dict.fromkeys(kernel.guards for kernel in kernels))
     schedules = sorted({kernel.schedule for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
     made = _groups(kernels)
-    conditions: list[_Condition] = []
-    promised: dict[tuple[Promise, ...], tuple[int, int]] = {}  # where theirs begin, and how many there are
-    for promises in promise_lists:
-        promised[promises] = len(conditions), len(promises)
-        conditions += _conditions(promises)
+    guard_tests: list[_GuardTest] = []
+    guarded: dict[tuple[Guard, ...], tuple[int, int]] = {}  # where theirs begin, and how many there are
+    for guards in guard_lists:
+        guarded[guards] = len(guard_tests), len(guards)
+        guard_tests += _guard_tests(guards)
     rows = [
         {
             "kernel": kernel,
             "schedule": schedules.index(kernel.schedule),
-            "promises": promise_lists.index(kernel.promises),
-            "conditions": promised[kernel.promises],
-            "width": DTYPES[kernel.dtype_a].bytes,
-            "resident": resident(kernel, target),
-            "constants": [constants(kernel, target, tuning, rows) for rows in ROWS],
+            "guards": guard_lists.index(kernel.guards),
+            "guard_tests": guarded[kernel.guards],
+            "element_bytes": DTYPES[kernel.dtype_a].bytes,
+            "occupancy": occupancy(kernel, target),
+            "constants": [constants(kernel, target, tuning, rows) for rows in MIN_M],
             "measured": known.schedules.index(kernel.schedule)
             if kernel.schedule in known.schedules
             else "AOTMM_UNMEASURED",
@@ -126,10 +126,10 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             images_name=IMAGES,
             image_alignment=IMAGE_ALIGNMENT,
             rows=rows,
-            promise_lists=promise_lists,
-            conditions=conditions,
+            guard_lists=guard_lists,
+            guard_tests=guard_tests,
             schedules=schedules,
-            pointer_alignment=_pointer_alignment(promise_lists),
+            pointer_alignment=_pointer_alignment(guard_lists),
             order=made.order,
             siblings=made.siblings,
             groups=made.groups,
@@ -141,21 +141,21 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     )
 
 
-def _conditions(promises: tuple[Promise, ...]) -> list[_Condition]:
-    """What is looked at for `promises`, in the order of values: addresses, which are broken most, come first."""
-    return sorted((_condition(promise) for promise in promises), key=lambda row: VALUES.index(row[0]))
+def _guard_tests(guards: tuple[Guard, ...]) -> list[_GuardTest]:
+    """What is looked at for `guards`, in the order of values: addresses, which are broken most, come first."""
+    return sorted((_guard_test(guard) for guard in guards), key=lambda row: VALUES.index(row[0]))
 
 
-def _condition(promise: Promise) -> _Condition:
-    """The value that a promise is about, and mask, least and span of `aotmm_condition`."""
+def _guard_test(guard: Guard) -> _GuardTest:
+    """The value that a guard is about, and mask, least and span of `aotmm_guard_test`."""
     whole, smallest, largest = 2**64 - 1, -(2**63), 2**63 - 1
     mask, least, most = {
-        "equals": (whole, promise.operand, promise.operand),
-        "multiple_of": (promise.operand - 1, 0, 0),
-        "below": (whole, smallest, promise.operand - 1),
-        "at_least": (whole, promise.operand, largest),
-    }[promise.relation]
-    return promise.value, mask & whole, least & whole, most - least
+        "equals": (whole, guard.operand, guard.operand),
+        "multiple_of": (guard.operand - 1, 0, 0),
+        "below": (whole, smallest, guard.operand - 1),
+        "at_least": (whole, guard.operand, largest),
+    }[guard.relation]
+    return guard.value, mask & whole, least & whole, most - least
 
 
 def _map(entry: TensorMap) -> dict[str, object]:
@@ -169,9 +169,9 @@ def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, i
     return [(item, next(numbers) if item.tensor_map is not None else 0) for item in parameters]
 
 
-def _pointer_alignment(promise_lists: list[tuple[Promise, ...]]) -> int:
-    """What addresses are reduced by without any promise seeing it; at least the 16 bytes that copies depend on."""
-    seen = [p.operand for promises in promise_lists for p in promises if p.value.endswith("_ptr")]
+def _pointer_alignment(guard_lists: list[tuple[Guard, ...]]) -> int:
+    """What addresses are reduced by without any guard seeing it; at least the 16 bytes that copies depend on."""
+    seen = [p.operand for guards in guard_lists for p in guards if p.value.endswith("_ptr")]
     return max([16, *seen])
 
 
@@ -187,7 +187,7 @@ class _Groups:
 def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
     def helper_rank(number: int) -> tuple[object, ...]:
         kernel = kernels[number]
-        return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.promises), number
+        return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
     made = _Groups([], [], [])
@@ -229,22 +229,22 @@ def _numbers(
 
 def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
     """Add products and partials of equal types to what is `made`; siblings differ in their epilogue alone."""
-    found: dict[tuple[str, frozenset[Promise], str, bool], list[int]] = {}
+    found: dict[tuple[str, frozenset[Guard], str, bool], list[int]] = {}
     for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
         kernel = kernels[number]
-        key = (kernel.role, frozenset(kernel.promises), kernel.schedule, kernel.fast_accum)
+        key = (kernel.role, frozenset(kernel.guards), kernel.schedule, kernel.fast_accum)
         found.setdefault(key, []).append(number)
-    for (_, promises, *_), members in found.items():
-        made.siblings.append((len(made.order), len(members), _contiguous(promises)))
+    for (_, guards, *_), members in found.items():
+        made.siblings.append((len(made.order), len(members), _contiguous(guards)))
         made.order += members
 
 
-def _contiguous(promises: Iterable[Promise]) -> int:
-    """The strides of A, B and C that are promised to be 1, as bits in the order of VALUES."""
+def _contiguous(guards: Iterable[Guard]) -> int:
+    """The strides of A, B and C that are guarded to be 1, as bits in the order of VALUES."""
     first = VALUES.index("stride_am")
     return sum(
         1 << (VALUES.index(p.value) - first)
-        for p in promises
+        for p in guards
         if (p.relation, p.operand) == ("equals", 1) and p.value in VALUES[first : VALUES.index("stride_cn") + 1]
     )
 
@@ -256,10 +256,17 @@ def constants(
     key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
     for model in tuning.models if tuning is not None else ():
         if model.key == key:
-            return model.base, model.step, model.tile, model.byte, model.load, resident(kernel, target)
+            return (
+                model.base_ns,
+                model.ns_per_k_step,
+                model.ns_per_tile,
+                model.ns_per_byte,
+                model.ns_per_loaded_byte,
+                occupancy(kernel, target),
+            )
     byte = 1 / target.bandwidth
     if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
-        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.promises else 8), 0.0, 1
+        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.guards else 8), 0.0, 1
     if kernel.role == "reduce":
         return _BASE_NS, 0.0, 0.0, byte, 0.0, 1
     config = kernel.config

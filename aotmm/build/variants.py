@@ -21,6 +21,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+_RENAMED = {"linear": "bias_relu", "smooth": "full"}  # epilogues, until format 4
 FOLDER = Path(__file__).parent.parent / "configs"
 _COPIED = {1: "int8", 2: "fp16", 4: "int32"}  # by bytes: a copy moves bits, so one type stands for all of its width
 PARTS_OF_SETS = ("generic", "helpers")  # files that hold what every set gets
@@ -242,7 +243,7 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
 
 
 def _generic_entries(chosen: ConfigSet) -> list[Entry]:
-    """The entries of the kernels that promise nothing: all that the set's kernels write, with its richest epilogue."""
+    """The entries of the generic kernels: all that the set's kernels write, with its richest epilogue."""
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
     outputs = {*chosen.outputs, *(name for entry in chosen.entries for name in entry.outputs)}
@@ -407,7 +408,8 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
 
 def _choice(value: Any, key: str, allowed: tuple[str, ...], where: str) -> str:
     if value not in allowed:
-        raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(allowed)}")
+        renamed = f"; it is called {_RENAMED[value]} now" if value in _RENAMED else ""
+        raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(allowed)}{renamed}")
     return str(value)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aotmm.pack.schema import Kernel
-    from aotmm.runtime.launcher import Plan, Selection, Verdict
+    from aotmm.runtime.launcher import Evaluation, Plan, Selection
 
 _MAX_SIZE = 2**63 - 1
 
@@ -125,7 +125,7 @@ def explain(
             raise SpecError(str(error)) from error
         if selection.chosen is not None:
             break
-    judged = [row for row in selection.verdicts if row.kernel.role in ("product", "partial")]
+    judged = [row for row in selection.evaluations if row.kernel.role in ("product", "partial")]
     refused = [row for row in judged if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
     types = f"{element.name} x {other.name} -> {problem.dtype_c}"
@@ -148,11 +148,11 @@ def explain(
         )
 
 
-def _selection_to(selection: Selection, rejected: Sequence[Verdict], other_types: int) -> dict[str, object]:
+def _selection_to(selection: Selection, rejected: Sequence[Evaluation], other_types: int) -> dict[str, object]:
     chosen = selection.chosen
     return {
         "chosen": None if chosen is None or chosen.plan is None else _plan_to(chosen.kernel, chosen.plan),
-        "fits": [_plan_to(row.kernel, row.plan) for row in selection.verdicts if row.plan is not None],
+        "fits": [_plan_to(row.kernel, row.plan) for row in selection.evaluations if row.plan is not None],
         "rejected": [{"kernel": row.kernel.name, "reason": row.rejected} for row in rejected],
         "other_types": other_types,
     }
@@ -167,7 +167,7 @@ def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
         "launches": plan.launches,
         "split": plan.split,
         "grid": plan.grid,
-        "programmatic": plan.programmatic,
+        "pdl": plan.pdl,
         "cost_ns": plan.cost,
         "measured": plan.measured,
         "workspace_bytes": plan.workspace_bytes,

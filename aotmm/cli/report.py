@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aotmm.pack.schema import Config, Kernel
     from aotmm.pack.verify import Verification
     from aotmm.runtime.diagnosis import Diagnosis
-    from aotmm.runtime.launcher import Plan, Selection, Verdict
+    from aotmm.runtime.launcher import Evaluation, Plan, Selection
     from aotmm.runtime.pack import Pack
     from aotmm.target import Target
 
@@ -133,7 +133,7 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
-        ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.programmatic),
+        ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
         ("schedule", kernel.schedule),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
@@ -155,20 +155,20 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
         *((f"made with {name}", str(value)) for name, value in asdict(pack.head.provenance).items()),
     ]
     parameters = [(item.name, item.type, item.value, item.offset, item.bytes) for item in kernel.parameters]
-    promises = [(item.value, item.relation, item.operand) for item in kernel.promises]
+    guards = [(item.value, item.relation, item.operand) for item in kernel.guards]
     attributes = [(item.name, *item.value) for item in kernel.attributes]
     return "\n\n".join(
         [
             facts(rows),
             table(("parameter", "type", "filled with", "offset", "bytes"), parameters),
-            table(("promise", "relation", "operand"), promises) if promises else "promises nothing",
+            table(("guard", "relation", "operand"), guards) if guards else "generic: no guards",
             *([table(("attribute", "x", "y", "z"), attributes)] if attributes else []),
         ]
     )
 
 
 def selection_text(
-    selection: Selection, rejected: Sequence[Verdict], other_types: int, *, everything: bool = False
+    selection: Selection, rejected: Sequence[Evaluation], other_types: int, *, everything: bool = False
 ) -> str:
     """The chosen plan and the best one with each other kernel that fits, and why each of `rejected` does not fit.
 
@@ -184,13 +184,13 @@ def selection_text(
                     ("chosen", chosen.kernel.name),
                     ("config", _config(chosen.kernel.config)),
                     ("launches", _launches(best)),
-                    ("grid", f"{best.grid} blocks" + ", which may start early" * best.programmatic),
+                    ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
                     ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
                     ("workspace", f"{best.workspace_bytes} B"),
                 ]
             )
         )
-        others = [row for row in selection.verdicts if row is not chosen]
+        others = [row for row in selection.evaluations if row is not chosen]
         plans = sorted(
             ((row.kernel.name, row.plan) for row in others if row.plan is not None), key=lambda pair: pair[1].cost
         )
@@ -237,7 +237,7 @@ def _ranged(alike: Sequence[str]) -> str:
     return _AMOUNT.sub(lambda _: next(ranges), alike[0])
 
 
-def verify_text(verdicts: Sequence[Verification], *, rebuilt: bool) -> str:
+def verify_text(evaluations: Sequence[Verification], *, rebuilt: bool) -> str:
     """A row per pack and wheel."""
     good = "intact, built again bit for bit" if rebuilt else "intact"
     rows = [
@@ -248,7 +248,7 @@ def verify_text(verdicts: Sequence[Verification], *, rebuilt: bool) -> str:
             row.kernels,
             f"{len(row.violations)} violations" if row.violations else good if row.arch else "intact",
         )
-        for row in verdicts
+        for row in evaluations
     ]
     return table(("verified", "arch", "files", "kernels", "found"), rows)
 

@@ -28,7 +28,7 @@ from aotmm.target import TARGETS
     "dtypes",
     multiple=True,
     metavar="DTYPE",
-    help="Type that stands for all of its width; repeatable.  [default: fp16, fp8e4]",
+    help="Type that stands for all of its element_bytes; repeatable.  [default: fp16, fp8e4]",
 )
 @click.option(
     "--budget",

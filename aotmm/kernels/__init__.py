@@ -1,7 +1,7 @@
 """Kernel sources, one module per family; `hopper` has four.
 
 A family module, `aotmm.kernels.NAME` or one of a user's own, has the jit function and `specialise(variant)`, which says
-how the compiler is to specialise it. What a specialisation assumes becomes the kernel's promises
+how the compiler is to specialise it. What a specialisation assumes becomes the kernel's guards
 (`aotmm.build.compile`). A user's own module also has `FAMILY`, what config sets may ask of it: docs/extending.md.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from aotmm.pack.schema import Config, Promise
+from aotmm.pack.schema import Config, Guard
 from aotmm.problem import EPILOGUES, INPUTS
 from aotmm.target import TARGETS, Target
 
@@ -78,7 +78,7 @@ def module_of(family: str) -> ModuleType:
 class Variant:
     """The unit of building: one kernel of one family for one arch.
 
-    `layout` "any" makes no promise at all; the others promise unit strides and, if `aligned`, 16-byte rows. `role` is
+    `layout` "any" makes no guard at all; the others guard unit strides and, if `aligned`, 16-byte rows. `role` is
     what the kernel is for (`problem.ROLES`).
     """
 
@@ -108,7 +108,7 @@ class Variant:
     @property
     def schedule(self) -> str:
         """What the time of the kernel depends on, apart from types and epilogue."""
-        access = "_any" if self.layout == "any" else "" if self.aligned else "_narrow"
+        access = "_any" if self.layout == "any" else "" if self.aligned else "_unaligned"
         return f"{self.family}_{self.config}{access}" + ("_split" if self.role == "partial" else "")
 
     @property
@@ -116,8 +116,8 @@ class Variant:
         """A label, unique among the variants of one arch."""
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
         name = f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.epilogue}"
-        narrow = "" if self.aligned or self.layout == "any" else "_narrow"
-        return name + narrow + ("_fast" if self.fast_accum else "") + ("_split" if self.role == "partial" else "")
+        access = "" if self.aligned or self.layout == "any" else "_unaligned"
+        return name + access + ("_fast" if self.fast_accum else "") + ("_split" if self.role == "partial" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +150,13 @@ class Specialisation:
     Attributes:
         function: the Triton or Gluon jit function.
         types: run-time arguments and their Triton types.
-        constants: compile-time arguments. A constant whose name is in `problem.VALUES` is a promise.
+        constants: compile-time arguments. A constant whose name is in `problem.VALUES` is a guard.
         multiples: what the value of a run-time argument is a multiple of (bytes for pointers).
-        promises: conditions beside those, e.g. that offsets fit 32 bits.
+        guards: conditions beside those, e.g. that offsets fit 32 bits.
         vector_bytes: widest global access that all this allows.
         descriptors: tensor descriptor arguments, which a launch fills with tensor maps by value.
         persistent: blocks take tile after tile, so that a grid need not have one for each.
-        programmatic: waits for the kernel before it (griddepcontrol) where it first touches memory, so that a launch
+        pdl: waits for the kernel before it (griddepcontrol) where it first touches memory, so that a launch
             may let it start early.
         fenced: has every fence between what threads write to shared memory and what TMA or wgmma read there, so that
             the compiler need not look for missing ones.
@@ -167,10 +167,10 @@ class Specialisation:
     types: dict[str, str]
     constants: dict[str, Any]
     multiples: dict[str, int] = field(default_factory=dict)
-    promises: tuple[Promise, ...] = ()
+    guards: tuple[Guard, ...] = ()
     vector_bytes: int = 0
     descriptors: dict[str, Descriptor] = field(default_factory=dict)
     persistent: bool = False
-    programmatic: bool = False
+    pdl: bool = False
     fenced: bool = False
     synchronised: bool = False

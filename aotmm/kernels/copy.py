@@ -1,7 +1,7 @@
 """Family `copy`: copies a matrix, bit by bit, between memory of the caller's and the workspace.
 
 What other kernels need is rows that are contiguous and 16-byte aligned; operands and results that are not are copied.
-Either side may be the one that is not, so no alignment is promised: neighbouring threads take neighbouring elements, 16
+Either side may be the one that is not, so no alignment is guarded: neighbouring threads take neighbouring elements, 16
 for each thread, and all loads are on their way before the first store. Layouts are the memory order of the source and
 of the destination: "nn" copies rows to rows, "tn" and "nt" turn the matrix in shared memory, "any" has any strides.
 

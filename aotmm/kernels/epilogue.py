@@ -140,8 +140,8 @@ def finish(
     acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N)
     if EPILOGUE != "none":
         acc = add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N)
-    if EPILOGUE == "linear":
+    if EPILOGUE == "bias_relu":
         acc = linear(acc, activation, slope)
-    elif EPILOGUE == "smooth":
+    elif EPILOGUE == "full":
         acc = activate(acc, activation, slope)
     return acc

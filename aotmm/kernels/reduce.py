@@ -18,7 +18,7 @@ from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Sp
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.problem import DTYPES
 
-PROGRAMMATIC_SINCE = (9, 0)  # Source: PTX ISA, "griddepcontrol"
+PDL_SINCE = (9, 0)  # Source: PTX ISA, "griddepcontrol"
 
 
 @triton.jit
@@ -46,10 +46,10 @@ def reduce(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
     EPILOGUE: tl.constexpr,
-    PROGRAMMATIC: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """C (M, N) = epilogue of the sum over `split` slices of partial sums, whose rows are workspace_stride_m long."""
-    if PROGRAMMATIC:
+    if PDL:
         gdc_launch_dependents()
         gdc_wait()  # the partial sums are those of the kernel before this one
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -87,13 +87,13 @@ def reduce(
 def specialise(variant: Variant) -> Specialisation:
     """The kernel that adds up sums to `variant.dtype_c`, for aligned rows of C ("nn") or any C ("any")."""
     config, target, c = variant.config, variant.target, DTYPES[variant.dtype_c]
-    programmatic = target.capability is not None and target.capability >= PROGRAMMATIC_SINCE
+    pdl = target.capability is not None and target.capability >= PDL_SINCE
     constants: dict[str, Any] = {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "STAGES": config.num_stages,
         "EPILOGUE": variant.epilogue,
-        "PROGRAMMATIC": programmatic,
+        "PDL": pdl,
     }
     types = {
         "c_ptr": f"*{c.triton}",
@@ -110,4 +110,4 @@ def specialise(variant: Variant) -> Specialisation:
         constants["stride_cn"] = 1
         multiples["c_ptr"] = VECTOR_BYTES
         multiples |= dict.fromkeys(("stride_cm", "N"), VECTOR_BYTES // c.bytes)
-    return Specialisation(reduce, types, constants, multiples, vector_bytes=VECTOR_BYTES, programmatic=programmatic)
+    return Specialisation(reduce, types, constants, multiples, vector_bytes=VECTOR_BYTES, pdl=pdl)

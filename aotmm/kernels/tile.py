@@ -16,7 +16,7 @@ import triton.language as tl
 from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.kernels.order import place
-from aotmm.pack.schema import Promise
+from aotmm.pack.schema import Guard
 from aotmm.problem import DTYPES, unit_strides
 
 SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn")
@@ -196,7 +196,7 @@ def partial(
 def specialise(variant: Variant) -> Specialisation:
     """The tile kernel of `variant`.
 
-    Layout "any" promises nothing and computes every offset in 64 bits. The others promise the unit strides of their
+    Layout "any" has no guard and computes every offset in 64 bits. The others have guards for the unit strides of their
     layout and 32-bit offsets within one matrix, which makes loads coalesced; aligned ones also 16-byte rows, which
     makes the compiler issue 16-byte loads and stores.
     """
@@ -230,9 +230,9 @@ def specialise(variant: Variant) -> Specialisation:
             "stride_bias_z": "i64",
             **epilogue_types(c),
         }
-    promises = (Promise("fast_accum", "equals", 1),) if variant.fast_accum else ()
+    guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        return Specialisation(function, types, constants, promises=promises, vector_bytes=1)
+        return Specialisation(function, types, constants, guards=guards, vector_bytes=1)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
@@ -241,7 +241,7 @@ def specialise(variant: Variant) -> Specialisation:
         {name: type_ for name, type_ in types.items() if name not in unit},
         constants | {name: 1 for name in unit if name in types},
         {name: number for name, number in multiples.items() if name in types},
-        promises + tuple(Promise(f"{operand}_extent", "below", 2**31) for operand in bytes_),
+        guards + tuple(Guard(f"{operand}_extent", "below", 2**31) for operand in bytes_),
         VECTOR_BYTES if variant.aligned else a.bytes,
     )
 

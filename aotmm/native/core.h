@@ -12,17 +12,17 @@ enum { AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-enum { AOTMM_ROWS_COUNT = sizeof((int32_t[])AOTMM_ROWS) / sizeof(int32_t) };
+enum { AOTMM_MIN_M_COUNT = sizeof((int32_t[])AOTMM_MIN_M) / sizeof(int32_t) };
 
 /* Constants of the time model of one kernel, for a range of rows. */
 typedef struct aotmm_constants {
-  double base, step, tile, byte, load;
-  uint32_t blocks; /* how many a multiprocessor is taken to work on at once */
+  double base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_loaded_byte;
+  uint32_t occupancy; /* how many blocks a multiprocessor is taken to work on at once */
 } aotmm_constants;
 
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
-  const aotmm_constants (*constants)[AOTMM_ROWS_COUNT]; /* by kernel */
+  const aotmm_constants (*constants)[AOTMM_MIN_M_COUNT]; /* by kernel */
   const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
   const aotmm_time *times;          /* by shape and schedule */
@@ -30,11 +30,11 @@ typedef struct aotmm_tuning {
   uint32_t shape_count, schedule_count, place_count; /* which is a power of two above shape_count */
 } aotmm_tuning;
 
-/* A promise: (value & mask) - least, unsigned, is at most `span`. */
-typedef struct aotmm_condition {
+/* A guard: (value & mask) - least, unsigned, is at most `span`. */
+typedef struct aotmm_guard_test {
   uint64_t mask, least, span;
   uint16_t value; /* AOTMM_VALUE_* */
-} aotmm_condition;
+} aotmm_guard_test;
 
 typedef struct aotmm_group {
   uint16_t first, count;
@@ -49,11 +49,11 @@ typedef struct aotmm_siblings {
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
 /* In the order of values. */
-extern const aotmm_condition aotmm_conditions[];
-extern const aotmm_group aotmm_promised[]; /* in aotmm_conditions, by kernel */
+extern const aotmm_guard_test aotmm_guard_tests[];
+extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by kernel */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
-extern const int64_t aotmm_pointer_alignment; /* a power of two: no promise sees more of an address than its remainder */
+extern const int64_t aotmm_pointer_alignment; /* a power of two: no guard sees more of an address than its remainder */
 extern const aotmm_tuning aotmm_built_tuning;
 /* Numbers of kernels: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
@@ -70,10 +70,10 @@ enum { OPERANDS = 3, MAX_GRID = 0x7fffffff };
 enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
 enum { PANEL = 128 /* panels begin at multiples of it: all addresses in them are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
-static const int32_t element_bytes[] = AOTMM_ELEMENT_BYTES;
+static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
 
 /* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
-   taken as 0, and a promise that it equals something, or is at least something, holds. */
+   taken as 0, and a guard on what it equals, or is at least, holds. */
 typedef struct quantities {
   int64_t value[AOTMM_VALUE_COUNT];
   uint64_t free; /* bit set: a stride of that kind */
@@ -88,10 +88,10 @@ extern const operand_values operands[OPERANDS];
 
 /* Where a matrix lies in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are
    columns if it is transposed, else rows. */
-typedef struct place {
+typedef struct copy_layout {
   int transposed;
   int64_t lines, length, pitch, bytes;
-} place;
+} copy_layout;
 
 static inline int64_t ceil_div(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
@@ -106,25 +106,25 @@ static inline int64_t saturated(int64_t a, int64_t b) {
 }
 
 /* What is left of a product of any stride and the bytes of an element when it is divided by a power of two. */
-static inline uint64_t rest_of(int64_t stride, int64_t width, uint64_t power) {
-  return (uint64_t)stride * (uint64_t)width & (power - 1);
+static inline uint64_t rest_of(int64_t stride, int64_t element_bytes, uint64_t power) {
+  return (uint64_t)stride * (uint64_t)element_bytes & (power - 1);
 }
 
 /* Of an address: whatever a caller says it is, it only wraps around. */
 static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
 
-static inline int unit(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
+static inline int contiguous(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
 
 int valid(const aotmm_problem *);
 int valid_device(const aotmm_device *);
 void set_quantities(quantities *, const aotmm_problem *);
 void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
-int lies_well(const quantities *, int operand, int64_t width);
-place place_of(const quantities *, int operand, int64_t width);
-int64_t bytes_of_copies(const place *, uint32_t copies);
-void set_copies(quantities *moved, const quantities *, const place *, uint32_t copies, int64_t address);
-void set_copy(quantities *made, const quantities *, const quantities *moved, int operand, const place *to);
+int lies_well(const quantities *, int operand, int64_t element_bytes);
+copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
+int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
+void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
+void set_copy(quantities *made, const quantities *, const quantities *moved, int operand, const copy_layout *to);
 int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);
 void set_no_sums(quantities *);
 
@@ -137,12 +137,12 @@ static inline int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
 /* Steps along K. */
 static inline int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, aotmm_kernels[kernel].block_k); }
 
-int keeps(uint32_t kernel, const quantities *);
-int keeps_sums(uint32_t kernel, const quantities *);
-uint32_t first_broken(const aotmm_kernel *, const quantities *);
+int guards_hold(uint32_t kernel, const quantities *);
+int sum_guards_hold(uint32_t kernel, const quantities *);
+uint32_t first_failed_guard(const aotmm_kernel *, const quantities *);
 int same_types(const aotmm_kernel *, const aotmm_problem *);
 int32_t epilogue(const aotmm_problem *);
-uint32_t grid_of(const aotmm_kernel *, int64_t units, const aotmm_device *);
+uint32_t grid_of(const aotmm_kernel *, int64_t work_tiles, const aotmm_device *);
 int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
 int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
 int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
@@ -160,41 +160,41 @@ typedef struct query {
   const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
   const aotmm_tuning *tuning;
-  int rows;      /* place in AOTMM_ROWS */
+  int min_m;     /* number in AOTMM_MIN_M */
   int64_t limit; /* of the workspace */
   double bytes_read, bytes_moved; /* of A and B; by a product */
   int32_t epilogue;   /* the least that the problem needs */
-  uint32_t contiguous; /* as in aotmm_siblings, of all ways */
+  uint32_t contiguous; /* as in aotmm_siblings, of all placements */
   uint32_t excluded;  /* copies that would take more than the limit */
-  int count;          /* ways to place the operands, the one without copies first */
+  int count;          /* placements to place the operands, the one without copies first */
   struct {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
     double row_a, col_b; /* bytes of an element of A and of B, as the model counts loads */
     quantities q;
-  } ways[OPERANDS];
+  } placements[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
 } query;
 
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
-  return s->tuning->constants[kernel] + s->rows;
+  return s->tuning->constants[kernel] + s->min_m;
 }
 
 const aotmm_tuning *current_tuning(void);
 uint32_t tuning_generation(void); /* raised by `retune`, which makes all that is remembered out of date */
-int place_of_rows(int64_t M);
-double copy_time(const query *, int kernel, const quantities *copy, int width);
+int min_m_index(int64_t M);
+double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
 double reduce_time(const query *, int kernel, uint32_t split);
-int64_t slots_of(const query *, uint32_t kernel);
+int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* `steps` are those of a slice. */
-double main_time(const query *, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes);
+double main_time(const query *, int placement, uint32_t kernel, int64_t work_tiles, int64_t steps, double bytes);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 void find_measured(query *);
 
 /* ---- the functions of aotmm_launcher */
 
-int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_verdict *);
+int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_evaluation *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_device_facts(int ordinal, aotmm_device *);
 int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);
@@ -223,7 +223,7 @@ int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
 /* Writes the tensor map of a matrix of inner x outer elements, whose lines are `stride_bytes` apart, to `encoded`. */
 int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, int64_t address, int64_t inner, int64_t outer,
                   int64_t stride_bytes, int ordinal, void *encoded);
-int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int programmatic, void *stream,
+int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal);
 
 #endif

@@ -19,7 +19,7 @@ enum {
   ATTRIBUTE_SHARED_OPTIN = 97,
   FUNCTION_MAX_DYNAMIC_SHARED = 8, /* CUfunction_attribute */
   CAPTURE_RELAXED = 2,             /* CUstreamCaptureMode */
-  LAUNCH_PROGRAMMATIC = 6,         /* CUlaunchAttributeID */
+  LAUNCH_PDL = 6,         /* CUlaunchAttributeID */
   PROMOTION_128B = 2,              /* CUtensorMapL2promotion */
 };
 
@@ -248,7 +248,7 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64
   return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int programmatic, void *stream,
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal) {
   launch_attribute attributes[AOTMM_MAX_ATTRIBUTES + 1];
   uint32_t count = kernel->attribute_count;
@@ -256,7 +256,7 @@ int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t 
     attributes[i].id = kernel->attributes[i].id;
     memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
   }
-  if (programmatic) attributes[count++] = (launch_attribute){.id = LAUNCH_PROGRAMMATIC, .value.number = {1}};
+  if (pdl) attributes[count++] = (launch_attribute){.id = LAUNCH_PDL, .value.number = {1}};
   launch_config config = {.grid = {grid, 1, 1},
                           .block = {kernel->threads, 1, 1},
                           .shared_bytes = kernel->shared_bytes,

@@ -151,9 +151,9 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s takes tensor maps, which HIP does not have", kernel->name);
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int programmatic, void *stream,
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal) {
-  (void)programmatic; /* HIP has no such launch, and no kernel there asks for one */
+  (void)pdl; /* HIP has no such launch, and no kernel there asks for one */
   result code = hip.hipModuleLaunchKernel(function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
                                           parameters, NULL);
   return code ? failed(code, ordinal, "hipModuleLaunchKernel", kernel->name) : AOTMM_OK;

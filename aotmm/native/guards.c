@@ -1,61 +1,61 @@
-/* What a launch must satisfy: the promises of a kernel, as the generated tables have them. */
+/* What a launch must satisfy: the guards of a kernel, as the generated tables have them. */
 #include "core.h"
 
-static inline int kept(const aotmm_condition *c, const quantities *q) {
+static inline int guard_test_holds(const aotmm_guard_test *c, const quantities *q) {
   return ((uint64_t)q->value[c->value] & c->mask) - c->least <= c->span || q->free >> c->value & 1;
 }
 
-/* Whether the promises of a kernel hold. */
-int keeps(uint32_t kernel, const quantities *q) {
-  const aotmm_condition *c = aotmm_conditions + aotmm_promised[kernel].first, *end = c + aotmm_promised[kernel].count;
-  while (c < end && kept(c, q)) c++;
+/* Whether the guards of a kernel hold. */
+int guards_hold(uint32_t kernel, const quantities *q) {
+  const aotmm_guard_test *c = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first, *end = c + aotmm_guard_tests_of[kernel].count;
+  while (c < end && guard_test_holds(c, q)) c++;
   return c == end;
 }
 
 /* Whether those of them hold that are about the sums of slices. */
-int keeps_sums(uint32_t kernel, const quantities *q) {
-  const aotmm_condition *first = aotmm_conditions + aotmm_promised[kernel].first;
-  const aotmm_condition *c = first + aotmm_promised[kernel].count;
+int sum_guards_hold(uint32_t kernel, const quantities *q) {
+  const aotmm_guard_test *first = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first;
+  const aotmm_guard_test *c = first + aotmm_guard_tests_of[kernel].count;
   for (; c > first && c[-1].value >= AOTMM_VALUE_WORKSPACE_PTR; c--)
-    if (!kept(c - 1, q)) return 0;
+    if (!guard_test_holds(c - 1, q)) return 0;
   return 1;
 }
 
-/* The number of the first promise of a kernel that is broken, in its own order; `promise_count` if all hold. */
-uint32_t first_broken(const aotmm_kernel *k, const quantities *q) {
+/* The number of the first guard of a kernel that is broken, in its own order; `guard_count` if all hold. */
+uint32_t first_failed_guard(const aotmm_kernel *k, const quantities *q) {
   uint32_t i = 0;
-  for (; i < k->promise_count; i++) {
-    const aotmm_promise *promise = k->promises + i;
-    int64_t value = q->value[promise->value], operand = promise->operand;
-    int holds = promise->relation == AOTMM_EQUALS        ? value == operand
-                : promise->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
-                : promise->relation == AOTMM_BELOW       ? value < operand
+  for (; i < k->guard_count; i++) {
+    const aotmm_guard *guard = k->guards + i;
+    int64_t value = q->value[guard->value], operand = guard->operand;
+    int holds = guard->relation == AOTMM_EQUALS        ? value == operand
+                : guard->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
+                : guard->relation == AOTMM_BELOW       ? value < operand
                                                          : value >= operand;
-    if (!holds && !(q->free >> promise->value & 1)) break;
+    if (!holds && !(q->free >> guard->value & 1)) break;
   }
   return i;
 }
 
 /* ---- kernels for a problem, and their grids */
 
-/* Blocks of a launch of that many units of work; 0 if a grid cannot have so many. */
-uint32_t grid_of(const aotmm_kernel *k, int64_t units, const aotmm_device *device) {
-  if (units > MAX_GRID || units * k->num_ctas > MAX_GRID) return 0;
+/* Blocks of a launch of that many work_tiles of work; 0 if a grid cannot have so many. */
+uint32_t grid_of(const aotmm_kernel *k, int64_t work_tiles, const aotmm_device *device) {
+  if (work_tiles > MAX_GRID || work_tiles * k->num_ctas > MAX_GRID) return 0;
   if (k->persistent) {
-    int64_t most = (int64_t)k->resident * device->multiprocessors / k->num_ctas;
-    if (units > most) units = most ? most : 1;
+    int64_t most = (int64_t)k->occupancy * device->multiprocessors / k->num_ctas;
+    if (work_tiles > most) work_tiles = most ? most : 1;
   }
-  uint64_t blocks = (uint64_t)units * k->num_ctas;
+  uint64_t blocks = (uint64_t)work_tiles * k->num_ctas;
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
-/* The first kernel of a group that has the epilogue and keeps its promises, or -1. */
+/* The first kernel of a group that has the epilogue and keeps its guards, or -1. */
 static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
   for (int i = 0; i < group.count; i++) {
     uint32_t number = aotmm_order[group.first + i];
     const aotmm_kernel *k = aotmm_kernels + number;
     if (k->epilogue >= epilogue && k->shared_bytes <= (uint32_t)device->shared_bytes &&
-        keeps(number, q) && grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
+        guards_hold(number, q) && grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
       return (int)number;
   }
   return -1;
@@ -64,12 +64,12 @@ static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, 
 /* The least epilogue that the problem needs. */
 int32_t epilogue(const aotmm_problem *p) {
   static const int32_t least[] = AOTMM_ACTIVATION_EPILOGUES;
-  return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_LINEAR ? AOTMM_EPILOGUE_LINEAR : least[p->activation];
+  return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_BIAS_RELU ? AOTMM_EPILOGUE_BIAS_RELU : least[p->activation];
 }
 
 int copy_for(const aotmm_problem *p, const quantities *copy, int i, const aotmm_device *device) {
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  return helper_for(aotmm_copies[element_bytes[types[i]]], 0, copy, device);
+  return helper_for(aotmm_copies[bytes_of_dtype[types[i]]], 0, copy, device);
 }
 
 int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *device) {

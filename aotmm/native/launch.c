@@ -69,7 +69,7 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
 }
 
 /* Launches a kernel on the device that is current. */
-static int launch(uint32_t number, const quantities *q, uint32_t grid, int programmatic, int ordinal, void *stream) {
+static int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
   void *parameters[AOTMM_MAX_PARAMETERS]; /* which the driver copies, of narrower ones the low bytes: all is little-endian */
@@ -85,7 +85,7 @@ static int launch(uint32_t number, const quantities *q, uint32_t grid, int progr
     if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
   }
   if ((status = function_of(number, ordinal, &function))) return status;
-  return driver_launch(function, kernel, grid, programmatic && kernel->programmatic, stream, parameters, ordinal);
+  return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
 }
 
 /* Everything that a plan launches. */
@@ -119,8 +119,8 @@ static int64_t after(int64_t begin, int64_t extent, int64_t size) {
   return extent && extent < size - begin ? begin + extent : size;
 }
 
-static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64_t width) {
-  return address ? (int64_t)((uint64_t)address + (uint64_t)elements * (uint64_t)stride * (uint64_t)width) : 0;
+static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64_t element_bytes) {
+  return address ? (int64_t)((uint64_t)address + (uint64_t)elements * (uint64_t)stride * (uint64_t)element_bytes) : 0;
 }
 
 /* Makes the quantities of a product those of its panel that begins at an element of C. Strides stay what they are, even where
@@ -128,20 +128,20 @@ static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64
 static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col) {
   const struct {
     uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: it is the same in all rows or columns */
-    int32_t width;
+    int32_t element_bytes;
   } operands_[] = {
-      {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, element_bytes[p->dtype_a]},
-      {AOTMM_VALUE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_BN, element_bytes[p->dtype_b]},
-      {AOTMM_VALUE_C_PTR, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, element_bytes[p->dtype_c]},
-      {AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_STRIDE_BIAS_M, AOTMM_VALUE_STRIDE_BIAS_N, element_bytes[p->dtype_c]},
-      {AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_STRIDE_SCALE_A, AOTMM_VALUE_ZERO, element_bytes[AOTMM_FP32]},
-      {AOTMM_VALUE_SCALE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_SCALE_B, element_bytes[AOTMM_FP32]},
+      {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, bytes_of_dtype[p->dtype_a]},
+      {AOTMM_VALUE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_BN, bytes_of_dtype[p->dtype_b]},
+      {AOTMM_VALUE_C_PTR, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, bytes_of_dtype[p->dtype_c]},
+      {AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_STRIDE_BIAS_M, AOTMM_VALUE_STRIDE_BIAS_N, bytes_of_dtype[p->dtype_c]},
+      {AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_STRIDE_SCALE_A, AOTMM_VALUE_ZERO, bytes_of_dtype[AOTMM_FP32]},
+      {AOTMM_VALUE_SCALE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_SCALE_B, bytes_of_dtype[AOTMM_FP32]},
   };
   int64_t *value = q->value;
   for (unsigned i = 0; i < sizeof operands_ / sizeof *operands_; i++) {
     int64_t *address = value + operands_[i].pointer;
-    *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].width);
-    *address = moved_by(*address, col, value[operands_[i].col_stride], operands_[i].width);
+    *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].element_bytes);
+    *address = moved_by(*address, col, value[operands_[i].col_stride], operands_[i].element_bytes);
   }
   value[AOTMM_VALUE_M] = after(row, plan->panel_m, p->M) - row;
   value[AOTMM_VALUE_N] = after(col, plan->panel_n, p->N) - col;
@@ -168,16 +168,16 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
       (p->batch != 1 && (partial || plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
   if (plan->copies) {
-    place places[OPERANDS];
+    copy_layout layouts[OPERANDS];
     for (int i = 0; i < OPERANDS; i++)
-      if (plan->copies >> i & 1) places[i] = place_of(&all->q, i, element_bytes[types[i]]);
-    used = bytes_of_copies(places, plan->copies);
+      if (plan->copies >> i & 1) layouts[i] = layout_of_copy(&all->q, i, bytes_of_dtype[types[i]]);
+    used = bytes_of_copies(layouts, plan->copies);
     quantities moved;
-    set_copies(&moved, &all->q, places, plan->copies, workspace);
+    set_copies(&moved, &all->q, layouts, plan->copies, workspace);
     for (int i = 0; i < OPERANDS; i++) {
       all->copies[i] = -1;
       if (!(plan->copies >> i & 1)) continue;
-      set_copy(all->copied + i, &all->q, &moved, i, places + i);
+      set_copy(all->copied + i, &all->q, &moved, i, layouts + i);
       if ((all->copies[i] = copy_for(p, all->copied + i, i, device)) < 0) return unfit(plan, p, ordinal);
     }
     all->q = moved;
@@ -189,13 +189,13 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     address = behind(address, sums);
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
-  int64_t units = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
-  all->grid = grid_of(k, units, device);
+  int64_t work_tiles = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
+  all->grid = grid_of(k, work_tiles, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
     used += scratch_of(k, all->grid);
   }
-  if (!keeps(kernel, &all->q) || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
+  if (!guards_hold(kernel, &all->q) || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
       used > max_workspace || (uint64_t)used > plan->workspace_bytes)
     return unfit(plan, p, ordinal);
   if (used && (!workspace || workspace & (AOTMM_WORKSPACE_ALIGNMENT - 1)))
@@ -217,9 +217,9 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
     if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
         (status = launch_copy(all, i, device, ordinal, stream)))
       return status;
-  status = launch(plan->kernel, &all->q, all->grid, (int)plan->programmatic, ordinal, stream);
+  status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->programmatic,
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->pdl,
                     ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
   return status;

@@ -120,62 +120,62 @@ int64_t region(int64_t bytes) {
 /* ---- copies of operands in the workspace */
 
 /* Whether lines that far apart all start at a multiple of 16 bytes, and are more than one line. */
-static int aligned(const quantities *q, int stride, int64_t width) {
-  return (q->value[stride] > 0 && !rest_of(q->value[stride], width, VECTOR_BYTES)) || q->free >> stride & 1;
+static int aligned(const quantities *q, int stride, int64_t element_bytes) {
+  return (q->value[stride] > 0 && !rest_of(q->value[stride], element_bytes, VECTOR_BYTES)) || q->free >> stride & 1;
 }
 
 /* Whether an operand lies as the fast kernels need it. For 1-byte types they take row-major A and column-major B only:
    tensor cores turn 16-bit elements alone. */
-int lies_well(const quantities *q, int i, int64_t width) {
-  int rows = unit(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, width);
-  int cols = unit(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, width);
+int lies_well(const quantities *q, int i, int64_t element_bytes) {
+  int rows = contiguous(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, element_bytes);
+  int cols = contiguous(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, element_bytes);
   if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
-  if (i == 2 && rest_of(q->value[AOTMM_VALUE_C_SPAN], width, VECTOR_BYTES)) return 0;
-  return i == 0 ? rows || (cols && width > 1) : i == 1 ? cols || (rows && width > 1) : rows;
+  if (i == 2 && rest_of(q->value[AOTMM_VALUE_C_SPAN], element_bytes, VECTOR_BYTES)) return 0;
+  return i == 0 ? rows || (cols && element_bytes > 1) : i == 1 ? cols || (rows && element_bytes > 1) : rows;
 }
 
 /* The place for a copy: in the memory order of the operand, where that is one that fast kernels take. */
-place place_of(const quantities *q, int i, int64_t width) {
-  int rows = unit(q, operands[i].col_stride), cols = unit(q, operands[i].row_stride);
-  place found = {.transposed = i == 0 ? width > 1 && cols && !rows : i == 1 ? width == 1 || !rows : 0};
+copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
+  int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
+  copy_layout found = {.transposed = i == 0 ? element_bytes > 1 && cols && !rows : i == 1 ? element_bytes == 1 || !rows : 0};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
-  int64_t bytes = saturated(found.length, width);
+  int64_t bytes = saturated(found.length, element_bytes);
   if (bytes > max_workspace) bytes = max_workspace + 1; /* refused later, but no overflow now */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
-  found.pitch = bytes / width;
+  found.pitch = bytes / element_bytes;
   found.bytes = region(saturated(bytes, found.lines));
   return found;
 }
 
-int64_t bytes_of_copies(const place *places, uint32_t copies) {
+int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
   int64_t bytes = 0;
   for (int i = 0; i < OPERANDS; i++)
-    if (copies >> i & 1) bytes += places[i].bytes;
+    if (copies >> i & 1) bytes += layouts[i].bytes;
   return bytes;
 }
 
 /* The same problem with the operands of `copies` in a workspace at `address`. */
-void set_copies(quantities *moved, const quantities *q, const place *places, uint32_t copies, int64_t address) {
+void set_copies(quantities *moved, const quantities *q, const copy_layout *layouts, uint32_t copies, int64_t address) {
   *moved = *q;
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
-    int lines = places[i].transposed ? operands[i].col_stride : operands[i].row_stride;
-    int along = places[i].transposed ? operands[i].row_stride : operands[i].col_stride;
+    int lines = layouts[i].transposed ? operands[i].col_stride : operands[i].row_stride;
+    int along = layouts[i].transposed ? operands[i].row_stride : operands[i].col_stride;
     moved->value[operands[i].pointer] = address;
-    moved->value[lines] = q->free >> lines & 1 ? 0 : places[i].pitch;
+    moved->value[lines] = q->free >> lines & 1 ? 0 : layouts[i].pitch;
     moved->value[along] = q->free >> along & 1 ? 0 : 1;
     set_extent(moved, i);
-    if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = places[i].pitch;
-    address = behind(address, places[i].bytes);
+    if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = layouts[i].pitch;
+    address = behind(address, layouts[i].bytes);
   }
 }
 
 /* What a copy kernel is launched with: the operand is the source, or the destination if it is C; `moved` has the other
    side. Lines of the destination are its contiguous ones. */
-void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const place *to) {
+void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
   const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
-  int turned = i == 2 ? unit(q, AOTMM_VALUE_STRIDE_CM) && !unit(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
+  int turned = i == 2 ? contiguous(q, AOTMM_VALUE_STRIDE_CM) && !contiguous(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
   int rows = turned ? operands[i].cols : operands[i].rows, cols = turned ? operands[i].rows : operands[i].cols;
   int lines = turned ? operands[i].col_stride : operands[i].row_stride;
   int along = turned ? operands[i].row_stride : operands[i].col_stride;

@@ -4,59 +4,59 @@
 #include <math.h>
 #include <string.h>
 
-enum { MIN_STEPS = 2 /* along K, of a slice */, SPLIT_LINES = 3, PROGRAMMATIC_BELOW_NS = 50000 };
-enum { FULL_PROGRAMMATIC_BELOW_NS = 12000 /* of a launch that does not leave room for the next */ };
+enum { MIN_STEPS = 2 /* along K, of a slice */, SPLIT_LINES = 3, PDL_BELOW_NS = 50000 };
+enum { FULL_PDL_BELOW_NS = 12000 /* of a launch that does not leave room for the next */ };
 
 /* How many panels a copy of an operand is made for. */
 static int64_t panels_of_copy(const panels *cut, int operand) {
   return operand == 0 ? cut->across : operand == 1 && cut->across == 1 ? cut->down : 1;
 }
 
-static uint32_t contiguous_of(const quantities *q) {
-  uint32_t units = 0;
+static uint32_t contiguous_strides(const quantities *q) {
+  uint32_t work_tiles = 0;
   for (int i = 0; AOTMM_VALUE_STRIDE_AM + i <= AOTMM_VALUE_STRIDE_CN; i++)
-    units |= (uint32_t)unit(q, AOTMM_VALUE_STRIDE_AM + i) << i;
-  return units;
+    work_tiles |= (uint32_t)contiguous(q, AOTMM_VALUE_STRIDE_AM + i) << i;
+  return work_tiles;
 }
 
-/* What the last way's quantities say of it. */
-static void describe_way(query *s) {
-  const quantities *q = &s->ways[s->count - 1].q;
+/* What the last placement's quantities say of it. */
+static void describe_placement(query *s) {
+  const quantities *q = &s->placements[s->count - 1].q;
   const int64_t *value = q->value;
-  int64_t rows_a = value[unit(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
-  int64_t cols_b = value[unit(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
-  uint32_t width_a = (uint32_t)element_bytes[s->problem->dtype_a], width_b = (uint32_t)element_bytes[s->problem->dtype_b];
-  s->contiguous |= contiguous_of(q);
-  s->ways[s->count - 1].row_a = width_a * (rest_of(rows_a, width_a, LINE_BYTES) ? SPLIT_LINES : 1);
-  s->ways[s->count - 1].col_b = width_b * (rest_of(cols_b, width_b, LINE_BYTES) ? SPLIT_LINES : 1);
+  int64_t rows_a = value[contiguous(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
+  int64_t cols_b = value[contiguous(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
+  uint32_t bytes_a = (uint32_t)bytes_of_dtype[s->problem->dtype_a], bytes_b = (uint32_t)bytes_of_dtype[s->problem->dtype_b];
+  s->contiguous |= contiguous_strides(q);
+  s->placements[s->count - 1].row_a = bytes_a * (rest_of(rows_a, bytes_a, LINE_BYTES) ? SPLIT_LINES : 1);
+  s->placements[s->count - 1].col_b = bytes_b * (rest_of(cols_b, bytes_b, LINE_BYTES) ? SPLIT_LINES : 1);
 }
 
-/* Adds the way of placing operands that copies those in `copies`, if there are kernels that can. */
-static void add_way(query *s, const place *places, uint32_t copies) {
+/* Adds the placement of placing operands that copies those in `copies`, if there are kernels that can. */
+static void add_placement(query *s, const copy_layout *layouts, uint32_t copies) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  int64_t bytes = bytes_of_copies(places, copies);
+  int64_t bytes = bytes_of_copies(layouts, copies);
   double time = 0;
   if (bytes > s->limit) {
     s->excluded = copies;
     return;
   }
-  quantities *moved = &s->ways[s->count].q;
-  set_copies(moved, &s->ways[0].q, places, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  quantities *moved = &s->placements[s->count].q;
+  set_copies(moved, &s->placements[0].q, layouts, copies, AOTMM_WORKSPACE_ALIGNMENT);
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     quantities copy;
-    set_copy(&copy, &s->ways[0].q, moved, i, places + i);
+    set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    double each = copy_time(s, kernel, &copy, element_bytes[types[i]]);
+    double each = copy_time(s, kernel, &copy, bytes_of_dtype[types[i]]);
     time += s->cut ? each / (double)panels_of_copy(s->cut, i) : each;
   }
-  s->ways[s->count].copies = copies;
-  s->ways[s->count].bytes = bytes;
-  s->ways[s->count].time = time;
+  s->placements[s->count].copies = copies;
+  s->placements[s->count].bytes = bytes;
+  s->placements[s->count].time = time;
   s->count++;
-  describe_way(s);
+  describe_placement(s);
 }
 
 static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
@@ -64,49 +64,49 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->cut = cut;
   s->device = device;
   s->tuning = current_tuning();
-  s->rows = place_of_rows(p->M);
+  s->min_m = min_m_index(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->contiguous = s->excluded = 0;
   s->count = 1;
-  s->ways[0].copies = 0;
-  s->ways[0].bytes = 0;
-  s->ways[0].time = 0;
-  set_quantities(&s->ways[0].q, p);
-  if (cut) s->ways[0].q.value[AOTMM_VALUE_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
-  describe_way(s);
-  s->bytes_read = (double)p->M * (double)p->K * element_bytes[p->dtype_a] +
-                  (double)p->K * (double)p->N * element_bytes[p->dtype_b];
-  const double written = (double)p->M * (double)p->N * element_bytes[p->dtype_c];
+  s->placements[0].copies = 0;
+  s->placements[0].bytes = 0;
+  s->placements[0].time = 0;
+  set_quantities(&s->placements[0].q, p);
+  if (cut) s->placements[0].q.value[AOTMM_VALUE_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
+  describe_placement(s);
+  s->bytes_read = (double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
+                  (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b];
+  const double written = (double)p->M * (double)p->N * bytes_of_dtype[p->dtype_c];
   s->bytes_moved = (double)p->batch * (s->bytes_read + written);
   s->measured[0] = s->measured[1] = NULL;
   if (!cut) find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  place places[OPERANDS];
+  copy_layout layouts[OPERANDS];
   uint32_t needed = 0;
   for (int i = 0; i < OPERANDS; i++) {
-    if (lies_well(&s->ways[0].q, i, element_bytes[types[i]])) continue;
+    if (lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) continue;
     needed |= 1u << i;
-    places[i] = place_of(&s->ways[0].q, i, element_bytes[types[i]]);
+    layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
   }
-  if (needed & ~(uint32_t)AOTMM_COPY_C) add_way(s, places, needed & ~(uint32_t)AOTMM_COPY_C);
-  if (needed & AOTMM_COPY_C) add_way(s, places, needed);
+  if (needed & ~(uint32_t)AOTMM_COPY_C) add_placement(s, layouts, needed & ~(uint32_t)AOTMM_COPY_C);
+  if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
 }
 
-/* Whether the promises of a kernel hold for the last panel. */
-static int keeps_in_last(const query *s, int way, uint32_t kernel) {
-  quantities last = s->ways[way].q;
+/* Whether the guards of a kernel hold for the last panel. */
+static int guards_hold_in_last(const query *s, int placement, uint32_t kernel) {
+  quantities last = s->placements[placement].q;
   last.value[AOTMM_VALUE_M] = s->cut->last_rows, last.value[AOTMM_VALUE_N] = s->cut->last_cols;
-  return keeps(kernel, &last);
+  return guards_hold(kernel, &last);
 }
 
-/* Whether the promises of a kernel hold in a way, for all panels. A reduce writes any C, so it is never copied. For a partial the sums are taken
-   to lie as any promise wants them; `plan_partial` knows better. */
-static int keeps_in(const query *s, int way, uint32_t kernel) {
+/* Whether the guards of a kernel hold in a placement, for all panels. A reduce writes any C, so it is never copied. For a partial the sums are taken
+   to lie as any guard wants them; `plan_partial` knows better. */
+static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
-  return !(s->ways[way].copies & not_copied) && keeps(kernel, &s->ways[way].q) &&
-         (!s->cut || keeps_in_last(s, way, kernel));
+  return !(s->placements[placement].copies & not_copied) && guards_hold(kernel, &s->placements[placement].q) &&
+         (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
 
 static int bits(uint32_t copies) { return __builtin_popcount(copies); }
@@ -120,7 +120,7 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
 }
 
-/* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_verdict. */
+/* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_evaluation. */
 typedef struct search {
   aotmm_plan best;
   double time; /* from which on a plan costs more */
@@ -132,30 +132,30 @@ static search nothing_found(void) { return (search){.best.cost = -1, .time = INF
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
 /* Predicted time from which on a launch does not gain from beginning before the one before it ends. */
-static double programmatic_below(const query *s, uint32_t kernel, int64_t units) {
-  int64_t slots = slots_of(s, kernel);
-  return units > slots / 2 && units <= slots ? FULL_PROGRAMMATIC_BELOW_NS : PROGRAMMATIC_BELOW_NS;
+static double pdl_below(const query *s, uint32_t kernel, int64_t work_tiles) {
+  int64_t concurrent = concurrent_tiles(s, kernel);
+  return work_tiles > concurrent / 2 && work_tiles <= concurrent ? FULL_PDL_BELOW_NS : PDL_BELOW_NS;
 }
 
 /* Makes the plan with these slices, which takes less than to->time, the best if it is; returns why it does not fit. */
-static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split, double time,
+static int32_t consider(const query *s, int placement, uint32_t kernel, uint32_t split, double time,
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int64_t cost = as_cost(time);
-  int64_t units = saturated(tiles, split);
-  int programmatic = measured ? measured->programmatic
-                              : k->role == AOTMM_ROLE_PRODUCT && time - s->ways[way].time < programmatic_below(s, kernel, units);
+  int64_t work_tiles = saturated(tiles, split);
+  int pdl = measured ? measured->pdl
+                              : k->role == AOTMM_ROLE_PRODUCT && time - s->placements[placement].time < pdl_below(s, kernel, work_tiles);
   aotmm_plan plan = {.kernel = kernel,
                      .split = split,
-                     .copies = s->ways[way].copies,
-                     .programmatic = (uint32_t)(programmatic && k->programmatic),
+                     .copies = s->placements[placement].copies,
+                     .pdl = (uint32_t)(pdl && k->pdl),
                      .measured = measured != NULL,
                      .cost = cost};
   if (to->best.cost == cost && !preferred(&plan, &to->best)) return AOTMM_FITS;
-  plan.grid = grid_of(k, units, s->device);
-  to->found = units;
-  if (!plan.grid && units) return AOTMM_TOO_MANY_BLOCKS;
-  to->found = s->ways[way].bytes + sums + scratch_of(k, plan.grid);
+  plan.grid = grid_of(k, work_tiles, s->device);
+  to->found = work_tiles;
+  if (!plan.grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
+  to->found = s->placements[placement].bytes + sums + scratch_of(k, plan.grid);
   if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
   plan.workspace_bytes = (uint64_t)to->found;
   to->best = plan;
@@ -163,24 +163,24 @@ static int32_t consider(const query *s, int way, uint32_t kernel, uint32_t split
   return AOTMM_FITS;
 }
 
-static int32_t plan_product(const query *s, int way, uint32_t kernel, search *to) {
+static int32_t plan_product(const query *s, int placement, uint32_t kernel, search *to) {
   const aotmm_problem *p = s->problem;
   int64_t tiles = saturated(tiles_of(kernel, p->M, p->N), p->batch);
-  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
+  const aotmm_time *measured = placement == 0 ? measured_time(s, kernel) : NULL;
   double time = measured ? measured->ns
-                         : main_time(s, way, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->ways[way].time;
-  return time >= to->time ? AOTMM_FITS : consider(s, way, kernel, 1, time, measured, tiles, 0, to);
+                         : main_time(s, placement, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->placements[placement].time;
+  return time >= to->time ? AOTMM_FITS : consider(s, placement, kernel, 1, time, measured, tiles, 0, to);
 }
 
-static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
+static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to) {
   static const uint8_t splits[] = AOTMM_SPLITS;
   const aotmm_problem *p = s->problem;
   int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
   if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
-  const aotmm_time *measured = way == 0 ? measured_time(s, kernel) : NULL;
-  quantities *q = &s->ways[way].q;
+  const aotmm_time *measured = placement == 0 ? measured_time(s, kernel) : NULL;
+  quantities *q = &s->placements[placement].q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-  int reduce = keeps_sums(kernel, q) ? reduce_for(p, q, s->device) : -1;
+  int reduce = sum_guards_hold(kernel, q) ? reduce_for(p, q, s->device) : -1;
   int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
@@ -191,42 +191,42 @@ static int32_t plan_partial(query *s, int way, uint32_t kernel, search *to) {
     uint32_t split = splits[i];
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
     int64_t own = ceil_div(steps, split);
-    if (!measured && c->base + (double)own * c->step >= to->time) return AOTMM_FITS;
+    if (!measured && c->base_ns + (double)own * c->ns_per_k_step >= to->time) return AOTMM_FITS;
     double time = measured ? measured->ns
-                           : main_time(s, way, kernel, saturated(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
-                                 reduce_time(s, reduce, split) + s->ways[way].time;
+                           : main_time(s, placement, kernel, saturated(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
+                                 reduce_time(s, reduce, split) + s->placements[placement].time;
     reason = time >= to->time ? AOTMM_FITS
-                              : consider(s, way, kernel, split, time, measured, tiles, region(saturated(slab, 4 * split)), to);
+                              : consider(s, placement, kernel, split, time, measured, tiles, region(saturated(slab, 4 * split)), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
 }
 
-static int32_t plan_kernel(query *s, int way, uint32_t kernel, search *to) {
+static int32_t plan_kernel(query *s, int placement, uint32_t kernel, search *to) {
   int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
-  return product ? plan_product(s, way, kernel, to) : plan_partial(s, way, kernel, to);
+  return product ? plan_product(s, placement, kernel, to) : plan_partial(s, placement, kernel, to);
 }
 
 /* The best plan with one kernel, or why there is none. */
 static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  int way = 0;
-  while (way < s->count && !keeps_in(s, way, kernel)) way++;
-  if (way == s->count) return AOTMM_BROKEN_PROMISE;
-  if (k->shared_bytes <= (uint32_t)s->device->shared_bytes) return plan_kernel(s, way, kernel, to);
+  int placement = 0;
+  while (placement < s->count && !guards_hold_in(s, placement, kernel)) placement++;
+  if (placement == s->count) return AOTMM_BROKEN_GUARD;
+  if (k->shared_bytes <= (uint32_t)s->device->shared_bytes) return plan_kernel(s, placement, kernel, to);
   to->found = s->device->shared_bytes;
   return AOTMM_TOO_MUCH_SHARED;
 }
 
-/* Of siblings only the plainest kernel that fits counts, and only the first way that keeps its promises. */
+/* Of siblings only the plainest kernel that fits counts, and only the first placement that keeps its guards. */
 static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
-  int way = 0;
-  while (way < s->count && !keeps_in(s, way, aotmm_order[siblings->first])) way++;
-  for (int i = 0; i < siblings->count && way < s->count; i++) {
+  int placement = 0;
+  while (placement < s->count && !guards_hold_in(s, placement, aotmm_order[siblings->first])) placement++;
+  for (int i = 0; i < siblings->count && placement < s->count; i++) {
     uint32_t kernel = aotmm_order[siblings->first + i];
     const aotmm_kernel *k = aotmm_kernels + kernel;
     if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) &&
-        k->shared_bytes <= (uint32_t)s->device->shared_bytes && plan_kernel(s, way, kernel, to) == AOTMM_FITS)
+        k->shared_bytes <= (uint32_t)s->device->shared_bytes && plan_kernel(s, placement, kernel, to) == AOTMM_FITS)
       return;
   }
 }
@@ -249,12 +249,12 @@ static int64_t evenly(int64_t size, int64_t most) {
 static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  quantities part = s->ways[0].q;
-  place places[OPERANDS];
+  quantities part = s->placements[0].q;
+  copy_layout layouts[OPERANDS];
   part.value[AOTMM_VALUE_M] = rows, part.value[AOTMM_VALUE_N] = cols;
   for (int i = 0; i < OPERANDS; i++)
-    if (s->excluded >> i & 1) places[i] = place_of(&part, i, element_bytes[types[i]]);
-  return bytes_of_copies(places, s->excluded) <= s->limit;
+    if (s->excluded >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
+  return bytes_of_copies(layouts, s->excluded) <= s->limit;
 }
 
 /* Panels of at most that many columns, and of as many rows as the limit lets them have: of 0 rows if it lets them have none. */
@@ -319,7 +319,7 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
 }
 
 /* Why no plan within the limit has this kernel, or the best one that has. */
-static int judge(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_verdict *verdict) {
+static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_evaluation *verdict) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   query s;
   search found = nothing_found();
@@ -332,18 +332,18 @@ static int judge(const aotmm_problem *p, const aotmm_device *device, uint64_t li
   }
   verdict->reason = reason;
   verdict->found = found.found;
-  if (reason != AOTMM_BROKEN_PROMISE) return AOTMM_OK;
-  verdict->promise = first_broken(k, &s.ways[0].q);
-  if (verdict->promise == k->promise_count)
+  if (reason != AOTMM_BROKEN_GUARD) return AOTMM_OK;
+  verdict->guard = first_failed_guard(k, &s.placements[0].q);
+  if (verdict->guard == k->guard_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "",
-                      "kernel %s keeps all %u promises of its list but not those that are looked at; build the pack again",
-                      k->name, k->promise_count);
-  verdict->found = s.ways[0].q.value[k->promises[verdict->promise].value];
+                      "kernel %s keeps all %u guards of its list but not those that are looked at; build the pack again",
+                      k->name, k->guard_count);
+  verdict->found = s.placements[0].q.value[k->guards[verdict->guard].value];
   return AOTMM_OK;
 }
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, uint32_t kernel,
-                aotmm_verdict *verdict) {
+                aotmm_evaluation *verdict) {
   int status = valid(problem);
   if (status || (status = valid_device(device))) return status;
   if (kernel >= aotmm_kernel_count)
@@ -355,7 +355,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
   else if (!same_types(k, problem))
     verdict->reason = AOTMM_OTHER_TYPES;
   else
-    return judge(problem, device, limit, kernel, verdict);
+    return evaluate(problem, device, limit, kernel, verdict);
   return AOTMM_OK;
 }
 
@@ -363,7 +363,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
 
 enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
 static __thread struct memory {
-  uint64_t problem[WORDS]; /* its addresses reduced to what promises can see of them */
+  uint64_t problem[WORDS]; /* its addresses reduced to what guards can see of them */
   uint64_t limit;
   int32_t ordinal;
   uint32_t generation; /* 0: empty */
@@ -381,7 +381,7 @@ static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
   }
 }
 
-/* Whether that is remembered, but for addresses that promises cannot tell apart. */
+/* Whether that is remembered, but for addresses that guards cannot tell apart. */
 static inline int remembered(const struct memory *memory, const aotmm_problem *p) {
   uint64_t words[WORDS], differ = 0;
   reduce(words, p);

@@ -11,37 +11,37 @@ const aotmm_tuning *current_tuning(void) { return __atomic_load_n(&tuning, __ATO
 
 uint32_t tuning_generation(void) { return __atomic_load_n(&generation, __ATOMIC_ACQUIRE); }
 
-static const int32_t rows_from[] = AOTMM_ROWS;
+static const int32_t min_m_from[] = AOTMM_MIN_M;
 
 /* Which of the table's constants are for M rows. */
-int place_of_rows(int64_t M) {
+int min_m_index(int64_t M) {
   int place = 0;
-  for (int i = 1; i < AOTMM_ROWS_COUNT; i++) place += M >= rows_from[i];
+  for (int i = 1; i < AOTMM_MIN_M_COUNT; i++) place += M >= min_m_from[i];
   return place;
 }
 
-double copy_time(const query *s, int kernel, const quantities *copy, int width) {
+double copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
-  return c->base + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * width) * c->byte;
+  return c->base_ns + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * element_bytes) * c->ns_per_byte;
 }
 
 double reduce_time(const query *s, int kernel, uint32_t split) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   const aotmm_problem *p = s->problem;
-  return c->base + (double)p->M * (double)p->N * (4 * split + element_bytes[p->dtype_c]) * c->byte;
+  return c->base_ns + (double)p->M * (double)p->N * (4 * split + bytes_of_dtype[p->dtype_c]) * c->ns_per_byte;
 }
 
 /* Units of work that a device takes at once, at least 1. */
-int64_t slots_of(const query *s, uint32_t kernel) {
-  int64_t blocks = (int64_t)s->device->multiprocessors * constants_of(s, kernel)->blocks;
+int64_t concurrent_tiles(const query *s, uint32_t kernel) {
+  int64_t blocks = (int64_t)s->device->multiprocessors * constants_of(s, kernel)->occupancy;
   uint32_t together = aotmm_kernels[kernel].num_ctas;
   return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
 }
 
 /* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */
-static double loads_of(const query *s, int way, uint32_t kernel) {
+static double loads_of(const query *s, int placement, uint32_t kernel) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  return (double)k->block_k * ((double)k->block_m * s->ways[way].row_a + (double)k->block_n * s->ways[way].col_b);
+  return (double)k->block_k * ((double)k->block_m * s->placements[placement].row_a + (double)k->block_n * s->placements[placement].col_b);
 }
 
 /* A kernel computes while it loads, but for this part of whichever takes less. */
@@ -52,11 +52,11 @@ static double overlapped(double busy, double moving) {
 }
 
 /* `steps` are those of a slice. */
-double main_time(const query *s, int way, uint32_t kernel, int64_t units, int64_t steps, double bytes) {
+double main_time(const query *s, int placement, uint32_t kernel, int64_t work_tiles, int64_t steps, double bytes) {
   const aotmm_constants *c = constants_of(s, kernel);
-  double busy = (double)ceil_div(units, slots_of(s, kernel)) * ((double)steps * c->step + c->tile);
-  double moving = bytes * c->byte + (double)units * (double)steps * loads_of(s, way, kernel) * c->load;
-  return c->base + overlapped(busy, moving);
+  double busy = (double)ceil_div(work_tiles, concurrent_tiles(s, kernel)) * ((double)steps * c->ns_per_k_step + c->ns_per_tile);
+  double moving = bytes * c->ns_per_byte + (double)work_tiles * (double)steps * loads_of(s, placement, kernel) * c->ns_per_loaded_byte;
+  return c->base_ns + overlapped(busy, moving);
 }
 
 /* What was measured of a kernel on this shape, or NULL. */
@@ -72,7 +72,7 @@ const aotmm_time *measured_time(const query *s, uint32_t kernel) {
 static uint32_t place_in(const aotmm_tuning *t, const aotmm_shape *shape) {
   uint64_t sum = (uint64_t)shape->M * 0x9e3779b97f4a7c15 + (uint64_t)shape->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)shape->K * 0x165667b19e3779f9 +
-                 (uint64_t)(shape->width << 4 | shape->fast_accum << 3 | shape->layout) * 0x27d4eb2f165667c5;
+                 (uint64_t)(shape->element_bytes << 4 | shape->fast_accum << 3 | shape->layout) * 0x27d4eb2f165667c5;
   return (uint32_t)(sum >> 32) & (t->place_count - 1);
 }
 
@@ -89,7 +89,7 @@ static void set_places(const aotmm_tuning *t) {
 static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
   for (uint32_t place = place_in(t, wanted); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
     const aotmm_shape *shape = t->shapes + t->places[place] - 1;
-    if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->width == wanted->width &&
+    if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->element_bytes == wanted->element_bytes &&
         shape->fast_accum == wanted->fast_accum && shape->layout == wanted->layout)
       return t->times + (size_t)(t->places[place] - 1) * t->schedule_count;
   }
@@ -98,11 +98,11 @@ static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wa
 
 void find_measured(query *s) {
   const aotmm_problem *p = s->problem;
-  const quantities *q = &s->ways[0].q;
-  int rows_a = unit(q, AOTMM_VALUE_STRIDE_AK), cols_a = unit(q, AOTMM_VALUE_STRIDE_AM);
-  int rows_b = unit(q, AOTMM_VALUE_STRIDE_BN), cols_b = unit(q, AOTMM_VALUE_STRIDE_BK);
+  const quantities *q = &s->placements[0].q;
+  int rows_a = contiguous(q, AOTMM_VALUE_STRIDE_AK), cols_a = contiguous(q, AOTMM_VALUE_STRIDE_AM);
+  int rows_b = contiguous(q, AOTMM_VALUE_STRIDE_BN), cols_b = contiguous(q, AOTMM_VALUE_STRIDE_BK);
   if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
-  aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .width = element_bytes[p->dtype_a]};
+  aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
   wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
   for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
     s->measured[wanted.fast_accum] = find_times(s->tuning, &wanted);
@@ -117,15 +117,15 @@ static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constan
   *schedule = AOTMM_UNMEASURED;
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
-    if (m->width == k->width && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
-      constants[place_of_rows(m->rows)] = (aotmm_constants){m->base, m->step, m->tile, m->byte, m->load, k->resident};
+    if (m->element_bytes == k->element_bytes && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
+      constants[min_m_index(m->min_m)] = (aotmm_constants){m->base_ns, m->ns_per_k_step, m->ns_per_tile, m->ns_per_byte, m->ns_per_loaded_byte, k->occupancy};
   }
   for (uint32_t i = 0; i < table->schedule_count; i++)
     if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
 }
 
 static int before(const aotmm_shape *a, const aotmm_shape *b) {
-  if (a->width != b->width) return a->width < b->width;
+  if (a->element_bytes != b->element_bytes) return a->element_bytes < b->element_bytes;
   if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
   if (a->layout != b->layout) return a->layout < b->layout;
   if (a->M != b->M) return a->M < b->M;
@@ -135,11 +135,11 @@ static int before(const aotmm_shape *a, const aotmm_shape *b) {
 int aotmm_retune(const aotmm_table *table) {
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
-    if (!(m->base >= 0 && m->step >= 0 && m->tile >= 0 && m->byte >= 0 && m->load >= 0))
+    if (!(m->base_ns >= 0 && m->ns_per_k_step >= 0 && m->ns_per_tile >= 0 && m->ns_per_byte >= 0 && m->ns_per_loaded_byte >= 0))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
-    if (rows_from[place_of_rows(m->rows)] != m->rows)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for rows from %d on: AOTMM_ROWS has no such number",
-                        i, m->rows);
+    if (min_m_from[min_m_index(m->min_m)] != m->min_m)
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for rows from %d on: AOTMM_MIN_M has no such number",
+                        i, m->min_m);
   }
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!before(table->shapes + i - 1, table->shapes + i))
@@ -149,11 +149,11 @@ int aotmm_retune(const aotmm_table *table) {
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
   size_t bytes = sizeof(aotmm_tuning) +
-                 aotmm_kernel_count * (AOTMM_ROWS_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
+                 aotmm_kernel_count * (AOTMM_MIN_M_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
                  table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
   aotmm_tuning *fresh = malloc(bytes);
   if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_constants(*constants)[AOTMM_ROWS_COUNT] = (void *)(fresh + 1);
+  aotmm_constants(*constants)[AOTMM_MIN_M_COUNT] = (void *)(fresh + 1);
   aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
   uint32_t *places = (uint32_t *)(new_times + time_count);

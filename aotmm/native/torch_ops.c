@@ -82,7 +82,7 @@ typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
   int32_t dim, dtype, device, bytes; /* as torch has it, AOTMM_*, ordinal, of one element */
 } matrix;
 
-static const int32_t element_bytes[DTYPES] = AOTMM_ELEMENT_BYTES;
+static const int32_t bytes_of_dtype[DTYPES] = AOTMM_ELEMENT_BYTES;
 
 int read_view(tensor_t handle, int writable, view *v) {
   int64_t dim, *sizes, *strides;
@@ -114,7 +114,7 @@ static int as_matrix(const view *v, matrix *m) {
                 .rows = sizes[dim - 2], .cols = sizes[dim - 1],
                 .row_stride = strides[dim - 2], .col_stride = strides[dim - 1],
                 .address = v->address, .dim = dim, .dtype = v->dtype, .device = v->device,
-                .bytes = element_bytes[v->dtype]};
+                .bytes = bytes_of_dtype[v->dtype]};
   return 0;
 }
 
@@ -260,7 +260,7 @@ static int right_aligned(const view *v, int32_t device, int64_t size[3], int64_t
 static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t bytes, const int64_t size[3],
                              const int64_t stride[3]) {
   matrix out = {.batch = p->batch, .rows = p->M, .cols = p->N, .z_stride = p->stride_cz, .row_stride = p->stride_cm,
-                .col_stride = p->stride_cn, .address = (uint64_t)p->c_ptr, .bytes = element_bytes[p->dtype_c]};
+                .col_stride = p->stride_cn, .address = (uint64_t)p->c_ptr, .bytes = bytes_of_dtype[p->dtype_c]};
   matrix factor = {.batch = size[0], .rows = size[1], .cols = size[2], .z_stride = stride[0], .row_stride = stride[1],
                    .col_stride = stride[2], .address = address, .bytes = bytes};
   int same = address == out.address && bytes == out.bytes && size[0] == p->batch && size[1] == p->M &&
@@ -277,7 +277,7 @@ static int set_scale(const call *c, const view *scale, int along, int64_t count,
   if (scale->dtype != AOTMM_FP32) return fail(KIND_TYPE, "scales must be float32");
   for (int i = 0; i < 3; i++)
     if (size[i] != 1 && (i != along || size[i] != count)) return fail(KIND_VALUE, wrong);
-  if (!apart_from_result(&c->problem, scale->address, element_bytes[AOTMM_FP32], size, stride))
+  if (!apart_from_result(&c->problem, scale->address, bytes_of_dtype[AOTMM_FP32], size, stride))
     return fail(KIND_VALUE, "out shares memory with a scale");
   *address = (int64_t)scale->address, *apart = stride[along];
   return 0;
@@ -293,7 +293,7 @@ static int set_epilogue(call *c) {
     const int64_t result[3] = {p->batch, p->M, p->N};
     for (int i = 0; i < 3; i++)
       if (size[i] != 1 && size[i] != result[i]) return fail(KIND_VALUE, "bias must broadcast to the result");
-    if (!apart_from_result(p, r->bias->address, element_bytes[p->dtype_c], size, stride))
+    if (!apart_from_result(p, r->bias->address, bytes_of_dtype[p->dtype_c], size, stride))
       return fail(KIND_VALUE, "out shares memory with bias, and is not the same elements");
     p->bias_ptr = (int64_t)r->bias->address;
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];

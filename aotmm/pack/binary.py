@@ -76,7 +76,7 @@ class Facts:
     debug: tuple[str, ...] = ()
 
 
-def promised(kernel: Kernel, target: Target) -> Facts:
+def guarded(kernel: Kernel, target: Target) -> Facts:
     """What the files of `kernel` have to say; all of its shared memory is asked for at launch."""
     return Facts(
         arch=target.name,
@@ -94,9 +94,7 @@ def promised(kernel: Kernel, target: Target) -> Facts:
 def differences(found: Facts, wanted: Facts) -> list[str]:
     """What a file says that is not what it has to, in words."""
     pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in Facts.__slots__]
-    return [
-        f"{name} {says!r}, the manifest has {promise!r}" for name, says, promise in pairs if says not in (None, promise)
-    ]
+    return [f"{name} {says!r}, the manifest has {guard!r}" for name, says, guard in pairs if says not in (None, guard)]
 
 
 def read_image(data: bytes, where: str) -> Facts:

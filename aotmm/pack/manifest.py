@@ -24,7 +24,7 @@ from aotmm.target import STATUSES, TARGETS
 if typing.TYPE_CHECKING:
     from aotmm.pack.schema import Image, Kernel
 
-FORMAT = 3
+FORMAT = 4
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
 MAX_ITEMS = 4096  # of any list, and so of kernels
@@ -120,8 +120,8 @@ _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("TensorMap", "inner"): VALUES,
     ("TensorMap", "outer"): VALUES,
     ("TensorMap", "stride"): VALUES,
-    ("Promise", "value"): VALUES,
-    ("Promise", "relation"): RELATIONS,
+    ("Guard", "value"): VALUES,
+    ("Guard", "relation"): RELATIONS,
     ("Attribute", "name"): tuple(ATTRIBUTES),
 }
 _NO_DIGEST = "0" * 64
@@ -233,7 +233,7 @@ def altered(file: File, data: bytes) -> str | None:
 
 
 def mismatch(file: File, size: int, sha256: str) -> str | None:
-    """Tell how content of `size` bytes with that digest is not `file`; None if it is."""
+    """Heartbeat how content of `size` bytes with that digest is not `file`; None if it is."""
     if (size, sha256) == (file.bytes, file.sha256):
         return None
     found = f"{size} bytes" if size <= file.bytes else "more bytes"

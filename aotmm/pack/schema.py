@@ -45,7 +45,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Guard:
     """A condition that the kernel was compiled with: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
 
     value: str
@@ -108,12 +108,12 @@ class Kernel:
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
-        layout: memory order of A and B that it was specialised for; "any" promises none.
+        layout: memory order of A and B that it was specialised for; "any" guards none.
         epilogue: what it can do to its sums (`problem.EPILOGUES`).
         fast_accum: fp8 sums stay in the tensor cores' own precision.
         persistent: blocks take one tile after another, so that a grid needs no more than fit the device at once.
-        programmatic: waits for the kernel before it where it first touches memory, so that a launch may let it start
-            early (programmatic stream serialization).
+        pdl: waits for the kernel before it where it first touches memory, so that a launch may let it start
+            early (pdl stream serialization).
         threads: threads per block.
         num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.
@@ -121,7 +121,7 @@ class Kernel:
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
         global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
             latter is always 0.
-        vector_bytes: width of the global accesses that the promises allow; 1 if they do not even promise neighbours.
+        vector_bytes: width of the global accesses that the guards allow; 1 if they do not even guard neighbours.
         image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
         key: digest of everything the binary depends on.
     """
@@ -139,7 +139,7 @@ class Kernel:
     epilogue: str
     fast_accum: bool
     persistent: bool
-    programmatic: bool
+    pdl: bool
     config: Config
     threads: int
     num_ctas: int
@@ -150,14 +150,14 @@ class Kernel:
     profile_scratch_bytes: int
     vector_bytes: int
     parameters: tuple[Parameter, ...]
-    promises: tuple[Promise, ...]
+    guards: tuple[Guard, ...]
     attributes: tuple[Attribute, ...]
     image: Image
     ptx: Image | None
     key: str
 
 
-def resident(kernel: Kernel, target: Target) -> int:
+def occupancy(kernel: Kernel, target: Target) -> int:
     """How many blocks of `kernel` one multiprocessor of `target` holds at once, at least 1.
 
     Source of the formula: CUDA programming guide, "Hardware multithreading"; 1 KB of shared memory is CUDA's own for

@@ -18,14 +18,15 @@ from aotmm.errors import ArtifactError
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
-FORMAT = 2
+FORMAT = 3
 MAX_TABLE_BYTES = 32 << 20
-ROWS = (1, 33, 257)  # a model is for C of so many rows or more, up to the next one's
+MIN_M = (1, 33, 257)  # a model is for C of so many rows or more, up to the next one's
 _WIDTHS = (1, 2, 4)
 _MAX_INT = 2**53
 _NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _SAMPLE_FIELDS = 5
+_CONSTANTS = ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
 _MAX_COPIES = 8
 
 
@@ -33,46 +34,45 @@ class Sample(NamedTuple):
     """Median time of one schedule on one shape, in ns.
 
     `split` is the number of slices of K, 1 for kernels that do not split; a split product's time includes the
-    reduction. `programmatic` tells whether it was launched with programmatic stream serialization. `copies` is which
+    reduction. `pdl` tells whether it was launched with pdl stream serialization. `copies` is which
     matrices are copied to aligned places, in the time too: 1 for A, 2 for B, 4 for C.
     """
 
     schedule: str
     split: int
-    programmatic: bool
+    pdl: bool
     copies: int
     ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Constants of the time of one schedule for operands of `width` bytes per element and C from `rows` rows on.
+    """Constants of the time of one schedule for elements of `element_bytes` and an M of at least `min_m`.
 
-    The formula is in `templates/launcher.h.jinja`: base in ns, step in ns per step along K, tile in ns per tile, byte
-    in ns per byte of memory, load in ns per byte that all tiles load. Reduces and copies have base and byte only.
+    The formula is in `templates/launcher.h.jinja`. Reduces and copies have `base_ns` and `ns_per_byte` only.
     """
 
     schedule: str
-    width: int
+    element_bytes: int
     fast_accum: bool
-    rows: int
-    base: float
-    step: float
-    tile: float
-    byte: float
-    load: float
+    min_m: int
+    base_ns: float
+    ns_per_k_step: float
+    ns_per_tile: float
+    ns_per_byte: float
+    ns_per_loaded_byte: float
 
     @property
     def key(self) -> tuple[str, int, bool, int]:
         """What it is for."""
-        return self.schedule, self.width, self.fast_accum, self.rows
+        return self.schedule, self.element_bytes, self.fast_accum, self.min_m
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """One measured shape and all that was measured on it; `held_out` shapes judge the models and do not shape them."""
 
-    width: int
+    element_bytes: int
     layout: str
     fast_accum: bool
     M: int
@@ -111,8 +111,8 @@ class Measured:
 
     Attributes:
         schedules: names, in order.
-        shapes: M, N, K, width, fast_accum, layout (its number), in the launcher's order.
-        times: by shape and schedule: ns, split, programmatic of the best; zeros where there is none.
+        shapes: M, N, K, element_bytes, fast_accum, layout (its number), in the launcher's order.
+        times: by shape and schedule: ns, split, pdl of the best; zeros where there is none.
     """
 
     schedules: list[str]
@@ -123,15 +123,17 @@ class Measured:
 def measured(table: Table, schedules: Collection[str]) -> Measured:
     """What selection takes from `table` for those of `schedules` that it knows."""
     rows = []
-    for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)):
+    for shape in sorted(
+        table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
+    ):
         best = {
-            name: (sample.ns, sample.split, int(sample.programmatic))
+            name: (sample.ns, sample.split, int(sample.pdl))
             for name, sample in shape.best().items()
             if name in schedules and sample.split in (1, *SPLITS)
         }
         if best:
             layout = LAYOUTS.index(shape.layout)
-            rows.append(((shape.M, shape.N, shape.K, shape.width, int(shape.fast_accum), layout), best))
+            rows.append(((shape.M, shape.N, shape.K, shape.element_bytes, int(shape.fast_accum), layout), best))
     names = sorted({name for _, best in rows for name in best})
     return Measured(
         names, [key for key, _ in rows], [[best.get(name, (0, 0, 0)) for name in names] for _, best in rows]
@@ -192,7 +194,7 @@ def parse(data: bytes, where: str) -> Table:
         _shape(row, schedules, f"{where}: shapes[{index}]")
         for index, row in enumerate(_list(body["shapes"], f"{where}: shapes"))
     )
-    _check_unique([(s.width, s.layout, s.fast_accum, s.M, s.N, s.K) for s in shapes], f"{where}: shapes")
+    _check_unique([(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K) for s in shapes], f"{where}: shapes")
     return Table(
         arch=_word(body["arch"], tuple(TARGETS), f"{where}: arch"),
         **{name: _text(body[name], ".{1,200}", f"{where}: {name}") for name in ("device", "driver", "torch", "aotmm")},
@@ -212,12 +214,12 @@ def write(table: Table) -> bytes:
     number = {name: index for index, name in enumerate(schedules)}
     models = [
         {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in sorted(table.models, key=lambda row: (row.width, row.fast_accum, row.schedule, row.rows))
+        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.schedule, row.min_m))
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(Shape)}
         | {"times": [[number[s.schedule], *map(int, s[1:])] for s in sorted(shape.times)]}
-        for shape in sorted(table.shapes, key=lambda s: (s.width, s.fast_accum, s.layout, s.M, s.N, s.K))
+        for shape in sorted(table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K))
     ]
     head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
     lines = [f'"{name}": {_line(value)}' for name, value in {"format": FORMAT, **head, "schedules": schedules}.items()]
@@ -230,10 +232,10 @@ def _model(body: object, where: str) -> Model:
     row = _object(body, Model, where)
     return Model(
         schedule=_text(row["schedule"], _NAME, f"{where}: schedule"),
-        width=_word(row["width"], _WIDTHS, f"{where}: width"),
+        element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
-        rows=_word(row["rows"], ROWS, f"{where}: rows"),
-        **{name: _constant(row[name], f"{where}: {name}") for name in ("base", "step", "tile", "byte", "load")},
+        min_m=_word(row["min_m"], MIN_M, f"{where}: min_m"),
+        **{name: _constant(row[name], f"{where}: {name}") for name in _CONSTANTS},
     )
 
 
@@ -245,7 +247,7 @@ def _shape(body: object, schedules: list[str], where: str) -> Shape:
     )
     _check_unique([sample[:-1] for sample in times], f"{where}: times")
     return Shape(
-        width=_word(row["width"], _WIDTHS, f"{where}: width"),
+        element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
         layout=_word(row["layout"], LAYOUTS, f"{where}: layout"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
         **{name: _int(row[name], 1, f"{where}: {name}") for name in ("M", "N", "K")},
@@ -257,11 +259,11 @@ def _shape(body: object, schedules: list[str], where: str) -> Shape:
 def _sample(body: object, schedules: list[str], where: str) -> Sample:
     items = _list(body, where)
     if len(items) != _SAMPLE_FIELDS:
-        raise ArtifactError(f"{where}: expected [schedule, split, programmatic, copies, ns], found {items!r}")
+        raise ArtifactError(f"{where}: expected [schedule, split, pdl, copies, ns], found {items!r}")
     return Sample(
         schedule=schedules[_word(items[0], range(len(schedules)), f"{where}: schedule")],
         split=_int(items[1], 1, f"{where}: split"),
-        programmatic=bool(_word(items[2], range(2), f"{where}: programmatic")),
+        pdl=bool(_word(items[2], range(2), f"{where}: pdl")),
         copies=_word(items[3], range(_MAX_COPIES), f"{where}: copies"),
         ns=_int(items[4], 1, f"{where}: ns"),
     )

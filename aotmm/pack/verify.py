@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aotmm.errors import ArtifactError
 from aotmm.pack import files as folders
 from aotmm.pack import manifest
-from aotmm.pack.binary import differences, promised, read_image, read_ptx
+from aotmm.pack.binary import differences, guarded, read_image, read_ptx
 from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import target
 
@@ -206,7 +206,7 @@ def _images(whole: Manifest, library: bytes) -> list[str]:
     """Return the faults of the kernels' code in `library`, each by itself."""
     row, violations = target(whole.arch), []
     for kernel in whole.kernels:
-        wanted = promised(kernel, row)
+        wanted = guarded(kernel, row)
         if kernel.shared_bytes > row.shared_bytes:
             violations.append(f"{kernel.name} needs {kernel.shared_bytes} B of shared memory, {row.name} has less")
         for kind, image, reader in ((row.image, kernel.image, read_image), ("ptx", kernel.ptx, read_ptx)):

@@ -76,16 +76,16 @@ class CPlan(Structure):
     """aotmm_plan."""
 
     _fields_ = [
-        *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "programmatic", "measured")),
+        *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "pdl", "measured")),
         ("workspace_bytes", c_uint64),
         *((name, c_int64) for name in ("cost", "panel_m", "panel_n")),
     ]
 
 
-class CVerdict(Structure):
-    """aotmm_verdict."""
+class CEvaluation(Structure):
+    """aotmm_evaluation."""
 
-    _fields_ = [("reason", c_int32), ("promise", c_uint32), ("found", c_int64), ("plan", CPlan)]
+    _fields_ = [("reason", c_int32), ("guard", c_uint32), ("found", c_int64), ("plan", CPlan)]
 
 
 class CModel(Structure):
@@ -93,15 +93,18 @@ class CModel(Structure):
 
     _fields_ = [
         ("schedule", c_char_p),
-        *((name, c_int32) for name in ("width", "fast_accum", "rows")),
-        *((name, c_double) for name in ("base", "step", "tile", "byte", "load")),
+        *((name, c_int32) for name in ("element_bytes", "fast_accum", "min_m")),
+        *(
+            (name, c_double)
+            for name in ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
+        ),
     ]
 
 
 class CTime(Structure):
     """aotmm_time."""
 
-    _fields_ = [("ns", c_uint32), ("split", c_uint16), ("programmatic", c_uint16)]
+    _fields_ = [("ns", c_uint32), ("split", c_uint16), ("pdl", c_uint16)]
 
 
 class CShape(Structure):
@@ -109,7 +112,7 @@ class CShape(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("M", "N", "K")),
-        *((name, c_int32) for name in ("width", "fast_accum", "layout")),
+        *((name, c_int32) for name in ("element_bytes", "fast_accum", "layout")),
     ]
 
 
@@ -150,7 +153,7 @@ class _CLauncher(Structure):
         ("kernel_count", c_uint32),
         ("arch", c_char_p),
         ("kernels", c_void_p),
-        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, c_uint32, POINTER(CVerdict))),
+        ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, c_uint32, POINTER(CEvaluation))),
         ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, POINTER(CPlan))),
         ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),
         ("plan", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_uint64, POINTER(CPlan))),
@@ -232,7 +235,7 @@ class Plan:
         split: slices of K, 1 for a product.
         copies: operands in the workspace: COPY_A | COPY_B | COPY_C.
         grid: blocks of `kernel`, for a whole panel.
-        programmatic: may start before what precedes it on the stream ends.
+        pdl: may start before what precedes it on the stream ends.
         measured: `cost` was measured for this very shape, else it is predicted.
         workspace_bytes: device memory that running it needs.
         cost: ns.
@@ -243,7 +246,7 @@ class Plan:
     split: int = 1
     copies: int = 0
     grid: int = 0
-    programmatic: bool = False
+    pdl: bool = False
     measured: bool = False
     workspace_bytes: int = 0
     cost: int = 0
@@ -270,7 +273,7 @@ class Plan:
     def from_c(cls, plan: CPlan) -> Plan:
         """The same as a value."""
         fields = {name: getattr(plan, name) for name, *_ in CPlan._fields_}
-        return cls(**fields | {name: bool(fields[name]) for name in ("programmatic", "measured")})
+        return cls(**fields | {name: bool(fields[name]) for name in ("pdl", "measured")})
 
     def to_c(self) -> CPlan:
         """The same as the C interface takes it."""
@@ -278,7 +281,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Evaluation:
     """What selection says of one kernel: the best plan with it, or why it does not fit.
 
     `same_types` tells whether it computes products of the problem's types with its epilogue, so that something else is
@@ -295,14 +298,14 @@ class Verdict:
 class Selection:
     """The plan for a problem, and the verdict on every kernel of the pack, in the pack's order."""
 
-    chosen: Verdict | None
-    verdicts: tuple[Verdict, ...]
+    chosen: Evaluation | None
+    evaluations: tuple[Evaluation, ...]
 
     def __str__(self) -> str:
         lines = ["no kernel fits"]
         if self.chosen is not None:
             lines = [f"{self.chosen.kernel.name}: {_described(self.chosen.plan)}"]
-        for verdict in self.verdicts:
+        for verdict in self.evaluations:
             if verdict.same_types and verdict is not self.chosen:
                 why = verdict.rejected or f"fits too, {_described(verdict.plan)}"
                 lines.append(f"  {verdict.kernel.name}: {why}")
@@ -351,15 +354,17 @@ class Launcher:
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
 
-    def check(self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT) -> Verdict:
+    def check(
+        self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT
+    ) -> Evaluation:
         """The best plan with kernel number `kernel` and a workspace of at most that many bytes, or why there is none.
 
         Needs no GPU. Raises ValueError.
         """
-        verdict = CVerdict()
+        verdict = CEvaluation()
         self._raise(self._c.check(byref(problem.to_c()), byref(device), workspace_limit, kernel, byref(verdict)))
         entry = self.kernels[kernel]
-        return Verdict(
+        return Evaluation(
             kernel=entry,
             same_types=verdict.reason not in (OTHER_TYPES, NO_PRODUCT),
             rejected=_reason(entry, verdict, problem),
@@ -375,13 +380,13 @@ class Launcher:
     def explain(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Selection:
         """What selection makes of `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
         numbers = range(len(self.kernels))
-        verdicts = tuple(self.check(problem, device, number, workspace_limit) for number in numbers)
+        evaluations = tuple(self.check(problem, device, number, workspace_limit) for number in numbers)
         try:
             plan = self.select(problem, device, workspace_limit)
         except NoKernelError:
-            return Selection(None, verdicts)
-        chosen = replace(verdicts[plan.kernel], rejected=None, plan=plan)
-        return Selection(chosen, (*verdicts[: plan.kernel], chosen, *verdicts[plan.kernel + 1 :]))
+            return Selection(None, evaluations)
+        chosen = replace(evaluations[plan.kernel], rejected=None, plan=plan)
+        return Selection(chosen, (*evaluations[: plan.kernel], chosen, *evaluations[plan.kernel + 1 :]))
 
     def plan(self, problem: Problem, ordinal: int, workspace_limit: int) -> Plan:
         """The best plan on device `ordinal`. Raises NoKernelError, DriverError, ValueError."""
@@ -392,7 +397,7 @@ class Launcher:
     def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
         """Launches `plan` with `workspace` bytes of device memory at that address.
 
-        Only kernel, split, copies, programmatic, workspace_bytes, panel_m and panel_n of the plan count.
+        Only kernel, split, copies, pdl, workspace_bytes, panel_m and panel_n of the plan count.
 
         Raises:
             NoKernelError: the plan does not fit the problem. DriverError, ValueError.
@@ -404,7 +409,7 @@ class Launcher:
         self._raise(self._c.matmul(byref(problem.to_c()), ordinal, stream))
 
     def launch(self, kernel: int, problem: Problem, ordinal: int, stream: int) -> None:
-        """Launches kernel number `kernel`, a product, after checking its promises. Raises as `run`."""
+        """Launches kernel number `kernel`, a product, after checking its guards. Raises as `run`."""
         self.run(Plan(kernel), problem, ordinal, stream)
 
     def retune(self, table: Table) -> None:
@@ -449,21 +454,21 @@ def _described(plan: Plan | None) -> str:
     return f"{' + '.join(plan.launches)}{panels}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
 
 
-def _reason(kernel: Kernel, verdict: CVerdict, problem: Problem) -> str | None:
+def _reason(kernel: Kernel, verdict: CEvaluation, problem: Problem) -> str | None:
     found = verdict.found
     if verdict.reason == BROKEN_PROMISE:
-        promise = kernel.promises[verdict.promise]
+        guard = kernel.guards[verdict.guard]
         words = {
-            "equals": f"not {promise.operand}",
-            "multiple_of": f"not divisible by {promise.operand}",
-            "below": f"not below {promise.operand}",
-            "at_least": f"below {promise.operand}",
+            "equals": f"not {guard.operand}",
+            "multiple_of": f"not divisible by {guard.operand}",
+            "below": f"not below {guard.operand}",
+            "at_least": f"below {guard.operand}",
         }
-        size = _SIZE_OF.get(promise.value)
-        if promise.relation == "multiple_of" and size is not None and getattr(problem, size) == found:
+        size = _SIZE_OF.get(guard.value)
+        if guard.relation == "multiple_of" and size is not None and getattr(problem, size) == found:
             # what the user knows, and could change, is the size
-            return f"{size}={found}, which is {promise.value} too, is {words['multiple_of']}"
-        return f"{promise.value}={found} is {words[promise.relation]}"
+            return f"{size}={found}, which is {guard.value} too, is {words['multiple_of']}"
+        return f"{guard.value}={found} is {words[guard.relation]}"
     reasons = {
         OTHER_TYPES: f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}",
         TOO_MUCH_SHARED: f"needs {kernel.shared_bytes} B of shared memory per block, the device has {found} B",

@@ -23,17 +23,17 @@ class Candidate:
     plan: Plan
 
     def plain(self) -> Candidate:
-        """The same without programmatic launches."""
-        return replace(self, plan=replace(self.plan, programmatic=False))
+        """The same without pdl launches."""
+        return replace(self, plan=replace(self.plan, pdl=False))
 
     def sample(self, ns: float) -> Sample:
         """Its time as a table holds it."""
         plan = self.plan
-        return Sample(self.schedule, plan.split, plan.programmatic, plan.copies, max(1, round(ns)))
+        return Sample(self.schedule, plan.split, plan.pdl, plan.copies, max(1, round(ns)))
 
     def __str__(self) -> str:
         plan = self.plan
-        return f"split {plan.split}, copies {plan.copies}" + ", programmatic" * plan.programmatic
+        return f"split {plan.split}, copies {plan.copies}" + ", pdl" * plan.pdl
 
 
 def output_of(launcher: Launcher, dtype: str) -> str:
@@ -85,7 +85,7 @@ def candidates(
     found = []
     for schedule, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
-        launches = (False, True) if kernel.programmatic else (False,)
+        launches = (False, True) if kernel.pdl else (False,)
         config = kernel.config
         tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
         slab = 4 * tiles * config.block_m * config.block_n
@@ -96,7 +96,7 @@ def candidates(
             splits = [split for split in SPLITS if split <= min(most, enough) and split * slab <= WORKSPACE_LIMIT]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab
-            for programmatic in launches:
-                variant = replace(plan, split=split, programmatic=programmatic, workspace_bytes=workspace)
+            for pdl in launches:
+                variant = replace(plan, split=split, pdl=pdl, workspace_bytes=workspace)
                 found.append(Candidate(kernel.family, schedule, variant))
     return found

@@ -1,4 +1,4 @@
-"""What is measured: the products of the sweeps, as one type of each width multiplies them."""
+"""What is measured: the products of the sweeps, as one type of each element_bytes multiplies them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.shapes import Shapes, Sweep
 
-# Types that stand for all of their width: their speed is that of the tensor cores and of memory. In this order.
+# Types that stand for all of their element_bytes: their speed is that of the tensor cores and of memory. In this order.
 TUNABLE = ("fp16", "bf16", "fp8e4", "fp8e5")
 DEFAULTS = ("fp16", "fp8e4")
 NARROW_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte types
@@ -36,7 +36,7 @@ class Case:
         return f"{self.M}x{self.N}x{self.K} {self.layout} {self.dtype}" + " fast" * self.fast_accum
 
     @property
-    def width(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes of an element of A and B."""
         return DTYPES[self.dtype].bytes
 
@@ -47,7 +47,7 @@ def cases(shapes: Shapes, dtypes: Iterable[str], target: Target) -> list[Case]:
     The sweeps and types are mixed evenly, so that a run that stops anywhere has seen the same part of each.
 
     Raises:
-        SpecError: a type that cannot be tuned or that the arch does not have, or two of one width.
+        SpecError: a type that cannot be tuned or that the arch does not have, or two of one element_bytes.
     """
     wanted = tuple(dtypes) or tuple(name for name in DEFAULTS if name in target.dtypes)
     for name in wanted:
@@ -56,7 +56,7 @@ def cases(shapes: Shapes, dtypes: Iterable[str], target: Target) -> list[Case]:
             raise SpecError(f"dtype {name!r} cannot be tuned on {target.name}; these can: {able}")
     widths = [DTYPES[name].bytes for name in wanted]
     if len(set(widths)) != len(widths):
-        raise SpecError(f"a table has one type of each width, found {', '.join(wanted)}; tune one of them")
+        raise SpecError(f"a table has one type of each element_bytes, found {', '.join(wanted)}; tune one of them")
     placed: dict[Case, float] = {}
     for name in wanted:
         for sweep in shapes.sweeps:

@@ -41,18 +41,21 @@ class Point(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """base in ns, step in ns per step along K, tile in ns per tile, byte and load in ns per byte of either."""
+    """Constants of `Model`, in ns."""
 
-    base: float
-    step: float
-    tile: float
-    byte: float
-    load: float
+    base_ns: float
+    ns_per_k_step: float
+    ns_per_tile: float
+    ns_per_byte: float
+    ns_per_loaded_byte: float
 
     def time(self, waves: int, steps: int, bytes_moved: int, loads: int) -> float:
         """Predicted time in ns."""
-        busy, moving = waves * (steps * self.step + self.tile), bytes_moved * self.byte + loads * self.load
-        return self.base + max(busy, moving) + _SERIAL * min(busy, moving)
+        busy, moving = (
+            waves * (steps * self.ns_per_k_step + self.ns_per_tile),
+            bytes_moved * self.ns_per_byte + loads * self.ns_per_loaded_byte,
+        )
+        return self.base_ns + max(busy, moving) + _SERIAL * min(busy, moving)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from aotmm.runtime.launcher import CDevice, Launcher
 from aotmm.tune.candidates import output_of, problem_of
 from aotmm.tune.cases import Case
 
-_ALIGNED = 4096  # an address that breaks no promise
-MOST_MEAN = 1.005  # regret that leaving out schedules may cost, over all shapes of their width
+_ALIGNED = 4096  # an address that breaks no guard
+MOST_MEAN = 1.005  # regret that leaving out schedules may cost, over all shapes of their element_bytes
 MOST_WORST = 1.05  # and on any one of them
 
 
@@ -64,7 +64,7 @@ class Regret:
 def held_out_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict[int, str]) -> Regret:
     """The regret on the held-out shapes of a selection that knows the models and the other shapes.
 
-    `dtypes` has the type that was measured for each width. Needs no GPU. The launcher is left with `table`.
+    `dtypes` has the type that was measured for each element_bytes. Needs no GPU. The launcher is left with `table`.
     """
     known = tuple(shape for shape in table.shapes if not shape.held_out)
     held_out = [shape for shape in table.shapes if shape.held_out]
@@ -80,17 +80,17 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 def _regret(
     launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[Shape], after: Table, dtypes: dict[int, str]
 ) -> Regret:
-    rows = {(s.width, s.layout, s.M, s.N, s.K, s.fast_accum): s.times for s in after.shapes}
+    rows = {(s.element_bytes, s.layout, s.M, s.N, s.K, s.fast_accum): s.times for s in after.shapes}
     launcher.retune(by)
     try:
         choices = []
         for shape in shapes:
             # Products that allow fast sums can have precise ones, which have rows of their own.
             kinds = (False, True) if shape.fast_accum else (False,)
-            product = (shape.width, shape.layout, shape.M, shape.N, shape.K)
+            product = (shape.element_bytes, shape.layout, shape.M, shape.N, shape.K)
             times = {fast: rows.get((*product, fast), ()) for fast in kinds}
             if any(times.values()):
-                choices.append(_choice(launcher, device, shape, times, dtypes[shape.width]))
+                choices.append(_choice(launcher, device, shape, times, dtypes[shape.element_bytes]))
         return Regret(tuple(choices))
     finally:
         launcher.retune(after)
@@ -105,9 +105,9 @@ def _choice(
     kernel = launcher.kernels[plan.kernel]
     best = min((sample for samples in times.values() for sample in samples), key=lambda sample: sample.ns)
     text = kernel.schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
-    text += " programmatic" * plan.programmatic
+    text += " pdl" * plan.pdl
     for sample in times[kernel.fast_accum]:
-        if sample[:-1] == (kernel.schedule, plan.split, plan.programmatic, plan.copies):
+        if sample[:-1] == (kernel.schedule, plan.split, plan.pdl, plan.copies):
             return Choice(shape, text, sample.ns / best.ns, best)
     return Choice(shape, text, None, best)
 
@@ -115,14 +115,14 @@ def _choice(
 class Spared(NamedTuple):
     """A schedule that could be left out, with the regret of having left out all up to it."""
 
-    width: int
+    element_bytes: int
     schedule: str
     mean: float
     worst: float
 
 
 def spare(shapes: Iterable[Shape]) -> list[Spared]:
-    """Schedules whose absence costs next to nothing, by width, in the order in which to drop them.
+    """Schedules whose absence costs next to nothing, by element_bytes, in the order in which to drop them.
 
     Greedy: whichever costs least goes first, until the next one would cost more than `MOST_MEAN` on average or
     `MOST_WORST` somewhere. A schedule that is alone on a shape stays.
@@ -133,11 +133,11 @@ def spare(shapes: Iterable[Shape]) -> list[Spared]:
         for sample in shape.times:
             times[sample.schedule] = min(sample.ns, times.get(sample.schedule, sample.ns))
         if times:
-            by_width.setdefault(shape.width, []).append(times)
-    return [row for width, rows in sorted(by_width.items()) for row in _spare(width, rows)]
+            by_width.setdefault(shape.element_bytes, []).append(times)
+    return [row for element_bytes, rows in sorted(by_width.items()) for row in _spare(element_bytes, rows)]
 
 
-def _spare(width: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
+def _spare(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
     best = [min(times.values()) for times in rows]
     left = {schedule for times in rows for schedule in times}
     while left:
@@ -146,7 +146,7 @@ def _spare(width: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
         if mean > MOST_MEAN or worst > MOST_WORST:
             return
         left.remove(schedule)
-        yield Spared(width, schedule, mean, worst)
+        yield Spared(element_bytes, schedule, mean, worst)
 
 
 def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:

@@ -78,7 +78,7 @@ class GpuMeasurer:
         random = self._random.get(case.dtype)
         if random is None or random.numel() * random.itemsize < 2 * (a + b):
             self._random.clear()
-            count = max(self._pool, 2 * (a + b)) // case.width
+            count = max(self._pool, 2 * (a + b)) // case.element_bytes
             random = self._random[case.dtype] = normal(count, case.dtype, "cuda")
         if self._results.numel() < 2 * c:
             self._results = torch.empty(max(self._pool, 2 * c), dtype=torch.uint8, device="cuda")
@@ -113,7 +113,7 @@ class Operands:
 
     def reference(self) -> torch.Tensor:
         """What C of set 0 must be, in fp32."""
-        case, start = self.case, self.sizes[0] // self.case.width
+        case, start = self.case, self.sizes[0] // self.case.element_bytes
         a = self.random[: case.M * case.K].float()
         b = self.random[start : start + case.K * case.N].float()
         a = a.view(case.M, case.K) if case.layout[0] == "n" else a.view(case.K, case.M).T
@@ -146,7 +146,7 @@ class _GpuTimer:
     def error(self, candidate: Candidate) -> str | None:  # noqa: ARG002 - it was the last to write set 0
         """As `race.Timer.error`."""
         case = self._operands.case
-        most = _NARROW_TOLERANCE[case.fast_accum] if case.width == 1 else _TOLERANCE[self._operands.dtype_c]
+        most = _NARROW_TOLERANCE[case.fast_accum] if case.element_bytes == 1 else _TOLERANCE[self._operands.dtype_c]
         error = float(((self._operands.result() - self._want).abs() / self._size).max())
         return None if error <= most else f"error {error:.3g}, rounding alone is below {most:.3g}"
 
@@ -172,7 +172,11 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 def sizes_of(case: Case, dtype_c: str) -> tuple[int, int, int]:
     """Bytes of A, B and C, each up to where the next one may begin."""
-    counts = (case.M * case.K * case.width, case.K * case.N * case.width, case.M * case.N * DTYPES[dtype_c].bytes)
+    counts = (
+        case.M * case.K * case.element_bytes,
+        case.K * case.N * case.element_bytes,
+        case.M * case.N * DTYPES[dtype_c].bytes,
+    )
     a, b, c = (-(-count // _ALIGNMENT) * _ALIGNMENT for count in counts)
     return a, b, c
 

@@ -11,15 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from aotmm.pack.schema import Kernel, resident
-from aotmm.pack.table import ROWS, Model, Sample, Shape
+from aotmm.pack.schema import Kernel, occupancy
+from aotmm.pack.table import MIN_M, Model, Sample, Shape
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 
 # Below which selection launches a product programmatically that was not measured, and one whose units leave no room for
 # those of the next launch.
-_PROGRAMMATIC_NS, _FULL_PROGRAMMATIC_NS = 50_000, 12_000
+_PDL_NS, _FULL_PDL_NS = 50_000, 12_000
 _LINE_BYTES, _SPLIT_LINES = 128, 3  # of caches; how many times a load counts that lies across them
 _SUM_BYTES = 4  # of an element of partial sums
 _OUTPUT_BYTES = 2  # of an element of C: what is measured writes fp16 or bf16
@@ -38,7 +38,7 @@ class Key(NamedTuple):
     """What shares constants."""
 
     schedule: str
-    width: int
+    element_bytes: int
     fast_accum: bool
 
 
@@ -73,12 +73,12 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
     copied: dict[Key, list[_Timed]] = {}
     for shape in shapes:
         best = min((sample.ns for sample in shape.times), default=0)
-        early = {(sample[:2], sample.copies): sample.ns for sample in shape.times if sample.programmatic}
+        early = {(sample[:2], sample.copies): sample.ns for sample in shape.times if sample.pdl}
         for sample in shape.times:
-            key = Key(sample.schedule, shape.width, shape.fast_accum)
+            key = Key(sample.schedule, shape.element_bytes, shape.fast_accum)
             if key in kinds:
                 row = _Timed(shape, sample, kinds[key], max(_LEAST_WEIGHT, (best / sample.ns) ** 3))
-                if sample.programmatic == _is_early(row, early.get((sample[:2], sample.copies), math.inf), gpu):
+                if sample.pdl == _is_early(row, early.get((sample[:2], sample.copies), math.inf), gpu):
                     (copied if sample.copies else plain).setdefault(key, []).append(row)
     reduce = _fit_reduce([rows for rows in plain.values() if rows[0].kernel.role == "partial"], gpu)
     found = _fit_all(plain, gpu, reduce)
@@ -86,13 +86,13 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
     fitted = [
         Fitted(Model(*key, rows, *result.constants), len(plain[key]), result.error)
         for key, results in sorted(found.items())
-        for rows, result in zip(ROWS, results, strict=True)
+        for rows, result in zip(MIN_M, results, strict=True)
     ]
     for role, helper, rows in (("reduce", reduce, plain), ("copy", copy, copied)):
         if helper is not None:
             count = sum(len(timed) for key, timed in rows.items() if role == "copy" or kinds[key].role == "partial")
             keys = sorted({_key(kernel) for kernel in kernels if kernel.role == role})
-            fitted += [Fitted(Model(*key, rows, *helper), count, None) for key in keys for rows in ROWS]
+            fitted += [Fitted(Model(*key, rows, *helper), count, None) for key in keys for rows in MIN_M]
     return fitted
 
 
@@ -104,12 +104,12 @@ def _is_early(row: _Timed, early: float, gpu: Gpu) -> bool:
     """Whether selection launches programmatically what was not measured and then takes `early` ns."""
     slots = _slots(row.kernel, gpu)
     full = slots // 2 < _tiles(row) * row.sample.split <= slots
-    return row.kernel.role == "product" and early < (_FULL_PROGRAMMATIC_NS if full else _PROGRAMMATIC_NS)
+    return row.kernel.role == "product" and early < (_FULL_PDL_NS if full else _PDL_NS)
 
 
 def _slots(kernel: Kernel, gpu: Gpu) -> int:
     """Units of work that the GPU takes at once."""
-    return max(1, gpu.multiprocessors * resident(kernel, gpu.target) // kernel.num_ctas)
+    return max(1, gpu.multiprocessors * occupancy(kernel, gpu.target) // kernel.num_ctas)
 
 
 def _tiles(row: _Timed) -> int:
@@ -175,7 +175,7 @@ def _time(point: Point, constants: Constants) -> float:
 def _product(row: _Timed) -> _Product:
     """What is computed; sums may be fast or precise."""
     shape = row.shape
-    return shape.width, shape.layout, shape.M, shape.N, shape.K
+    return shape.element_bytes, shape.layout, shape.M, shape.N, shape.K
 
 
 def _point(row: _Timed, gpu: Gpu, reduce: Constants | None) -> Point:
@@ -186,8 +186,10 @@ def _point(row: _Timed, gpu: Gpu, reduce: Constants | None) -> Point:
     steps = math.ceil(math.ceil(shape.K / config.block_k) / split)
     waves = math.ceil(units / _slots(kernel, gpu))
     lines = _lines(row)
-    loads = units * steps * config.block_k * (config.block_m * lines[0] + config.block_n * lines[1]) * shape.width
-    moved = (shape.M * shape.K + shape.K * shape.N) * shape.width
+    loads = (
+        units * steps * config.block_k * (config.block_m * lines[0] + config.block_n * lines[1]) * shape.element_bytes
+    )
+    moved = (shape.M * shape.K + shape.K * shape.N) * shape.element_bytes
     known = 0.0
     if kernel.role == "partial":
         moved += units * config.block_m * config.block_n * _SUM_BYTES
@@ -203,7 +205,8 @@ def _lines(row: _Timed) -> tuple[int, int]:
     shape, copies = row.shape, row.sample.copies
     pitches = (shape.K if shape.layout[0] == "n" else shape.M, shape.N if shape.layout[1] == "n" else shape.K)
     split_a, split_b = (
-        pitch * shape.width % _LINE_BYTES > 0 and not copies >> operand & 1 for operand, pitch in enumerate(pitches)
+        pitch * shape.element_bytes % _LINE_BYTES > 0 and not copies >> operand & 1
+        for operand, pitch in enumerate(pitches)
     )
     return _SPLIT_LINES if split_a else 1, _SPLIT_LINES if split_b else 1
 
@@ -230,10 +233,10 @@ def _fit_copy(
         for row in rows:
             point = _point(row, gpu, reduce)
             shape = row.shape
-            rest = point.ns - _time(point, models[key][bisect_right(ROWS, shape.M) - 1].constants)
+            rest = point.ns - _time(point, models[key][bisect_right(MIN_M, shape.M) - 1].constants)
             sizes = (
-                shape.M * shape.K * shape.width,
-                shape.K * shape.N * shape.width,
+                shape.M * shape.K * shape.element_bytes,
+                shape.K * shape.N * shape.element_bytes,
                 shape.M * shape.N * _OUTPUT_BYTES,
             )
             moved = [2 * size for bit, size in enumerate(sizes) if row.sample.copies >> bit & 1]

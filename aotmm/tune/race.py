@@ -47,14 +47,14 @@ def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], No
     """Times `chosen`, those that are expected to be fast first, and calls `tell` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
-    with programmatic launches. Nothing of a schedule that is wrong anywhere counts.
+    with pdl launches. Nothing of a schedule that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
     slow: list[tuple[Candidate, float]] = []
     contenders: list[_Contender] = []
     best = math.inf
     for candidate in chosen:
-        if candidate.schedule in wrong or (candidate.plan.programmatic and candidate.plain() in dict(slow)):
+        if candidate.schedule in wrong or (candidate.plan.pdl and candidate.plain() in dict(slow)):
             continue
         tell(Running(candidate.family, candidate.schedule, str(candidate)))
         found = _try(candidate, timer, best)

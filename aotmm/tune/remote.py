@@ -14,13 +14,13 @@ from aotmm.pack.manifest import FILE_NAME, MAX_MANIFEST_BYTES
 from aotmm.runtime.devices import device
 from aotmm.runtime.pack import Pack, read_verified
 from aotmm.tune.measure import GpuMeasurer
-from aotmm.tune.workers import PATIENCE, measuring
-from aotmm.workers.pool import Make, Tell, Worker, local
+from aotmm.tune.workers import TIMEOUTS, measuring
+from aotmm.workers.pool import Heartbeat, Worker, WorkerFactory, local
 
 Files = dict[str, bytes]
 
 
-def maker(pack: Pack) -> Make:
+def maker(pack: Pack) -> WorkerFactory:
     """Makes what measures `pack` on the first GPU that a process sees, on any machine. Raises ArtifactError."""
     return functools.partial(measuring, functools.partial(_measurer, packed(pack)))
 
@@ -44,9 +44,9 @@ def gpu_facts() -> dict[str, str]:
     """Driver, torch, and the first GPU that this process sees; asked in another process, which then lets go of it.
 
     Raises:
-        LostError: there is no GPU.
+        WorkerDiedError: there is no GPU.
     """
-    with local([_telling], PATIENCE) as crew:
+    with local([_telling], TIMEOUTS) as crew:
         found: dict[str, str] = crew.submit(None).result()
     return found
 
@@ -66,7 +66,7 @@ def _measurer(files: Files) -> GpuMeasurer:
 
 
 def _telling() -> Worker:
-    def work(_task: None, _tell: Tell) -> dict[str, str]:
+    def work(_task: None, _tell: Heartbeat) -> dict[str, str]:
         gpu = device(0)
         return {"GPU": gpu.name, "arch": gpu.arch, "driver": driver(), "torch": torch.__version__}
 

@@ -29,9 +29,9 @@ from aotmm.tune.models import Fitted, Gpu, fit_models
 from aotmm.tune.record import Head, Record
 from aotmm.tune.remote import driver
 from aotmm.tune.shapes import Shapes
-from aotmm.tune.workers import PATIENCE, Done, device_of, measure_all, measuring
+from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
-from aotmm.workers.pool import Crew, local
+from aotmm.workers.pool import WorkerPool, local
 
 Progress = Callable[[int, int, str], None]  # cases done, all cases, what happened last
 
@@ -52,7 +52,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Evaluation:
     """How good a table is.
 
     Attributes:
@@ -78,7 +78,7 @@ def tune(
     budget_s: float,
     scheduler: str | None = None,
     progress: Progress,
-) -> tuple[Measured, Verdict]:
+) -> tuple[Measured, Evaluation]:
     """Measures the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and writes the table `out`.
 
     Of `packs` the one that suits a GPU best serves it. Samples are kept beside `out` while cases are left to measure;
@@ -107,7 +107,7 @@ def tune(
             shapes.held_out_seed,
         )
         measured = measure(wanted, crew, head, record, budget_s=budget_s, progress=progress)
-    done, verdict = fit(pack, table_of(measured), device, {case.width: case.dtype for case in wanted})
+    done, verdict = fit(pack, table_of(measured), device, {case.element_bytes: case.dtype for case in wanted})
     write(done, out)
     if measured.complete:
         record.unlink()
@@ -115,19 +115,19 @@ def tune(
 
 
 @contextmanager
-def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[Crew, dict[str, str]]]:
+def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
     """A crew of this machine's GPUs, and what they are. Raises NoKernelError."""
     gpus = serving(pack, packs)
     facts = {"GPU": gpus[0].name, "driver": driver(), "torch": torch.__version__}
     makers = [partial(measuring, partial(GpuMeasurer, pack.folder, gpu.ordinal)) for gpu in gpus]
-    with local(makers, PATIENCE) as crew:
+    with local(makers, TIMEOUTS) as crew:
         yield crew, facts
 
 
 @contextmanager
-def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[Crew, dict[str, str]]]:
+def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
     """A crew of the cluster's GPUs, and what they are. Raises AotmmError, NoKernelError."""
-    with cluster(scheduler, remote.maker(pack), PATIENCE, remote.gpu_facts, {}, gpus=True) as crew:
+    with cluster(scheduler, remote.maker(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as crew:
         name, arch = crew.facts["GPU"], crew.facts["arch"]
         best = best_pack(packs, arch)
         if best is None or best[0] is not pack:
@@ -135,7 +135,7 @@ def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[
         yield crew, crew.facts
 
 
-def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Verdict:
+def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Evaluation:
     """Fits the models of the table in `path` again, to the samples that it has. Needs no GPU.
 
     Raises:
@@ -160,7 +160,7 @@ def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
 
 def measure(
     wanted: Sequence[Case],
-    crew: Crew,
+    crew: WorkerPool,
     head: Head,
     path: Path,
     *,
@@ -204,7 +204,7 @@ def table_of(measured: Measured) -> Table:
         models=(),
         shapes=tuple(
             Shape(
-                width=case.width,
+                element_bytes=case.element_bytes,
                 layout=case.layout,
                 fast_accum=case.fast_accum,
                 M=case.M,
@@ -218,17 +218,17 @@ def table_of(measured: Measured) -> Table:
     )
 
 
-def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Verdict]:
+def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Evaluation]:
     """`raw` with models fitted to the shapes that are not held out, and how good that is. Needs no GPU.
 
-    `dtypes` has the type that was measured for each width. The pack's launcher is left with the new table.
+    `dtypes` has the type that was measured for each element_bytes. The pack's launcher is left with the new table.
     """
     launcher = pack.launcher
     training = [shape for shape in raw.shapes if not shape.held_out]
     found = fit_models(launcher.kernels, Gpu(target(pack.arch), device.multiprocessors), training)
     # As it will be read: what is judged is what is written.
     done = table.parse(table.write(replace(raw, models=tuple(row.model for row in found))), "the new table")
-    return done, Verdict(
+    return done, Evaluation(
         held_out=judge.held_out_regret(launcher, device, done, dtypes),
         models=judge.model_regret(launcher, device, done, dtypes),
         spared=tuple(judge.spare(done.shapes)),

@@ -7,21 +7,21 @@ from dataclasses import asdict
 from typing import Any
 
 from aotmm.tune.judge import MOST_MEAN, MOST_WORST, Choice, Regret
-from aotmm.tune.session import Measured, Verdict
+from aotmm.tune.session import Evaluation, Measured
 
 TARGETS = (1.03, 1.15)  # mean and worst regret that selection is to keep to on shapes that it has not seen
 _SHOWN = 10  # choices of the largest regret
 
 
-def text(measured: Measured | None, verdict: Verdict) -> Iterator[str]:
+def text(measured: Measured | None, verdict: Evaluation) -> Iterator[str]:
     """Lines: what was measured, if anything was; errors of the models, regret of selection, what could be left out."""
     if measured is not None:
         yield from _measured_text(measured)
     for row in verdict.fitted:
         model = row.model
-        what = f"width {model.width}" + ", fast" * model.fast_accum + f", from {model.rows} rows on"
-        constants = f"{model.base:.0f} ns, {model.step:.1f}/step, {model.tile:.0f}/tile"
-        constants += f", {model.byte:.3g}/byte, {model.load:.3g}/byte loaded"
+        what = f"element_bytes {model.element_bytes}" + ", fast" * model.fast_accum + f", from {model.min_m} rows on"
+        constants = f"{model.base_ns:.0f} ns, {model.ns_per_k_step:.1f}/step, {model.ns_per_tile:.0f}/tile"
+        constants += f", {model.ns_per_byte:.3g}/byte, {model.ns_per_loaded_byte:.3g}/byte loaded"
         error = "" if row.error is None else f", error {row.error:.1%}"
         yield f"model {model.schedule} ({what}): {constants}; {row.samples} samples{error}"
     yield from _regret_text("models alone, shapes they were fitted to", verdict.models)
@@ -29,10 +29,10 @@ def text(measured: Measured | None, verdict: Verdict) -> Iterator[str]:
     yield f"targets on held-out shapes: mean {TARGETS[0]}, worst {TARGETS[1]}"
     yield f"could be left out one after the other, mean regret up to {MOST_MEAN}, worst up to {MOST_WORST}:"
     for spared in verdict.spared:
-        yield f"  {spared.schedule} (width {spared.width}): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
+        yield f"  {spared.schedule} ({spared.element_bytes} bytes): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
 
 
-def body(measured: Measured | None, verdict: Verdict) -> dict[str, Any]:
+def body(measured: Measured | None, verdict: Evaluation) -> dict[str, Any]:
     """The same for JSON."""
     found: dict[str, Any] = {}
     if measured is not None:
@@ -80,7 +80,7 @@ def _regret_text(title: str, regret: Regret) -> Iterator[str]:
 
 def _choice_text(choice: Choice) -> str:
     shape, best = choice.shape, choice.best
-    what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} width {shape.width}" + " fast" * shape.fast_accum
+    what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} of {shape.element_bytes} bytes" + " fast" * shape.fast_accum
     regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"
-    how = f" split {best.split}" * (best.split > 1) + " programmatic" * best.programmatic
+    how = f" split {best.split}" * (best.split > 1) + " pdl" * best.pdl
     return f"{regret}  {what}: {choice.chosen}, best {best.schedule}{how} {best.ns / 1000:.2f} us"

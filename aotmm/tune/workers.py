@@ -17,10 +17,10 @@ from aotmm.errors import AotmmError
 from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
 from aotmm.tune.cases import Case
-from aotmm.workers.pool import Crew, LostError, Patience, Tell, Worker
+from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool
 
 _STRIKES = 2  # schedules of one family that hang before all of it is left out
-PATIENCE = Patience()
+TIMEOUTS = Timeouts()
 
 
 class Running(NamedTuple):
@@ -67,28 +67,28 @@ def measuring(make: Callable[[], Measurer]) -> Worker:
     """Starts a process with what `make` gives; its tasks are cases with what is left out, and that of `device_of`."""
     measurer = make()
 
-    def work(task: tuple[Case, frozenset[str]] | None, tell: Tell) -> Outcome | CDevice:
+    def work(task: tuple[Case, frozenset[str]] | None, tell: Heartbeat) -> Outcome | CDevice:
         return measurer.device if task is None else measurer.measure(*task, tell)
 
     return work
 
 
-def device_of(crew: Crew) -> CDevice:
+def device_of(crew: WorkerPool) -> CDevice:
     """Facts of the GPUs of a crew, which are of one model. Raises AotmmError if its processes cannot start."""
     try:
         found: CDevice = crew.submit(None).result()
-    except LostError as error:
+    except WorkerDiedError as error:
         raise AotmmError(f"a measuring process failed before its first case: {error.why}") from error
     return found
 
 
 def measure_all(
     cases: Sequence[Case],
-    crew: Crew,
+    crew: WorkerPool,
     *,
     left_out: frozenset[str] = frozenset(),
     deadline: float = float("inf"),
-    stall_s: float = PATIENCE.stall_s,
+    stall_s: float = TIMEOUTS.stall_s,
 ) -> Iterator[Done | LeftOut]:
     """Measures `cases` with a crew whose processes are made by `measuring`, and yields what happens as it happens.
 
@@ -115,7 +115,7 @@ def measure_all(
             case = running.pop(future)
             try:
                 outcome: Outcome = future.result()
-            except LostError as error:
+            except WorkerDiedError as error:
                 yield from book.lost(case, error)
                 waiting.appendleft(case)
                 continue
@@ -130,7 +130,7 @@ class _Book(NamedTuple):
     left_out: set[str]
     strikes: dict[str, int]
 
-    def lost(self, case: Case, error: LostError) -> Iterator[LeftOut]:
+    def lost(self, case: Case, error: WorkerDiedError) -> Iterator[LeftOut]:
         """Leaves out what was running when a process was lost."""
         if error.last is None:
             raise AotmmError(f"a measuring process failed before the first kernel of {case}: {error.why}") from error

@@ -22,7 +22,7 @@ from typing import Any
 
 from aotmm import __version__
 from aotmm.errors import AotmmError
-from aotmm.workers.pool import Children, LostError, Make, Patience
+from aotmm.workers.pool import Timeouts, WorkerDiedError, WorkerFactory, WorkerProcesses
 
 Facts = dict[str, str]
 
@@ -34,7 +34,13 @@ _FAREWELL_S = 10.0
 
 @contextmanager
 def cluster(
-    scheduler: str, make: Make, patience: Patience, facts: Callable[[], Facts], expected: Facts, *, gpus: bool = False
+    scheduler: str,
+    make: WorkerFactory,
+    patience: Timeouts,
+    facts: Callable[[], Facts],
+    expected: Facts,
+    *,
+    gpus: bool = False,
 ) -> Iterator[Cluster]:
     """A crew of the workers of the Dask cluster at `scheduler`; who joins later takes part too.
 
@@ -94,7 +100,7 @@ class Cluster:
         self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # what Dask has, and where it should go
 
     def submit(self, task: Any) -> Future[Any]:
-        """As `Crew.submit`; `task` is pickled. Its result may also be an AotmmError, where a worker is refused."""
+        """As `WorkerPool.submit`; `task` is pickled. Its result may be an AotmmError: a worker is refused."""
         result: Future[Any] = Future()
         self._send(result, pickle.dumps(task), ())
         return result
@@ -105,7 +111,7 @@ class Cluster:
         return len(found) if self._gpus else sum(row["nthreads"] for row in found)
 
     def start(
-        self, scheduler: str, make: Make, patience: Patience, facts: Callable[[], Facts], expected: Facts
+        self, scheduler: str, make: WorkerFactory, patience: Timeouts, facts: Callable[[], Facts], expected: Facts
     ) -> None:
         """Waits for a worker, compares all that are there, and gives them what their processes are made by."""
         from distributed import TimeoutError as NoneCame
@@ -196,28 +202,28 @@ class Cluster:
                 self._send(result, task, (*lost, done.address))
             elif isinstance(done, _Lost):
                 why = f"{done.why}, on {done.address}"
-                result.set_exception(LostError(why, done.last, starved=done.starved))
+                result.set_exception(WorkerDiedError(why, done.last, starved=done.starved))
             elif isinstance(done, _Refused):
                 result.set_exception(AotmmError(f"a worker that joined later cannot be used:\n{done.why}"))
             else:
                 result.set_result(done)
         except Exception as error:  # noqa: BLE001 (as Dask has it: workers died again and again, or the scheduler did)
-            result.set_exception(LostError(f"the cluster gave it up: {type(error).__name__}: {error}"))
+            result.set_exception(WorkerDiedError(f"the cluster gave it up: {type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Contract:
     """What a worker needs of a crew, beside its tasks."""
 
-    make: Make
-    patience: Patience
+    make: WorkerFactory
+    patience: Timeouts
     facts: Callable[[], Facts]
     agreed: Facts
 
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A LostError with the worker's address. Dask knows no third way between a result and an error to log."""
+    """A WorkerDiedError with the worker's address. Dask knows no third way between a result and an error to log."""
 
     address: str
     why: str
@@ -250,7 +256,7 @@ def _facts(further: Callable[[], Facts]) -> Facts:
 
 
 # The children of each crew, in a worker's process.
-_children: dict[str, Children] = {}
+_children: dict[str, WorkerProcesses] = {}
 _lock = threading.Lock()
 
 
@@ -269,11 +275,11 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
             refused = _differences(worker.address, found, contract.agreed)
             if refused:
                 return _Refused(refused[0])
-            _children[name] = Children([contract.make] * worker.state.nthreads, contract.patience)
+            _children[name] = WorkerProcesses([contract.make] * worker.state.nthreads, contract.patience)
         children = _children[name]
     try:
         return children.run(pickle.loads(task))  # noqa: S301 (likewise)
-    except LostError as error:
+    except WorkerDiedError as error:
         return _Lost(worker.address, error.why, error.last, error.starved)
 
 

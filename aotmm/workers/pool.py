@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 from aotmm.errors import AotmmError
 
-Tell = Callable[[object], None]
-Worker = Callable[[Any, Tell], Any]  # does one task; what it tells meanwhile is a sign of life
-Make = Callable[[], Worker]  # called once in each process
+Heartbeat = Callable[[object], None]
+Worker = Callable[[Any, Heartbeat], Any]  # does one task; what it tells meanwhile is a sign of life
+WorkerFactory = Callable[[], Worker]  # called once in each process
 
 _FAREWELL_S = 5.0
 # Exit codes of a process that the kernel killed, or that gave up, because there was no memory.
@@ -42,7 +42,7 @@ serve(int(handle), folder)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds that a process may take to start, then between two signs of life, and a crew between two results."""
 
     start_s: float = 240.0
@@ -50,7 +50,7 @@ class Patience:
     stall_s: float = 3600.0
 
 
-class LostError(Exception):
+class WorkerDiedError(Exception):
     """The process of a task is gone: it could not be started, ended, raised, or was killed because it fell silent.
 
     Attributes:
@@ -64,17 +64,17 @@ class LostError(Exception):
         self.why, self.last, self.starved = why, last, starved
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """What does tasks, several at once; the executor that `local` and `cluster.cluster` give."""
 
     def submit(self, task: Any) -> Future[Any]:
-        """The future result of `task`, which may be a LostError."""
+        """The future result of `task`, which may be a WorkerDiedError."""
 
     def places(self) -> int:
         """How many tasks are done at once."""
 
 
-def completed(futures: Iterable[Future[Any]], crew: Crew, stall_s: float) -> Iterator[Future[Any]]:
+def completed(futures: Iterable[Future[Any]], crew: WorkerPool, stall_s: float) -> Iterator[Future[Any]]:
     """The futures of `crew` as they are done. Raises AotmmError when none is for `stall_s` seconds."""
     waiting = set(futures)
     while waiting:
@@ -87,9 +87,9 @@ def completed(futures: Iterable[Future[Any]], crew: Crew, stall_s: float) -> Ite
 
 
 @contextmanager
-def local(makers: Sequence[Make], patience: Patience) -> Iterator[Crew]:
+def local(makers: Sequence[WorkerFactory], patience: Timeouts) -> Iterator[WorkerPool]:
     """A crew of one process per maker on this machine; they end with the block, whatever they do then."""
-    children = Children(makers, patience)
+    children = WorkerProcesses(makers, patience)
     threads = ThreadPoolExecutor(len(makers))
     try:
         yield _Local(threads, children, len(makers))
@@ -102,7 +102,7 @@ def local(makers: Sequence[Make], patience: Patience) -> Iterator[Crew]:
 @dataclass(frozen=True, slots=True)
 class _Local:
     threads: ThreadPoolExecutor
-    children: Children
+    children: WorkerProcesses
     count: int
 
     def submit(self, task: Any) -> Future[Any]:
@@ -118,13 +118,13 @@ class _Local:
         return self.count
 
 
-class Children:
+class WorkerProcesses:
     """Processes of which each does one task after another, for whatever thread has one.
 
     They start when they are needed. One that was lost is replaced by its maker's next.
     """
 
-    def __init__(self, makers: Sequence[Make], patience: Patience) -> None:
+    def __init__(self, makers: Sequence[WorkerFactory], patience: Timeouts) -> None:
         self._patience = patience
         self._lock = threading.Lock()
         self._unused = list(reversed(makers))
@@ -133,7 +133,7 @@ class Children:
         self._ended = False
 
     def run(self, task: Any) -> Any:
-        """The result of `task`; there are no more calls at once than makers. Raises LostError."""
+        """The result of `task`; there are no more calls at once than makers. Raises WorkerDiedError."""
         child = self._take()
         try:
             result = child.run(task, self._patience)
@@ -151,7 +151,7 @@ class Children:
     def _take(self) -> _Child:
         with self._lock:
             if self._ended:
-                raise LostError("there is no more to do")
+                raise WorkerDiedError("there is no more to do")
             child = self._idle.pop() if self._idle else self._start()
             self._busy.add(child)
         return child
@@ -162,7 +162,7 @@ class Children:
             return _Child(make)
         except OSError as error:
             self._unused.append(make)
-            raise LostError(f"a process for it cannot be started: {error}", starved=True) from error
+            raise WorkerDiedError(f"a process for it cannot be started: {error}", starved=True) from error
 
     def end(self) -> None:
         """Ends all processes: those that do nothing by themselves, the others at once."""
@@ -183,7 +183,7 @@ class _Child:
     So are the temporary files that it left.
     """
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: WorkerFactory) -> None:
         self.make = make
         self._started = False
         with ExitStack() as undo:
@@ -202,8 +202,8 @@ class _Child:
                 )
             undo.pop_all()
 
-    def run(self, task: Any, patience: Patience) -> Any:
-        """The result of `task`. Raises LostError, after which the process is of no use."""
+    def run(self, task: Any, patience: Timeouts) -> Any:
+        """The result of `task`. Raises WorkerDiedError, after which the process is of no use."""
         if not self._started:
             self._send(self.make)
             self._hear(patience.start_s, None)
@@ -228,7 +228,7 @@ class _Child:
             code = self._process.wait()
             kind, value = "starved" if code in _FOR_WANT_OF_MEMORY else "lost", f"its process ended with code {code}"
         if kind in ("lost", "starved"):
-            raise LostError(value, last, starved=kind == "starved")
+            raise WorkerDiedError(value, last, starved=kind == "starved")
         return kind, value
 
     def dismiss(self) -> None:

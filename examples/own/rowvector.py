@@ -10,7 +10,7 @@ import triton.language as tl
 
 from aotmm.kernels import VECTOR_BYTES, Family, Specialisation, Variant
 from aotmm.kernels.epilogue import epilogue_types, finish
-from aotmm.pack.schema import Promise
+from aotmm.pack.schema import Guard
 from aotmm.problem import DTYPES
 
 # What entries of config sets may ask for: products of 16-bit types, no slices of K.
@@ -60,13 +60,13 @@ def specialise(variant: Variant) -> Specialisation:
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
             "EPILOGUE": variant.epilogue,
-            # A constant that is a quantity of the product is a promise: who selects kernels checks it.
+            # A constant that is a quantity of the product is a guard: who selects kernels checks it.
             "M": 1,
             "stride_ak": 1,
             "stride_bk": 1,
             "stride_cn": 1,
         },
         multiples={"a_ptr": VECTOR_BYTES, "b_ptr": VECTOR_BYTES, "stride_bn": vector, "K": vector},
-        promises=(Promise("batch", "equals", 1),),
+        guards=(Guard("batch", "equals", 1),),
         vector_bytes=VECTOR_BYTES,
     )

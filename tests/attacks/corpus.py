@@ -362,7 +362,7 @@ ATTACKS = (
         "is a folder of others",
     ),
     Attack("a kernel with profile scratch", _first(profile_scratch_bytes=64), "needs 64 B of profile scratch"),
-    Attack("a list without end", _first(promises=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
+    Attack("a list without end", _first(guards=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
     Attack(
         "an unknown quantity", _kernels(lambda body: body[0]["parameters"][0].update(value="Q")), "value 'Q' is unknown"
     ),

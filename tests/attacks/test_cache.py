@@ -24,7 +24,7 @@ from aotmm.errors import CompileError
 from aotmm.kernels import Variant
 from aotmm.pack import manifest
 from aotmm.pack.manifest import kernel_to
-from aotmm.pack.schema import Kernel, Promise
+from aotmm.pack.schema import Guard, Kernel
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import content, tiny_pack
@@ -41,18 +41,18 @@ ALTERED: dict[str, Callable[[Kernel], dict[str, Any]]] = {
     "symbol": lambda _: {"symbol": EVIL},
     "dtype": lambda _: {"dtype_c": "bf16"},
     "layout": lambda _: {"layout": "tt"},
-    "epilogue": lambda _: {"epilogue": "smooth"},
+    "epilogue": lambda _: {"epilogue": "full"},
     "config": lambda kernel: {"config": replace(kernel.config, block_m=16)},
     "persistent": lambda kernel: {"persistent": not kernel.persistent},
-    "programmatic": lambda kernel: {"programmatic": not kernel.programmatic},
+    "pdl": lambda kernel: {"pdl": not kernel.pdl},
     "no threads": lambda _: {"threads": 0},
     "clusters": lambda _: {"num_ctas": 2},
     "registers": lambda kernel: {"registers": kernel.registers + 1},
     "spilled bytes": lambda kernel: {"spill_bytes": kernel.spill_bytes + 8},
     "profile scratch": lambda _: {"profile_scratch_bytes": 8},
     "vectors": lambda _: {"vector_bytes": 2},
-    "fewer promises": lambda kernel: {"promises": kernel.promises[1:]},
-    "weaker promise": lambda kernel: {"promises": (Promise("M", "below", 2**40), *kernel.promises[1:])},
+    "fewer guards": lambda kernel: {"guards": kernel.guards[1:]},
+    "weaker guard": lambda kernel: {"guards": (Guard("M", "below", 2**40), *kernel.guards[1:])},
     "attributes": lambda _: {"attributes": ()} | {"attributes": ({"name": "cooperative", "value": (1, 0, 0)},)},
     "parameter's name": lambda kernel: {"parameters": (replace(kernel.parameters[0], name=f"\n{EVIL}"),)},
     "fewer parameters": lambda kernel: {"parameters": kernel.parameters[:-1]},
@@ -159,10 +159,10 @@ def test_a_poisoned_cache(tmp_path: Path) -> None:
     clean, out = tiny_pack("sm80").parent / ".cache", tmp_path / "a" / "out"
     shutil.copytree(clean, out / ".cache")
     kernels = open_pack(tiny_pack("sm80")).manifest.kernels
-    keys = [kernel.key for kernel in sorted(kernels, key=lambda kernel: -len(kernel.promises))]
+    keys = [kernel.key for kernel in sorted(kernels, key=lambda kernel: -len(kernel.guards))]
     (foreign, *_) = [compiled for variant, compiled in known("sm90") if variant.family == "tile"]
     harms: list[Callable[[dict[str, Any]], object]] = [
-        lambda stored: stored["kernel"].update(promises=[]),
+        lambda stored: stored["kernel"].update(guards=[]),
         lambda stored: stored["kernel"]["image"].update(path="../../victim"),
         lambda stored: stored["kernel"]["image"].update(path=str(tmp_path / "victim")),
         lambda stored: stored["kernel"]["image"].update(sha256="0" * 64),
@@ -183,13 +183,13 @@ def test_a_poisoned_cache(tmp_path: Path) -> None:
 
 
 def test_a_poisoned_pack(tmp_path: Path) -> None:
-    """Kernels of an earlier pack that promise less than their variants are not taken over."""
+    """Kernels of an earlier pack that guard less than their variants are not taken over."""
     clean, out = tiny_pack("sm80").parent / ".cache", tmp_path / "out"
     shutil.copytree(tiny_pack("sm80"), out / "sm80")
     whole = open_pack(out / "sm80").manifest
     *others, last = whole.kernels
-    assert last.promises
-    for name, data in manifest.write(replace(whole, kernels=(*others, replace(last, promises=())))).items():
+    assert last.guards
+    for name, data in manifest.write(replace(whole, kernels=(*others, replace(last, guards=())))).items():
         (out / "sm80" / name).write_bytes(data)
     (report,) = build(("sm80",), out, configs=configs(), compiler=partial(recalled, clean), jobs=1)
     assert (report.compiled, report.linked) == (1, True)

@@ -54,7 +54,7 @@ num_warps = 4
 PLANS = """
 dtypes = ["fp16"]
 layouts = ["nn", "nt"]
-epilogues = ["none", "linear"]
+epilogues = ["none", "bias_relu"]
 source = "tests"
 
 [[config]]
@@ -77,7 +77,7 @@ split = true
 # One small tile of what sm89 alone multiplies natively, and what every set gets: a generic kernel of each type, copies.
 GENERIC = """
 layouts = ["nt"]
-epilogues = ["linear"]
+epilogues = ["bias_relu"]
 source = "tests"
 
 [[config]]

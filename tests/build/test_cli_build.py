@@ -274,7 +274,7 @@ def test_inspect_of_a_build(packs: Path) -> None:
     assert (kernel["source"], kernel["config"]["block_m"], kernel["layout"]) == ("tests", 32, "nn")
     assert kernel["registers"] > 0
     assert [row["name"] for row in kernel["parameters"]][:4] == ["a_ptr", "b_ptr", "c_ptr", "M"]
-    assert {"value": "stride_am", "relation": "multiple_of", "operand": 8} in kernel["promises"]
+    assert {"value": "stride_am", "relation": "multiple_of", "operand": 8} in kernel["guards"]
 
 
 def test_verify_a_build(packs: Path) -> None:
@@ -388,7 +388,7 @@ def explain(packs: Path, *words: str | int, arch: str = "sm90") -> dict[str, Any
 
 @pytest.mark.parametrize("arch", TARGETS)
 def test_explain(packs: Path, arch: str) -> None:
-    """A product that keeps every promise gets the tile, on the arch's nominal device; the others have their cost."""
+    """A product that keeps every guard gets the tile, on the arch's nominal device; the others have their cost."""
     body = explain(packs, 512, 256, 128, arch=arch)
     device = TARGETS[arch]
     assert body["device"] == {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
@@ -408,8 +408,8 @@ def test_explain(packs: Path, arch: str) -> None:
         ((2**20, 2**20, 128), "c_extent=1099511627775 is not below 2147483648"),
     ],
 )
-def test_explain_names_the_broken_promise(packs: Path, words: tuple[str | int, ...], reason: str) -> None:
-    """What breaks a promise of the tile is named with its value, and the generic kernel is chosen."""
+def test_explain_names_the_broken_guard(packs: Path, words: tuple[str | int, ...], reason: str) -> None:
+    """What breaks a guard of the tile is named with its value, and the generic kernel is chosen."""
     body = explain(packs, *words)
     assert body["chosen"]["kernel"] == ANY
     assert body["rejected"] == [{"kernel": NN, "reason": reason}]
@@ -423,7 +423,7 @@ def test_explain_tells_copies(packs: Path) -> None:
 
 
 def test_explain_text(packs: Path) -> None:
-    """The text has the chosen kernel with its plan, times of what else fits, and how many break which promise."""
+    """The text has the chosen kernel with its plan, times of what else fits, and how many break which guard."""
     text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
     assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
     assert f"chosen     {NN}\nconfig     BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text

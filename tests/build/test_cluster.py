@@ -24,14 +24,14 @@ from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import AotmmError, CompileError
 from aotmm.kernels import Variant
 from aotmm.workers import dask as clusters
-from aotmm.workers.pool import Patience
+from aotmm.workers.pool import Timeouts
 from tests.build.packs import ROOT, checkout, content
 from tests.dask_cluster import Dask, dask
 
 CONFIGS = """
 dtypes = ["fp16"]
 layouts = ["nn", "tt"]
-epilogues = ["none", "linear"]
+epilogues = ["none", "bias_relu"]
 source = "tests"
 
 [[config]]
@@ -157,7 +157,7 @@ def test_a_compiler_hangs(
     cluster: Dask, configs: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A compiler that gives no sign of life is killed, its kernel compiled elsewhere; if there is none, an error."""
-    monkeypatch.setattr(building, "PATIENCE", Patience(silence_s=1.0))
+    monkeypatch.setattr(building, "TIMEOUTS", Timeouts(silence_s=1.0))
     cluster.worker("sick")
     (tmp_path / "cluster" / "sick" / "hang").touch()
     with pytest.raises(

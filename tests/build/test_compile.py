@@ -81,9 +81,9 @@ def _as_built(variant: Variant) -> bytes:
     "changes",
     [
         {},
-        {"epilogue": "smooth"},
+        {"epilogue": "full"},
         {"target": target("sm90")},
-        {"target": target("sm90"), "dtype_a": "fp8e4", "dtype_b": "fp8e5", "epilogue": "smooth"},
+        {"target": target("sm90"), "dtype_a": "fp8e4", "dtype_b": "fp8e5", "epilogue": "full"},
         {"target": target("sm90"), "dtype_a": "tf32", "dtype_b": "tf32", "dtype_c": "fp32", "layout": "nt"},
         {"target": target("sm100")},
         {"family": "copy", "role": "copy"},
@@ -117,7 +117,7 @@ def test_text_beside_the_image(arch: str) -> None:
         FP16,
         dataclasses.replace(FP16, layout="tt", dtype_c="fp32"),
         dataclasses.replace(FP16, layout="any"),
-        dataclasses.replace(FP16, layout="nt", aligned=False, epilogue="smooth"),
+        dataclasses.replace(FP16, layout="nt", aligned=False, epilogue="full"),
         dataclasses.replace(FP16, dtype_a="int8", dtype_b="int8", dtype_c="int32", layout="tt"),
         dataclasses.replace(
             FP16,
@@ -125,7 +125,7 @@ def test_text_beside_the_image(arch: str) -> None:
             dtype_a="fp8e4",
             dtype_b="fp8e5",
             layout="nt",
-            epilogue="linear",
+            epilogue="bias_relu",
             fast_accum=True,
         ),
         dataclasses.replace(FP16, target=target("sm90"), dtype_a="fp8e4", dtype_b="fp8e4", layout="nt"),
@@ -135,8 +135,8 @@ def test_text_beside_the_image(arch: str) -> None:
     ids=lambda variant: f"{variant.target.name}-{variant.dtype_a}-{variant.layout}-{variant.epilogue}",
 )
 @own_process
-def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
-    """Each assumption handed to the compiler is a promise in the manifest, and each promise was handed over."""
+def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
+    """Each assumption handed to the compiler is a guard in the manifest, and each guard was handed over."""
     import triton
 
     told: list[Any] = []
@@ -171,8 +171,8 @@ def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
         expected.add(("allow_tf32", "equals", 1))
     if variant.fast_accum:
         expected.add(("fast_accum", "equals", 1))
-    assert {(p.value, p.relation, p.operand) for p in entry.promises} == expected
-    assert len(entry.promises) == len(expected)
+    assert {(p.value, p.relation, p.operand) for p in entry.guards} == expected
+    assert len(entry.guards) == len(expected)
     assert bool(narrow) == (variant.layout != "any")
     assert bool([1 for _, relation, _ in expected if relation == "multiple_of"]) == (
         variant.aligned and variant.layout != "any"
@@ -180,13 +180,13 @@ def test_promises_are_what_the_compiler_was_told(variant: Variant) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"])
-def test_generic_kernels_promise_nothing(dtype: str) -> None:
-    """The kernel that takes any product has no promise but the permission that tf32 needs."""
+def test_generic_kernels_guard_nothing(dtype: str) -> None:
+    """The kernel that takes any product has no guard but the permission that tf32 needs."""
     pack = open_pack(default_pack("sm80")).manifest
     kernels = [k for k in pack.kernels if (k.role, k.dtype_a, k.layout) == ("product", dtype, "any")]
-    promises = {(p.value, p.relation, p.operand) for k in kernels for p in k.promises}
+    guards = {(p.value, p.relation, p.operand) for k in kernels for p in k.guards}
     assert kernels
-    assert promises == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
+    assert guards == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
 
 
 def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             changed(dtype_c="bf16"),
             changed(layout="nt"),
             changed(aligned=False),
-            changed(epilogue="linear"),
-            changed(epilogue="smooth"),
+            changed(epilogue="bias_relu"),
+            changed(epilogue="full"),
             changed(fast_accum=True),
             changed(source="elsewhere"),
             *(

@@ -76,7 +76,7 @@ def test_tiles(tmp_path: Path) -> None:
     (tmp_path / "ours.toml").write_text(TILES)
     found = variants(config_set(str(tmp_path / "ours.toml")), target("sm80"))
     tiles = [(v.dtype_a, v.layout, v.epilogue) for v in found if v.role == "product" and v.layout != "any"]
-    assert tiles == [("bf16", "nt", "linear"), ("bf16", "nt", "none")]
+    assert tiles == [("bf16", "nt", "bias_relu"), ("bf16", "nt", "none")]
 
 
 # -------------------------------------------------------------------------------------------------------- activation
@@ -87,7 +87,7 @@ def test_activation(tmp_path: Path) -> None:
     text, count = re.subn(r"^FORMULAS.*$", lambda _: ACTIVATION.strip(), path.read_text(), flags=re.MULTILINE)
     assert count == 1
     path.write_text(text)
-    (tmp_path / "set.toml").write_text(PLANS.replace('"none", "linear"', '"smooth"').replace(', "nt"', ""))
+    (tmp_path / "set.toml").write_text(PLANS.replace('"none", "bias_relu"', '"full"').replace(', "nt"', ""))
     words = ("build", "--arch", "sm80", "--configs", str(tmp_path / "set.toml"), "--out", str(tmp_path / "packs"))
     done = run_python(AOTMM, *words, root=root)
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_activation(tmp_path: Path) -> None:
     assert "AOTMM_ACTIVATION_HARDSIGMOID" in header
     asked = ("explain", "--arch", "sm80", "64", "64", "64", "--activation", "hardsigmoid")
     done = run_python(AOTMM, *asked, "--pack", tmp_path / "packs", root=root)
-    assert "_smooth" in done.stdout.partition("chosen")[2].splitlines()[0], done.stderr
+    assert "_full" in done.stdout.partition("chosen")[2].splitlines()[0], done.stderr
     if reason := missing("sm80"):
         pytest.skip(reason)
     done = run_python(EXECUTE, tmp_path / "packs" / "sm80", ROOT, root=root)
@@ -106,11 +106,11 @@ def test_activation(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize("arch", ["sm80", "gfx90a"])
 def test_family(arch: str, tmp_path: Path, interpreted: Callable[[str, list[Product]], list[str]]) -> None:
-    """The example's kernels are built, are intact, are chosen for what they promise alone, and are right."""
+    """The example's kernels are built, are intact, are chosen for what they guard alone, and are right."""
     build((arch,), tmp_path, configs=str(EXAMPLE / "rowvector.toml"), dtypes=("fp16",))
     assert [row.violations for row in verify(tmp_path, None)] == [()]
     kernels = [k for k in open_pack(tmp_path / arch).manifest.kernels if k.family == "own.rowvector"]
-    assert [k.epilogue for k in kernels] == ["none", "smooth"]
+    assert [k.epilogue for k in kernels] == ["none", "full"]
     row = Product(1, 40, 520, layout="nt")
     mine = [row, replace(row, scales="rows"), replace(row, activation="gelu", exact=False)]
     others = [replace(row, M=2), replace(row, batch=2), replace(row, layout="nn")]

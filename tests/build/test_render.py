@@ -17,8 +17,8 @@ from jinja2 import UndefinedError
 
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
-from aotmm.pack.schema import Kernel, Promise, resident
-from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
+from aotmm.pack.schema import Guard, Kernel, occupancy
+from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -39,17 +39,17 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
 
-# Kernels of several types, promises and schedules, in launcher.c and launcher.h.
+# Kernels of several types, guards and schedules, in launcher.c and launcher.h.
 RENDER = """
 from dataclasses import replace
 from aotmm.build import render
-from aotmm.pack.schema import Promise
+from aotmm.pack.schema import Guard
 from aotmm.target import target
 from tests.samples import kernel
 kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role="copy")]
 for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
-    promises = tuple(Promise(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
-    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, promises=promises, schedule=f"s_{dtype}"))
+    guards = tuple(Guard(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
+    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, schedule=f"s_{dtype}"))
 print(render.source(target("sm80"), tuple(kernels)), render.header())
 """
 
@@ -69,8 +69,8 @@ class CTensorMap(Structure):
     )
 
 
-class CPromise(Structure):
-    """aotmm_promise."""
+class CGuard(Structure):
+    """aotmm_guard."""
 
     _fields_ = (("value", c_uint16), ("relation", c_uint16), ("operand", c_int64))
 
@@ -81,8 +81,8 @@ class CAttribute(Structure):
     _fields_ = (("id", c_int32), ("value", c_uint32 * 3))
 
 
-TABLES = {"parameters": CParameter, "promises": CPromise, "attributes": CAttribute, "maps": CTensorMap}
-FLAGS = ("fast_accum", "persistent", "programmatic")
+TABLES = {"parameters": CParameter, "guards": CGuard, "attributes": CAttribute, "maps": CTensorMap}
+FLAGS = ("fast_accum", "persistent", "pdl")
 SAME = ("threads", "num_ctas", "shared_bytes", "global_scratch_bytes", "vector_bytes")
 BLOCK = ("block_m", "block_n", "block_k")
 
@@ -97,7 +97,7 @@ class CKernel(Structure):
         ("image_bytes", c_uint64),
         ("ptx_bytes", c_uint64),
         *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", *FLAGS)),
-        *((name, c_uint32) for name in (*BLOCK, *SAME, "resident")),
+        *((name, c_uint32) for name in (*BLOCK, *SAME, "occupancy")),
         *((f"{table[:-1]}_count", c_uint32) for table in TABLES),
         *((table, POINTER(row)) for table, row in TABLES.items()),
     )
@@ -121,9 +121,9 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "width": DTYPES[entry.dtype_a].bytes,
         **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
         **{name: getattr(entry.config, name) for name in BLOCK},
-        "resident": resident(entry, target(arch)),
+        "occupancy": occupancy(entry, target(arch)),
         "parameters": [(VALUES.index(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
-        "promises": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.promises],
+        "guards": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.guards],
         "attributes": [(ATTRIBUTES[a.name], a.value) for a in entry.attributes],
         "maps": [
             (
@@ -208,38 +208,38 @@ def test_missing_value_is_an_error() -> None:
         render._environment().get_template("launcher.c.jinja").render(version="0", arch="sm80", schedules=[])
 
 
-def test_equal_promises_are_one_table() -> None:
-    """Kernels of equal promises share one table, which is what selection goes by; others have their own."""
-    other = dataclasses.replace(kernel("three"), promises=(Promise("a_ptr", "multiple_of", 8),))
+def test_equal_guards_are_one_table() -> None:
+    """Kernels of equal guards share one table, which is what selection goes by; others have their own."""
+    other = dataclasses.replace(kernel("three"), guards=(Guard("a_ptr", "multiple_of", 8),))
     text = render.source(target("sm80"), (kernel("one"), other, kernel("two")))
-    assert text.count("static const aotmm_promise promises_") == 2
-    assert [line[-1] for line in re.findall(r"\.promises = promises_\d", text)] == ["0", "1", "0"]
+    assert text.count("static const aotmm_guard guards_") == 2
+    assert [line[-1] for line in re.findall(r"\.guards = guards_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
     assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
-    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_promised[] = {\n    {0, " in text
+    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guarded[] = {\n    {0, " in text
 
 
-def test_conditions_are_in_the_order_of_values() -> None:
-    """Promises are looked at in the order of VALUES, whatever their own is: addresses first, sums last."""
-    promises = (
-        Promise("workspace_stride_m", "multiple_of", 16),
-        Promise("M", "below", 9),
-        Promise("a_ptr", "multiple_of", 16),
-        Promise("M", "at_least", 1),
+def test_guard_tests_are_in_the_order_of_values() -> None:
+    """Guards are looked at in the order of VALUES, whatever their own is: addresses first, sums last."""
+    guards = (
+        Guard("workspace_stride_m", "multiple_of", 16),
+        Guard("M", "below", 9),
+        Guard("a_ptr", "multiple_of", 16),
+        Guard("M", "at_least", 1),
     )
-    rows = render._conditions(promises)
+    rows = render._guard_tests(guards)
     assert [name for name, *_ in rows] == ["a_ptr", "M", "M", "workspace_stride_m"]
-    assert sorted(rows) == sorted(render._condition(promise) for promise in promises)
+    assert sorted(rows) == sorted(render._guard_test(guard) for guard in guards)
 
 
 def test_siblings_differ_in_their_epilogue_alone() -> None:
-    """Kernels of one schedule with the same promises, in any order, are siblings, the plainer first."""
-    strict = (Promise("stride_ak", "equals", 1), Promise("K", "multiple_of", 8))
+    """Kernels of one schedule with the same guards, in any order, are siblings, the plainer first."""
+    strict = (Guard("stride_ak", "equals", 1), Guard("K", "multiple_of", 8))
     kernels = [
-        dataclasses.replace(kernel(f"{promises}{epilogue}"), epilogue=epilogue, promises=promises)
-        for promises in (strict[1:], strict, strict[::-1])
-        for epilogue in ("smooth", "none")
+        dataclasses.replace(kernel(f"{guards}{epilogue}"), epilogue=epilogue, guards=guards)
+        for guards in (strict[1:], strict, strict[::-1])
+        for epilogue in ("full", "none")
     ]
     made = render._groups(tuple(kernels))
     members = [made.order[first : first + count] for first, count, _ in made.siblings]
@@ -259,17 +259,17 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("promise", "holds", "broken"),
+    ("guard", "holds", "broken"),
     [
-        (Promise("K", "equals", 3), (3,), (2, 4, -1)),
-        (Promise("K", "multiple_of", 16), (0, 16, 2**62), (1, 8, 2**62 + 8)),
-        (Promise("K", "below", 100), (0, 99, -1), (100, 2**63 - 1)),
-        (Promise("K", "at_least", 1), (1, 2**63 - 1), (0, -1)),
+        (Guard("K", "equals", 3), (3,), (2, 4, -1)),
+        (Guard("K", "multiple_of", 16), (0, 16, 2**62), (1, 8, 2**62 + 8)),
+        (Guard("K", "below", 100), (0, 99, -1), (100, 2**63 - 1)),
+        (Guard("K", "at_least", 1), (1, 2**63 - 1), (0, -1)),
     ],
 )
-def test_promises_as_ranges(promise: Promise, holds: tuple[int, ...], broken: tuple[int, ...]) -> None:
-    """The numbers by which a launcher looks at a promise admit the values that keep it, and no other."""
-    name, mask, least, span = render._condition(promise)
+def test_guards_as_ranges(guard: Guard, holds: tuple[int, ...], broken: tuple[int, ...]) -> None:
+    """The numbers by which a launcher looks at a guard admit the values that keep it, and no other."""
+    name, mask, least, span = render._guard_test(guard)
     kept = [value for value in (*holds, *broken) if ((value % 2**64 & mask) - least) % 2**64 <= span]
     assert (name, kept) == ("K", list(holds))
 
@@ -277,8 +277,8 @@ def test_promises_as_ranges(promise: Promise, holds: tuple[int, ...], broken: tu
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"promises": (Promise("K", "multiple_of", 24),)}, "multiple_of 24: not a power of two"),
-        ({"promises": (Promise("K", "multiple_of", 0),)}, "multiple_of 0: not a power of two"),
+        ({"guards": (Guard("K", "multiple_of", 24),)}, "multiple_of 24: not a power of two"),
+        ({"guards": (Guard("K", "multiple_of", 0),)}, "multiple_of 0: not a power of two"),
         ({"parameters": (dataclasses.replace(kernel("one").parameters[2], offset=32),)}, "b is no tensor map"),
     ],
 )
@@ -294,11 +294,11 @@ def test_tuning_table_in_the_source() -> None:
     """The constants and best times of a table are in the source, those of schedules that the pack lacks are not."""
     mine = kernel("one").schedule
     samples = (
-        Sample("absent", 1, programmatic=False, copies=0, ns=1),
-        Sample(mine, 1, programmatic=False, copies=0, ns=900),
-        Sample(mine, 1, programmatic=True, copies=0, ns=800),
-        Sample(mine, 1, programmatic=True, copies=1, ns=700),
-        Sample(mine, 7, programmatic=True, copies=0, ns=600),
+        Sample("absent", 1, pdl=False, copies=0, ns=1),
+        Sample(mine, 1, pdl=False, copies=0, ns=900),
+        Sample(mine, 1, pdl=True, copies=0, ns=800),
+        Sample(mine, 1, pdl=True, copies=1, ns=700),
+        Sample(mine, 7, pdl=True, copies=0, ns=600),
     )
     shapes = (
         Shape(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
@@ -308,14 +308,22 @@ def test_tuning_table_in_the_source() -> None:
     )
     models = tuple(
         Model(
-            mine, width, fast_accum=True, rows=rows, base=float(width * rows), step=2.5, tile=3.0, byte=0.5, load=0.25
+            mine,
+            width,
+            fast_accum=True,
+            min_m=rows,
+            base_ns=float(width * rows),
+            ns_per_k_step=2.5,
+            ns_per_tile=3.0,
+            ns_per_byte=0.5,
+            ns_per_loaded_byte=0.25,
         )
         for width in (1, 2)
-        for rows in ROWS
+        for rows in MIN_M
     )
     table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
     text = render.source(target("sm80"), (kernel("one"),), table)
-    constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in ROWS)
+    constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in MIN_M)
     assert f"constants[][AOTMM_ROWS_COUNT] = {{\n    {{{constants}}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
@@ -341,7 +349,7 @@ _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
-_Static_assert(sizeof(aotmm_verdict) == %d, "aotmm_verdict");
+_Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");
 _Static_assert(sizeof(aotmm_plan) == %d, "aotmm_plan");
 _Static_assert(sizeof(aotmm_model) == %d, "aotmm_model");
 _Static_assert(sizeof(aotmm_time) == %d, "aotmm_time");
@@ -357,7 +365,7 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
     tables = (launcher.CPlan, launcher.CModel, launcher.CTime, launcher.CShape, launcher.CTable)
     inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
-    sizes = (*inputs, launcher.CVerdict, *tables, launcher._CLauncher)
+    sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
     text = PROGRAM % (len(VALUES), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (
         ("", DTYPES),

@@ -101,7 +101,7 @@ def test_tutorial_on_cuda(arch: str) -> None:
     found = [v for v in variants(config_set("tutorial"), target(arch)) if v.layout != "any"]
     assert {numbers(v.config) for v in found} == TUTORIAL_CUDA
     assert {(v.dtype_a, v.epilogue, v.layout) for v in found} == {
-        (dtype, epilogue, "nn") for dtype in ("fp16", "fp8e5") for epilogue in ("none", "linear")
+        (dtype, epilogue, "nn") for dtype in ("fp16", "fp8e5") for epilogue in ("none", "bias_relu")
     }
     assert len(found) == 16 * 2 * 2
 
@@ -117,8 +117,8 @@ def test_classic() -> None:
     """The classic set is eight tiles with both epilogues and one generic kernel: 17 kernels for fp16 on sm80."""
     found = variants(config_set("classic"), target("sm80"), ("fp16",))
     assert len(found) == 8 * 2 + 1
-    assert {v.epilogue for v in found if v.layout != "any"} == {"none", "linear"}
-    assert [v.epilogue for v in found if v.layout == "any"] == ["linear"]  # stands in for none
+    assert {v.epilogue for v in found if v.layout != "any"} == {"none", "bias_relu"}
+    assert [v.epilogue for v in found if v.layout == "any"] == ["bias_relu"]  # stands in for none
     tiles = {(*numbers(v.config)[:3], v.config.num_warps) for v in found if v.layout != "any"}
     assert tiles == CLASSIC
     assert {v.config.group_m for v in found} == {8}
@@ -136,7 +136,7 @@ def test_default(arch: str) -> None:
     dtypes = TARGETS[arch].dtypes
     assert special == {(dtype, layout) for dtype in dtypes for layout in (("nt",) if "-" in dtype else LAYOUTS)}
     wide = [(v.dtype_a, v.layout, v.epilogue, v.role) for v in found if v.layout != "any" and v.aligned]
-    kinds = [("smooth", "product"), ("none", "partial")]  # smooth stands in for linear, and on AMD's GPUs for none
+    kinds = [("full", "product"), ("none", "partial")]  # smooth stands in for linear, and on AMD's GPUs for none
     if target(arch).backend == "cuda":
         kinds.append(("none", "product"))
     assert {
@@ -144,7 +144,7 @@ def test_default(arch: str) -> None:
     } <= set(wide)
     generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any")
     assert generic == sorted(
-        (dtype, out, "none" if dtype == "int8" else "smooth")
+        (dtype, out, "none" if dtype == "int8" else "full")
         for dtype in dtypes
         for out in (("int32",) if dtype == "int8" else OUTPUTS)
     )
@@ -207,7 +207,7 @@ def test_narrow_kernels(tmp_path: Path) -> None:
     found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
     assert [(v.name, v.aligned) for v in found] == [
         ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none", True),
-        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none_narrow", False),
+        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none_unaligned", False),
     ]
 
 
@@ -223,10 +223,12 @@ def test_partial_sums(tmp_path: Path) -> None:
 
 def test_partial_sums_are_added_up(tmp_path: Path) -> None:
     """A set that splits K has reductions to all that its generic kernels write, with their epilogue."""
-    text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["linear"]\noutputs = ["bf16"]\n'
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["bias_relu"]\noutputs = ["bf16"]\n'
     found = helpers(written(tmp_path, text + SPLIT), "sm80")
     assert {item for item in found if item[0] == "reduce"} == {
-        ("reduce", "fp32", output, layout, "linear") for output in ("fp16", "bf16", "fp32") for layout in ("nn", "any")
+        ("reduce", "fp32", output, layout, "bias_relu")
+        for output in ("fp16", "bf16", "fp32")
+        for layout in ("nn", "any")
     }
     assert not {item for item in helpers(written(tmp_path, text + TILE), "sm80") if item[0] == "reduce"}
 
@@ -269,7 +271,7 @@ def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, i
     names = ("block_m", "block_n", "block_k", "num_warps")
     text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
     entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nnum_stages = 10\n{text}'
-    chosen = written(tmp_path, HEADER + 'layouts = ["nt"]\nepilogues = ["smooth"]\n' + entry)
+    chosen = written(tmp_path, HEADER + 'layouts = ["nt"]\nepilogues = ["full"]\n' + entry)
     found = [v for v in variants(chosen, target("sm90"), ("bf16",)) if v.layout != "any"]
     assert [(v.family, tuple(getattr(v.config, name) for name in names)) for v in found] == [(family, size)]
 
@@ -322,9 +324,9 @@ def test_file(tmp_path: Path) -> None:
 def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
     """The generic kernels have the richest epilogue and all outputs of the set and its entries, and the default."""
     text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["none"]\n' + TILE
-    found = variants(written(tmp_path, text + 'epilogues = ["smooth"]\noutputs = ["fp32"]\n'), target("sm80"))
+    found = variants(written(tmp_path, text + 'epilogues = ["full"]\noutputs = ["fp32"]\n'), target("sm80"))
     generic = {(v.dtype_a, v.dtype_c, v.epilogue) for v in found if v.layout == "any"}
-    assert generic == {("fp16", "fp16", "smooth"), ("fp16", "fp32", "smooth"), ("int8", "int32", "none")}
+    assert generic == {("fp16", "fp16", "full"), ("fp16", "fp32", "full"), ("int8", "int32", "none")}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + 'dtypes = "fp16"' + TILE, "mine.toml: dtypes = 'fp16'; expected a list of: fp16, bf16, fp32"),
         (HEADER + "layouts = []" + TILE, "mine.toml: layouts = []; expected a list of: nn, nt, tn, tt"),
         (HEADER + 'dtypes = ["fp64"]' + TILE, "mine.toml: dtypes = 'fp64'; allowed: fp16, bf16, fp32, tf32"),
-        (HEADER + 'epilogues = ["gelu"]' + TILE, "mine.toml: epilogues = 'gelu'; allowed: none, linear, smooth"),
+        (HEADER + 'epilogues = ["gelu"]' + TILE, "mine.toml: epilogues = 'gelu'; allowed: none, bias_relu, full"),
         (HEADER + 'dtypes = ["fp16-bf16"]' + TILE, "mine.toml: dtypes = 'fp16-bf16'; allowed: fp16, bf16, fp32, tf32"),
         (HEADER + TILE + "aligned = 1", "config 1: aligned = 1; allowed: true, false"),
         (HEADER + TILE + 'fast_accum = "yes"', "config 1: fast_accum = 'yes'; allowed: true, false"),
@@ -409,6 +411,10 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + SPLIT + 'outputs = ["fp16"]', "config 1: outputs has no meaning with split: partial sums are fp32"),
         (HEADER + SPLIT + 'dtypes = ["int8"]', "config 1: split is for sums in fp32; int8 has none"),
         (HEADER + TILE + "split = 4", "config 1: split = 4; allowed: true, false"),
+        (
+            HEADER + TILE + 'epilogues = ["smooth"]',
+            "config 1: epilogues = 'smooth'; allowed: none, bias_relu, full; it is called full now",
+        ),
         (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + 'layouts = ["nn", 3]', "config 1: layouts = 3; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + "waves_per_eu = 2", 'config 1: waves_per_eu is for AMD; the entry needs backend = "hip"'),
@@ -478,6 +484,8 @@ def test_backends_are_those_of_the_targets() -> None:
 
 
 def test_families_are_modules() -> None:
-    """Every family that config sets can name, and those that work for others, is a file of aotmm/kernels."""
+    """Every family that config sets can name, and those that work for others, is in aotmm/kernels."""
     folder = Path(kernels.__file__).parent
-    assert {path.stem for path in folder.glob("*.py")} >= {*FAMILIES, "reduce", "copy"}
+    found = {path.stem for path in folder.glob("*.py")} | set(kernels.WARP_SPECIALISED)
+    assert found >= {*FAMILIES, "reduce", "copy"}
+    assert (folder / "hopper" / "__init__.py").is_file()

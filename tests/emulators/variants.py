@@ -131,7 +131,7 @@ class Problem:
 def problem(variant: Variant, m: int, n: int, k: int, *, batch: int = 1, act: int = 0) -> Problem:
     """Integer operands of a launch whose result is exact in any order, partial sums of pieces included.
 
-    K is made a multiple of 16 where the variant promises that.
+    K is made a multiple of 16 where a guard of the variant says so.
     """
     k = -(-k // 16) * 16 if variant.aligned else k
     bits = 11 if variant.split > 1 and variant.out == "fp16" else 24

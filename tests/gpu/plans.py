@@ -11,7 +11,7 @@ import torch
 import aotmm
 from aotmm.pack import table
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
+from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import Plan
 from aotmm.runtime.library import Library
@@ -48,7 +48,7 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
     folder: where the table goes, which is also what tells the library from others that take the same.
     """
     helpers = {kernel.schedule for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
-    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True), ROWS)
+    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True), MIN_M)
     tuned = Table(
         arch=lib.serving(0).arch,
         device=folder.name,
@@ -65,7 +65,7 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
                 fast,
                 *shape,
                 held_out=False,
-                times=(Sample(schedule, split, programmatic=True, copies=0, ns=1),),
+                times=(Sample(schedule, split, pdl=True, copies=0, ns=1),),
             )
             for shape, split in (splits.items() if schedule.endswith("_split") else ())
             for width, layout, fast in itertools.product(WIDTHS, LAYOUTS, (False, True))

@@ -28,7 +28,7 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 # Batch dimensions of A and of B, and what is done to them: None leaves the operand as it is.
 BATCHES = (((), ()), ((3,), (3,)), ((2, 3), ()), ((), (2,)), ((2, 1), (1, 3)), ((1,), (4,)), ((0,), (1,)))
 PER_CELL = 60
-EXACT_ACTIVATIONS = [name for name, least in ACTIVATIONS.items() if least != "smooth"]
+EXACT_ACTIVATIONS = [name for name, least in ACTIVATIONS.items() if least != "full"]
 
 
 def libraries() -> list[Any]:
@@ -264,16 +264,16 @@ def test_unsupported_types_say_what_there_is(lib: Library) -> None:
 
 
 def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
-    """explain gives the kernel and its plan, and for each rejected kernel of the types the promise it lacks."""
+    """explain gives the kernel and its plan, and for each rejected kernel of the types the guard it lacks."""
     a, b = torch.zeros(100, 64, device="cuda").half(), torch.zeros(64, 80, device="cuda").half()
     found = lib.explain(a, b)
     kernel, plan = chosen(lib, a, b)
     assert kernel.layout == "nn"
     assert str(found).startswith(f"{kernel.name}: {' + '.join(plan.launches)}, grid of {plan.grid} blocks, ")
-    rejected = [verdict.rejected for verdict in found.verdicts if verdict.same_types and verdict.rejected]
+    rejected = [verdict.rejected for verdict in found.evaluations if verdict.same_types and verdict.rejected]
     assert any("is not 1" in reason for reason in rejected)
     assert chosen(lib, a.repeat(8, 1, 1), b[None]) == chosen(lib, a.repeat(8, 1), b), "one b for all is more rows of a"
     with pytest.raises(TypeError, match=r"no kernels for torch\.float64"):
         lib.explain(a, b.double())
     kernel, plan = chosen(lib, a[:, 1:], b[1:])
-    assert "copy A" in plan.launches or not any(promise.value == "a_ptr" for promise in kernel.promises)
+    assert "copy A" in plan.launches or not any(guard.value == "a_ptr" for guard in kernel.guards)

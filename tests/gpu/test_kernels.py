@@ -40,14 +40,14 @@ class Run(NamedTuple):
 
 
 def runs_of(kernel: Kernel) -> list[Run]:
-    """Products that the kernel's promises allow.
+    """Products that the kernel's guards allow.
 
     Less than a tile, several tiles with ragged edges, a K that passes the pipeline's depth, one that ends inside a
     step, none at all, and more tiles than can run at once where blocks take several. A kernel of aligned operands gets
     copies of others too, and one that splits K every number of slices.
     """
-    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
-    least = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "at_least"}
+    step = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "multiple_of"}
+    least = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "at_least"}
     tile, split = kernel.config, kernel.role == "partial"
     any_n = step.get("N", 1)  # of the product, where C in the workspace has longer rows
     step["N"] = max(any_n, step.get("c_span", 1))
@@ -98,7 +98,7 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
         exponents = torch.randint(-2, 1, shape, generator=generator, device=device_).float()
         return exponents.exp2() if exact else torch.rand(shape, generator=generator, device=device_) + 0.5
 
-    scaled = turn % 4 == 1 and not any(promise.value == "scale_a_ptr" for promise in kernel.promises)
+    scaled = turn % 4 == 1 and not any(guard.value == "scale_a_ptr" for guard in kernel.guards)
     scale_a, scale_b = (factors(m, 1), factors(1, n)) if scaled else (None, None)
     if kernel.epilogue == "none":
         return Epilogue(scale_a=scale_a, scale_b=scale_b)
@@ -106,15 +106,15 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
     bias = torch.randint(-64, 65, shape, generator=generator, device=device_).to(torch_dtype(kernel.dtype_c))
     names = [name for name, least in ACTIVATIONS.items() if EPILOGUES.index(least) <= EPILOGUES.index(kernel.epilogue)]
     if exact:
-        names = [name for name in names if ACTIVATIONS[name] != "smooth"]
+        names = [name for name in names if ACTIVATIONS[name] != "full"]
     return Epilogue(names[turn // 2 % len(names)], 0.125, bias, scale_a, scale_b)
 
 
 def result_of(
     pack: Pack, number: int, kernel: Kernel, run: Run, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, turn: int
 ) -> torch.Tensor:
-    """C of kernel `number` for float64 values a, b, in operands that keep its promises; checks what lies around C."""
-    aligned = any(promise.relation == "multiple_of" for promise in kernel.promises)
+    """C of kernel `number` for float64 values a, b, in operands that keep its guards; checks what lies around C."""
+    aligned = any(guard.relation == "multiple_of" for guard in kernel.guards)
     layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
 
     def padding(length: int, copied: int) -> int:
@@ -147,7 +147,7 @@ def result_of(
         kernel=number,
         split=run.split,
         copies=run.copies,
-        programmatic=kernel.programmatic and turn % 2 == 1,
+        pdl=kernel.pdl and turn % 2 == 1,
         workspace_bytes=WORKSPACE_BYTES,
     )
     workspace = torch.full((WORKSPACE_BYTES,), -1, device="cuda", dtype=torch.int8)  # NaN as fp32

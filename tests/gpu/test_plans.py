@@ -376,7 +376,7 @@ def test_large_operands_that_are_not_aligned(lib: Library, generator: torch.Gene
         assert torch.equal(lib.matmul(lay_out(a, kind, layout[0]), lay_out(b, kind, layout[1])), (a @ b).to(output))
 
 
-# ------------------------------------------------------------------------------------- programmatic launches
+# ------------------------------------------------------------------------------------- pdl launches
 
 
 @dataclass(frozen=True)
@@ -460,7 +460,7 @@ def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, sc
     layout = layout_of(ours, schedule, dtype)
     a, b, _ = operands((256, 512, LONG), dtype, layout, generator)
     kernel, plan = chosen(ours, a, b)
-    assert (kernel.schedule, plan.programmatic) == (schedule, kernel.programmatic)
+    assert (kernel.schedule, plan.pdl) == (schedule, kernel.pdl)
     check_chains([ours], layout, generator)
 
 

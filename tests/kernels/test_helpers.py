@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aotmm.pack.schema import Kernel, Promise
+from aotmm.pack.schema import Guard, Kernel
 from aotmm.problem import ACTIVATIONS, DTYPES
 from aotmm.runtime.pack import open_pack
 from tests.emulators import numerics
@@ -36,8 +36,8 @@ def launched(
     operands: dict[str, Operand],
     written: str,
 ) -> list[str]:
-    """Executes a kernel; what is wrong with the memory that it touched. `values` must keep its promises."""
-    assert [promise for promise in kernel.promises if not kept(promise, values)] == []
+    """Executes a kernel; what is wrong with the memory that it touched. `values` must keep its guards."""
+    assert [guard for guard in kernel.guards if not kept(guard, values)] == []
     last = kernel.parameters[-1]
     block = bytearray(last.offset + last.bytes)
     for parameter in kernel.parameters:
@@ -62,15 +62,15 @@ def launched(
     return [f"{kernel.name}: {stray} bytes are not stored as often as they should be"] if stray else []
 
 
-def kept(promise: Promise, values: dict[str, int]) -> bool:
-    """Whether `values` keep a promise; what they do not say is 0."""
-    value = values.get(promise.value, 0)
+def kept(guard: Guard, values: dict[str, int]) -> bool:
+    """Whether `values` keep a guard; what they do not say is 0."""
+    value = values.get(guard.value, 0)
     return {
-        "equals": value == promise.operand,
-        "multiple_of": value % promise.operand == 0,
-        "below": value < promise.operand,
-        "at_least": value >= promise.operand,
-    }[promise.relation]
+        "equals": value == guard.operand,
+        "multiple_of": value % guard.operand == 0,
+        "below": value < guard.operand,
+        "at_least": value >= guard.operand,
+    }[guard.relation]
 
 
 def differences(kernel: Kernel, got: Array, want: Array) -> list[str]:
@@ -93,7 +93,7 @@ def strides_of(operand: Operand, row: str, col: str) -> dict[str, int]:
 def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     """What is wrong with the partial sums of ragged integer products, in slices of equal and of different size."""
     config = kernel.config
-    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    step = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "multiple_of"}
     complaints = []
     for split, steps in ((2, 4), (3, 7)):
         m, n = (2 * size - step.get(name, 1) for name, size in (("M", config.block_m), ("N", config.block_n)))

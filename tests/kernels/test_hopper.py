@@ -87,27 +87,27 @@ PRODUCTS = [
 ]
 PARTIALS = [variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")]
 FINISHED = [
-    variant("cooperative-2", epilogue="linear"),
-    variant("cooperative-2", epilogue="smooth"),
-    variant("pingpong", epilogue="smooth"),
-    variant("swapped", epilogue="linear"),
-    variant("cooperative-2-wide", epilogue="linear"),
-    variant("cooperative-2-wide", "nn", epilogue="linear"),
-    variant("pingpong-odd", epilogue="smooth"),
-    variant("swapped-odd", epilogue="linear"),
-    variant("swapped-tall", epilogue="linear"),
-    variant("swapped", epilogue="linear", dtype_c="fp32"),
-    variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
+    variant("cooperative-2", epilogue="bias_relu"),
+    variant("cooperative-2", epilogue="full"),
+    variant("pingpong", epilogue="full"),
+    variant("swapped", epilogue="bias_relu"),
+    variant("cooperative-2-wide", epilogue="bias_relu"),
+    variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
+    variant("pingpong-odd", epilogue="full"),
+    variant("swapped-odd", epilogue="bias_relu"),
+    variant("swapped-tall", epilogue="bias_relu"),
+    variant("swapped", epilogue="bias_relu", dtype_c="fp32"),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
 # Every way in which threads share memory, with each other and with TMA: boxes, results whole and in turns, factors of
 # fp8, vectors, a bias that TMA cannot copy.
 SHARING = [
-    variant("pingpong", epilogue="smooth"),
-    variant("cooperative-2-wide", "nn", epilogue="linear"),
-    variant("swapped-odd", epilogue="linear"),
-    variant("cooperative-1", "nt", "fp8e4", epilogue="smooth", fast_accum=True),
-    variant("cooperative-1", "nt", "fp8e4", epilogue="smooth"),
+    variant("pingpong", epilogue="full"),
+    variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
+    variant("swapped-odd", epilogue="bias_relu"),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="full"),
     variant("cooperative-3-wide", "tt", "bf16"),
     PARTIALS[0],
 ]
@@ -344,7 +344,7 @@ def test_resources(made: Variant) -> None:
     lines = config.block_m // made.num_ctas + config.block_n
     assert kernel.shared_bytes > config.num_stages * lines * config.block_k * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
-    assert (kernel.persistent, kernel.programmatic, kernel.num_ctas) == (True, True, made.num_ctas)
+    assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (True, True, made.num_ctas)
     if made.epilogue == "none":
         assert kernel.spill_bytes == 0
 
@@ -393,11 +393,11 @@ def test_tensor_maps(made: Variant) -> None:
 
 @every_variant
 def test_map_of_a_residual(made: Variant) -> None:
-    """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is promised of it."""
+    """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is guarded of it."""
     kernel = compiled(made).kernel
     found = [parameter for parameter in kernel.parameters if parameter.name == "bias_desc"]
     assert bool(found) == (made.epilogue != "none")
-    assert not [promise for promise in kernel.promises if "bias" in promise.value]
+    assert not [guard for guard in kernel.guards if "bias" in guard.value]
     for parameter in found:
         row = parameter.tensor_map
         assert row is not None
@@ -425,8 +425,8 @@ def test_pieces_of_a_filled_box(made: Variant) -> None:
 
 
 @every_variant
-def test_promises(made: Variant) -> None:
-    """What is promised is what tensor maps, 32-bit sizes and the first product of a tile need, and nothing else."""
+def test_guards(made: Variant) -> None:
+    """What is guarded is what tensor maps, 32-bit sizes and the first product of a tile need, and nothing else."""
     element, c = DTYPES[made.dtype_a].bytes, DTYPES[made.dtype_c].bytes
     unit = {
         "a": ("stride_am", "stride_ak") if made.layout[0] == "n" else ("stride_ak", "stride_am"),
@@ -449,8 +449,8 @@ def test_promises(made: Variant) -> None:
             wanted += [("scale_a_ptr", "equals", 0), ("scale_b_ptr", "equals", 0)]
     if made.fast_accum:
         wanted.append(("fast_accum", "equals", 1))
-    promises = [(p.value, p.relation, p.operand) for p in compiled(made).kernel.promises]
-    assert sorted(promises) == sorted(wanted)
+    guards = [(p.value, p.relation, p.operand) for p in compiled(made).kernel.guards]
+    assert sorted(guards) == sorted(wanted)
 
 
 @every_variant

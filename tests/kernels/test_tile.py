@@ -29,23 +29,23 @@ LARGEST_K = 2048
 SHARED_OF_8_9 = 101_376  # bytes. Source: CUDA programming guide, table of compute capabilities
 SHAPES_PER_IMAGE = 6
 # By what a kernel has: activations that keep integers exact, and those that random numbers get.
-EXACT = {"none": ("none",), "linear": ("relu", "leaky_relu"), "smooth": ("leaky_relu", "relu")}
+EXACT = {"none": ("none",), "bias_relu": ("relu", "leaky_relu"), "full": ("leaky_relu", "relu")}
 ROUNDED = {
     "none": ("none",),
-    "linear": ("leaky_relu", "none", "relu"),
-    "smooth": ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh"),
+    "bias_relu": ("leaky_relu", "none", "relu"),
+    "full": ("gelu", "gelu_tanh", "silu", "sigmoid", "tanh"),
 }
 
 
 def products_of(kernel: Kernel, number: int) -> list[Product]:
-    """Products that keep the promises of `kernel` and reach every part of it.
+    """Products that keep the guards of `kernel` and reach every part of it.
 
     Two tiles less an edge in both directions with more steps than stages, so that the pipeline fills, runs and drains;
     random numbers in padded rows; a batch; less than one step of K; the smallest product; and no K at all. Whatever the
-    kernel can do to its sums is done, each time something else. A kernel that promises no alignment gets none, and one
-    that promises nothing gets operands that keep no promise.
+    kernel can do to its sums is done, each time something else. A kernel without a guard on alignment gets none, and a
+    generic one gets operands that no guard would admit.
     """
-    step = {promise.value: promise.operand for promise in kernel.promises if promise.relation == "multiple_of"}
+    step = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "multiple_of"}
     config, integer = kernel.config, kernel.dtype_c == "int32"
 
     def at_least(name: str, size: int) -> int:
@@ -85,7 +85,7 @@ def products_of(kernel: Kernel, number: int) -> list[Product]:
         ),
         sized(m // 2 + 3, n + 1, k // 2 + 1, batch=2, **odd | finished(3, "matrix", "tensor", exact=False)),
         sized(1, 1, 1, **free),
-        sized(m // 4 + 1, n // 4 + 1, 0, **finished(4, "vector", "rows", exact=kernel.epilogue != "smooth")),
+        sized(m // 4 + 1, n // 4 + 1, 0, **finished(4, "vector", "rows", exact=kernel.epilogue != "full")),
     ]  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def test_strides_beyond_2_31(arch: str, interpreted_pack: Callable[[str], Path])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_epilogues(arch: str, activation: str, interpreted_pack: Callable[[str], Path], figures: Figures) -> None:
     """Each activation with each kind of bias and scales, in batches, and for K = 0, where it is that of the bias."""
-    exact = ACTIVATIONS[activation] != "smooth"
+    exact = ACTIVATIONS[activation] != "full"
     edge = replace(EDGE, activation=activation, exact=False, slope=0.3)
     whole = replace(EDGE, activation=activation, exact=exact)
     products = [

@@ -1,7 +1,7 @@
 """Selection a second time: the text of launcher.h and docs/format.md in Python, to compare the C code with.
 
 Quantities are dicts in which None stands for the stride of a dimension of size 1: it multiplies only 0, and whatever
-is promised of it being equal to or at least something holds.
+is guarded of it being equal to or at least something holds.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from aotmm.build.render import constants
-from aotmm.pack.schema import Kernel, resident
-from aotmm.pack.table import ROWS, Sample, Table
+from aotmm.pack.schema import Kernel, occupancy
+from aotmm.pack.table import MIN_M, Sample, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import CDevice, Plan, Problem
 from aotmm.target import Target
 
 MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
-PROGRAMMATIC_NS = 50_000
-FULL_PROGRAMMATIC_NS = 12_000  # of a launch that leaves no room for the next one
+PDL_NS = 50_000
+FULL_PDL_NS = 12_000  # of a launch that leaves no room for the next one
 SPLIT_LINES = 3  # times that a load across cache lines counts
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 PANEL = 128  # panels have a multiple of so many rows and columns, or all
@@ -59,7 +59,7 @@ A, B, C = range(3)
 
 # ------------------------------------------------------------------------------------------------------ quantities
 def quantities(problem: Problem) -> Values:
-    """What promises are about and parameters hold."""
+    """What guards are about and parameters hold."""
     p, sizes = problem, {"M": problem.M, "N": problem.N, "K": problem.K, "batch": problem.batch}
     found: Values = {
         name: int(getattr(p, name)) for name in ("a_ptr", "b_ptr", "c_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr")
@@ -102,13 +102,13 @@ def sized(values: Values, name: str) -> int:
     return value
 
 
-def keeps_promises(kernel: Kernel, values: Values) -> bool:
-    """Whether every promise of `kernel` holds."""
-    for promise in kernel.promises:
-        value = values[promise.value]
+def keeps_guards(kernel: Kernel, values: Values) -> bool:
+    """Whether every guard of `kernel` holds."""
+    for guard in kernel.guards:
+        value = values[guard.value]
         if value is None:
-            value = promise.operand if promise.relation in ("equals", "at_least") else 0
-        if not KEEPS[promise.relation](value, promise.operand):
+            value = guard.operand if guard.relation in ("equals", "at_least") else 0
+        if not KEEPS[guard.relation](value, guard.operand):
             return False
     return True
 
@@ -116,7 +116,7 @@ def keeps_promises(kernel: Kernel, values: Values) -> bool:
 def epilogue_of(problem: Problem) -> int:
     """The least epilogue that `problem` needs, by number."""
     return max(
-        EPILOGUES.index(ACTIVATIONS[problem.activation]), EPILOGUES.index("linear" if problem.bias_ptr else "none")
+        EPILOGUES.index(ACTIVATIONS[problem.activation]), EPILOGUES.index("bias_relu" if problem.bias_ptr else "none")
     )
 
 
@@ -150,32 +150,32 @@ class Place:
     bytes: int
 
 
-def lies_well(values: Values, number: int, width: int) -> bool:
+def lies_well(values: Values, number: int, element_bytes: int) -> bool:
     """Whether fast kernels take an operand as it is."""
     operand = OPERANDS[number]
 
     def contiguous(along: str, across: str) -> bool:
         unit, stride = values[along], values[across]
-        return unit in (1, None) and (stride is None or (stride > 0 and stride * width % 16 == 0))
+        return unit in (1, None) and (stride is None or (stride > 0 and stride * element_bytes % 16 == 0))
 
     rows = contiguous(operand.col_stride, operand.row_stride)
     cols = contiguous(operand.row_stride, operand.col_stride)
-    if number == C and sized(values, "c_span") * width % 16:
+    if number == C and sized(values, "c_span") * element_bytes % 16:
         return False
-    turned = {A: cols and width > 1, B: cols, C: False}[number]
-    straight = {A: rows, B: rows and width > 1, C: rows}[number]
+    turned = {A: cols and element_bytes > 1, B: cols, C: False}[number]
+    straight = {A: rows, B: rows and element_bytes > 1, C: rows}[number]
     return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
 
 
-def place(values: Values, number: int, width: int) -> Place:
+def place(values: Values, number: int, element_bytes: int) -> Place:
     """Where a copy of an operand lies."""
     operand = OPERANDS[number]
     rows, cols = values[operand.col_stride] in (1, None), values[operand.row_stride] in (1, None)
-    transposed = {A: width > 1 and cols and not rows, B: width == 1 or not rows, C: False}[number]
+    transposed = {A: element_bytes > 1 and cols and not rows, B: element_bytes == 1 or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
     lines, length = sizes[::-1] if transposed else sizes
-    pitch = ceil_div(length * width, 128) * 128 // width
-    return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * width, 256) * 256)
+    pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
+    return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * element_bytes, 256) * 256)
 
 
 def with_copies(values: Values, places: dict[int, Place], address: int) -> Values:
@@ -229,7 +229,11 @@ def widths_of(problem: Problem) -> list[int]:
 
 def badly_lying(problem: Problem, values: Values) -> list[int]:
     """The operands that fast kernels do not take as they are."""
-    return [number for number, width in enumerate(widths_of(problem)) if not lies_well(values, number, width)]
+    return [
+        number
+        for number, element_bytes in enumerate(widths_of(problem))
+        if not lies_well(values, number, element_bytes)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- panels
@@ -306,15 +310,15 @@ class Reference:
     def __init__(self, kernels: tuple[Kernel, ...], target: Target, tuning: Table | None) -> None:
         self.kernels = kernels
         self.target = target
-        self.constants = [[constants(kernel, target, tuning, rows) for rows in ROWS] for kernel in kernels]
+        self.constants = [[constants(kernel, target, tuning, rows) for rows in MIN_M] for kernel in kernels]
         self.shapes = {} if tuning is None else {
-            (shape.width, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
+            (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
             for shape in tuning.shapes
         }  # fmt: skip
 
     def constants_of(self, problem: Problem, number: int) -> tuple[float, float, float, float, float, int]:
         """Those of a kernel for the rows of a problem."""
-        return self.constants[number][max(bisect.bisect_right(ROWS, problem.M) - 1, 0)]
+        return self.constants[number][max(bisect.bisect_right(MIN_M, problem.M) - 1, 0)]
 
     # ---- launches
     def grid(self, kernel: Kernel, units: int, device: CDevice) -> int | None:
@@ -323,16 +327,16 @@ class Reference:
         if blocks > MAX_GRID:
             return None
         if kernel.persistent:
-            slots = resident(kernel, self.target) * device.multiprocessors // kernel.num_ctas
+            slots = occupancy(kernel, self.target) * device.multiprocessors // kernel.num_ctas
             blocks = min(units, max(slots, 1)) * kernel.num_ctas
         return None if self.target.backend == "hip" and blocks * kernel.threads >= 2**32 else blocks
 
     def helper(self, role: str, suits: Callable[[Kernel], bool], values: Values, device: CDevice) -> int | None:
-        """Number of the reduce or copy that plans have: the plainest epilogue, then what promises most."""
+        """Number of the reduce or copy that plans have: the plainest epilogue, then what guards most."""
 
         def rank(number: int) -> tuple[int, ...]:
             kernel = self.kernels[number]
-            return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.promises), number
+            return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
 
         fitting = [
             number
@@ -340,14 +344,14 @@ class Reference:
             if kernel.role == role
             and suits(kernel)
             and kernel.shared_bytes <= device.shared_bytes
-            and keeps_promises(kernel, values)
+            and keeps_guards(kernel, values)
             and self.grid(kernel, tiles(kernel, sized(values, "M"), sized(values, "N")), device)
         ]
         return min(fitting, key=rank, default=None)
 
-    def copier(self, width: int, values: Values, device: CDevice) -> int | None:
+    def copier(self, element_bytes: int, values: Values, device: CDevice) -> int | None:
         """The copy kernel for elements of that many bytes."""
-        return self.helper("copy", lambda kernel: DTYPES[kernel.dtype_a].bytes == width, values, device)
+        return self.helper("copy", lambda kernel: DTYPES[kernel.dtype_a].bytes == element_bytes, values, device)
 
     def reducer(self, problem: Problem, values: Values, device: CDevice) -> int | None:
         """The reduce kernel for a problem."""
@@ -413,7 +417,7 @@ class Reference:
         for number, kernel in enumerate(self.kernels):
             plan = self._best(problem, device, number, ways, limit, cut) if same_types(kernel, problem) else "types"
             if isinstance(plan, Plan):
-                key = (kernel.role, kernel.schedule, kernel.promises)
+                key = (kernel.role, kernel.schedule, kernel.guards)
                 rank = (EPILOGUES.index(kernel.epilogue), number)
                 plainest[key] = min(plainest.get(key, (rank, plan)), (rank, plan), key=lambda row: row[0])
         return min((plan for _, plan in plainest.values()), key=self._rank, default=None)
@@ -426,12 +430,12 @@ class Reference:
         last: Values = {"M": cut.last_rows, "N": cut.last_cols}
 
         def fits(way: Way) -> bool:
-            kept = keeps_promises(kernel, way.values) and keeps_promises(kernel, way.values | last)
+            kept = keeps_guards(kernel, way.values) and keeps_guards(kernel, way.values | last)
             return kept and not (partial and way.copies >> C & 1)
 
         way = next(filter(fits, ways), None)
         if way is None:
-            return "promise"
+            return "guard"
         if kernel.shared_bytes > device.shared_bytes:
             return "shared"
         found = (self._partial if partial else self._product)(problem, device, number, way, limit, cut)
@@ -463,7 +467,7 @@ class Reference:
         values = way.values | {
             "workspace_ptr": SEEN_ADDRESS, "workspace_stride_m": cols, "workspace_stride_z": slab, "split": SPLITS[-1]
         }  # fmt: skip
-        if p.batch != 1 or units == 0 or not keeps_promises(kernel, values):
+        if p.batch != 1 or units == 0 or not keeps_guards(kernel, values):
             return ["no split"]
         reduce = self.reducer(problem, values, device)
         if reduce is None:
@@ -492,7 +496,8 @@ class Reference:
         waves = ceil_div(units, max(1, device.multiprocessors * blocks // self.kernels[number].num_ctas))
         steps = ceil_div(ceil_div(problem.K, config.block_k), split)
         row, col = (
-            width * (SPLIT_LINES if pitch * width % 128 else 1) for pitch, width in pitches(problem, way.values)
+            element_bytes * (SPLIT_LINES if pitch * element_bytes % 128 else 1)
+            for pitch, element_bytes in pitches(problem, way.values)
         )
         loads = float(config.block_k * (config.block_m * row + config.block_n * col))
         busy = float(waves) * (float(steps) * step + tile)
@@ -505,8 +510,8 @@ class Reference:
             return None
         if kernel.fast_accum and not problem.fast_accum:
             return None
-        width = DTYPES[problem.dtype_a].bytes
-        shape = (width, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
+        element_bytes = DTYPES[problem.dtype_a].bytes
+        shape = (element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
         sample = self.shapes.get(shape, {}).get(kernel.schedule)
         return sample if sample is not None and sample.split in (1, *SPLITS) else None
 
@@ -534,14 +539,14 @@ class Reference:
         sample = self._measured(problem, way, kernel, cut)
         blocks = self.constants_of(problem, number)[-1]
         slots = max(1, device.multiprocessors * blocks // kernel.num_ctas)
-        least = FULL_PROGRAMMATIC_NS if slots // 2 < units * split <= slots else PROGRAMMATIC_NS
-        early = sample.programmatic if sample else kernel.role == "product" and ns[1] - way.ns < least
+        least = FULL_PDL_NS if slots // 2 < units * split <= slots else PDL_NS
+        early = sample.pdl if sample else kernel.role == "product" and ns[1] - way.ns < least
         return Plan(
             kernel=number,
             split=split,
             copies=way.copies,
             grid=grid,
-            programmatic=early and kernel.programmatic,
+            pdl=early and kernel.pdl,
             measured=sample is not None,
             workspace_bytes=size,
             cost=sample.ns if sample else int(ns[1]) if ns[1] < 9e18 else 2**63 - 1,

@@ -69,7 +69,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tuple(item.value for item in entry.parameters)
         for entry in open_pack(default_pack(ARCH)).manifest.kernels
         if (entry.role, entry.dtype_a, entry.dtype_c, entry.layout) == ("product", "tf32", "fp32", "nn")
-        if entry.epilogue == "linear" and not entry.name.endswith("narrow")
+        if entry.epilogue == "bias_relu" and not entry.name.endswith("unaligned")
     }
     numbers = "".join(f"#define P_{value} {number}\n" for number, value in enumerate(values))
     (folder / "parameters.h").write_text(numbers)

@@ -1,4 +1,4 @@
-"""Selection: what it admits is compared with the manifest's promises, read here a second time."""
+"""Selection: what it admits is compared with the manifest's guards, read here a second time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import pytest
 from aotmm.build import render
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
-from aotmm.pack.schema import Kernel, Promise
-from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
+from aotmm.pack.schema import Guard, Kernel
+from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import INVALID, CDevice, CPlan, Launcher, Problem
 from aotmm.runtime.pack import load_verified, open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
-from tests.native.reference import Reference, keeps_promises, quantities, same_types, tiles
+from tests.native.reference import Reference, keeps_guards, quantities, same_types, tiles
 from tests.native.test_plans import changed_pack
 from tests.samples import SHIPPED
 
@@ -129,7 +129,7 @@ def kind(rejected: str | None) -> str:
         "more than a grid can have": "blocks",
         "of device memory to work in": "workspace",
         "of shared memory": "shared",
-        "": "promise",
+        "": "guard",
     }
     return next(name for text, name in words.items() if text in (rejected or ""))
 
@@ -142,7 +142,7 @@ def tuning_for(arch: str) -> Table:
     models = tuple(
         Model(*key, rows, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5, -6), (4, 3, 4, -2, -3))))
         for key in kinds
-        for rows in ROWS
+        for rows in MIN_M
         if rng.random() < 0.5
     )
     shapes = []
@@ -153,7 +153,7 @@ def tuning_for(arch: str) -> Table:
             Sample(
                 name,
                 int(rng.choice(SPLITS)) if name.endswith("_split") else 1,
-                programmatic=bool(rng.random() < 0.5),
+                pdl=bool(rng.random() < 0.5),
                 copies=int(rng.choice([0, 0, 3])),
                 ns=int(rng.integers(100, 9000)),
             )
@@ -168,7 +168,7 @@ def tuning_for(arch: str) -> Table:
 def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # noqa: FBT001
     """Over random products every verdict and every chosen plan equals that of the rules written down in Python.
 
-    So nothing is admitted that breaks a promise, and what is chosen is the cheapest by the model of launcher.h.
+    So nothing is admitted that breaks a guard, and what is chosen is the cheapest by the model of launcher.h.
     """
     rng = np.random.default_rng(20261120)
     pack = load_apart(arch)
@@ -200,10 +200,10 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: bool) -> None:  # no
             assert plan is None, (problem, plan)
         if plan is not None:
             seen["plans"].update(
-                [*plan.launches, *(name for name in ("programmatic", "measured", "panel_m") if getattr(plan, name))]
+                [*plan.launches, *(name for name in ("pdl", "measured", "panel_m") if getattr(plan, name))]
             )
         seen["layouts"][pack.kernels[plan.kernel].layout if plan else "none"] += 1
-    assert set(seen["reasons"]) >= {"types", "promise", "shared", "blocks", "no product", "fits"}, seen
+    assert set(seen["reasons"]) >= {"types", "guard", "shared", "blocks", "no product", "fits"}, seen
     launched = {"product", "partial", "reduce", "copy A", "copy B", "copy C", "panel_m"}
     assert set(seen["plans"]) >= ({"product", "measured"} if tuned else launched), seen
     assert min(seen["layouts"][layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > COMPARED // 100, seen
@@ -218,7 +218,7 @@ def test_no_verdict_is_better_than_the_plan(arch: str) -> None:
         limit = LIMITS[rng.integers(len(LIMITS))]
         found = mm.explain(problem, device, limit)
         if found.chosen is not None and found.chosen.plan is not None:
-            plans = [verdict.plan for verdict in found.verdicts if verdict.plan is not None]
+            plans = [verdict.plan for verdict in found.evaluations if verdict.plan is not None]
             assert min(plan.cost for plan in plans) == found.chosen.plan.cost, (problem, device.multiprocessors, limit)
             assert max(plan.workspace_bytes for plan in plans) <= limit
             cut += any(plan.panel_m for plan in plans)
@@ -236,7 +236,7 @@ def test_explained_is_what_is_launched(arch: str) -> None:
     assert found.chosen.plan.panel_m
     assert f"in panels of {found.chosen.plan.panel_m} x {found.chosen.plan.panel_n}, grid of" in str(found)
     assert found.chosen.plan.cost < launcher(arch).select(problem, device, 0).cost / 5
-    assert {verdict.plan.workspace_bytes > WORKSPACE_LIMIT for verdict in found.verdicts if verdict.plan} == {False}
+    assert {verdict.plan.workspace_bytes > WORKSPACE_LIMIT for verdict in found.evaluations if verdict.plan} == {False}
 
 
 def load_apart(arch: str) -> Launcher:
@@ -299,10 +299,10 @@ def selected(mm: Launcher, problem: Problem, device: CDevice) -> Kernel | None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("arch", SHIPPED)
-def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
-    """A product that fits a specialised kernel does not after any one promise broke, unless what broke it is copied.
+def test_each_broken_guard_alone_is_noticed(arch: str, dtype: str) -> None:
+    """A product that fits a specialised kernel does not after any one guard broke, unless what broke it is copied.
 
-    Of the kernels with the same promises one is asked.
+    Of the kernels with the same guards one is asked.
     """
     device, fitting = CDevice(108, target(arch).shared_bytes), dense(256, 256, 256, dtype)
     batched = replace(fitting, batch=2)
@@ -329,8 +329,8 @@ def test_each_broken_promise_alone_is_noticed(arch: str, dtype: str) -> None:
     ]
     mapped = [batched, replace(fitting, K=0)]
     asked = {
-        verdict.kernel.promises: number
-        for number, verdict in enumerate(launcher(arch).explain(fitting, device).verdicts)
+        verdict.kernel.guards: number
+        for number, verdict in enumerate(launcher(arch).explain(fitting, device).evaluations)
         if verdict.plan
         and (verdict.kernel.role, verdict.kernel.layout, verdict.kernel.vector_bytes) == ("product", "nn", 16)
     }
@@ -360,7 +360,7 @@ def test_threads_of_a_grid_are_counted(arch: str) -> None:
     assert found.chosen.plan.grid == most
     found = launcher(arch).explain(replace(product, batch=most + 1), device)
     assert found.chosen is None
-    reasons = {verdict.rejected for verdict in found.verdicts if verdict.kernel == generic}
+    reasons = {verdict.rejected for verdict in found.evaluations if verdict.kernel == generic}
     text = f"would need {most + 1} blocks of {generic.threads} threads, which is more than a grid can have"
     assert reasons == {text}
 
@@ -381,7 +381,7 @@ def test_shared_memory_of_the_device_counts() -> None:
     selection = launcher("sm80").explain(problem, CDevice(108, too_little))
     assert selection.chosen is not None
     assert selection.chosen.kernel.shared_bytes <= too_little
-    assert selection.verdicts[launcher("sm80").kernels.index(first.kernel)].rejected == (
+    assert selection.evaluations[launcher("sm80").kernels.index(first.kernel)].rejected == (
         f"needs {first.kernel.shared_bytes} B of shared memory per block, the device has {too_little} B"
     )
 
@@ -456,7 +456,7 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
         emulator.launcher.matmul(problem, 0, 0)
         (launch,) = emulator.driver.launches
         values = quantities(problem)
-        assert keeps_promises(kernel, values), (kernel.name, problem)
+        assert keeps_guards(kernel, values), (kernel.name, problem)
         block = bytearray(launch.params)
         for item in kernel.parameters:
             value = (values[item.value] or 0) % 2 ** (8 * item.bytes)
@@ -501,13 +501,13 @@ def test_device_that_was_not_read(count: int) -> None:
 
 @own_process
 def test_tables_that_contradict_each_other(interpreted_pack: Path, tmp_path: Path) -> None:
-    """A kernel whose promises hold but not what is looked at for them is refused by name, not searched for ever."""
+    """A kernel whose guards hold but not what is looked at for them is refused by name, not searched for ever."""
 
-    def impossible(promise: Promise) -> tuple[str, int, int, int]:
-        return promise.value, 2**64 - 1, 1, 0
+    def impossible(guard: Guard) -> tuple[str, int, int, int]:
+        return guard.value, 2**64 - 1, 1, 0
 
-    with mock.patch.object(render, "_condition", impossible):
+    with mock.patch.object(render, "_guard_test", impossible):
         mm = open_pack(changed_pack(tiny_pack(interpreted_pack.name), tmp_path, lambda kernel: kernel)).launcher
     number = next(n for n, kernel in enumerate(mm.kernels) if (kernel.role, kernel.layout) == ("product", "nn"))
-    with pytest.raises(ValueError, match=f"kernel {mm.kernels[number].name} keeps all .* promises of its list"):
+    with pytest.raises(ValueError, match=f"kernel {mm.kernels[number].name} keeps all .* guards of its list"):
         mm.check(dense(256, 256, 256), CDevice(108, 166_912), number)

@@ -134,7 +134,7 @@ def test_launch(pack: Path, problem: Problem, layout: str) -> None:
 
 @own_process
 def test_parameters_keep_what_the_kernel_was_promised(pack: Path) -> None:
-    """The numbers that reach a kernel keep its promises, also where a stride that multiplies only 0 did not."""
+    """The numbers that reach a kernel keep its guards, also where a stride that multiplies only 0 did not."""
     emulator = Emulator(pack, execute=False)
     rng = np.random.default_rng(5)
     seen = set()
@@ -149,11 +149,11 @@ def test_parameters_keep_what_the_kernel_was_promised(pack: Path) -> None:
         kernel = emulator.selected(problem)
         found = arguments(kernel, emulator.driver.launches[-1].params)
         seen.add((kernel.layout, 1 in (m, n, k)))
-        for promise in kernel.promises:
-            if promise.value in found:
-                value = found[promise.value]
-                kept = value < promise.operand if promise.relation == "below" else value % promise.operand == 0
-                assert kept, (problem, promise, value)
+        for guard in kernel.guards:
+            if guard.value in found:
+                value = found[guard.value]
+                kept = value < guard.operand if guard.relation == "below" else value % guard.operand == 0
+                assert kept, (problem, guard, value)
     assert seen == {("nn", False), ("nn", True), ("any", True)}
 
 
@@ -187,7 +187,7 @@ def test_empty_products_launch_nothing(pack: Path) -> None:
 
 @own_process
 def test_one_kernel_launched_by_number(pack: Path) -> None:
-    """`launch` takes any product whose promises hold, and refuses other kernels and numbers that do not exist."""
+    """`launch` takes any product whose guards hold, and refuses other kernels and numbers that do not exist."""
     emulator = Emulator(pack, execute=False)
     products = [number for number, kernel in enumerate(emulator.kernels) if kernel.role == "product"]
     for number, kernel in enumerate(emulator.kernels):

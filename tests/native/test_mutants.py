@@ -25,7 +25,7 @@ ARCH = "gfx90a"  # compiles in a second
 CONFIGS = """
 dtypes = ["fp16"]
 layouts = ["nn"]
-epilogues = ["linear"]
+epilogues = ["bias_relu"]
 source = "tests"
 
 [[config]]
@@ -132,7 +132,7 @@ MUTANTS = {
     "batch not launched": Mutant(
         LAUNCH, "saturated(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
     ),
-    "promises of alignment not checked": Mutant(
+    "guards of alignment not checked": Mutant(
         GUARDS, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
     ),
     "a slice left out": Mutant(REDUCE, "tl.range(0, split,", "tl.range(1, split,", ("split",)),
@@ -200,7 +200,7 @@ def _interpreter() -> None:
 
 
 def test_what_is_right_is_called_right() -> None:
-    """The unmodified kernels pass every product that the mutants fail, those that promise something and the generic."""
+    """The unmodified kernels pass every product that the mutants fail, those that guard something and the generic."""
     found = outcomes()[""].result()
     assert [name for name, outcome in found.items() if outcome.complaints] == []
     assert {"_any_" in outcome.kernel for outcome in found.values()} == {True, False}

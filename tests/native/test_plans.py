@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.pack.schema import Kernel, Parameter, TensorMap, resident
-from aotmm.pack.table import ROWS, Model, Sample, Shape, Table
+from aotmm.pack.schema import Kernel, Parameter, TensorMap, occupancy
+from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
@@ -41,7 +41,7 @@ def pack(request: pytest.FixtureRequest) -> Path:
 def number_of(emulator: Emulator, role: str, layout: str = "nn") -> int:
     """The kernel of that role and layout that can do most after the sum."""
     found = [
-        (k.epilogue == "linear", n) for n, k in enumerate(emulator.kernels) if (k.role, k.layout) == (role, layout)
+        (k.epilogue == "bias_relu", n) for n, k in enumerate(emulator.kernels) if (k.role, k.layout) == (role, layout)
     ]
     return max(found)[1]
 
@@ -408,7 +408,7 @@ def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
     folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, persistent=kernel.role == "product"))
     mm = open_pack(folder).launcher
     product = max(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == ("product", "nn"))
-    held = resident(mm.kernels[product], target(pack.name))
+    held = occupancy(mm.kernels[product], target(pack.name))
     for size, multiprocessors in ((8192, 108), (8192, 20), (640, 108), (64, 108)):
         plan = mm.check(problem_of(size, size, size), CDevice(multiprocessors, 166_912), product).plan
         assert plan is not None
@@ -419,11 +419,11 @@ def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
 @own_process
 def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
     """Short products of kernels that can are launched programmatically, long ones not; a plan may say otherwise."""
-    folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, programmatic=kernel.role != "copy"))
+    folder = changed_pack(pack, tmp_path, lambda kernel: replace(kernel, pdl=kernel.role != "copy"))
     emulator = Emulator(folder, execute=False)
 
     def early(plan: Plan, problem: Problem) -> list[bool]:
-        """Of each launch of a plan: whether it was programmatic."""
+        """Of each launch of a plan: whether it was pdl."""
         before, found = len(emulator.driver.calls), []
         emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
         for call in emulator.driver.calls[before:]:
@@ -435,15 +435,15 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
 
     short, long_ = problem_of(256, 256, 256), problem_of(2048, 2048, 2048)
     product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
-    assert (emulator.plan(short, product).programmatic, emulator.plan(long_, product).programmatic) == (True, False)
+    assert (emulator.plan(short, product).pdl, emulator.plan(long_, product).pdl) == (True, False)
     for problem in (short, long_):
         for said in (False, True):
-            assert early(Plan(product, programmatic=said), problem) == [said]
-            split = Plan(partial, 2, programmatic=said, workspace_bytes=BIG)
+            assert early(Plan(product, pdl=said), problem) == [said]
+            split = Plan(partial, 2, pdl=said, workspace_bytes=BIG)
             assert early(split, problem) == [said, said]
-    copied = Plan(product, copies=COPY_A, programmatic=True, workspace_bytes=BIG)
+    copied = Plan(product, copies=COPY_A, pdl=True, workspace_bytes=BIG)
     assert early(copied, short) == [False, True]
-    assert not emulator.plan(short, partial).programmatic
+    assert not emulator.plan(short, partial).pdl
     assert emulator.driver.misuse == []
 
 
@@ -546,16 +546,26 @@ def test_tables(pack: Path) -> None:
     before = mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)
     mm.retune(table_of(emulator.arch, Sample(product, 1, True, 0, 700), Sample(partial, 6, False, 0, 600)))  # noqa: FBT003
     found = mm.plan(shape, 0, BIG)
-    assert (found.split, found.cost, found.measured, found.programmatic) == (6, 600, True, False)
+    assert (found.split, found.cost, found.measured, found.pdl) == (6, 600, True, False)
     found = mm.plan(shape, 0, 0)
-    assert (found.split, found.cost, found.measured, found.programmatic) == (1, 700, True, False)
+    assert (found.split, found.cost, found.measured, found.pdl) == (1, 700, True, False)
     assert mm.plan(other, 0, BIG) == before[1]
     assert not mm.plan(replace(shape, batch=2), 0, BIG).measured
     assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + 2), 0, BIG).measured
-    for rows in ROWS:
-        model = Model(product, 2, fast_accum=False, rows=rows, base=100.0, step=1.0, tile=0.0, byte=0.0, load=0.0)
+    for rows in MIN_M:
+        model = Model(
+            product,
+            2,
+            fast_accum=False,
+            min_m=rows,
+            base_ns=100.0,
+            ns_per_k_step=1.0,
+            ns_per_tile=0.0,
+            ns_per_byte=0.0,
+            ns_per_loaded_byte=0.0,
+        )
         mm.retune(table_of(emulator.arch, models=(model,)))
-        for first, last in zip(ROWS, (*(more - 1 for more in ROWS[1:]), 512), strict=True):
+        for first, last in zip(MIN_M, (*(more - 1 for more in MIN_M[1:]), 512), strict=True):
             for M in (first, last):
                 found = mm.plan(problem_of(M, 512, 1032), 0, BIG)
                 assert ((found.split, found.cost, found.measured) == (1, 117, False)) == (first == rows), (M, found)
@@ -568,11 +578,11 @@ def test_tables(pack: Path) -> None:
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
     negative = CTable(model_count=1)
-    negative.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, base=100.0, step=-1.0))
+    negative.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, base_ns=100.0, ns_per_k_step=-1.0))
     with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
         mm._raise(mm._c.retune(ctypes.byref(negative)))
     between = CTable(model_count=1)
-    between.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, rows=2, base=100.0))
+    between.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, min_m=2, base_ns=100.0))
     with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_ROWS has no such number"):
         mm._raise(mm._c.retune(ctypes.byref(between)))
 
@@ -611,7 +621,7 @@ def test_threads_remember_for_themselves(pack: Path) -> None:
     emulator = Emulator(pack, execute=False)
     mm, problem = emulator.launcher, problem_of(512, 512, 1024)
     schedule = emulator.kernels[number_of(emulator, "product")].schedule
-    tables = [table_of(emulator.arch, Sample(schedule, 1, programmatic=False, copies=0, ns=ns)) for ns in (11, 22)]
+    tables = [table_of(emulator.arch, Sample(schedule, 1, pdl=False, copies=0, ns=ns)) for ns in (11, 22)]
     mm.retune(tables[0])
     stop, costs = threading.Event(), set()
 
@@ -641,7 +651,7 @@ def test_empty_products_have_empty_plans(pack: Path) -> None:
 def test_plans_as_values() -> None:
     """A plan goes to C and back unchanged, and says what it launches."""
     cut = {"panel_m": 128, "panel_n": 2**40}
-    plan = Plan(7, 4, COPY_A | COPY_B, 99, programmatic=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
     assert Plan.from_c(plan.to_c()) == plan
     assert ctypes.sizeof(CPlan) == 56
     assert plan.launches == ("copy A", "copy B", "partial", "reduce")

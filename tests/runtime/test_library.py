@@ -77,13 +77,13 @@ def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
     problem = Problem(512, 512, 512, (512, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
     device = CDevice(132, 232_448)
     before = pack.launcher.explain(problem, device)
-    fits = [row.kernel for row in before.verdicts if row.rejected is None and row.kernel.role == "product"]
+    fits = [row.kernel for row in before.evaluations if row.rejected is None and row.kernel.role == "product"]
     schedules = sorted({kernel.family: kernel.schedule for kernel in fits}.values())
     assert len(schedules) > 1
     chosen = []
     for schedule in schedules:
         path = tmp_path / f"{schedule}.json"
-        times = (Sample(schedule, split=1, programmatic=False, copies=0, ns=7),)
+        times = (Sample(schedule, split=1, pdl=False, copies=0, ns=7),)
         path.write_bytes(tuned("sm90", Shape(2, "nn", False, 512, 512, 512, False, times)))  # noqa: FBT003
         (mine,) = [other for other in aotmm.load(table=path).packs if other.arch == "sm90"]
         chosen.append(mine.launcher.explain(problem, device).chosen)

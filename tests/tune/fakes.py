@@ -15,7 +15,7 @@ from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
 from aotmm.tune.cases import Case
 from aotmm.tune.workers import Outcome, Running, measuring
-from aotmm.workers.pool import Crew, Patience, local
+from aotmm.workers.pool import Timeouts, WorkerPool, local
 
 SCHEDULES = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
 
@@ -69,7 +69,7 @@ class Fake:
             elif what == "wrong":
                 wrong[schedule] = "error 7"
                 continue
-            samples.append(Sample(schedule, 1, programmatic=False, copies=0, ns=1000))
+            samples.append(Sample(schedule, 1, pdl=False, copies=0, ns=1000))
         self._note(f"{self.name} ends {case.M}")
         return Outcome(tuple(samples), wrong)
 
@@ -83,9 +83,9 @@ def unable() -> Fake:
     raise RuntimeError("no such GPU")
 
 
-def crew(*makers: Callable[[], Fake], silence_s: float = 1.5) -> AbstractContextManager[Crew]:
+def crew(*makers: Callable[[], Fake], silence_s: float = 1.5) -> AbstractContextManager[WorkerPool]:
     """A crew of one process per maker, on this machine."""
-    return local([partial(measuring, make) for make in makers], Patience(start_s=60, silence_s=silence_s))
+    return local([partial(measuring, make) for make in makers], Timeouts(start_s=60, silence_s=silence_s))
 
 
 def worker_facts() -> dict[str, str]:

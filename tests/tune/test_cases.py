@@ -20,11 +20,11 @@ def test_one_type_stands_for_each_width() -> None:
     """fp16 on the wide sweeps, fp8e4 on its own, both ways to sum; every product once."""
     found = cases(SHAPES, (), target("sm90"))
     assert len(found) == len(set(found)) == 40 + 10 + 2
-    narrow = [case for case in found if case.width == 1]
+    narrow = [case for case in found if case.element_bytes == 1]
     assert sorted(narrow) == [
         Case("fp8e4", fast, "nt", 1024, 1024, 1024, SHAPES.held_out(NARROW.shapes[0])) for fast in (False, True)
     ]
-    assert {case.dtype for case in found if case.width == 2} == {"fp16"}
+    assert {case.dtype for case in found if case.element_bytes == 2} == {"fp16"}
 
 
 def test_what_an_arch_does_not_have_is_left_out() -> None:
@@ -61,10 +61,10 @@ def test_every_part_has_the_same_mix(part: float) -> None:
     [
         (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5"),
         (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5"),
-        (("fp16", "bf16"), "sm90", "one type of each width, found fp16, bf16"),
+        (("fp16", "bf16"), "sm90", "one type of each element_bytes, found fp16, bf16"),
     ],
 )
 def test_types_that_cannot_be_meant(dtypes: tuple[str, ...], arch: str, message: str) -> None:
-    """Unknown types, types of another arch, two of one width."""
+    """Unknown types, types of another arch, two of one element_bytes."""
     with pytest.raises(SpecError, match=message):
         cases(SHAPES, dtypes, target(arch))

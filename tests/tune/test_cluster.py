@@ -21,11 +21,11 @@ from aotmm.tune import remote, session
 from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all, measuring
 from aotmm.workers.dask import Cluster, cluster
-from aotmm.workers.pool import Patience
+from aotmm.workers.pool import Timeouts
 from tests.dask_cluster import Dask, dask
 from tests.tune.fakes import case, on_worker, worker_facts
 
-PATIENCE = Patience(start_s=60, silence_s=1.5)
+TIMEOUTS = Timeouts(start_s=60, silence_s=1.5)
 GPU = ("--resources", "GPU=1")
 
 
@@ -45,7 +45,7 @@ def pack() -> Pack:
 def crew(running: Dask, log: Path, trouble: tuple[tuple[str, str], ...] = ()) -> AbstractContextManager[Cluster]:
     """A crew of fakes on the workers with a GPU."""
     make = partial(measuring, partial(on_worker, log, trouble))
-    return cluster(running.address, make, PATIENCE, worker_facts, {}, gpus=True)
+    return cluster(running.address, make, TIMEOUTS, worker_facts, {}, gpus=True)
 
 
 def test_one_task_per_gpu(running: Dask, tmp_path: Path) -> None:

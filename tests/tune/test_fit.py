@@ -89,9 +89,9 @@ def test_helpers() -> None:
         ns = count * 1800 + size / 3000
         rows.append((float(count), size, ns * rng.gauss(1, 0.03)))
     found = fit_helper(rows)
-    assert found.byte == pytest.approx(1 / 3000)
-    assert found.base == pytest.approx(1800, rel=0.15)
-    assert (found.step, found.tile) == (0.0, 0.0)
+    assert found.ns_per_byte == pytest.approx(1 / 3000)
+    assert found.base_ns == pytest.approx(1800, rel=0.15)
+    assert (found.ns_per_k_step, found.ns_per_tile) == (0.0, 0.0)
 
 
 def test_helpers_of_no_cost() -> None:

@@ -6,10 +6,10 @@ from aotmm.pack.table import Sample, Shape
 from aotmm.tune.judge import Choice, Regret, spare
 
 
-def shape(size: int, width: int = 2, **times: int) -> Shape:
+def shape(size: int, element_bytes: int = 2, **times: int) -> Shape:
     """A square with these times."""
-    samples = tuple(Sample(name, 1, programmatic=False, copies=0, ns=ns) for name, ns in times.items())
-    return Shape(width, "nn", fast_accum=False, M=size, N=size, K=size, held_out=False, times=samples)
+    samples = tuple(Sample(name, 1, pdl=False, copies=0, ns=ns) for name, ns in times.items())
+    return Shape(element_bytes, "nn", fast_accum=False, M=size, N=size, K=size, held_out=False, times=samples)
 
 
 def test_what_is_never_the_best_is_spared_first() -> None:
@@ -39,9 +39,9 @@ def test_what_is_alone_on_a_shape_stays() -> None:
 
 
 def test_widths_are_judged_apart() -> None:
-    """A schedule can be of use for one width only."""
-    shapes = [shape(1, width=1, a=100, b=120), shape(1, width=2, a=120, b=100)]
-    assert [(row.width, row.schedule) for row in spare(shapes)] == [(1, "b"), (2, "a")]
+    """A schedule can be of use for one element_bytes only."""
+    shapes = [shape(1, element_bytes=1, a=100, b=120), shape(1, element_bytes=2, a=120, b=100)]
+    assert [(row.element_bytes, row.schedule) for row in spare(shapes)] == [(1, "b"), (2, "a")]
 
 
 def test_shapes_without_times_do_not_count() -> None:
@@ -51,7 +51,7 @@ def test_shapes_without_times_do_not_count() -> None:
 
 def test_regret_sums_up_what_was_measured() -> None:
     """Geometric mean and worst of the known choices; the unknown ones are counted, and shown first."""
-    best = Sample("a", 1, programmatic=False, copies=0, ns=100)
+    best = Sample("a", 1, pdl=False, copies=0, ns=100)
     choices = [Choice(shape(size), "a", regret, best) for size, regret in enumerate((1.0, 1.21, None, 1.0), 1)]
     found = Regret(tuple(choices))
     assert found.mean == (1.21) ** (1 / 3)

@@ -12,9 +12,9 @@ from aotmm.tune.race import race
 from aotmm.tune.workers import Running
 
 
-def candidate(schedule: str, *, split: int = 1, programmatic: bool = False) -> Candidate:
+def candidate(schedule: str, *, split: int = 1, pdl: bool = False) -> Candidate:
     """A way to compute the case."""
-    return Candidate("ws", schedule, Plan(kernel=0, split=split, programmatic=programmatic))
+    return Candidate("ws", schedule, Plan(kernel=0, split=split, pdl=pdl))
 
 
 @dataclass
@@ -93,9 +93,9 @@ def test_graphs_are_long_enough_and_not_too_long() -> None:
 def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
     """Those of the others are."""
     timer = MadeUp({"a": 100_000, "slow": 300_000})
-    ways = [candidate(name, programmatic=early) for name in ("a", "slow") for early in (False, True)]
+    ways = [candidate(name, pdl=early) for name in ("a", "slow") for early in (False, True)]
     samples = race(ways, timer, lambda _: None).samples
-    assert sorted((sample.schedule, sample.programmatic) for sample in samples) == [
+    assert sorted((sample.schedule, sample.pdl) for sample in samples) == [
         ("a", False),
         ("a", True),
         ("slow", False),
@@ -154,5 +154,5 @@ def test_nothing_to_time() -> None:
 
 def test_samples_say_what_was_launched() -> None:
     """Split, launch and copies are the plan's."""
-    plan = Plan(kernel=3, split=4, copies=3, programmatic=True, cost=1)
-    assert Candidate("ws", "a", plan).sample(99.6) == Sample("a", 4, programmatic=True, copies=3, ns=100)
+    plan = Plan(kernel=3, split=4, copies=3, pdl=True, cost=1)
+    assert Candidate("ws", "a", plan).sample(99.6) == Sample("a", 4, pdl=True, copies=3, ns=100)

@@ -21,8 +21,8 @@ from tests.tune.fakes import case
 
 HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
 SAMPLES = (
-    Sample("ws_a", 1, programmatic=True, copies=0, ns=1000),
-    Sample("ws_b_split", 4, programmatic=False, copies=3, ns=900),
+    Sample("ws_a", 1, pdl=True, copies=0, ns=1000),
+    Sample("ws_b_split", 4, pdl=False, copies=3, ns=900),
 )
 
 

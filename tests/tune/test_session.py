@@ -17,7 +17,7 @@ from aotmm.cli import main
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
-from aotmm.pack.schema import Kernel, resident
+from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import Table
 from aotmm.problem import DTYPES, SPLITS
 from aotmm.runtime.devices import Device
@@ -56,15 +56,15 @@ def _candidates(pack: Pack, wanted: Case, left_out: frozenset[str] = frozenset()
 def test_every_schedule_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> None:
     """Of each schedule every split and launch once, by its plainest kernel; what is expected to be fast comes first."""
     found = _candidates(pack, _product(512, 512, 8192, "nt", dtype))
-    ways = [(schedule, plan.split, plan.programmatic) for schedule, plan in found]
+    ways = [(schedule, plan.split, plan.pdl) for schedule, plan in found]
     assert len(ways) == len(set(ways))
     kernels = pack.launcher.kernels
     mine = [k for k in kernels if k.dtype_a == k.dtype_b == dtype and not k.fast_accum and k.layout in ("nt", "any")]
     assert {schedule for schedule, _ in found} == {k.schedule for k in mine if k.role in ("product", "partial")}
     for schedule, plan in found:
         same = [k for k in mine if k.schedule == schedule and k.dtype_c == kernels[plan.kernel].dtype_c]
-        assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=("none", "linear", "smooth").index)
-        assert plan.programmatic <= kernels[plan.kernel].programmatic
+        assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=("none", "bias_relu", "full").index)
+        assert plan.pdl <= kernels[plan.kernel].pdl
     order = list(dict.fromkeys(plan.kernel for _, plan in found))
     costs = {plan.kernel: plan.cost for _, plan in found}
     assert [costs[kernel] for kernel in order] == sorted(costs[kernel] for kernel in order)
@@ -110,13 +110,13 @@ def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
     """A time by the launcher's model, with constants that depend on the schedule, and a little noise."""
     dice = random.Random(f"{kernel.schedule} {wanted} {plan.split}")  # noqa: S311 - no secret
     efficiency = random.Random(kernel.schedule).uniform(0.6, 0.95)  # noqa: S311 - no secret
-    config, width = kernel.config, DTYPES[wanted.dtype].bytes
+    config, element_bytes = kernel.config, DTYPES[wanted.dtype].bytes
     rows, cols = math.ceil(wanted.M / config.block_m), math.ceil(wanted.N / config.block_n)
-    blocks = resident(kernel, target("sm90"))
+    blocks = occupancy(kernel, target("sm90"))
     waves = math.ceil(rows * cols * plan.split / (H200.multiprocessors * blocks // kernel.num_ctas))
     steps = math.ceil(math.ceil(wanted.K / config.block_k) / plan.split)
     step = config.block_m * config.block_n * config.block_k / (7000 * efficiency) * blocks * 16 / kernel.vector_bytes
-    sizes = (wanted.M * wanted.K * width, wanted.K * wanted.N * width, wanted.M * wanted.N * 2)
+    sizes = (wanted.M * wanted.K * element_bytes, wanted.K * wanted.N * element_bytes, wanted.M * wanted.N * 2)
     moved, more = sizes[0] + sizes[1] + sizes[2], 0.0
     if kernel.role == "partial":
         moved += plan.split * rows * cols * config.block_m * config.block_n * 4 - sizes[2]
@@ -133,7 +133,10 @@ def measured(pack: Pack) -> session.Measured:
     """A third of the sweeps of `shapes.json`, timed by `_simulated`."""
     precise = [one for one in cases(shapes.read(), (), target("sm90")) if not one.fast_accum]
     wanted = [
-        one for kept in precise[::3] for one in (kept, replace(kept, fast_accum=True)) if one.width == 1 or one == kept
+        one
+        for kept in precise[::3]
+        for one in (kept, replace(kept, fast_accum=True))
+        if one.element_bytes == 1 or one == kept
     ]
     launcher = pack.launcher
     samples = {}
@@ -147,13 +150,13 @@ def measured(pack: Pack) -> session.Measured:
 
 
 @pytest.fixture(scope="module")
-def fitted(pack: Pack, measured: session.Measured) -> tuple[Table, session.Verdict]:
+def fitted(pack: Pack, measured: session.Measured) -> tuple[Table, session.Evaluation]:
     """The table of these times, and how good it is."""
     return session.fit(pack, session.table_of(measured), H200, DTYPES_OF)
 
 
 def test_selection_by_the_models_is_nearly_the_best(
-    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Verdict]
+    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Evaluation]
 ) -> None:
     """Where times follow the model, the launcher chooses well on shapes that it has never seen."""
     made, verdict = fitted
@@ -172,7 +175,7 @@ def test_selection_by_the_models_is_nearly_the_best(
     assert {roles[model.schedule] for model in made.models} == {"product", "partial", "reduce", "copy"}
 
 
-def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Verdict]) -> None:
+def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Evaluation]) -> None:
     """With its times in the table, the best plan without copies is chosen, as it was measured."""
     made, launcher = fitted[0], pack.launcher
     launcher.retune(made)
@@ -180,7 +183,7 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
         best = min(shape.best().values(), key=lambda sample: sample.ns)
         if shape.fast_accum or best.ns > min(sample.ns for sample in shape.times):
             continue  # precise sums or copies may pay
-        dtype = DTYPES_OF[shape.width]
+        dtype = DTYPES_OF[shape.element_bytes]
         one = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
         plan = launcher.select(problem_of(one, output_of(launcher, dtype), ADDRESS, ADDRESS, ADDRESS), H200)
         assert plan.measured
@@ -188,7 +191,7 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
 
 
 def test_models_do_not_see_held_out_shapes(
-    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Verdict]
+    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Evaluation]
 ) -> None:
     """Other times on held-out shapes give the same models."""
     changed = {
@@ -314,13 +317,13 @@ def test_refit_of_nothing(tmp_path: Path) -> None:
 
 def test_progress_in_a_log(
     measured: session.Measured,
-    fitted: tuple[Table, session.Verdict],
+    fitted: tuple[Table, session.Evaluation],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a terminal tuning tells that it begins, each tenth, and what is left out."""
 
-    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measured, session.Verdict]:
+    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measured, session.Evaluation]:
         for step in ((4, 20, ""), (5, 20, "a shape"), (5, 20, "left out tile_a: it hangs"), (6, 20, "a shape")):
             progress(*step)
         return measured, fitted[1]
@@ -336,7 +339,7 @@ def test_progress_in_a_log(
 
 def test_a_kernel_that_was_left_out_is_an_error_in_the_end(
     measured: session.Measured,
-    fitted: tuple[Table, session.Verdict],
+    fitted: tuple[Table, session.Evaluation],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

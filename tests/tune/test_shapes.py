@@ -11,7 +11,7 @@ from aotmm.tune.shapes import Shape, Sweep, read
 
 OURS = read()
 VECTOR = 8  # 16-bit elements in 16 bytes
-# Llama 3: width of the input and of the output, gate and up in one.
+# Llama 3: element_bytes of the input and of the output, gate and up in one.
 LAYERS = {
     "8B qkv": (4096, (32 + 2 * 8) * 128),
     "8B o": (4096, 4096),

@@ -1,4 +1,4 @@
-"""aotmm, launched as `lib.matmul` launches it, and the same without programmatic dependent launch."""
+"""aotmm, launched as `lib.matmul` launches it, and the same without pdl dependent launch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _prepare(case: Case, _: Sequence[Operands]) -> Call:
 
 def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
     """What `matmul` launches, launched one after another."""
-    plan = replace(_plan(case, sets[0]), programmatic=False)
+    plan = replace(_plan(case, sets[0]), pdl=False)
     ordinal = sets[0].a.device.index
     launcher = library().launcher(ordinal)
     workspace = torch.empty(plan.workspace_bytes, device=sets[0].a.device, dtype=torch.uint8)
@@ -77,12 +77,12 @@ def _describe(case: Case, operands: Operands) -> str:
     plan = _plan(case, operands)
     kernel = library().launcher(operands.a.device.index).kernels[plan.kernel]
     words = [kernel.name, f"split {plan.split}" * (plan.split > 1), *(x for x in plan.launches if x.startswith("copy"))]
-    words += ["programmatic" * plan.programmatic]
+    words += ["pdl" * plan.pdl]
     words += [f"{plan.cost / 1000:.2f} us {'measured' if plan.measured else 'predicted'}"]
     return ", ".join(filter(None, words))
 
 
 PROVIDERS = (
     Provider("aotmm", "lib.matmul(a, b, out=out)", _prepare, describe=_describe),
-    Provider("aotmm_plain", "the same without programmatic dependent launch", _prepare_plain, isolated=False),
+    Provider("aotmm_plain", "the same without pdl dependent launch", _prepare_plain, isolated=False),
 )

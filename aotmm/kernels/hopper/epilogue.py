@@ -144,7 +144,7 @@ def finish(sums, factors, epilogue, tiling):
     if tiling.EPILOGUE != "none":
         sums += factors.bias.load(gl.SliceLayout(0, sums.type.layout))[None, :]
         if e.activation != 0:
-            if tiling.EPILOGUE == "linear":
+            if tiling.EPILOGUE == "bias_relu":
                 sums = linear(sums, e.activation, e.slope)
             else:
                 sums = activate(sums, e.activation, e.slope)

@@ -17,7 +17,7 @@ from aotmm.kernels import (
 )
 from aotmm.kernels.epilogue import epilogue_types
 from aotmm.kernels.hopper.mma import GROUP_LINES
-from aotmm.pack.schema import Promise
+from aotmm.pack.schema import Guard
 from aotmm.problem import DTYPES
 
 # Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
@@ -30,8 +30,8 @@ BARRIER_BYTES = 512  # more than all barriers take
 def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False, ctas: int = 1) -> Specialisation:
     """A kernel of these families for `variant`.
 
-    It promises what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first product
-    of a tile sets its sums. Kernels of 16-bit operands promise that there are no scales.
+    Its guards are what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first
+    product of a tile sets its sums. Kernels of 16-bit operands have no scales, by a guard.
 
     Args:
         function: the jit function.
@@ -52,7 +52,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     cols1 = columns - cols
     line = config.block_k * DTYPES[variant.dtype_a].bytes
     joined = bool(cols1) and y["inner"] == "K" and (line, part, ctas) == (LINE_BYTES, 64, 1) and columns <= MOST_COLUMNS
-    in_turns = variant.epilogue == "smooth" and not swapped and not cols1
+    in_turns = variant.epilogue == "full" and not swapped and not cols1
     width = cols if swapped and not cols1 else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
     tail = _least_power(columns % width) or width
     descriptors = {"x_desc": _described(x, part, config.block_k, divided)}
@@ -101,27 +101,27 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **WORKSPACE_TYPES,
         **epilogue_types(c),
     }
-    promises = [Promise("batch", "equals", 1), Promise("K", "at_least", 1)]
+    guards = [Guard("batch", "equals", 1), Guard("K", "at_least", 1)]
     if variant.fast_accum:
-        promises.append(Promise("fast_accum", "equals", 1))
+        guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:
-        promises += [Promise("scale_a_ptr", "equals", 0), Promise("scale_b_ptr", "equals", 0)]
+        guards += [Guard("scale_a_ptr", "equals", 0), Guard("scale_b_ptr", "equals", 0)]
     for row in {descriptor.value: descriptor for descriptor in descriptors.values()}.values():
-        promises += _described_promises(row)
+        guards += _described_guards(row)
     if not partial:
         # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
-        promises.append(Promise("c_span", "multiple_of", VECTOR_BYTES // c.bytes))
+        guards.append(Guard("c_span", "multiple_of", VECTOR_BYTES // c.bytes))
     if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
         descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
     return Specialisation(
         function,
         types,
         constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
-        promises=tuple(promises),
+        guards=tuple(guards),
         vector_bytes=VECTOR_BYTES,
         descriptors=descriptors,
         persistent=True,
-        programmatic=True,
+        pdl=True,
         # Tests compare images that were compiled with and without the compiler's search for missing ones. Barriers of
         # scales beside other factors are left to the compiler.
         fenced=True,
@@ -161,13 +161,13 @@ def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool
     )
 
 
-def _described_promises(row: Descriptor) -> list[Promise]:
+def _described_guards(row: Descriptor) -> list[Guard]:
     """What TMA needs of a matrix."""
     return [
-        Promise(row.strides[1], "equals", 1),
-        Promise(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
-        Promise(row.strides[0], "at_least", 1),
-        Promise(row.value, "multiple_of", VECTOR_BYTES),
+        Guard(row.strides[1], "equals", 1),
+        Guard(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
+        Guard(row.strides[0], "at_least", 1),
+        Guard(row.value, "multiple_of", VECTOR_BYTES),
     ]
 
 
