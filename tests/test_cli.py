@@ -84,7 +84,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             name=name,
             family=family,
             role="product",
-            schedule="tile_128x256x64_g8_s3_w8",
+            config_name="tile_128x256x64_g8_s3_w8",
             source="a paper",
             symbol="tile",
             dtype_a=dtype,
@@ -403,7 +403,7 @@ def test_list_json(packs: Path) -> None:
     assert body[1]["kernels"][0] == {
         "name": NAME,
         "role": "product",
-        "schedule": "tile_128x256x64_g8_s3_w8",
+        "config_name": "tile_128x256x64_g8_s3_w8",
         "dtype_a": "fp16",
         "dtype_b": "fp16",
         "dtype_c": "fp16",

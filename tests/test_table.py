@@ -87,9 +87,9 @@ def test_rows_and_samples_are_written_in_order() -> None:
 
 
 def test_the_file_has_a_line_per_row() -> None:
-    """One line per model and shape; samples name their schedule by number."""
+    """One line per model and shape; samples name their config by number."""
     lines = table.write(TABLE).decode().splitlines()
-    assert '"schedules": ["ws_a", "ws_a_split"],' in lines
+    assert '"config_names": ["ws_a", "ws_a_split"],' in lines
     assert (
         ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
         '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
@@ -103,7 +103,7 @@ def test_constants_are_rounded() -> None:
 
 
 def test_the_best_sample_of_each_schedule() -> None:
-    """Of all splits and launches of a schedule without copies the fastest counts."""
+    """Of all splits and launches of a config without copies the fastest counts."""
     assert TABLE.shapes[0].best() == {"ws_a": FAST, "ws_a_split": SPLIT}
 
 
@@ -127,18 +127,18 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("date",), "today"), "date: expected a text like"),
         (_change(("device",), 3), "device: expected a text like"),
         (_change(("seed",), 1.5), "seed: expected an integer"),
-        (_change(("schedules",), ["ws_a", "ws_a"]), "'ws_a' is there twice"),
-        (_change(("schedules", 0), 'a"b'), "schedules: expected a text like"),
+        (_change(("config_names",), ["ws_a", "ws_a"]), "'ws_a' is there twice"),
+        (_change(("config_names", 0), 'a"b'), "configs: expected a text like"),
         (_change(("models",), {}), "models: expected a list"),
         (_change(("models", 0), []), r"models\[0\]: expected an object"),
-        (_change(("models", 0, "schedule"), ""), r"models\[0\]: schedule: expected a text"),
+        (_change(("models", 0, "config_name"), ""), r"models\[0\]: config: expected a text"),
         (_change(("models", 0, "element_bytes"), 3), "element_bytes: 3 is not one of 1, 2, 4"),
         (_change(("models", 0, "element_bytes"), value=True), "element_bytes: True is not one of 1, 2, 4"),
         (_change(("models", 0, "base_ns"), -1), "base_ns: expected a number from 0"),
         (_change(("models", 0, "base_ns"), "1"), "base_ns: expected a number from 0"),
         (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
         (_change(("models", 0, "min_m"), 2), "min_m: 2 is not one of 1, 33, 257"),
-        (_change(("models", 0, "schedule"), "ws_a"), r"\('ws_a', 2, False, 1\) is there twice"),
+        (_change(("models", 0, "config_name"), "ws_a"), r"\('ws_a', 2, False, 1\) is there twice"),
         (_change(("shapes", 0, "layout"), "any"), "layout: 'any' is not one of nn"),
         (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
         (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1"),
@@ -146,9 +146,9 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there twice"),
         (
             _change(("shapes", 0, "times", 0), [0, 1, 0, 0]),
-            r"times\[0\]: expected \[schedule, split, pdl, copies, ns\]",
+            r"times\[0\]: expected \[config, split, pdl, copies, ns\]",
         ),
-        (_change(("shapes", 0, "times", 0, 0), 2), r"times\[0\]: schedule: 2 is not one of 0, 1"),
+        (_change(("shapes", 0, "times", 0, 0), 2), r"times\[0\]: config: 2 is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1"),
         (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: pdl: True is not one of 0, 1"),
         (_change(("shapes", 0, "times", 0, 3), 8), r"times\[0\]: copies: 8 is not one of 0, 1"),

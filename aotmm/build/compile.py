@@ -31,8 +31,8 @@ SCRATCH = ("global_scratch", "profile_scratch")
 I32_LIMIT = 2**31 - 2**16
 DESCRIPTOR_BYTES = 128  # Source: CUDA driver API, CUtensorMap
 _SAID = (
-    "name", "family", "role", "schedule", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue", "fast_accum",
-    "config",
+    "name", "family", "role", "config_name", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue",
+    "fast_accum", "config",
 )  # fmt: skip
 BLACKWELL = 100
 # Passes for tensor memory, which only Blackwell has, and for clusters.

@@ -85,8 +85,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     `tuning` has their times; what it does not know is estimated.
     """
     guard_lists = list(dict.fromkeys(kernel.guards for kernel in kernels))
-    schedules = sorted({kernel.schedule for kernel in kernels})
-    known = Measured([], [], []) if tuning is None else measured(tuning, schedules)
+    config_names = sorted({kernel.config_name for kernel in kernels})
+    known = Measured([], [], []) if tuning is None else measured(tuning, config_names)
     made = _groups(kernels)
     guard_tests: list[_GuardTest] = []
     guarded: dict[tuple[Guard, ...], tuple[int, int]] = {}  # where theirs begin, and how many there are
@@ -96,14 +96,14 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     rows = [
         {
             "kernel": kernel,
-            "schedule": schedules.index(kernel.schedule),
+            "config_name": config_names.index(kernel.config_name),
             "guards": guard_lists.index(kernel.guards),
             "guard_tests": guarded[kernel.guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
             "occupancy": occupancy(kernel, target),
             "constants": [constants(kernel, target, tuning, rows) for rows in MIN_M],
-            "measured": known.schedules.index(kernel.schedule)
-            if kernel.schedule in known.schedules
+            "measured": known.config_names.index(kernel.config_name)
+            if kernel.config_name in known.config_names
             else "AOTMM_UNMEASURED",
             "maps": [_map(item.tensor_map) for item in kernel.parameters if item.tensor_map is not None],
             "parameters": _numbered_maps(kernel.parameters),
@@ -128,7 +128,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             rows=rows,
             guard_lists=guard_lists,
             guard_tests=guard_tests,
-            schedules=schedules,
+            config_names=config_names,
             pointer_alignment=_pointer_alignment(guard_lists),
             order=made.order,
             siblings=made.siblings,
@@ -136,7 +136,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             shapes=known.shapes,
             place_count=2 << max(0, len(known.shapes) - 1).bit_length(),
             times=known.times,
-            measured_count=len(known.schedules),
+            measured_count=len(known.config_names),
         )
     )
 
@@ -232,7 +232,7 @@ def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups
     found: dict[tuple[str, frozenset[Guard], str, bool], list[int]] = {}
     for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
         kernel = kernels[number]
-        key = (kernel.role, frozenset(kernel.guards), kernel.schedule, kernel.fast_accum)
+        key = (kernel.role, frozenset(kernel.guards), kernel.config_name, kernel.fast_accum)
         found.setdefault(key, []).append(number)
     for (_, guards, *_), members in found.items():
         made.siblings.append((len(made.order), len(members), _contiguous(guards)))
@@ -253,7 +253,7 @@ def constants(
     kernel: Kernel, target: Target, tuning: Table | None, rows: int
 ) -> tuple[float, float, float, float, float, int]:
     """Base, step, tile, byte, load and blocks for `rows`: fitted, or estimated from tile and data sheet."""
-    key = (kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
+    key = (kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
     for model in tuning.models if tuning is not None else ():
         if model.key == key:
             return (

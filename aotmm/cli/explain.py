@@ -162,7 +162,7 @@ def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
     return {
         "kernel": kernel.name,
         "role": kernel.role,
-        "schedule": kernel.schedule,
+        "config_name": kernel.config_name,
         "config": asdict(kernel.config),
         "launches": plan.launches,
         "split": plan.split,

@@ -234,7 +234,7 @@ def _pack_to(pack: Pack, shown: Sequence[Kernel]) -> dict[str, object]:
         {
             "name": kernel.name,
             "role": kernel.role,
-            "schedule": kernel.schedule,
+            "config_name": kernel.config_name,
             "dtype_a": kernel.dtype_a,
             "dtype_b": kernel.dtype_b,
             "dtype_c": kernel.dtype_c,

@@ -134,7 +134,7 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
         ("kernel", kernel.name),
         ("arch", pack.arch),
         ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
-        ("schedule", kernel.schedule),
+        ("config_name", kernel.config_name),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", _config(kernel.config)),

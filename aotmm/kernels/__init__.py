@@ -106,7 +106,7 @@ class Variant:
         return CLUSTERED.get(self.family, 1)
 
     @property
-    def schedule(self) -> str:
+    def config_name(self) -> str:
         """What the time of the kernel depends on, apart from types and epilogue."""
         access = "_any" if self.layout == "any" else "" if self.aligned else "_unaligned"
         return f"{self.family}_{self.config}{access}" + ("_split" if self.role == "partial" else "")

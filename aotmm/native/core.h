@@ -23,11 +23,11 @@ typedef struct aotmm_constants {
 /* A tuning table in terms of this library's kernels. */
 typedef struct aotmm_tuning {
   const aotmm_constants (*constants)[AOTMM_MIN_M_COUNT]; /* by kernel */
-  const uint16_t *schedules;        /* by kernel: its schedule's number, or AOTMM_UNMEASURED */
+  const uint16_t *config_names;        /* by kernel: its config's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
-  const aotmm_time *times;          /* by shape and schedule */
+  const aotmm_time *times;          /* by shape and config */
   uint32_t *places;                 /* of shapes: a table of their numbers from 1 on, by a sum of their fields; 0: empty */
-  uint32_t shape_count, schedule_count, place_count; /* which is a power of two above shape_count */
+  uint32_t shape_count, config_count, place_count; /* which is a power of two above shape_count */
 } aotmm_tuning;
 
 /* A guard: (value & mask) - least, unsigned, is at most `span`. */
@@ -174,7 +174,7 @@ typedef struct query {
     double row_a, col_b; /* bytes of an element of A and of B, as the model counts loads */
     quantities q;
   } placements[OPERANDS];
-  const aotmm_time *measured[2]; /* of this shape, by schedule; by fast_accum; NULL if there is none */
+  const aotmm_time *measured[2]; /* of this shape, by config; by fast_accum; NULL if there is none */
 } query;
 
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {

@@ -62,8 +62,8 @@ double main_time(const query *s, int placement, uint32_t kernel, int64_t work_ti
 /* What was measured of a kernel on this shape, or NULL. */
 const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *times_ = s->measured[aotmm_kernels[kernel].fast_accum];
-  uint16_t schedule = s->tuning->schedules[kernel];
-  return times_ && schedule != AOTMM_UNMEASURED && times_[schedule].ns ? times_ + schedule : NULL;
+  uint16_t config_name = s->tuning->config_names[kernel];
+  return times_ && config_name != AOTMM_UNMEASURED && times_[config_name].ns ? times_ + config_name : NULL;
 }
 
 /* ---- tables */
@@ -91,7 +91,7 @@ static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wa
     const aotmm_shape *shape = t->shapes + t->places[place] - 1;
     if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->element_bytes == wanted->element_bytes &&
         shape->fast_accum == wanted->fast_accum && shape->layout == wanted->layout)
-      return t->times + (size_t)(t->places[place] - 1) * t->schedule_count;
+      return t->times + (size_t)(t->places[place] - 1) * t->config_count;
   }
   return NULL;
 }
@@ -111,17 +111,17 @@ void find_measured(query *s) {
 __attribute__((constructor)) static void prepare(void) { set_places(&aotmm_built_tuning); }
 
 /* What the table says of a kernel; constants that it lacks stay what they were built with. */
-static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *schedule) {
+static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *config_name) {
   const aotmm_kernel *k = aotmm_kernels + number;
   memcpy(constants, aotmm_built_tuning.constants[number], sizeof aotmm_built_tuning.constants[number]);
-  *schedule = AOTMM_UNMEASURED;
+  *config_name = AOTMM_UNMEASURED;
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
-    if (m->element_bytes == k->element_bytes && m->fast_accum == k->fast_accum && !strcmp(m->schedule, k->schedule))
+    if (m->element_bytes == k->element_bytes && m->fast_accum == k->fast_accum && !strcmp(m->config_name, k->config_name))
       constants[min_m_index(m->min_m)] = (aotmm_constants){m->base_ns, m->ns_per_k_step, m->ns_per_tile, m->ns_per_byte, m->ns_per_loaded_byte, k->occupancy};
   }
-  for (uint32_t i = 0; i < table->schedule_count; i++)
-    if (!strcmp(table->schedules[i], k->schedule)) *schedule = (uint16_t)i;
+  for (uint32_t i = 0; i < table->config_count; i++)
+    if (!strcmp(table->config_names[i], k->config_name)) *config_name = (uint16_t)i;
 }
 
 static int before(const aotmm_shape *a, const aotmm_shape *b) {
@@ -145,7 +145,7 @@ int aotmm_retune(const aotmm_table *table) {
     if (!before(table->shapes + i - 1, table->shapes + i))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
   /* one block: the new tuning and what it points to, in order of alignment */
-  size_t time_count = (size_t)table->shape_count * table->schedule_count;
+  size_t time_count = (size_t)table->shape_count * table->config_count;
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
   size_t bytes = sizeof(aotmm_tuning) +
@@ -157,12 +157,12 @@ int aotmm_retune(const aotmm_table *table) {
   aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
   uint32_t *places = (uint32_t *)(new_times + time_count);
-  uint16_t *schedules = (uint16_t *)(places + place_count);
+  uint16_t *config_names = (uint16_t *)(places + place_count);
   if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
   if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
-  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants[i], schedules + i);
-  *fresh = (aotmm_tuning){constants,   schedules, shapes, new_times, places, table->shape_count,
-                          table->schedule_count, place_count};
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, i, constants[i], config_names + i);
+  *fresh = (aotmm_tuning){constants,   config_names, shapes, new_times, places, table->shape_count,
+                          table->config_count, place_count};
   set_places(fresh);
   __atomic_store_n(&tuning, fresh, __ATOMIC_RELEASE);
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);

@@ -75,7 +75,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile that one program computes and the compiler's schedule for it; zeros mean "not given"."""
+    """The tile that one program computes and the compiler's config for it; zeros mean "not given"."""
 
     block_m: int
     block_n: int
@@ -104,7 +104,7 @@ class Kernel:
         name: label, unique in the pack; nothing is parsed from it.
         family: module of `aotmm/kernels` that it comes from.
         role: what it is for (`problem.ROLES`).
-        schedule: what its time depends on, apart from types and epilogue; tuning tables speak of it.
+        config: what its time depends on, apart from types and epilogue; tuning tables speak of it.
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
@@ -129,7 +129,7 @@ class Kernel:
     name: str
     family: str
     role: str
-    schedule: str
+    config_name: str
     source: str
     symbol: str
     dtype_a: str

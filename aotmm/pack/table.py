@@ -31,14 +31,14 @@ _MAX_COPIES = 8
 
 
 class Sample(NamedTuple):
-    """Median time of one schedule on one shape, in ns.
+    """Median time of one config on one shape, in ns.
 
     `split` is the number of slices of K, 1 for kernels that do not split; a split product's time includes the
     reduction. `pdl` tells whether it was launched with pdl stream serialization. `copies` is which
     matrices are copied to aligned places, in the time too: 1 for A, 2 for B, 4 for C.
     """
 
-    schedule: str
+    config_name: str
     split: int
     pdl: bool
     copies: int
@@ -47,12 +47,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Constants of the time of one schedule for elements of `element_bytes` and an M of at least `min_m`.
+    """Constants of the time of one config for elements of `element_bytes` and an M of at least `min_m`.
 
     The formula is in `templates/launcher.h.jinja`. Reduces and copies have `base_ns` and `ns_per_byte` only.
     """
 
-    schedule: str
+    config_name: str
     element_bytes: int
     fast_accum: bool
     min_m: int
@@ -65,7 +65,7 @@ class Model:
     @property
     def key(self) -> tuple[str, int, bool, int]:
         """What it is for."""
-        return self.schedule, self.element_bytes, self.fast_accum, self.min_m
+        return self.config_name, self.element_bytes, self.fast_accum, self.min_m
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +82,9 @@ class Shape:
     times: tuple[Sample, ...]
 
     def best(self) -> dict[str, Sample]:
-        """The fastest sample without copies of each schedule, by schedule."""
+        """The fastest sample without copies of each config, by config."""
         ranked = sorted((sample for sample in self.times if not sample.copies), key=lambda sample: (sample.ns, sample))
-        return {sample.schedule: sample for sample in reversed(ranked)}
+        return {sample.config_name: sample for sample in reversed(ranked)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,18 @@ class Measured:
     """The measured part of a table as launchers hold it: `aotmm_shape` and `aotmm_time` of launcher.h, field by field.
 
     Attributes:
-        schedules: names, in order.
+        configs: names, in order.
         shapes: M, N, K, element_bytes, fast_accum, layout (its number), in the launcher's order.
-        times: by shape and schedule: ns, split, pdl of the best; zeros where there is none.
+        times: by shape and config: ns, split, pdl of the best; zeros where there is none.
     """
 
-    schedules: list[str]
+    config_names: list[str]
     shapes: list[tuple[int, ...]]
     times: list[list[tuple[int, ...]]]
 
 
-def measured(table: Table, schedules: Collection[str]) -> Measured:
-    """What selection takes from `table` for those of `schedules` that it knows."""
+def measured(table: Table, config_names: Collection[str]) -> Measured:
+    """What selection takes from `table` for those of `configs` that it knows."""
     rows = []
     for shape in sorted(
         table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
@@ -129,7 +129,7 @@ def measured(table: Table, schedules: Collection[str]) -> Measured:
         best = {
             name: (sample.ns, sample.split, int(sample.pdl))
             for name, sample in shape.best().items()
-            if name in schedules and sample.split in (1, *SPLITS)
+            if name in config_names and sample.split in (1, *SPLITS)
         }
         if best:
             layout = LAYOUTS.index(shape.layout)
@@ -183,15 +183,17 @@ def parse(data: bytes, where: str) -> Table:
         raise ArtifactError(
             f"{where}: tuning table format {found!r}, this version of aotmm reads {FORMAT}; make it again: aotmm tune"
         )
-    _check_keys(body, {"format", "schedules", *_names(Table)}, where)
-    schedules = [_text(name, _NAME, f"{where}: schedules") for name in _list(body["schedules"], f"{where}: schedules")]
-    _check_unique(schedules, f"{where}: schedules")
+    _check_keys(body, {"format", "config_names", *_names(Table)}, where)
+    config_names = [
+        _text(name, _NAME, f"{where}: configs") for name in _list(body["config_names"], f"{where}: configs")
+    ]
+    _check_unique(config_names, f"{where}: configs")
     models = tuple(
         _model(row, f"{where}: models[{index}]") for index, row in enumerate(_list(body["models"], f"{where}: models"))
     )
     _check_unique([row.key for row in models], f"{where}: models")
     shapes = tuple(
-        _shape(row, schedules, f"{where}: shapes[{index}]")
+        _shape(row, config_names, f"{where}: shapes[{index}]")
         for index, row in enumerate(_list(body["shapes"], f"{where}: shapes"))
     )
     _check_unique([(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K) for s in shapes], f"{where}: shapes")
@@ -210,19 +212,21 @@ def write(table: Table) -> bytes:
 
     Rows are sorted, and constants rounded to five digits, which is more than any measurement has.
     """
-    schedules = sorted({sample.schedule for shape in table.shapes for sample in shape.times})
-    number = {name: index for index, name in enumerate(schedules)}
+    config_names = sorted({sample.config_name for shape in table.shapes for sample in shape.times})
+    number = {name: index for index, name in enumerate(config_names)}
     models = [
         {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.schedule, row.min_m))
+        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name, row.min_m))
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(Shape)}
-        | {"times": [[number[s.schedule], *map(int, s[1:])] for s in sorted(shape.times)]}
+        | {"times": [[number[s.config_name], *map(int, s[1:])] for s in sorted(shape.times)]}
         for shape in sorted(table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K))
     ]
     head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
-    lines = [f'"{name}": {_line(value)}' for name, value in {"format": FORMAT, **head, "schedules": schedules}.items()]
+    lines = [
+        f'"{name}": {_line(value)}' for name, value in {"format": FORMAT, **head, "config_names": config_names}.items()
+    ]
     for name, rows in (("models", models), ("shapes", shapes)):
         lines.append(f'"{name}": [' + ",".join(f"\n {_line(row)}" for row in rows) + "\n]")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
@@ -231,7 +235,7 @@ def write(table: Table) -> bytes:
 def _model(body: object, where: str) -> Model:
     row = _object(body, Model, where)
     return Model(
-        schedule=_text(row["schedule"], _NAME, f"{where}: schedule"),
+        config_name=_text(row["config_name"], _NAME, f"{where}: config"),
         element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
         min_m=_word(row["min_m"], MIN_M, f"{where}: min_m"),
@@ -239,10 +243,10 @@ def _model(body: object, where: str) -> Model:
     )
 
 
-def _shape(body: object, schedules: list[str], where: str) -> Shape:
+def _shape(body: object, config_names: list[str], where: str) -> Shape:
     row = _object(body, Shape, where)
     times = tuple(
-        _sample(item, schedules, f"{where}: times[{index}]")
+        _sample(item, config_names, f"{where}: times[{index}]")
         for index, item in enumerate(_list(row["times"], f"{where}: times"))
     )
     _check_unique([sample[:-1] for sample in times], f"{where}: times")
@@ -256,12 +260,12 @@ def _shape(body: object, schedules: list[str], where: str) -> Shape:
     )
 
 
-def _sample(body: object, schedules: list[str], where: str) -> Sample:
+def _sample(body: object, config_names: list[str], where: str) -> Sample:
     items = _list(body, where)
     if len(items) != _SAMPLE_FIELDS:
-        raise ArtifactError(f"{where}: expected [schedule, split, pdl, copies, ns], found {items!r}")
+        raise ArtifactError(f"{where}: expected [config, split, pdl, copies, ns], found {items!r}")
     return Sample(
-        schedule=schedules[_word(items[0], range(len(schedules)), f"{where}: schedule")],
+        config_name=config_names[_word(items[0], range(len(config_names)), f"{where}: config")],
         split=_int(items[1], 1, f"{where}: split"),
         pdl=bool(_word(items[2], range(2), f"{where}: pdl")),
         copies=_word(items[3], range(_MAX_COPIES), f"{where}: copies"),

@@ -92,7 +92,7 @@ class CModel(Structure):
     """aotmm_model."""
 
     _fields_ = [
-        ("schedule", c_char_p),
+        ("config_name", c_char_p),
         *((name, c_int32) for name in ("element_bytes", "fast_accum", "min_m")),
         *(
             (name, c_double)
@@ -120,9 +120,9 @@ class CTable(Structure):
     """aotmm_table."""
 
     _fields_ = [
-        *((f"{name}_count", c_uint32) for name in ("model", "schedule", "shape")),
+        *((f"{name}_count", c_uint32) for name in ("model", "config_name", "shape")),
         ("models", POINTER(CModel)),
-        ("schedules", POINTER(c_char_p)),
+        ("config_names", POINTER(c_char_p)),
         ("shapes", POINTER(CShape)),
         ("times", POINTER(CTime)),
     ]
@@ -416,13 +416,13 @@ class Launcher:
         """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
         from aotmm.pack.table import measured  # only here: the first product should be quick
 
-        known = measured(table, {kernel.schedule for kernel in self.kernels})
-        models = [CModel(m.schedule.encode(), *astuple(m)[1:]) for m in table.models]
-        schedules = [name.encode() for name in known.schedules]
+        known = measured(table, {kernel.config_name for kernel in self.kernels})
+        models = [CModel(m.config_name.encode(), *astuple(m)[1:]) for m in table.models]
+        config_names = [name.encode() for name in known.config_names]
         times = [CTime(*time) for row in known.times for time in row]
-        c_table = CTable(len(models), len(schedules), len(known.shapes))
+        c_table = CTable(len(models), len(config_names), len(known.shapes))
         c_table.models = (CModel * len(models))(*models)
-        c_table.schedules = (c_char_p * len(schedules))(*schedules)
+        c_table.config_names = (c_char_p * len(config_names))(*config_names)
         c_table.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
         c_table.times = (CTime * len(times))(*times)
         self._raise(self._c.retune(byref(c_table)))

@@ -19,7 +19,7 @@ class Candidate:
     """One way to compute a case: a plan, and its kernel's names."""
 
     family: str
-    schedule: str
+    config_name: str
     plan: Plan
 
     def plain(self) -> Candidate:
@@ -29,7 +29,7 @@ class Candidate:
     def sample(self, ns: float) -> Sample:
         """Its time as a table holds it."""
         plan = self.plan
-        return Sample(self.schedule, plan.split, plan.pdl, plan.copies, max(1, round(ns)))
+        return Sample(self.config_name, plan.split, plan.pdl, plan.copies, max(1, round(ns)))
 
     def __str__(self) -> str:
         plan = self.plan
@@ -37,7 +37,7 @@ class Candidate:
 
 
 def output_of(launcher: Launcher, dtype: str) -> str:
-    """The output type that most products of `dtype` in the pack have: kernels of one schedule are equally fast."""
+    """The output type that most products of `dtype` in the pack have: kernels of one config are equally fast."""
     products = [kernel for kernel in launcher.kernels if kernel.role == "product"]
     outputs = [kernel.dtype_c for kernel in products if kernel.dtype_a == kernel.dtype_b == dtype]
     return max(OUTPUTS, key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
@@ -67,23 +67,23 @@ def candidates(
 ) -> list[Candidate]:
     """Every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
 
-    Of the kernels of one schedule the plainest that fits stands for all, and only kernels that sum as `fast_accum`
+    Of the kernels of one config the plainest that fits stands for all, and only kernels that sum as `fast_accum`
     says: the others have rows of their own in the table.
     """
     plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
     for number, kernel in enumerate(launcher.kernels):
         if (kernel.dtype_a, kernel.fast_accum) != (problem.dtype_a, problem.fast_accum):
             continue
-        if {kernel.schedule, kernel.family} & left_out:
+        if {kernel.config_name, kernel.family} & left_out:
             continue
         plan = launcher.check(problem, device, number).plan
         if plan is not None:
             rank = (EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes)
-            plainest[kernel.schedule] = min(
-                plainest.get(kernel.schedule, (rank, number, plan)), (rank, number, plan), key=lambda row: row[:2]
+            plainest[kernel.config_name] = min(
+                plainest.get(kernel.config_name, (rank, number, plan)), (rank, number, plan), key=lambda row: row[:2]
             )
     found = []
-    for schedule, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
+    for config_name, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
         launches = (False, True) if kernel.pdl else (False,)
         config = kernel.config
@@ -98,5 +98,5 @@ def candidates(
             workspace = plan.workspace_bytes + (split - plan.split) * slab
             for pdl in launches:
                 variant = replace(plan, split=split, pdl=pdl, workspace_bytes=workspace)
-                found.append(Candidate(kernel.family, schedule, variant))
+                found.append(Candidate(kernel.family, config_name, variant))
     return found

@@ -67,7 +67,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
-    """The constants for the launches of one schedule; the more they differ in shape, the better. Needs one point.
+    """The constants for the launches of one config; the more they differ in shape, the better. Needs one point.
 
     `start` is what the constants stay where no launch says otherwise, instead of what physics says.
     """

@@ -1,4 +1,4 @@
-"""How good a table is: the regret of the launcher's own selection, and which schedules nobody would miss.
+"""How good a table is: the regret of the launcher's own selection, and which configs nobody would miss.
 
 Regret of a choice is its time divided by that of the fastest plan that was measured on the shape: 1 is perfect.
 """
@@ -18,7 +18,7 @@ from aotmm.tune.candidates import output_of, problem_of
 from aotmm.tune.cases import Case
 
 _ALIGNED = 4096  # an address that breaks no guard
-MOST_MEAN = 1.005  # regret that leaving out schedules may cost, over all shapes of their element_bytes
+MOST_MEAN = 1.005  # regret that leaving out configs may cost, over all shapes of their element_bytes
 MOST_WORST = 1.05  # and on any one of them
 
 
@@ -104,34 +104,34 @@ def _choice(
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)
     kernel = launcher.kernels[plan.kernel]
     best = min((sample for samples in times.values() for sample in samples), key=lambda sample: sample.ns)
-    text = kernel.schedule + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
+    text = kernel.config_name + f" split {plan.split}" * (plan.split > 1) + f" copies {plan.copies}" * bool(plan.copies)
     text += " pdl" * plan.pdl
     for sample in times[kernel.fast_accum]:
-        if sample[:-1] == (kernel.schedule, plan.split, plan.pdl, plan.copies):
+        if sample[:-1] == (kernel.config_name, plan.split, plan.pdl, plan.copies):
             return Choice(shape, text, sample.ns / best.ns, best)
     return Choice(shape, text, None, best)
 
 
 class Spared(NamedTuple):
-    """A schedule that could be left out, with the regret of having left out all up to it."""
+    """A config that could be left out, with the regret of having left out all up to it."""
 
     element_bytes: int
-    schedule: str
+    config_name: str
     mean: float
     worst: float
 
 
 def spare(shapes: Iterable[Shape]) -> list[Spared]:
-    """Schedules whose absence costs next to nothing, by element_bytes, in the order in which to drop them.
+    """Configs whose absence costs next to nothing, by element_bytes, in the order in which to drop them.
 
     Greedy: whichever costs least goes first, until the next one would cost more than `MOST_MEAN` on average or
-    `MOST_WORST` somewhere. A schedule that is alone on a shape stays.
+    `MOST_WORST` somewhere. A config that is alone on a shape stays.
     """
     by_width: dict[int, list[dict[str, int]]] = {}
     for shape in shapes:
         times: dict[str, int] = {}
         for sample in shape.times:
-            times[sample.schedule] = min(sample.ns, times.get(sample.schedule, sample.ns))
+            times[sample.config_name] = min(sample.ns, times.get(sample.config_name, sample.ns))
         if times:
             by_width.setdefault(shape.element_bytes, []).append(times)
     return [row for element_bytes, rows in sorted(by_width.items()) for row in _spare(element_bytes, rows)]
@@ -139,20 +139,20 @@ def spare(shapes: Iterable[Shape]) -> list[Spared]:
 
 def _spare(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
     best = [min(times.values()) for times in rows]
-    left = {schedule for times in rows for schedule in times}
+    left = {config_name for times in rows for config_name in times}
     while left:
-        costs = {schedule: _cost(rows, best, left - {schedule}) for schedule in sorted(left)}
-        schedule, (mean, worst) = min(costs.items(), key=lambda item: item[1])
+        costs = {config_name: _cost(rows, best, left - {config_name}) for config_name in sorted(left)}
+        config_name, (mean, worst) = min(costs.items(), key=lambda item: item[1])
         if mean > MOST_MEAN or worst > MOST_WORST:
             return
-        left.remove(schedule)
-        yield Spared(element_bytes, schedule, mean, worst)
+        left.remove(config_name)
+        yield Spared(element_bytes, config_name, mean, worst)
 
 
 def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:
-    """Mean and worst regret if only the schedules in `left` were there; infinite where none of them fits."""
+    """Mean and worst regret if only the configs in `left` were there; infinite where none of them fits."""
     regrets = [
-        min((ns for schedule, ns in times.items() if schedule in left), default=math.inf) / least
+        min((ns for config_name, ns in times.items() if config_name in left), default=math.inf) / least
         for times, least in zip(rows, best, strict=True)
     ]
     return math.exp(statistics.fmean(map(math.log, regrets))), max(regrets)

@@ -1,4 +1,4 @@
-"""Times prebuilt kernels on one GPU: every schedule of the pack that fits a case, each checked before its time counts.
+"""Times prebuilt kernels on one GPU: every config of the pack that fits a case, each checked before its time counts.
 
 Graphs of several launches are replayed, over operands that rotate through more memory than a cache holds.
 """

@@ -1,4 +1,4 @@
-"""Samples -> models: what each schedule's launches amount to in the time model's terms, and the constants they give.
+"""Samples -> models: what each config's launches amount to in the time model's terms, and the constants they give.
 
 `templates/launcher.h.jinja` states the model; the quantities here are those of its formulas.
 """
@@ -26,7 +26,7 @@ _OUTPUT_BYTES = 2  # of an element of C: what is measured writes fp16 or bf16
 _REDUCE_BASE_NS = 1000.0  # cannot be told from that of the partial before it: only their sum shows
 _REDUCE_TBPS = (2.0, 4.0, 8.0)  # partial sums come back from memory or from L2
 _LEAST_WEIGHT = 0.01  # of a sample that is far from the best
-_ROUNDS = 3  # of fits, each after what the one before it leaves for all schedules of a product alike
+_ROUNDS = 3  # of fits, each after what the one before it leaves for all configs of a product alike
 _COMMON_PRIOR = 2.0  # samples that say nothing is left alike
 _ROWS_CENTRES = (4.0, 7.0, 10.0)  # log2 M that the models of each range of rows are for most
 _ROWS_SPREAD = 1.2  # how far from it, in log2 M, samples lose 40 % of their weight
@@ -37,7 +37,7 @@ _Product = tuple[int, str, int, int, int]
 class Key(NamedTuple):
     """What shares constants."""
 
-    schedule: str
+    config_name: str
     element_bytes: int
     fast_accum: bool
 
@@ -65,7 +65,7 @@ class _Timed(NamedTuple):
 
 
 def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> list[Fitted]:
-    """The models of every schedule that has samples on `shapes`, and of the kernels that work for them."""
+    """The models of every config that has samples on `shapes`, and of the kernels that work for them."""
     kinds: dict[Key, Kernel] = {}
     for kernel in kernels:
         kinds.setdefault(_key(kernel), kernel)
@@ -75,7 +75,7 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
         best = min((sample.ns for sample in shape.times), default=0)
         early = {(sample[:2], sample.copies): sample.ns for sample in shape.times if sample.pdl}
         for sample in shape.times:
-            key = Key(sample.schedule, shape.element_bytes, shape.fast_accum)
+            key = Key(sample.config_name, shape.element_bytes, shape.fast_accum)
             if key in kinds:
                 row = _Timed(shape, sample, kinds[key], max(_LEAST_WEIGHT, (best / sample.ns) ** 3))
                 if sample.pdl == _is_early(row, early.get((sample[:2], sample.copies), math.inf), gpu):
@@ -97,7 +97,7 @@ def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> 
 
 
 def _key(kernel: Kernel) -> Key:
-    return Key(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
+    return Key(kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum)
 
 
 def _is_early(row: _Timed, early: float, gpu: Gpu) -> bool:
@@ -118,7 +118,7 @@ def _tiles(row: _Timed) -> int:
 
 
 def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None) -> dict[Key, tuple[Fit, ...]]:
-    """The models of all schedules, one for each range of rows, but for what is common to them on a product.
+    """The models of all configs, one for each range of rows, but for what is common to them on a product.
 
     What makes all of them slower, as where the GPU lowers its clock, says nothing of which one is fastest.
     """
@@ -148,7 +148,7 @@ def _fit(
     common: defaultdict[_Product, float],
     near: tuple[Constants, float] | None = None,
 ) -> Fit:
-    """The model of a schedule; `near`: its constants over all rows, from which those near that log2 M are found."""
+    """The model of a config; `near`: its constants over all rows, from which those near that log2 M are found."""
     points = [_point(row, gpu, reduce) for row in rows]
     points = [
         point._replace(ns=point.ns / math.exp(common[_product(row)])) for row, point in zip(rows, points, strict=True)

@@ -47,28 +47,28 @@ def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], No
     """Times `chosen`, those that are expected to be fast first, and calls `tell` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
-    with pdl launches. Nothing of a schedule that is wrong anywhere counts.
+    with pdl launches. Nothing of a config that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
     slow: list[tuple[Candidate, float]] = []
     contenders: list[_Contender] = []
     best = math.inf
     for candidate in chosen:
-        if candidate.schedule in wrong or (candidate.plan.pdl and candidate.plain() in dict(slow)):
+        if candidate.config_name in wrong or (candidate.plan.pdl and candidate.plain() in dict(slow)):
             continue
-        tell(Running(candidate.family, candidate.schedule, str(candidate)))
+        tell(Running(candidate.family, candidate.config_name, str(candidate)))
         found = _try(candidate, timer, best)
         error = timer.error(candidate)
         if error is not None:
-            wrong[candidate.schedule] = f"{candidate}: {error}"
+            wrong[candidate.config_name] = f"{candidate}: {error}"
         elif isinstance(found, _Contender) and found.ns <= _CONTENDER * best:
             contenders.append(found)
             best = min(best, found.ns)
         else:
             slow.append((candidate, found.ns if isinstance(found, _Contender) else found))
-    contenders = [row for row in contenders if row.candidate.schedule not in wrong]
+    contenders = [row for row in contenders if row.candidate.config_name not in wrong]
     slow += [(row.candidate, row.ns) for row in contenders if row.ns > _CONTENDER * best]
-    samples = [candidate.sample(ns) for candidate, ns in slow if candidate.schedule not in wrong]
+    samples = [candidate.sample(ns) for candidate, ns in slow if candidate.config_name not in wrong]
     racing = [row for row in contenders if row.ns <= _CONTENDER * best]
     times = _rounds(racing, _ROUNDS, tell)
     if times and min(times) >= _FINAL_FROM_NS:
@@ -109,7 +109,7 @@ def _rounds(racing: list[_Contender], rounds: int, tell: Callable[[Running], Non
         # Forth and back, so that no candidate always follows the same one.
         for place in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
             candidate = racing[place].candidate
-            tell(Running(candidate.family, candidate.schedule, str(candidate)))
+            tell(Running(candidate.family, candidate.config_name, str(candidate)))
             times[place].append(racing[place].replay())
     return [statistics.median(found) for found in times]
 
@@ -125,7 +125,7 @@ def _final(racing: list[_Contender], times: list[float], timer: Timer, tell: Cal
     finalists = []
     for place in places:
         candidate = racing[place].candidate
-        tell(Running(candidate.family, candidate.schedule, str(candidate)))
+        tell(Running(candidate.family, candidate.config_name, str(candidate)))
         replay, ns = _replayed(candidate, timer, max(_LAUNCHES[0], round(_FINAL_NS / times[place])))
         finalists.append(_Contender(candidate, replay, ns))
     found = _rounds(finalists, _FINAL_ROUNDS, tell)

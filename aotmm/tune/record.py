@@ -31,7 +31,7 @@ class Record:
 
     Attributes:
         samples: of the cases that were measured, also by earlier runs.
-        left_out: schedules and families not to run, and why.
+        left_out: configs and families not to run, and why.
     """
 
     def __init__(self, path: Path, head: Head) -> None:
@@ -64,7 +64,7 @@ class Record:
         self._write({"case": asdict(case), "times": samples})
 
     def leave_out(self, name: str, why: str) -> None:
-        """Notes that the schedule or family `name` is not to be run, and why."""
+        """Notes that the config or family `name` is not to be run, and why."""
         self.left_out[name] = why
         self._write({"left_out": name, "why": why})
 

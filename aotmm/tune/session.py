@@ -58,7 +58,7 @@ class Evaluation:
     Attributes:
         held_out: regret on shapes that neither models nor selection saw.
         models: regret on the other shapes, of a selection that knows the models alone.
-        spared: schedules whose absence costs next to nothing.
+        spared: configs whose absence costs next to nothing.
         fitted: the models, with their errors.
     """
 
@@ -211,7 +211,7 @@ def table_of(measured: Measured) -> Table:
                 N=case.N,
                 K=case.K,
                 held_out=case.held_out,
-                times=tuple(sample for sample in samples if sample.schedule not in measured.left_out),
+                times=tuple(sample for sample in samples if sample.config_name not in measured.left_out),
             )
             for case, samples in measured.samples.items()
         ),

@@ -23,13 +23,13 @@ def text(measured: Measured | None, verdict: Evaluation) -> Iterator[str]:
         constants = f"{model.base_ns:.0f} ns, {model.ns_per_k_step:.1f}/step, {model.ns_per_tile:.0f}/tile"
         constants += f", {model.ns_per_byte:.3g}/byte, {model.ns_per_loaded_byte:.3g}/byte loaded"
         error = "" if row.error is None else f", error {row.error:.1%}"
-        yield f"model {model.schedule} ({what}): {constants}; {row.samples} samples{error}"
+        yield f"model {model.config_name} ({what}): {constants}; {row.samples} samples{error}"
     yield from _regret_text("models alone, shapes they were fitted to", verdict.models)
     yield from _regret_text("held-out shapes", verdict.held_out)
     yield f"targets on held-out shapes: mean {TARGETS[0]}, worst {TARGETS[1]}"
     yield f"could be left out one after the other, mean regret up to {MOST_MEAN}, worst up to {MOST_WORST}:"
     for spared in verdict.spared:
-        yield f"  {spared.schedule} ({spared.element_bytes} bytes): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
+        yield f"  {spared.config_name} ({spared.element_bytes} bytes): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
 
 
 def body(measured: Measured | None, verdict: Evaluation) -> dict[str, Any]:
@@ -83,4 +83,4 @@ def _choice_text(choice: Choice) -> str:
     what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} of {shape.element_bytes} bytes" + " fast" * shape.fast_accum
     regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"
     how = f" split {best.split}" * (best.split > 1) + " pdl" * best.pdl
-    return f"{regret}  {what}: {choice.chosen}, best {best.schedule}{how} {best.ns / 1000:.2f} us"
+    return f"{regret}  {what}: {choice.chosen}, best {best.config_name}{how} {best.ns / 1000:.2f} us"

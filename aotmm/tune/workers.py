@@ -2,7 +2,7 @@
 
 A kernel that never ends cannot be stopped from within its process, and a fault ends every later call there. So what
 touches a GPU is in worker processes (`aotmm.workers.pool`); the parent deals cases out to them and leaves out the
-schedule that a process was running when it was lost, and the whole family at its second such schedule.
+config that a process was running when it was lost, and the whole family at its second such config.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from aotmm.runtime.launcher import CDevice
 from aotmm.tune.cases import Case
 from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool
 
-_STRIKES = 2  # schedules of one family that hang before all of it is left out
+_STRIKES = 2  # configs of one family that hang before all of it is left out
 TIMEOUTS = Timeouts()
 
 
 class Running(NamedTuple):
-    """What a measurer is about to run: a schedule of a family, with words that tell which launch."""
+    """What a measurer is about to run: a config of a family, with words that tell which launch."""
 
     family: str
-    schedule: str
+    config_name: str
     detail: str
 
 
 class Outcome(NamedTuple):
-    """All samples of one case, and the schedules whose results are wrong there, with what is wrong."""
+    """All samples of one case, and the configs whose results are wrong there, with what is wrong."""
 
     samples: tuple[Sample, ...]
     wrong: dict[str, str]
@@ -46,7 +46,7 @@ class Measurer(Protocol):
         """Facts of the GPU."""
 
     def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
-        """Times every schedule and family that is not in `left_out`, and calls `tell` before each launch of one."""
+        """Times every config and family that is not in `left_out`, and calls `tell` before each launch of one."""
 
 
 class Done(NamedTuple):
@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A schedule or family is measured no more."""
+    """A config or family is measured no more."""
 
     name: str
     why: str
@@ -93,7 +93,7 @@ def measure_all(
     """Measures `cases` with a crew whose processes are made by `measuring`, and yields what happens as it happens.
 
     Args:
-        left_out: schedules and families not to run.
+        left_out: configs and families not to run.
         deadline: no case is begun after it (`time.monotonic`).
         stall_s: seconds that the crew may take for the next case.
 
@@ -120,12 +120,12 @@ def measure_all(
                 waiting.appendleft(case)
                 continue
             yield Done(case, outcome)
-            for schedule, why in outcome.wrong.items():
-                yield from book.leave_out(schedule, f"its result is wrong on {case}: {why}")
+            for config_name, why in outcome.wrong.items():
+                yield from book.leave_out(config_name, f"its result is wrong on {case}: {why}")
 
 
 class _Book(NamedTuple):
-    """What was left out so far, and how many schedules of each family hung or failed."""
+    """What was left out so far, and how many configs of each family hung or failed."""
 
     left_out: set[str]
     strikes: dict[str, int]
@@ -134,14 +134,14 @@ class _Book(NamedTuple):
         """Leaves out what was running when a process was lost."""
         if error.last is None:
             raise AotmmError(f"a measuring process failed before the first kernel of {case}: {error.why}") from error
-        family, schedule, detail = error.last
-        yield from self.leave_out(schedule, f"{error.why}, on {case}, {detail}")
+        family, config_name, detail = error.last
+        yield from self.leave_out(config_name, f"{error.why}, on {case}, {detail}")
         self.strikes[family] = self.strikes.get(family, 0) + 1
         if self.strikes[family] >= _STRIKES:
-            yield from self.leave_out(family, f"{_STRIKES} of its schedules hang or fail")
+            yield from self.leave_out(family, f"{_STRIKES} of its configs hang or fail")
 
     def leave_out(self, name: str, why: str) -> Iterator[LeftOut]:
-        """Leaves out a schedule or family, once."""
+        """Leaves out a config or family, once."""
         if name not in self.left_out:
             self.left_out.add(name)
             yield LeftOut(name, why)

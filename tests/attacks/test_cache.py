@@ -36,7 +36,7 @@ ALTERED: dict[str, Callable[[Kernel], dict[str, Any]]] = {
     "name": lambda _: {"name": EVIL},
     "family": lambda _: {"family": "os.path"},
     "role": lambda _: {"role": "reduce"},
-    "schedule": lambda _: {"schedule": EVIL},
+    "config_name": lambda _: {"config_name": EVIL},
     "source": lambda _: {"source": "elsewhere"},
     "symbol": lambda _: {"symbol": EVIL},
     "dtype": lambda _: {"dtype_c": "bf16"},

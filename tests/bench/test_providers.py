@@ -54,7 +54,7 @@ def test_torch_mm_has_no_epilogue() -> None:
 
 @pytest.mark.parametrize("config", [*cutlass.HOPPER_CONFIGS, *cutlass.AMPERE_CONFIGS], ids=cutlass.name)
 def test_macros(config: cutlass.Config) -> None:
-    """What a configuration defines is what the source reads, and only Hopper's have a schedule."""
+    """What a configuration defines is what the source reads, and only Hopper's have a config."""
     macros = dict(text.removeprefix("-D").split("=") for text in cutlass.definitions(config, "bf16"))
     assert macros["ELEMENT"] == "cutlass::bfloat16_t"
     assert ("SCHEDULE" in macros) == (config in cutlass.HOPPER_CONFIGS)

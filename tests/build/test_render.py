@@ -39,7 +39,7 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
 
-# Kernels of several types, guards and schedules, in launcher.c and launcher.h.
+# Kernels of several types, guards and configs, in launcher.c and launcher.h.
 RENDER = """
 from dataclasses import replace
 from aotmm.build import render
@@ -49,7 +49,7 @@ from tests.samples import kernel
 kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role="copy")]
 for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
     guards = tuple(Guard(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
-    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, schedule=f"s_{dtype}"))
+    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, config=f"s_{dtype}"))
 print(render.source(target("sm80"), tuple(kernels)), render.header())
 """
 
@@ -91,7 +91,7 @@ class CKernel(Structure):
     """aotmm_kernel."""
 
     _fields_ = (
-        *((name, c_char_p) for name in ("name", "symbol", "schedule")),
+        *((name, c_char_p) for name in ("name", "symbol", "config_name")),
         ("image", c_void_p),
         ("ptx", c_void_p),
         ("image_bytes", c_uint64),
@@ -110,7 +110,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
     return {
         "name": entry.name.encode(),
         "symbol": entry.symbol.encode(),
-        "schedule": entry.schedule.encode(),
+        "config_name": entry.config_name.encode(),
         "image_bytes": entry.image.bytes,
         "ptx_bytes": entry.ptx.bytes if entry.ptx else 0,
         "role": ROLES.index(entry.role),
@@ -205,7 +205,7 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
 def test_missing_value_is_an_error() -> None:
     """A template never prints a value that is not there."""
     with pytest.raises(UndefinedError):
-        render._environment().get_template("launcher.c.jinja").render(version="0", arch="sm80", schedules=[])
+        render._environment().get_template("launcher.c.jinja").render(version="0", arch="sm80", config_names=[])
 
 
 def test_equal_guards_are_one_table() -> None:
@@ -234,7 +234,7 @@ def test_guard_tests_are_in_the_order_of_values() -> None:
 
 
 def test_siblings_differ_in_their_epilogue_alone() -> None:
-    """Kernels of one schedule with the same guards, in any order, are siblings, the plainer first."""
+    """Kernels of one config with the same guards, in any order, are siblings, the plainer first."""
     strict = (Guard("stride_ak", "equals", 1), Guard("K", "multiple_of", 8))
     kernels = [
         dataclasses.replace(kernel(f"{guards}{epilogue}"), epilogue=epilogue, guards=guards)
@@ -291,8 +291,8 @@ def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, A
 
 
 def test_tuning_table_in_the_source() -> None:
-    """The constants and best times of a table are in the source, those of schedules that the pack lacks are not."""
-    mine = kernel("one").schedule
+    """The constants and best times of a table are in the source, those of configs that the pack lacks are not."""
+    mine = kernel("one").config_name
     samples = (
         Sample("absent", 1, pdl=False, copies=0, ns=1),
         Sample(mine, 1, pdl=False, copies=0, ns=900),
@@ -327,7 +327,7 @@ def test_tuning_table_in_the_source() -> None:
     assert f"constants[][AOTMM_ROWS_COUNT] = {{\n    {{{constants}}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
-    assert "schedules[] = {0};" in text
+    assert "configs[] = {0};" in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:

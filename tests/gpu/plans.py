@@ -1,4 +1,4 @@
-"""Libraries that are made to take one schedule, by a tuning table in which nothing else is as fast."""
+"""Libraries that are made to take one config, by a tuning table in which nothing else is as fast."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from aotmm.runtime.library import Library
 WIDTHS = (1, 2, 4)  # bytes of an element
 
 
-def schedules(lib: Library, role: str, dtype: str) -> list[str]:
-    """The schedules of this GPU's pack which have kernels of `role` for `dtype` that add up in fp32."""
+def config_names(lib: Library, role: str, dtype: str) -> list[str]:
+    """The configs of this GPU's pack which have kernels of `role` for `dtype` that add up in fp32."""
     kernels = lib.serving(0).manifest.kernels
-    return sorted({k.schedule for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
+    return sorted({k.config_name for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
 
 
-def layout_of(lib: Library, schedule: str, dtype: str) -> str:
-    """The first layout in which the pack has that schedule for `dtype`."""
+def layout_of(lib: Library, config_name: str, dtype: str) -> str:
+    """The first layout in which the pack has that config for `dtype`."""
     kernels = lib.serving(0).manifest.kernels
-    found = {k.layout for k in kernels if (k.schedule, k.dtype_a) == (schedule, dtype)}
+    found = {k.layout for k in kernels if (k.config_name, k.dtype_a) == (config_name, dtype)}
     return next(layout for layout in LAYOUTS if {layout, "any"} & found)
 
 
@@ -40,15 +40,15 @@ def chosen(lib: Library, a: torch.Tensor, b: torch.Tensor, **options: Any) -> tu
     return found.kernel, found.plan
 
 
-def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[int, int, int], int]) -> Library:
-    """A library that takes `schedule` wherever it fits, copies included, because that and helpers cost it nothing.
+def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tuple[int, int, int], int]) -> Library:
+    """A library that takes `config` wherever it fits, copies included, because that and helpers cost it nothing.
 
-    splits: into how many slices a schedule that splits divides contiguous operands of shape (M, N, K), of any layout;
+    splits: into how many slices a config that splits divides contiguous operands of shape (M, N, K), of any layout;
         these products are launched programmatically.
     folder: where the table goes, which is also what tells the library from others that take the same.
     """
-    helpers = {kernel.schedule for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
-    free = itertools.product(sorted({schedule, *helpers}), WIDTHS, (False, True), MIN_M)
+    helpers = {kernel.config_name for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
+    free = itertools.product(sorted({config_name, *helpers}), WIDTHS, (False, True), MIN_M)
     tuned = Table(
         arch=lib.serving(0).arch,
         device=folder.name,
@@ -65,12 +65,12 @@ def preferring(lib: Library, schedule: str, folder: Path, *, splits: dict[tuple[
                 fast,
                 *shape,
                 held_out=False,
-                times=(Sample(schedule, split, pdl=True, copies=0, ns=1),),
+                times=(Sample(config_name, split, pdl=True, copies=0, ns=1),),
             )
-            for shape, split in (splits.items() if schedule.endswith("_split") else ())
+            for shape, split in (splits.items() if config_name.endswith("_split") else ())
             for width, layout, fast in itertools.product(WIDTHS, LAYOUTS, (False, True))
         ),
     )
-    path = folder / f"{schedule}.json"
+    path = folder / f"{config_name}.json"
     path.write_bytes(table.write(tuned))
     return aotmm.load(table=path)

@@ -176,22 +176,22 @@ def adds_matrices(kernel: Kernel) -> bool:
 
 
 def packs(wanted: Callable[[Kernel], bool]) -> list[Any]:
-    """The packs that run on this GPU, by whatever way, each with every schedule of the kernels that are wanted."""
+    """The packs that run on this GPU, by whatever way, each with every config of the kernels that are wanted."""
     if not torch.cuda.is_available():
         return [pytest.param(None, "none", id="none", marks=pytest.mark.skip(reason="no GPU here"))]
     arch = device(0).arch
     found = [pack for folder in FOLDERS for pack in open_packs(folder) if ways_to_run(pack.arch, arch)]
     return [
-        pytest.param(pack, schedule, id=f"{pack.folder.parent.name}/{pack.arch}-{schedule}")
+        pytest.param(pack, config_name, id=f"{pack.folder.parent.name}/{pack.arch}-{config_name}")
         for pack in found
-        for schedule in sorted({kernel.schedule for kernel in pack.manifest.kernels if wanted(kernel)})
+        for config_name in sorted({kernel.config_name for kernel in pack.manifest.kernels if wanted(kernel)})
     ]
 
 
-@pytest.mark.parametrize(("pack", "schedule"), packs(writes_products))
+@pytest.mark.parametrize(("pack", "config_name"), packs(writes_products))
 def test_every_kernel_is_right(
     pack: Pack,
-    schedule: str,
+    config_name: str,
     generator: torch.Generator,
     capsys: pytest.CaptureFixture[str],
     limit: Callable[[int], None],
@@ -202,7 +202,7 @@ def test_every_kernel_is_right(
     reduces = sorted({(k.dtype_c, k.epilogue) for k in pack.launcher.kernels if k.role == "reduce"})
     with torch.cuda.device(0):
         for number, found in enumerate(pack.launcher.kernels):
-            if found.schedule != schedule:
+            if found.config_name != config_name:
                 continue
             limit(LIMIT_S)
             name = inputs_of(found)
@@ -232,7 +232,7 @@ def test_every_kernel_is_right(
     report = {
         "pack": f"{pack.folder.parent.name}/{pack.arch}",
         "way": ways_to_run(pack.arch, device(0).arch),
-        "schedule": schedule,
+        "config_name": config_name,
         "products": runs,
         "mismatches": 0,
         "largest error / bound (det, prob)": {key: (round(j.det, 3), round(j.prob, 3)) for key, j in worst.items()},
@@ -252,14 +252,14 @@ RESIDUALS = {
 }
 
 
-@pytest.mark.parametrize(("pack", "schedule"), packs(adds_matrices))
+@pytest.mark.parametrize(("pack", "config_name"), packs(adds_matrices))
 def test_residuals_of_every_layout(
-    pack: Pack, schedule: str, generator: torch.Generator, limit: Callable[[int], None]
+    pack: Pack, config_name: str, generator: torch.Generator, limit: Callable[[int], None]
 ) -> None:
     """A matrix is added bit-exactly wherever it lies: in rows that TMA copies, others, and columns; over many tiles."""
     with torch.cuda.device(0):
         for number, kernel in enumerate(pack.launcher.kernels):
-            if kernel.schedule != schedule or not adds_matrices(kernel):
+            if kernel.config_name != config_name or not adds_matrices(kernel):
                 continue
             limit(LIMIT_S)
             name = inputs_of(kernel)

@@ -18,7 +18,7 @@ from aotmm.runtime.library import Library
 from aotmm.runtime.ops import problem
 from aotmm.runtime.shapes import products
 from tests.gpu.judge import integers, lay_out, torch_dtype
-from tests.gpu.plans import chosen, layout_of, preferring, schedules
+from tests.gpu.plans import chosen, config_names, layout_of, preferring
 
 LIMIT_S = 60
 # A shape for each number of slices, so that one table can ask for all of them; K ends inside a step.
@@ -38,23 +38,23 @@ TABLE = {
 
 
 def found(role: str, *dtypes: str) -> list[Any]:
-    """The schedules that this GPU has for `role`, with each of `dtypes`."""
+    """The configs that this GPU has for `role`, with each of `dtypes`."""
     if not torch.cuda.is_available():
         return [pytest.param("none", "fp16", marks=pytest.mark.skip(reason="no GPU here"))]
-    pairs = [(schedule, dtype) for dtype in dtypes for schedule in schedules(aotmm.load(), role, dtype)]
+    pairs = [(config_name, dtype) for dtype in dtypes for config_name in config_names(aotmm.load(), role, dtype)]
     return pairs or [pytest.param("none", "fp16", marks=pytest.mark.skip(reason=f"no {role} kernels for this GPU"))]
 
 
 @pytest.fixture(scope="session")
 def prefer(lib: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Library]:
-    """The library that takes a schedule, made once for each."""
+    """The library that takes a config, made once for each."""
     made: dict[str, Library] = {}
     folder = tmp_path_factory.mktemp("tables")
 
-    def of(schedule: str) -> Library:
-        if schedule not in made:
-            made[schedule] = preferring(lib, schedule, folder, splits=TABLE)
-        return made[schedule]
+    def of(config_name: str) -> Library:
+        if config_name not in made:
+            made[config_name] = preferring(lib, config_name, folder, splits=TABLE)
+        return made[config_name]
 
     return of
 
@@ -72,28 +72,28 @@ def operands(
 # ------------------------------------------------------------------------------------------------------- split
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16", "bf16", "fp8e4"))
-def test_split(prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str) -> None:
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16", "bf16", "fp8e4"))
+def test_split(prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str) -> None:
     """Any number of slices gives the exact product, and of random numbers the same bits 20 times."""
-    ours = prefer(schedule)
-    layout = layout_of(ours, schedule, dtype)
+    ours = prefer(config_name)
+    layout = layout_of(ours, config_name, dtype)
     for shape, split in SPLIT_SHAPES:
         a, b, want = operands(shape, dtype, layout, generator)
         kernel, plan = chosen(ours, a, b)
-        assert (kernel.schedule, plan.split, plan.measured) == (schedule, split, True)
+        assert (kernel.config_name, plan.split, plan.measured) == (config_name, split, True)
         assert torch.equal(ours.matmul(a, b), want), (shape, split)
         a.copy_(torch.randn(a.shape, generator=generator, device="cuda"))
         first = ours.matmul(a, b)
         assert all(torch.equal(first, ours.matmul(a, b)) for _ in range(20)), (shape, split)
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16"))
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16"))
 def test_split_beside_a_full_gpu(
-    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+    prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str
 ) -> None:
     """While another stream keeps every multiprocessor busy, split products end, with the same bits."""
-    ours = prefer(schedule)
-    a, b, want = operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator)
+    ours = prefer(config_name)
+    a, b, want = operands(CAPTURED, dtype, layout_of(ours, config_name, dtype), generator)
     assert torch.equal(ours.matmul(a, b), want)
     big = torch.randn(8192, 8192, generator=generator, device="cuda").half()
     product, side = torch.empty_like(big), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -110,14 +110,14 @@ def test_split_beside_a_full_gpu(
 # --------------------------------------------------------------------------------------------------- workspace
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3])
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16")[:3])
 def test_workspaces_of_streams(
-    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+    prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str
 ) -> None:
     """Streams at once, each with its own operands, and memory that is used again as soon as it is given back."""
-    ours = prefer(schedule)
+    ours = prefer(config_name)
     streams = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
-    work = [operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator) for _ in streams]
+    work = [operands(CAPTURED, dtype, layout_of(ours, config_name, dtype), generator) for _ in streams]
     outs = [torch.empty_like(want) for _, _, want in work]
     wrong = [torch.zeros((), device="cuda", dtype=torch.int64) for _ in streams]
     sums = 8 * CAPTURED[0] * CAPTURED[1]
@@ -132,13 +132,13 @@ def test_workspaces_of_streams(
     assert [int(count) for count in wrong] == [0] * len(streams)
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:1])
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16")[:1])
 def test_nothing_is_kept(
-    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+    prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str
 ) -> None:
     """Workspaces go back to torch: after 50 products as much is allocated as before."""
-    ours = prefer(schedule)
-    a, b, want = operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator)
+    ours = prefer(config_name)
+    a, b, want = operands(CAPTURED, dtype, layout_of(ours, config_name, dtype), generator)
     out = torch.empty_like(want)
     before = torch.cuda.memory_allocated()
     for _ in range(50):
@@ -146,13 +146,13 @@ def test_nothing_is_kept(
     assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:1])
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16")[:1])
 def test_without_memory_for_a_workspace(
-    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+    prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str
 ) -> None:
     """Where torch has no memory left, a product that would be split is computed by a kernel that needs none."""
-    ours = prefer(schedule)
-    a, b, want = operands(LARGE, dtype, layout_of(ours, schedule, dtype), generator)
+    ours = prefer(config_name)
+    a, b, want = operands(LARGE, dtype, layout_of(ours, config_name, dtype), generator)
     out = torch.empty_like(want)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -225,19 +225,19 @@ def captured(work: Callable[[], object], stream: torch.cuda.Stream | None = None
     return graph
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3] + found("product", "fp16"))
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16")[:3] + found("product", "fp16"))
 @pytest.mark.parametrize("pad", [0, 1])
 def test_capture(
     lib: Library,
     tmp_path: Path,
     generator: torch.Generator,
-    schedule: str,
+    config_name: str,
     dtype: str,
     pad: int,
 ) -> None:
     """Captured at their first use and again, split products and copies compute with what a replay finds."""
-    ours = preferring(lib, schedule, tmp_path, splits={CAPTURED: 8})  # its own, so that no kernel is loaded yet
-    layout = layout_of(ours, schedule, dtype)
+    ours = preferring(lib, config_name, tmp_path, splits={CAPTURED: 8})  # its own, so that no kernel is loaded yet
+    layout = layout_of(ours, config_name, dtype)
     contents = [operands(CAPTURED, dtype, layout, generator) for _ in range(3)]
     a, b, out = (
         lay_out(tensor, tensor.dtype, order, pad=pad) for tensor, order in zip(contents[0], layout + "n", strict=True)
@@ -251,15 +251,15 @@ def test_capture(
             assert torch.equal(out, want)
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("partial", "fp16")[:3])
+@pytest.mark.parametrize(("config_name", "dtype"), found("partial", "fp16")[:3])
 def test_two_graphs_at_once(
-    prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str
+    prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str
 ) -> None:
     """Graphs that were captured on one stream and replay on two have workspaces of their own."""
-    ours = prefer(schedule)
+    ours = prefer(config_name)
     origin = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
-    work = [operands(CAPTURED, dtype, layout_of(ours, schedule, dtype), generator) for _ in streams]
+    work = [operands(CAPTURED, dtype, layout_of(ours, config_name, dtype), generator) for _ in streams]
     outs = [[torch.empty_like(want) for _ in range(20)] for _, _, want in work]
 
     def products(number: int) -> None:
@@ -335,18 +335,18 @@ def allow_tf32() -> Iterator[Callable[[], None]]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "dtype"),
+    ("config_name", "dtype"),
     found("product", "fp16", "bf16", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp8e4"),
 )
 def test_operands_that_are_not_aligned(
     prefer: Callable[[str], Library],
     generator: torch.Generator,
     allow_tf32: Callable[[], None],
-    schedule: str,
+    config_name: str,
     dtype: str,
 ) -> None:
     """Copies in every layout and for each operand: the product is exact, and nothing beside the result is written."""
-    ours, kind, output = prefer(schedule), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    ours, kind, output = prefer(config_name), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
     if dtype == "tf32":
         allow_tf32()
     taken = set()
@@ -356,19 +356,19 @@ def test_operands_that_are_not_aligned(
         x, y = form_a.lay_out(a, kind, layout[0]), form_b.lay_out(b, kind, layout[1])
         out, memory = form_c.frame(m, n, output)
         kernel, plan = chosen(ours, x, y, out=out)
-        taken.add(kernel.schedule)
+        taken.add(kernel.config_name)
         ours.matmul(x, y, out=out)
         assert torch.equal(out, (a @ b).to(output)), (layout, forms, kernel.name, plan)
         out.fill_(-7)
         assert (memory == -7).all(), (layout, forms, kernel.name, plan)
-    assert schedule in taken, taken
+    assert config_name in taken, taken
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["fp16", "fp8e4"])
 def test_large_operands_that_are_not_aligned(lib: Library, generator: torch.Generator, layout: str, dtype: str) -> None:
     """What the packs themselves choose for large odd sizes is exact."""
-    if not schedules(lib, "product", dtype):
+    if not config_names(lib, "product", dtype):
         pytest.skip(f"this GPU has no kernels for {dtype}")
     kind, output = torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
     for shape in ((1023, 1025, 1027), (2049, 1100, 3001)):
@@ -450,23 +450,23 @@ def chains(m: int, n: int, layout: str, generator: torch.Generator) -> dict[str,
     }
 
 
-@pytest.mark.parametrize(("schedule", "dtype"), found("product", "fp16") + found("partial", "fp16"))
-def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, schedule: str, dtype: str) -> None:
+@pytest.mark.parametrize(("config_name", "dtype"), found("product", "fp16") + found("partial", "fp16"))
+def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, config_name: str, dtype: str) -> None:
     """Back to back, in a graph and without, chains give the bits that they give with a wait after every link.
 
     A kernel that was started early and does not wait where it must reads or overwrites what is not ready.
     """
-    ours = prefer(schedule)
-    layout = layout_of(ours, schedule, dtype)
+    ours = prefer(config_name)
+    layout = layout_of(ours, config_name, dtype)
     a, b, _ = operands((256, 512, LONG), dtype, layout, generator)
     kernel, plan = chosen(ours, a, b)
-    assert (kernel.schedule, plan.pdl) == (schedule, kernel.pdl)
+    assert (kernel.config_name, plan.pdl) == (config_name, kernel.pdl)
     check_chains([ours], layout, generator)
 
 
 def test_chains_of_all_schedules(prefer: Callable[[str], Library], lib: Library, generator: torch.Generator) -> None:
-    """The same with another schedule in every link: each waits for any other."""
-    names = [name for role in ("product", "partial") for name in schedules(lib, role, "fp16")]
+    """The same with another config in every link: each waits for any other."""
+    names = [name for role in ("product", "partial") for name in config_names(lib, role, "fp16")]
     check_chains([prefer(name) for name in names], "nt", generator)
     check_chains([prefer(name) for name in names[::-1]], "nn", generator)
 

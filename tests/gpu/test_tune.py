@@ -1,4 +1,4 @@
-"""`aotmm tune` on the GPU that is there: two shapes, every schedule, from the measurement to a library that uses it."""
+"""`aotmm tune` on the GPU that is there: two shapes, every config, from the measurement to a library that uses it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_tune(tmp_path: Path) -> None:
     assert not Path(f"{out}.partial").exists()
     made = table.read(out)
     assert made.device == torch.cuda.get_device_name(0)
-    kernels = {kernel.schedule for kernel in pack.manifest.kernels if kernel.dtype_a == "fp16"}
+    kernels = {kernel.config_name for kernel in pack.manifest.kernels if kernel.dtype_a == "fp16"}
     for shape in made.shapes:
         assert shape.times
-        assert {sample.schedule for sample in shape.times} <= kernels
+        assert {sample.config_name for sample in shape.times} <= kernels
         assert all(1_000 < sample.ns < 10_000_000 for sample in shape.times)
     tuned = aotmm.load(table=out)
     a, b = torch.randn(512, 512, device="cuda").half(), torch.randn(512, 512, device="cuda").half()

@@ -417,7 +417,7 @@ class Reference:
         for number, kernel in enumerate(self.kernels):
             plan = self._best(problem, device, number, ways, limit, cut) if same_types(kernel, problem) else "types"
             if isinstance(plan, Plan):
-                key = (kernel.role, kernel.schedule, kernel.guards)
+                key = (kernel.role, kernel.config_name, kernel.guards)
                 rank = (EPILOGUES.index(kernel.epilogue), number)
                 plainest[key] = min(plainest.get(key, (rank, plan)), (rank, plan), key=lambda row: row[0])
         return min((plan for _, plan in plainest.values()), key=self._rank, default=None)
@@ -512,7 +512,7 @@ class Reference:
             return None
         element_bytes = DTYPES[problem.dtype_a].bytes
         shape = (element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
-        sample = self.shapes.get(shape, {}).get(kernel.schedule)
+        sample = self.shapes.get(shape, {}).get(kernel.config_name)
         return sample if sample is not None and sample.split in (1, *SPLITS) else None
 
     def _plan(

@@ -135,10 +135,10 @@ def kind(rejected: str | None) -> str:
 
 
 def tuning_for(arch: str) -> Table:
-    """Random constants and times for half of a pack's schedules, on shapes that `draw` often draws."""
+    """Random constants and times for half of a pack's configs, on shapes that `draw` often draws."""
     rng = np.random.default_rng(3)
     kernels = launcher(arch).kernels
-    kinds = sorted({(kernel.schedule, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
+    kinds = sorted({(kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
     models = tuple(
         Model(*key, rows, *(float(value) for value in 10.0 ** rng.uniform((2, 0, 0, -5, -6), (4, 3, 4, -2, -3))))
         for key in kinds

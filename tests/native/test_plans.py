@@ -542,7 +542,7 @@ def test_tables(pack: Path) -> None:
     """A table's time for a shape decides there, its constants everywhere else; the next table replaces the times."""
     emulator = Emulator(pack, execute=False)
     mm, shape, other = emulator.launcher, problem_of(512, 512, 1024), problem_of(512, 512, 1032)
-    product, partial = (emulator.kernels[number_of(emulator, role)].schedule for role in ("product", "partial"))
+    product, partial = (emulator.kernels[number_of(emulator, role)].config_name for role in ("product", "partial"))
     before = mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)
     mm.retune(table_of(emulator.arch, Sample(product, 1, True, 0, 700), Sample(partial, 6, False, 0, 600)))  # noqa: FBT003
     found = mm.plan(shape, 0, BIG)
@@ -578,11 +578,11 @@ def test_tables(pack: Path) -> None:
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
     negative = CTable(model_count=1)
-    negative.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, base_ns=100.0, ns_per_k_step=-1.0))
+    negative.models = (CModel * 1)(CModel(config_name=product.encode(), width=2, base_ns=100.0, ns_per_k_step=-1.0))
     with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
         mm._raise(mm._c.retune(ctypes.byref(negative)))
     between = CTable(model_count=1)
-    between.models = (CModel * 1)(CModel(schedule=product.encode(), width=2, min_m=2, base_ns=100.0))
+    between.models = (CModel * 1)(CModel(config_name=product.encode(), width=2, min_m=2, base_ns=100.0))
     with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_ROWS has no such number"):
         mm._raise(mm._c.retune(ctypes.byref(between)))
 
@@ -620,8 +620,8 @@ def test_threads_remember_for_themselves(pack: Path) -> None:
     """Threads that plan while another retunes get the plan of one table or the other, and of the last in the end."""
     emulator = Emulator(pack, execute=False)
     mm, problem = emulator.launcher, problem_of(512, 512, 1024)
-    schedule = emulator.kernels[number_of(emulator, "product")].schedule
-    tables = [table_of(emulator.arch, Sample(schedule, 1, pdl=False, copies=0, ns=ns)) for ns in (11, 22)]
+    config_name = emulator.kernels[number_of(emulator, "product")].config_name
+    tables = [table_of(emulator.arch, Sample(config_name, 1, pdl=False, copies=0, ns=ns)) for ns in (11, 22)]
     mm.retune(tables[0])
     stop, costs = threading.Event(), set()
 

@@ -71,23 +71,23 @@ def test_a_table_makes_another_library(lib: Library, tmp_path: Path) -> None:
 def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
     """What one table says of a shape decides in its library, is called measured there, and changes no other.
 
-    Asked for a schedule of each family.
+    Asked for a config of each family.
     """
     pack = next(pack for pack in lib.packs if pack.arch == "sm90")
     problem = Problem(512, 512, 512, (512, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
     device = CDevice(132, 232_448)
     before = pack.launcher.explain(problem, device)
     fits = [row.kernel for row in before.evaluations if row.rejected is None and row.kernel.role == "product"]
-    schedules = sorted({kernel.family: kernel.schedule for kernel in fits}.values())
-    assert len(schedules) > 1
+    config_names = sorted({kernel.family: kernel.config_name for kernel in fits}.values())
+    assert len(config_names) > 1
     chosen = []
-    for schedule in schedules:
-        path = tmp_path / f"{schedule}.json"
-        times = (Sample(schedule, split=1, pdl=False, copies=0, ns=7),)
+    for config_name in config_names:
+        path = tmp_path / f"{config_name}.json"
+        times = (Sample(config_name, split=1, pdl=False, copies=0, ns=7),)
         path.write_bytes(tuned("sm90", Shape(2, "nn", False, 512, 512, 512, False, times)))  # noqa: FBT003
         (mine,) = [other for other in aotmm.load(table=path).packs if other.arch == "sm90"]
         chosen.append(mine.launcher.explain(problem, device).chosen)
-    assert [row and row.kernel.schedule for row in chosen] == schedules
+    assert [row and row.kernel.config_name for row in chosen] == config_names
     assert all(row and row.plan and (row.plan.cost, row.plan.measured) == (7, True) for row in chosen)
     assert pack.launcher.explain(problem, device) == before
 

@@ -27,11 +27,11 @@ def case(size: int, *, held_out: bool = False) -> Case:
 
 @dataclass(frozen=True)
 class Fake:
-    """Makes itself: a measurer that "times" every schedule in no time.
+    """Makes itself: a measurer that "times" every config in no time.
 
     Attributes:
         log: file that gets a line for each case that was begun and for each that was finished, with `name`.
-        trouble: what happens to a schedule: "hang", "exit" (its process dies), "raise" or "wrong".
+        trouble: what happens to a config: "hang", "exit" (its process dies), "raise" or "wrong".
         after: trouble begins with cases of this size.
     """
 
@@ -51,15 +51,15 @@ class Fake:
         return self
 
     def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
-        """One sample per schedule: 1000 ns."""
+        """One sample per config: 1000 ns."""
         self._note(f"{self.name} begins {case.M}")
         samples, wrong = [], {}
-        for schedule, family in SCHEDULES.items():
-            if {schedule, family} & left_out:
+        for config_name, family in SCHEDULES.items():
+            if {config_name, family} & left_out:
                 continue
-            tell(Running(family, schedule, "split 1"))
+            tell(Running(family, config_name, "split 1"))
             time.sleep(self.pause_s)
-            what = dict(self.trouble).get(schedule) if self.after <= case.M else None
+            what = dict(self.trouble).get(config_name) if self.after <= case.M else None
             if what == "hang":
                 time.sleep(3600)
             elif what == "exit":
@@ -67,9 +67,9 @@ class Fake:
             elif what == "raise":
                 raise RuntimeError("unspecified launch failure")
             elif what == "wrong":
-                wrong[schedule] = "error 7"
+                wrong[config_name] = "error 7"
                 continue
-            samples.append(Sample(schedule, 1, pdl=False, copies=0, ns=1000))
+            samples.append(Sample(config_name, 1, pdl=False, copies=0, ns=1000))
         self._note(f"{self.name} ends {case.M}")
         return Outcome(tuple(samples), wrong)
 

@@ -44,7 +44,7 @@ def test_constants_are_found() -> None:
     ],
 )
 def test_times_are_predicted(truth: Constants) -> None:
-    """New launches within 5 %, for schedules bound by arithmetic, by memory and by their epilogue."""
+    """New launches within 5 %, for configs bound by arithmetic, by memory and by their epilogue."""
     found = fit(_points(truth, ENOUGH, 0.0)).constants
     for point in _points(truth, 60, 0.0):
         assert found.time(point.waves, point.steps, point.bytes, point.loads) == pytest.approx(point.ns, rel=0.05)

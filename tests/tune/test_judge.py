@@ -1,4 +1,4 @@
-"""Which schedules nobody would miss, and what a regret is."""
+"""Which configs nobody would miss, and what a regret is."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def shape(size: int, element_bytes: int = 2, **times: int) -> Shape:
 
 
 def test_what_is_never_the_best_is_spared_first() -> None:
-    """A schedule that is slower everywhere costs nothing; the one before the last stays, because it would cost."""
+    """A config that is slower everywhere costs nothing; the one before the last stays, because it would cost."""
     shapes = [shape(1, a=100, b=200, c=150), shape(2, a=200, b=100, c=150)]
-    assert [(row.schedule, row.mean, row.worst) for row in spare(shapes)] == [("c", 1.0, 1.0)]
+    assert [(row.config_name, row.mean, row.worst) for row in spare(shapes)] == [("c", 1.0, 1.0)]
 
 
 def test_of_two_equals_one_stays() -> None:
@@ -27,9 +27,11 @@ def test_of_two_equals_one_stays() -> None:
 def test_a_little_regret_is_accepted() -> None:
     """0.4 % on average is; 10 % on one shape of a hundred is not, although the average is 0.1 %."""
     everywhere = [shape(size, a=1000, b=1004) for size in range(1, 9)]
-    assert [row.schedule for row in spare(everywhere)] == ["a"] or [row.schedule for row in spare(everywhere)] == ["b"]
+    assert [row.config_name for row in spare(everywhere)] == ["a"] or [
+        row.config_name for row in spare(everywhere)
+    ] == ["b"]
     once = [shape(size, a=1000, b=1000) for size in range(1, 100)] + [shape(100, a=1100, b=1000)]
-    assert [row.schedule for row in spare(once)] == ["a"]
+    assert [row.config_name for row in spare(once)] == ["a"]
 
 
 def test_what_is_alone_on_a_shape_stays() -> None:
@@ -39,9 +41,9 @@ def test_what_is_alone_on_a_shape_stays() -> None:
 
 
 def test_widths_are_judged_apart() -> None:
-    """A schedule can be of use for one element_bytes only."""
+    """A config can be of use for one element_bytes only."""
     shapes = [shape(1, element_bytes=1, a=100, b=120), shape(1, element_bytes=2, a=120, b=100)]
-    assert [(row.element_bytes, row.schedule) for row in spare(shapes)] == [(1, "b"), (2, "a")]
+    assert [(row.element_bytes, row.config_name) for row in spare(shapes)] == [(1, "b"), (2, "a")]
 
 
 def test_shapes_without_times_do_not_count() -> None:

@@ -12,14 +12,14 @@ from aotmm.tune.race import race
 from aotmm.tune.workers import Running
 
 
-def candidate(schedule: str, *, split: int = 1, pdl: bool = False) -> Candidate:
+def candidate(config_name: str, *, split: int = 1, pdl: bool = False) -> Candidate:
     """A way to compute the case."""
-    return Candidate("ws", schedule, Plan(kernel=0, split=split, pdl=pdl))
+    return Candidate("ws", config_name, Plan(kernel=0, split=split, pdl=pdl))
 
 
 @dataclass
 class MadeUp:
-    """A timer: ns by schedule, and which schedules are wrong; it counts what it is asked to do."""
+    """A timer: ns by config, and which configs are wrong; it counts what it is asked to do."""
 
     ns: dict[str, float]
     wrong: tuple[str, ...] = ()
@@ -31,13 +31,13 @@ class MadeUp:
 
     def single(self, candidate: Candidate) -> float:
         """The first one loads the kernel."""
-        first = candidate.schedule not in self.singles
-        self.singles.append(candidate.schedule)
-        return self.ns[candidate.schedule] + (self.loading_ns if first else self.waiting_ns)
+        first = candidate.config_name not in self.singles
+        self.singles.append(candidate.config_name)
+        return self.ns[candidate.config_name] + (self.loading_ns if first else self.waiting_ns)
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
         """Times grow with each replay, so that medians are seen."""
-        name = candidate.schedule
+        name = candidate.config_name
         self.launches[name] = launches
 
         def replay() -> float:
@@ -48,12 +48,12 @@ class MadeUp:
 
     def error(self, candidate: Candidate) -> str | None:
         """As told."""
-        return "error 9" if candidate.schedule in self.wrong else None
+        return "error 9" if candidate.config_name in self.wrong else None
 
 
 def _run(timer: MadeUp, *chosen: Candidate) -> tuple[dict[str, int], dict[str, str]]:
     outcome = race(chosen, timer, lambda _: None)
-    return {sample.schedule: sample.ns for sample in outcome.samples}, outcome.wrong
+    return {sample.config_name: sample.ns for sample in outcome.samples}, outcome.wrong
 
 
 def test_those_that_may_be_the_fastest_take_turns() -> None:
@@ -85,8 +85,8 @@ def test_what_is_hopeless_is_not_even_replayed() -> None:
 def test_graphs_are_long_enough_and_not_too_long() -> None:
     """About 0.7 ms a replay, 2 to 100 launches; a launch alone that was mostly waiting does not decide."""
     timer = MadeUp({"tiny": 3_000, "small": 70_000, "large": 3_000_000})
-    for schedule in timer.ns:
-        _run(timer, candidate(schedule))
+    for config_name in timer.ns:
+        _run(timer, candidate(config_name))
     assert timer.launches == {"tiny": 100, "small": 9, "large": 2}
 
 
@@ -95,7 +95,7 @@ def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
     timer = MadeUp({"a": 100_000, "slow": 300_000})
     ways = [candidate(name, pdl=early) for name in ("a", "slow") for early in (False, True)]
     samples = race(ways, timer, lambda _: None).samples
-    assert sorted((sample.schedule, sample.pdl) for sample in samples) == [
+    assert sorted((sample.config_name, sample.pdl) for sample in samples) == [
         ("a", False),
         ("a", True),
         ("slow", False),
@@ -103,7 +103,7 @@ def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
 
 
 def test_nothing_of_a_wrong_schedule_counts() -> None:
-    """A wrong result makes a schedule's other plans worthless too, and it is run no more."""
+    """A wrong result makes a config's other plans worthless too, and it is run no more."""
 
     class WrongWhenSplit(MadeUp):
         def error(self, candidate: Candidate) -> str | None:
@@ -129,10 +129,10 @@ def test_long_replays_decide_between_the_fastest() -> None:
 
     class Throttled(MadeUp):
         def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
-            if launches * self.ns[candidate.schedule] < 5e6:
+            if launches * self.ns[candidate.config_name] < 5e6:
                 return super().record(candidate, launches)
-            self.replays.append(f"long {candidate.schedule}")
-            return lambda: {"hungry": 150_000.0, "modest": 120_000.0}[candidate.schedule]
+            self.replays.append(f"long {candidate.config_name}")
+            return lambda: {"hungry": 150_000.0, "modest": 120_000.0}[candidate.config_name]
 
     timer = Throttled({"hungry": 100_000, "modest": 105_000, "third": 130_000})
     times, _ = _run(timer, *map(candidate, timer.ns))

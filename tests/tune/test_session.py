@@ -49,20 +49,22 @@ def _product(M: int, N: int, K: int, layout: str = "nn", dtype: str = "fp16") ->
 # ------------------------------------------------------------------------------------------------------- candidates
 def _candidates(pack: Pack, wanted: Case, left_out: frozenset[str] = frozenset()) -> list[tuple[str, Plan]]:
     problem = problem_of(wanted, output_of(pack.launcher, wanted.dtype), ADDRESS, ADDRESS, ADDRESS)
-    return [(found.schedule, found.plan) for found in candidates(pack.launcher, H200, problem, left_out)]
+    return [(found.config_name, found.plan) for found in candidates(pack.launcher, H200, problem, left_out)]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8e4"])
 def test_every_schedule_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> None:
-    """Of each schedule every split and launch once, by its plainest kernel; what is expected to be fast comes first."""
+    """Of each config every split and launch once, by its plainest kernel; what is expected to be fast comes first."""
     found = _candidates(pack, _product(512, 512, 8192, "nt", dtype))
-    ways = [(schedule, plan.split, plan.pdl) for schedule, plan in found]
+    ways = [(config_name, plan.split, plan.pdl) for config_name, plan in found]
     assert len(ways) == len(set(ways))
     kernels = pack.launcher.kernels
     mine = [k for k in kernels if k.dtype_a == k.dtype_b == dtype and not k.fast_accum and k.layout in ("nt", "any")]
-    assert {schedule for schedule, _ in found} == {k.schedule for k in mine if k.role in ("product", "partial")}
-    for schedule, plan in found:
-        same = [k for k in mine if k.schedule == schedule and k.dtype_c == kernels[plan.kernel].dtype_c]
+    assert {config_name for config_name, _ in found} == {
+        k.config_name for k in mine if k.role in ("product", "partial")
+    }
+    for config_name, plan in found:
+        same = [k for k in mine if k.config_name == config_name and k.dtype_c == kernels[plan.kernel].dtype_c]
         assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=("none", "bias_relu", "full").index)
         assert plan.pdl <= kernels[plan.kernel].pdl
     order = list(dict.fromkeys(plan.kernel for _, plan in found))
@@ -74,7 +76,7 @@ def test_sensible_splits(pack: Pack) -> None:
     """All of them for few tiles and a large K; at least 2 steps for each slice; few where there are tiles enough."""
 
     def splits(wanted: Case) -> set[int]:
-        return {plan.split for schedule, plan in _candidates(pack, wanted) if schedule.endswith("_split")}
+        return {plan.split for config_name, plan in _candidates(pack, wanted) if config_name.endswith("_split")}
 
     assert splits(_product(256, 256, 65536)) == set(SPLITS)
     assert max(splits(_product(256, 256, 512))) <= 4
@@ -95,21 +97,21 @@ def test_workspaces_are_what_running_needs(pack: Pack) -> None:
 
 
 def test_what_is_left_out_is_no_candidate(pack: Pack) -> None:
-    """By schedule and by family."""
+    """By config and by family."""
     wanted = _product(512, 512, 512)
-    schedules = {schedule for schedule, _ in _candidates(pack, wanted)}
-    one = min(schedules)
-    assert {schedule for schedule, _ in _candidates(pack, wanted, frozenset({one}))} == schedules - {one}
-    assert {schedule.partition("_")[0] for schedule, _ in _candidates(pack, wanted, frozenset({"tile"}))} == {
-        schedule.partition("_")[0] for schedule in schedules
+    config_names = {config_name for config_name, _ in _candidates(pack, wanted)}
+    one = min(config_names)
+    assert {config_name for config_name, _ in _candidates(pack, wanted, frozenset({one}))} == config_names - {one}
+    assert {config_name.partition("_")[0] for config_name, _ in _candidates(pack, wanted, frozenset({"tile"}))} == {
+        config_name.partition("_")[0] for config_name in config_names
     } - {"tile"}
 
 
 # ----------------------------------------------------------------------------------------------- simulated sweeps
 def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
-    """A time by the launcher's model, with constants that depend on the schedule, and a little noise."""
-    dice = random.Random(f"{kernel.schedule} {wanted} {plan.split}")  # noqa: S311 - no secret
-    efficiency = random.Random(kernel.schedule).uniform(0.6, 0.95)  # noqa: S311 - no secret
+    """A time by the launcher's model, with constants that depend on the config, and a little noise."""
+    dice = random.Random(f"{kernel.config_name} {wanted} {plan.split}")  # noqa: S311 - no secret
+    efficiency = random.Random(kernel.config_name).uniform(0.6, 0.95)  # noqa: S311 - no secret
     config, element_bytes = kernel.config, DTYPES[wanted.dtype].bytes
     rows, cols = math.ceil(wanted.M / config.block_m), math.ceil(wanted.N / config.block_n)
     blocks = occupancy(kernel, target("sm90"))
@@ -167,12 +169,12 @@ def test_selection_by_the_models_is_nearly_the_best(
         assert regret.unmeasured == 0
         assert regret.mean < 1.015
         assert regret.worst < 1.15
-    # Schedules that are far from the best everywhere count little, so their models stay near where they began.
+    # Configs that are far from the best everywhere count little, so their models stay near where they began.
     errors = [row.error for row in verdict.fitted if row.error is not None]
     assert statistics.median(errors) < 0.05
     assert max(errors) < 0.25
-    roles = {kernel.schedule: kernel.role for kernel in pack.launcher.kernels}
-    assert {roles[model.schedule] for model in made.models} == {"product", "partial", "reduce", "copy"}
+    roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
+    assert {roles[model.config_name] for model in made.models} == {"product", "partial", "reduce", "copy"}
 
 
 def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Evaluation]) -> None:
@@ -187,7 +189,11 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
         one = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
         plan = launcher.select(problem_of(one, output_of(launcher, dtype), ADDRESS, ADDRESS, ADDRESS), H200)
         assert plan.measured
-        assert (launcher.kernels[plan.kernel].schedule, plan.split, plan.cost) == (best.schedule, best.split, best.ns)
+        assert (launcher.kernels[plan.kernel].config_name, plan.split, plan.cost) == (
+            best.config_name,
+            best.split,
+            best.ns,
+        )
 
 
 def test_models_do_not_see_held_out_shapes(
@@ -206,10 +212,10 @@ def test_models_do_not_see_held_out_shapes(
 
 def test_what_was_left_out_is_not_in_the_table(measured: session.Measured) -> None:
     """Neither where it failed nor where it had worked before."""
-    names = {sample.schedule for samples in measured.samples.values() for sample in samples}
+    names = {sample.config_name for samples in measured.samples.values() for sample in samples}
     bad = min(names)
     found = session.table_of(session.Measured(HEAD, measured.samples, {bad: "it hangs"}, measured.total))
-    assert {sample.schedule for shape in found.shapes for sample in shape.times} == names - {bad}
+    assert {sample.config_name for shape in found.shapes for sample in shape.times} == names - {bad}
 
 
 # ---------------------------------------------------------------------------------------------------------- measure

@@ -19,7 +19,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def _schedules(event: Done) -> list[str]:
-    return [sample.schedule for sample in event.outcome.samples]
+    return [sample.config_name for sample in event.outcome.samples]
 
 
 def test_cases_are_dealt_out(log: Path) -> None:
@@ -35,7 +35,7 @@ def test_cases_are_dealt_out(log: Path) -> None:
 
 @pytest.mark.parametrize(("trouble", "why"), [("hang", "no sign of life"), ("exit", "code -11"), ("raise", "launch")])
 def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> None:
-    """A schedule that hangs, kills its process or raises is named and left out; its case is measured without it."""
+    """A config that hangs, kills its process or raises is named and left out; its case is measured without it."""
     cases = [case(1), case(2), case(3)]
     with crew(Fake(log, trouble=(("ws_b", trouble),), after=2)) as gpus:
         events = list(measure_all(cases, gpus))
@@ -53,7 +53,7 @@ def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> N
 
 
 def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
-    """The second schedule of a family that hangs takes the family along, so that hanging costs little time."""
+    """The second config of a family that hangs takes the family along, so that hanging costs little time."""
     fake = Fake(log, trouble=(("ws_a", "hang"), ("ws_b", "hang"), ("ws_c", "hang")))
     with crew(fake) as gpus:
         events = list(measure_all([case(1)], gpus))
@@ -64,7 +64,7 @@ def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
 
 
 def test_a_wrong_result_is_left_out(log: Path) -> None:
-    """A schedule with a wrong result has no time there, and is named and run no more."""
+    """A config with a wrong result has no time there, and is named and run no more."""
     cases = [case(1), case(2)]
     with crew(Fake(log, trouble=(("tile_a", "wrong"),))) as gpus:
         events = list(measure_all(cases, gpus))

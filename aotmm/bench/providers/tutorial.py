@@ -77,13 +77,13 @@ def matmul_kernel(
 def configs(backend: str) -> list[Any]:
     """The configurations of the `tutorial` set for `backend`, "cuda" or "hip", as Triton takes them."""
     entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["config"]
-    schedule = {"backend", "source", "num_stages", "num_warps"}
+    config_name = {"backend", "source", "num_stages", "num_warps"}
     return [
         triton.Config(
             {
                 name if name == "waves_per_eu" else name.upper(): value
                 for name, value in entry.items()
-                if name not in schedule
+                if name not in config_name
             },
             num_stages=entry["num_stages"],
             num_warps=entry["num_warps"],
