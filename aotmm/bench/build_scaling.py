@@ -47,7 +47,7 @@ print(json.dumps({"kernels": kernels, "compiled": compiled, "s": seconds, "CPU s
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Kernels per minute of each crew, between its first and its last; seconds and memory of a build of 2,000 variants.
+    """Kernels per minute of each pool, between its first and its last; seconds and memory of a build of 2,000 variants.
 
     Raises:
         AotmmError: as `build`.

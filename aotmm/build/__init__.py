@@ -109,8 +109,8 @@ def build(
         if in_checkout():  # wheels bring it along
             link.link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")
-        with _crew(jobs, scheduler, compiler) as crew, kept.settled():
-            compilers = _Compilers(crew, kept, gate, progress)
+        with _worker_pool(jobs, scheduler, compiler) as pool, kept.settled():
+            compilers = _Compilers(pool, kept, gate, progress)
             return [_build_pack(row, work[row.name], chosen, out, machine, compilers) for row in rows]
 
 
@@ -118,7 +118,7 @@ def build(
 class _Compilers:
     """Where compiled kernels come from, beside the previous pack, and what each of them has to pass."""
 
-    crew: WorkerPool
+    pool: WorkerPool
     cache: Cache
     gate: Gate
     progress: Progress
@@ -189,15 +189,15 @@ def _compile(
     row: Target, wanted: list[Variant], assembler: str, known: dict[str, Compiled], compilers: _Compilers
 ) -> tuple[list[Compiled], int]:
     """Every variant's kernel, in order, and how many of them had to be compiled."""
-    crew, progress = compilers.crew, compilers.progress
+    pool, progress = compilers.pool, compilers.progress
     sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
     keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
     found = {key: _found(variant, key, known, compilers) for variant, key in zip(wanted, keys, strict=True)}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
-    tasks = {crew.submit(task): task for task in missing}
-    for future in completed(tasks, crew, TIMEOUTS.stall_s):
+    tasks = {pool.submit(task): task for task in missing}
+    for future in completed(tasks, pool, TIMEOUTS.stall_s):
         variant, key = tasks[future]
         try:
             result = future.result()
@@ -225,7 +225,7 @@ def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _C
     return None
 
 
-def _crew(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[WorkerPool]:
+def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[WorkerPool]:
     """What compiles: processes of this machine, or the workers of a cluster."""
     make = functools.partial(_compiling, compiler)
     if scheduler is None:

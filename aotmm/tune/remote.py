@@ -46,8 +46,8 @@ def gpu_facts() -> dict[str, str]:
     Raises:
         WorkerDiedError: there is no GPU.
     """
-    with local([_telling], TIMEOUTS) as crew:
-        found: dict[str, str] = crew.submit(None).result()
+    with local([_telling], TIMEOUTS) as pool:
+        found: dict[str, str] = pool.submit(None).result()
     return found
 
 

@@ -95,8 +95,8 @@ def tune(
     """
     wanted = cases(shapes, dtypes, target(pack.arch))
     record = out.with_name(f"{out.name}.partial")
-    with _here(pack, packs) if scheduler is None else _there(pack, packs, scheduler) as (crew, gpu):
-        device = device_of(crew)
+    with _here(pack, packs) if scheduler is None else _there(pack, packs, scheduler) as (pool, gpu):
+        device = device_of(pool)
         head = Head(
             pack.arch,
             gpu["GPU"],
@@ -106,7 +106,7 @@ def tune(
             pack.head.digest,
             shapes.held_out_seed,
         )
-        measured = measure(wanted, crew, head, record, budget_s=budget_s, progress=progress)
+        measured = measure(wanted, pool, head, record, budget_s=budget_s, progress=progress)
     done, verdict = fit(pack, table_of(measured), device, {case.element_bytes: case.dtype for case in wanted})
     write(done, out)
     if measured.complete:
@@ -116,23 +116,23 @@ def tune(
 
 @contextmanager
 def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
-    """A crew of this machine's GPUs, and what they are. Raises NoKernelError."""
+    """A pool of this machine's GPUs, and what they are. Raises NoKernelError."""
     gpus = serving(pack, packs)
     facts = {"GPU": gpus[0].name, "driver": driver(), "torch": torch.__version__}
-    makers = [partial(measuring, partial(GpuMeasurer, pack.folder, gpu.ordinal)) for gpu in gpus]
-    with local(makers, TIMEOUTS) as crew:
-        yield crew, facts
+    factories = [partial(measuring, partial(GpuMeasurer, pack.folder, gpu.ordinal)) for gpu in gpus]
+    with local(factories, TIMEOUTS) as pool:
+        yield pool, facts
 
 
 @contextmanager
 def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
-    """A crew of the cluster's GPUs, and what they are. Raises AotmmError, NoKernelError."""
-    with cluster(scheduler, remote.maker(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as crew:
-        name, arch = crew.facts["GPU"], crew.facts["arch"]
+    """A pool of the cluster's GPUs, and what they are. Raises AotmmError, NoKernelError."""
+    with cluster(scheduler, remote.maker(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as pool:
+        name, arch = pool.facts["GPU"], pool.facts["arch"]
         best = best_pack(packs, arch)
         if best is None or best[0] is not pack:
             raise NoKernelError(f"the cluster's GPUs, {name} ({arch}), are not served by the pack for {pack.arch}")
-        yield crew, crew.facts
+        yield pool, pool.facts
 
 
 def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Evaluation:
@@ -160,14 +160,14 @@ def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
 
 def measure(
     wanted: Sequence[Case],
-    crew: WorkerPool,
+    pool: WorkerPool,
     head: Head,
     path: Path,
     *,
     budget_s: float,
     progress: Progress,
 ) -> Measured:
-    """Measures the cases for `budget_s` seconds with a crew, going on from the record `path`.
+    """Measures the cases for `budget_s` seconds with a pool, going on from the record `path`.
 
     Raises:
         ArtifactError: the record is of another GPU or pack.
@@ -178,7 +178,7 @@ def measure(
         todo = [case for case in wanted if case not in record.samples]
         progress(len(wanted) - len(todo), len(wanted), "")
         left_out = frozenset(record.left_out)
-        for event in measure_all(todo, crew, left_out=left_out, deadline=deadline):
+        for event in measure_all(todo, pool, left_out=left_out, deadline=deadline):
             if isinstance(event, Done):
                 record.add(event.case, event.outcome.samples)
                 text = str(event.case)

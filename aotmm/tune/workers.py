@@ -1,4 +1,4 @@
-"""Measuring on many GPUs at once, where kernels may hang: a crew of processes, one per GPU.
+"""Measuring on many GPUs at once, where kernels may hang: a pool of processes, one per GPU.
 
 A kernel that never ends cannot be stopped from within its process, and a fault ends every later call there. So what
 touches a GPU is in worker processes (`aotmm.workers.pool`); the parent deals cases out to them and leaves out the
@@ -73,10 +73,10 @@ def measuring(make: Callable[[], Measurer]) -> Worker:
     return work
 
 
-def device_of(crew: WorkerPool) -> CDevice:
-    """Facts of the GPUs of a crew, which are of one model. Raises AotmmError if its processes cannot start."""
+def device_of(pool: WorkerPool) -> CDevice:
+    """Facts of the GPUs of a pool, which are of one model. Raises AotmmError if its processes cannot start."""
     try:
-        found: CDevice = crew.submit(None).result()
+        found: CDevice = pool.submit(None).result()
     except WorkerDiedError as error:
         raise AotmmError(f"a measuring process failed before its first case: {error.why}") from error
     return found
@@ -84,18 +84,18 @@ def device_of(crew: WorkerPool) -> CDevice:
 
 def measure_all(
     cases: Sequence[Case],
-    crew: WorkerPool,
+    pool: WorkerPool,
     *,
     left_out: frozenset[str] = frozenset(),
     deadline: float = float("inf"),
     stall_s: float = TIMEOUTS.stall_s,
 ) -> Iterator[Done | LeftOut]:
-    """Measures `cases` with a crew whose processes are made by `measuring`, and yields what happens as it happens.
+    """Measures `cases` with a pool whose processes are made by `measuring`, and yields what happens as it happens.
 
     Args:
         left_out: configs and families not to run.
         deadline: no case is begun after it (`time.monotonic`).
-        stall_s: seconds that the crew may take for the next case.
+        stall_s: seconds that the pool may take for the next case.
 
     Raises:
         AotmmError: a process cannot start, or ends while it runs no kernel, or nothing happens for too long.
@@ -103,14 +103,14 @@ def measure_all(
     book = _Book(set(left_out), {})
     waiting, running = deque(cases), dict[Future[Any], Case]()
     while True:
-        while waiting and len(running) < max(1, crew.places()) and time.monotonic() < deadline:
+        while waiting and len(running) < max(1, pool.places()) and time.monotonic() < deadline:
             case = waiting.popleft()
-            running[crew.submit((case, frozenset(book.left_out)))] = case
+            running[pool.submit((case, frozenset(book.left_out)))] = case
         if not running:
             return
         done, _ = wait(running, timeout=stall_s, return_when=FIRST_COMPLETED)
         if not done:
-            raise AotmmError(f"no shape was measured for {stall_s:g} s; GPUs of the crew now: {crew.places()}")
+            raise AotmmError(f"no shape was measured for {stall_s:g} s; GPUs of the pool now: {pool.places()}")
         for future in done:
             case = running.pop(future)
             try:

@@ -1,4 +1,4 @@
-"""A Dask cluster as a crew: the same tasks in the same child processes, on the machines of its workers.
+"""A Dask cluster as a pool: the same tasks in the same child processes, on the machines of its workers.
 
 Scheduler and workers need aotmm, and what the tasks need, in the versions of this machine; nothing else is assumed
 there, no common folder either: what a task needs travels with it, and what it gives comes back.
@@ -29,20 +29,20 @@ Facts = dict[str, str]
 _RETRIES = 3
 _CONNECT_S = 30.0
 _ANSWER_S = 60.0  # may be the first import of torch
-_FAREWELL_S = 10.0
+_SHUTDOWN_GRACE_S = 10.0
 
 
 @contextmanager
 def cluster(
     scheduler: str,
-    make: WorkerFactory,
-    patience: Timeouts,
+    factory: WorkerFactory,
+    timeouts: Timeouts,
     facts: Callable[[], Facts],
     expected: Facts,
     *,
     gpus: bool = False,
 ) -> Iterator[Cluster]:
-    """A crew of the workers of the Dask cluster at `scheduler`; who joins later takes part too.
+    """A pool of the workers of the Dask cluster at `scheduler`; who joins later takes part too.
 
     A task whose worker or process is lost is tried three times again, elsewhere if there is an elsewhere. That a whole
     worker hangs is noticed by the scheduler, after its `worker-ttl`.
@@ -67,12 +67,12 @@ def cluster(
     except (OSError, ValueError, TypeError, ImportError) as error:  # TypeError: TLS without a configuration
         raise AotmmError(f"no Dask scheduler at {scheduler}: {error}; say one like tcp://host:8786") from error
     with client:
-        crew = Cluster(client, gpus=gpus)
-        crew.start(scheduler, make, patience, facts, expected)
+        pool = Cluster(client, gpus=gpus)
+        pool.start(scheduler, factory, timeouts, facts, expected)
         try:
-            yield crew
+            yield pool
         finally:
-            crew.end()
+            pool.end()
 
 
 async def _reach(scheduler: str) -> None:
@@ -85,7 +85,7 @@ async def _reach(scheduler: str) -> None:
 
 
 class Cluster:
-    """The crew of `cluster`.
+    """The pool of `cluster`.
 
     Attributes:
         facts: what all workers have in common.
@@ -111,7 +111,7 @@ class Cluster:
         return len(found) if self._gpus else sum(row["nthreads"] for row in found)
 
     def start(
-        self, scheduler: str, make: WorkerFactory, patience: Timeouts, facts: Callable[[], Facts], expected: Facts
+        self, scheduler: str, factory: WorkerFactory, timeouts: Timeouts, facts: Callable[[], Facts], expected: Facts
     ) -> None:
         """Waits for a worker, compares all that are there, and gives them what their processes are made by."""
         from distributed import TimeoutError as NoneCame
@@ -139,14 +139,14 @@ class Cluster:
                 )
         if refused:
             raise AotmmError("\n".join([f"the cluster at {scheduler} cannot be used:", *refused]))
-        contract = _Contract(make, patience, facts, self.facts)
+        contract = _Contract(factory, timeouts, facts, self.facts)
         self._contract = self._client.submit(bytes, pickle.dumps(contract), pure=False)
 
     def end(self) -> None:
-        """Takes back what is not done, and ends the processes of this crew on the workers that answer."""
+        """Takes back what is not done, and ends the processes of this pool on the workers that answer."""
         self._client.cancel([sent for sent, _ in self._sent.values()])
         self._sent.clear()
-        self._ask(partial(_end, self._name), _FAREWELL_S)
+        self._ask(partial(_end, self._name), _SHUTDOWN_GRACE_S)
 
     def _workers(self) -> dict[str, Any]:
         found = self._client.scheduler_info(n_workers=-1)["workers"]
@@ -195,7 +195,7 @@ class Cluster:
     def _done(self, result: Future[Any], task: bytes, lost: tuple[str, ...], sent: Any) -> None:
         """Hands on what came of `task`, or tries it again."""
         if self._sent.pop(result, None) is None:
-            return  # the crew has ended
+            return  # the pool has ended
         try:
             done = sent.result()
             if isinstance(done, _Lost) and done.last is None and len(lost) < _RETRIES:
@@ -213,10 +213,10 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Contract:
-    """What a worker needs of a crew, beside its tasks."""
+    """What a worker needs of a pool, beside its tasks."""
 
-    make: WorkerFactory
-    patience: Timeouts
+    factory: WorkerFactory
+    timeouts: Timeouts
     facts: Callable[[], Facts]
     agreed: Facts
 
@@ -255,19 +255,19 @@ def _facts(further: Callable[[], Facts]) -> Facts:
     return {"aotmm": f"{__version__} (sources {digest.hexdigest()[:12]})"} | further()
 
 
-# The children of each crew, in a worker's process.
-_children: dict[str, WorkerProcesses] = {}
+# The processes of each pool, in a worker's process.
+_processes: dict[str, WorkerProcesses] = {}
 _lock = threading.Lock()
 
 
 def _do(name: str, pickled: bytes, task: bytes) -> Any:
-    """Does `task` in a process of the crew `name` on a worker, in a thread of which this runs."""
+    """Does `task` in a process of the pool `name` on a worker, in a thread of which this runs."""
     from distributed import get_worker
 
     worker = get_worker()
     with _lock:
-        if name not in _children:
-            contract: _Contract = pickle.loads(pickled)  # noqa: S301 (from this crew's own client)
+        if name not in _processes:
+            contract: _Contract = pickle.loads(pickled)  # noqa: S301 (from this pool's own client)
             try:
                 found: object = _facts(contract.facts)
             except Exception as error:  # noqa: BLE001 (whatever is missing here)
@@ -275,17 +275,17 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
             refused = _differences(worker.address, found, contract.agreed)
             if refused:
                 return _Refused(refused[0])
-            _children[name] = WorkerProcesses([contract.make] * worker.state.nthreads, contract.patience)
-        children = _children[name]
+            _processes[name] = WorkerProcesses([contract.factory] * worker.state.nthreads, contract.timeouts)
+        processes = _processes[name]
     try:
-        return children.run(pickle.loads(task))  # noqa: S301 (likewise)
+        return processes.run(pickle.loads(task))  # noqa: S301 (likewise)
     except WorkerDiedError as error:
         return _Lost(worker.address, error.why, error.last, error.starved)
 
 
 def _end(name: str) -> None:
-    """Ends the processes of the crew `name` on a worker."""
+    """Ends the processes of the pool `name` on a worker."""
     with _lock:
-        children = _children.pop(name, None)
-    if children is not None:
-        children.end()
+        processes = _processes.pop(name, None)
+    if processes is not None:
+        processes.end()

@@ -28,7 +28,7 @@ Heartbeat = Callable[[object], None]
 Worker = Callable[[Any, Heartbeat], Any]  # does one task; what it tells meanwhile is a sign of life
 WorkerFactory = Callable[[], Worker]  # called once in each process
 
-_FAREWELL_S = 5.0
+_SHUTDOWN_GRACE_S = 5.0
 # Exit codes of a process that the kernel killed, or that gave up, because there was no memory.
 _FOR_WANT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
 # What a child runs. It finds modules as its parent does, and so whatever the parent can name.
@@ -43,7 +43,7 @@ serve(int(handle), folder)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that a process may take to start, then between two signs of life, and a crew between two results."""
+    """Seconds that a process may take to start, then between two signs of life, and a pool between two results."""
 
     start_s: float = 240.0
     silence_s: float = 20.0
@@ -74,40 +74,40 @@ class WorkerPool(Protocol):
         """How many tasks are done at once."""
 
 
-def completed(futures: Iterable[Future[Any]], crew: WorkerPool, stall_s: float) -> Iterator[Future[Any]]:
-    """The futures of `crew` as they are done. Raises AotmmError when none is for `stall_s` seconds."""
+def completed(futures: Iterable[Future[Any]], pool: WorkerPool, stall_s: float) -> Iterator[Future[Any]]:
+    """The futures of `pool` as they are done. Raises AotmmError when none is for `stall_s` seconds."""
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=stall_s, return_when=FIRST_COMPLETED)
         if not done:
             raise AotmmError(
-                f"no result for {stall_s:g} s while {len(waiting)} tasks are left; workers now: {crew.places()}"
+                f"no result for {stall_s:g} s while {len(waiting)} tasks are left; workers now: {pool.places()}"
             )
         yield from done
 
 
 @contextmanager
-def local(makers: Sequence[WorkerFactory], patience: Timeouts) -> Iterator[WorkerPool]:
-    """A crew of one process per maker on this machine; they end with the block, whatever they do then."""
-    children = WorkerProcesses(makers, patience)
-    threads = ThreadPoolExecutor(len(makers))
+def local(factories: Sequence[WorkerFactory], timeouts: Timeouts) -> Iterator[WorkerPool]:
+    """A pool of one process per factory on this machine; they end with the block, whatever they do then."""
+    processes = WorkerProcesses(factories, timeouts)
+    threads = ThreadPoolExecutor(len(factories))
     try:
-        yield _Local(threads, children, len(makers))
+        yield _Local(threads, processes, len(factories))
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-        children.end()
+        processes.end()
         threads.shutdown()
 
 
 @dataclass(frozen=True, slots=True)
 class _Local:
     threads: ThreadPoolExecutor
-    children: WorkerProcesses
+    processes: WorkerProcesses
     count: int
 
     def submit(self, task: Any) -> Future[Any]:
         try:
-            return self.threads.submit(self.children.run, task)
+            return self.threads.submit(self.processes.run, task)
         except RuntimeError as error:
             raise AotmmError(
                 f"{self.count} processes need a thread each, of which one cannot be started: {error}; "
@@ -121,22 +121,22 @@ class _Local:
 class WorkerProcesses:
     """Processes of which each does one task after another, for whatever thread has one.
 
-    They start when they are needed. One that was lost is replaced by its maker's next.
+    They start when they are needed. One that was lost is replaced by its factory's next.
     """
 
-    def __init__(self, makers: Sequence[WorkerFactory], patience: Timeouts) -> None:
-        self._patience = patience
+    def __init__(self, factories: Sequence[WorkerFactory], timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
         self._lock = threading.Lock()
-        self._unused = list(reversed(makers))
+        self._unused = list(reversed(factories))
         self._idle: list[_Child] = []
         self._busy: set[_Child] = set()
         self._ended = False
 
     def run(self, task: Any) -> Any:
-        """The result of `task`; there are no more calls at once than makers. Raises WorkerDiedError."""
+        """The result of `task`; there are no more calls at once than factories. Raises WorkerDiedError."""
         child = self._take()
         try:
-            result = child.run(task, self._patience)
+            result = child.run(task, self._timeouts)
         except BaseException:
             with self._lock:
                 self._busy.discard(child)
@@ -174,7 +174,7 @@ class WorkerProcesses:
         for child in idle:
             child.dismiss()
         for child in idle:
-            child.kill(_FAREWELL_S)
+            child.kill(_SHUTDOWN_GRACE_S)
 
 
 class _Child:
@@ -202,16 +202,16 @@ class _Child:
                 )
             undo.pop_all()
 
-    def run(self, task: Any, patience: Timeouts) -> Any:
+    def run(self, task: Any, timeouts: Timeouts) -> Any:
         """The result of `task`. Raises WorkerDiedError, after which the process is of no use."""
         if not self._started:
             self._send(self.make)
-            self._hear(patience.start_s, None)
+            self._hear(timeouts.start_s, None)
             self._started = True
         self._send(task)
         last = None
         while True:
-            kind, value = self._hear(patience.silence_s, last)
+            kind, value = self._hear(timeouts.silence_s, last)
             if kind == "result":
                 return value
             last = value
@@ -242,7 +242,7 @@ class _Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_FAREWELL_S)
+            self._process.wait(_SHUTDOWN_GRACE_S)
         self._folder.cleanup()
 
 

@@ -83,9 +83,9 @@ def unable() -> Fake:
     raise RuntimeError("no such GPU")
 
 
-def crew(*makers: Callable[[], Fake], silence_s: float = 1.5) -> AbstractContextManager[WorkerPool]:
-    """A crew of one process per maker, on this machine."""
-    return local([partial(measuring, make) for make in makers], Timeouts(start_s=60, silence_s=silence_s))
+def pool(*factories: Callable[[], Fake], silence_s: float = 1.5) -> AbstractContextManager[WorkerPool]:
+    """A pool of one process per maker, on this machine."""
+    return local([partial(measuring, make) for make in factories], Timeouts(start_s=60, silence_s=silence_s))
 
 
 def worker_facts() -> dict[str, str]:

@@ -42,8 +42,8 @@ def pack() -> Pack:
     return next(pack for pack in open_packs(data_folder("artifacts")) if pack.arch == "sm90")
 
 
-def crew(running: Dask, log: Path, trouble: tuple[tuple[str, str], ...] = ()) -> AbstractContextManager[Cluster]:
-    """A crew of fakes on the workers with a GPU."""
+def pool(running: Dask, log: Path, trouble: tuple[tuple[str, str], ...] = ()) -> AbstractContextManager[Cluster]:
+    """A pool of fakes on the workers with a GPU."""
     make = partial(measuring, partial(on_worker, log, trouble))
     return cluster(running.address, make, TIMEOUTS, worker_facts, {}, gpus=True)
 
@@ -57,7 +57,7 @@ def test_one_task_per_gpu(running: Dask, tmp_path: Path) -> None:
     for name in ("gpu0", "gpu1", "cpu"):
         running.wait_for(name)
     cases = [case(size) for size in range(1, 13)]
-    with crew(running, log) as gpus:
+    with pool(running, log) as gpus:
         assert gpus.places() == 2
         assert (device_of(gpus).multiprocessors, gpus.facts["GPU"]) == (132, "NVIDIA H200")
         events = list(measure_all(cases, gpus))
@@ -72,7 +72,7 @@ def test_one_task_per_gpu(running: Dask, tmp_path: Path) -> None:
 def test_a_kernel_that_hangs_there_is_left_out(running: Dask, tmp_path: Path) -> None:
     """What a worker ran when it fell silent is named and left out, as on one machine; it is not tried elsewhere."""
     running.worker("gpu0", *GPU)
-    with crew(running, tmp_path / "log", (("ws_b", "hang"),)) as gpus:
+    with pool(running, tmp_path / "log", (("ws_b", "hang"),)) as gpus:
         events = list(measure_all([case(1), case(2)], gpus))
     assert [type(event) for event in events] == [LeftOut, Done, Done]
     assert isinstance(events[0], LeftOut)
@@ -88,7 +88,7 @@ def test_a_worker_is_killed(running: Dask, tmp_path: Path) -> None:
         running.wait_for(name)
     cases = [case(size) for size in range(1, 13)]
     found = []
-    with crew(running, log) as gpus:
+    with pool(running, log) as gpus:
         for event in measure_all(cases, gpus):
             found.append(event)
             if len(found) == 4:
@@ -105,7 +105,7 @@ def test_gpus_that_differ_are_refused(running: Dask, tmp_path: Path) -> None:
     running.worker("many", "--resources", "GPU=2")
     for name in ("other", "many"):
         running.wait_for(name)
-    with pytest.raises(AotmmError) as caught, crew(running, tmp_path / "log"):
+    with pytest.raises(AotmmError) as caught, pool(running, tmp_path / "log"):
         pass
     text = str(caught.value)
     assert "GPU NVIDIA H1" in text or "GPU NVIDIA H2" in text

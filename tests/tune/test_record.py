@@ -104,10 +104,10 @@ MEASURES = """
 import sys
 from pathlib import Path
 from aotmm.tune.session import measure
-from tests.tune.fakes import Fake, case, crew
+from tests.tune.fakes import Fake, case, pool
 from tests.tune.test_record import HEAD
 log, out, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-with crew(*(Fake(log, name, pause_s=pause) for name in ("gpu0", "gpu1"))) as gpus:
+with pool(*(Fake(log, name, pause_s=pause) for name in ("gpu0", "gpu1"))) as gpus:
     measure([case(size) for size in range(1, 31)], gpus, HEAD, out, budget_s=100, progress=lambda *_: None)
 """
 

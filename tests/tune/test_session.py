@@ -28,7 +28,7 @@ from aotmm.tune import session, shapes
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import Case, cases
 from aotmm.tune.record import Head
-from tests.tune.fakes import Fake, case, crew
+from tests.tune.fakes import Fake, case, pool
 
 H200 = CDevice(132, 232448)
 HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
@@ -229,7 +229,7 @@ def test_a_budget_ends_a_measurement_and_the_next_one_goes_on(tmp_path: Path) ->
         told.append((done, total, text))
 
     def run(budget_s: float) -> session.Measured:
-        with crew(fake) as gpus:
+        with pool(fake) as gpus:
             return session.measure(wanted, gpus, HEAD, tmp_path / "record", budget_s=budget_s, progress=tell)
 
     first = run(2.0)
@@ -254,7 +254,7 @@ def test_what_hung_is_not_run_by_the_next_call(tmp_path: Path) -> None:
 
     def run(fake: Fake) -> session.Measured:
         wanted, record = [case(1), case(2)], tmp_path / "record"
-        with crew(fake) as gpus:
+        with pool(fake) as gpus:
             return session.measure(wanted, gpus, HEAD, record, budget_s=100, progress=tell)
 
     assert list(run(hanging).left_out) == ["tile_a"]

@@ -56,10 +56,10 @@ def broken() -> Worker:
 
 def test_results() -> None:
     """Tasks are done side by side, each process doing one after the other; what they give comes back."""
-    with local([worker, worker], TIMEOUTS) as crew:
-        assert crew.places() == 2
-        futures = [crew.submit(("say", number)) for number in range(20)]
-        done = [future.result() for future in completed(futures, crew, 60)]
+    with local([worker, worker], TIMEOUTS) as pool:
+        assert pool.places() == 2
+        futures = [pool.submit(("say", number)) for number in range(20)]
+        done = [future.result() for future in completed(futures, pool, 60)]
     assert sorted(number for _, number in done) == list(range(20))
     assert len({process for process, _ in done}) <= 2
     assert os.getpid() not in {process for process, _ in done}
@@ -76,8 +76,8 @@ def test_results() -> None:
 )
 def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, starved: bool) -> None:  # noqa: FBT001
     """Who hangs, dies or raises is told with what it said last, and another process does what is left."""
-    with local([worker], TIMEOUTS) as crew:
-        bad, good = crew.submit(task), crew.submit(("say", 1))
+    with local([worker], TIMEOUTS) as pool:
+        bad, good = pool.submit(task), pool.submit(("say", 1))
         with pytest.raises(WorkerDiedError) as caught:
             bad.result()
         assert (caught.value.why, caught.value.last, caught.value.starved) == (why, last, starved)
@@ -86,21 +86,21 @@ def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, star
 
 def test_signs_of_life() -> None:
     """Who tells something now and then may take longer than a silence."""
-    with local([worker], TIMEOUTS) as crew:
-        assert crew.submit(("breathe", 2.4)).result()[1:] == [2.4]
+    with local([worker], TIMEOUTS) as pool:
+        assert pool.submit(("breathe", 2.4)).result()[1:] == [2.4]
 
 
 def test_what_cannot_start() -> None:
     """Why a process could not be made is told for its task."""
-    with local([broken], TIMEOUTS) as crew, pytest.raises(WorkerDiedError, match="OSError: no such thing"):
-        crew.submit(("say",)).result()
+    with local([broken], TIMEOUTS) as pool, pytest.raises(WorkerDiedError, match="OSError: no such thing"):
+        pool.submit(("say",)).result()
 
 
 FEW = """
 import resource, sys
 from aotmm.workers.pool import WorkerDiedError, Timeouts, local
 from aotmm.errors import AotmmError
-from tests.test_crew import worker
+from tests.test_pool import worker
 what, room = sys.argv[1:]
 if what == "files":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(room), int(room)))
@@ -108,8 +108,8 @@ else:
     used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + int(room), used + int(room)))
 try:
-    with local([worker] * 16, Timeouts()) as crew:
-        for future in [crew.submit(("say", number)) for number in range(64)]:
+    with local([worker] * 16, Timeouts()) as pool:
+        for future in [pool.submit(("say", number)) for number in range(64)]:
             try:
                 print("did", future.result()[1])
             except WorkerDiedError as error:
@@ -139,17 +139,17 @@ def test_a_machine_that_refuses(tmp_path: Path, what: str, room: str, words: str
 
 def test_a_crew_that_stalls() -> None:
     """No result for too long is an error that says how much is left."""
-    with local([worker], Timeouts(silence_s=60)) as crew:
-        futures = [crew.submit(("hang",)), crew.submit(("say",))]
+    with local([worker], Timeouts(silence_s=60)) as pool:
+        futures = [pool.submit(("hang",)), pool.submit(("say",))]
         with pytest.raises(AotmmError, match="no result for 1 s while 2 tasks are left; workers now: 1"):
-            list(completed(futures, crew, 1.0))
+            list(completed(futures, pool, 1.0))
 
 
 def test_nothing_is_left(tmp_path: Path) -> None:
     """What a killed process started ends with it, and its temporary files go."""
     note = tmp_path / "note"
-    with local([worker], TIMEOUTS) as crew, pytest.raises(WorkerDiedError):
-        crew.submit(("spawn", str(note))).result()
+    with local([worker], TIMEOUTS) as pool, pytest.raises(WorkerDiedError):
+        pool.submit(("spawn", str(note))).result()
     number, folder = note.read_text().split()
     deadline = time.monotonic() + 10
     while Path(f"/proc/{number}").exists() and "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text():
@@ -163,9 +163,9 @@ def test_a_killed_parent_leaves_nobody() -> None:
     program = """
 import os
 from aotmm.workers.pool import Timeouts, local
-from tests.test_crew import worker
-with local([worker], Timeouts()) as crew:
-    print(*crew.submit(("folder",)).result(), flush=True)
+from tests.test_pool import worker
+with local([worker], Timeouts()) as pool:
+    print(*pool.submit(("folder",)).result(), flush=True)
     os.kill(os.getpid(), 9)
 """
     root = str(Path(__file__).parent.parent)
