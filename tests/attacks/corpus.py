@@ -276,7 +276,7 @@ ATTACKS = (
     Attack(
         "a number with a point",
         _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": 4.0')),
-        "number 3.0 is not an integer",
+        "number 4.0 is not an integer",
     ),
     Attack(
         "a number without end",
