@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import aotmm.kernels
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
+from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
 from aotmm.pack.schema import Attribute, Guard, Image, Kernel, Parameter, TensorMap
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
@@ -98,12 +98,12 @@ def kernel_sources(family: str | None = None) -> str:
 
 def _used_by(family: str, folder: Path) -> set[Path]:
     """The files that a family's module imports from `folder` and from beside it, directly or not, itself included."""
-    shared, module = aotmm.kernels.__name__, module_of(family)
+    shared = aotmm.kernels.__name__
     package, folders = shared, {shared: folder}
     if "." in family:  # a user's own
         package, _, _ = family.rpartition(".")
-        folders[package] = Path(str(module.__file__)).parent
-    found, waiting = {folder / "__init__.py"}, [module.__name__]
+        folders[package] = Path(str(module_of(family).__file__)).parent
+    found, waiting = {folder / "__init__.py"}, [module_name(family)]
     while waiting:
         name = waiting.pop()
         parent = next((parent for parent in folders if name.startswith(f"{parent}.")), None)

@@ -67,11 +67,16 @@ class Family(NamedTuple):
     num_ctas: int = 1
 
 
-def module_of(family: str) -> ModuleType:
-    """The module of `family`: one of this package or, with a dot in its name, a user's own. Raises ImportError."""
+def module_name(family: str) -> str:
+    """Return the name of the module of `family`: one of this package or, with a dot in its name, a user's own."""
     if "." in family:
-        return importlib.import_module(family)
-    return importlib.import_module(f"aotmm.kernels.{'hopper' if family in WARP_SPECIALISED else family}")
+        return family
+    return f"aotmm.kernels.{'hopper' if family in WARP_SPECIALISED else family}"
+
+
+def module_of(family: str) -> ModuleType:
+    """Import the module of `family`. Raises ImportError."""
+    return importlib.import_module(module_name(family))
 
 
 @dataclass(frozen=True, slots=True)

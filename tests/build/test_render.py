@@ -226,7 +226,7 @@ def test_equal_guards_are_one_table() -> None:
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
     assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
-    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guarded[] = {\n    {0, " in text
+    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, " in text
 
 
 def test_guard_tests_are_in_the_order_of_values() -> None:
@@ -333,7 +333,7 @@ def test_tuning_table_in_the_source() -> None:
     table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
     text = render.source(target("sm80"), (kernel("one"),), table)
     constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in MIN_M)
-    assert f"constants[][AOTMM_ROWS_COUNT] = {{\n    {{{constants}}},\n}};" in text
+    assert f"constants[][AOTMM_MIN_M_COUNT] = {{\n    {{{constants}}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
     assert "configs[] = {0};" in text
