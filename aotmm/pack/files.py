@@ -1,4 +1,4 @@
-"""Where the data folders are: inside the package in a wheel, beside it in a checkout or an editable install."""
+"""The data folders: inside the package in a wheel, beside it in a checkout or an editable install."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 def in_checkout() -> bool:
-    """Whether this is a checkout or an editable install, where what is built lies beside its sources."""
+    """Return whether this is a checkout or an editable install, where artifacts lie beside the sources."""
     return not place(Path(__file__).parents[1] / "templates").is_dir()
 
 
 def data_folder(name: str) -> Path:
-    """The folder "templates" or "artifacts" of this installation; it need not exist."""
+    """Return the folder "templates" or "artifacts" of this installation; it need not exist."""
     package = Path(__file__).parents[1]
     installed = package / name
     return installed if place(installed).is_dir() else package.parent / name
 
 
 def place(path: Path) -> Traversable:
-    """What is at `path`, or would be, also where that leads into a zip file, as entries of `sys.path` may.
+    """Return the file or folder at `path`, which need not exist and may lie in a zip file, as in `sys.path`.
 
-    A zip file is opened anew each time: a handle that is kept would be shared with the children of a fork.
+    A zip file is opened anew each time, because the children of a fork would share an open handle.
 
     Raises:
         OSError: a folder on the way may not be searched, or a zip file is damaged.
@@ -46,7 +46,7 @@ def place(path: Path) -> Traversable:
 
 
 def read(folder: Path, name: str, limit: int) -> bytes:
-    """Return the first `limit` bytes of a file. Raises OSError as `opened` does."""
+    """Return the first `limit` bytes of a file. Raises OSError as `opened`."""
     with opened(folder, name) as stream:
         return stream.read(limit)
 
@@ -68,7 +68,7 @@ def opened(folder: Path, name: str) -> Iterator[IO[bytes]]:
     links = [str(part.relative_to(folder)) for part in below if part.is_symlink()]
     if links:
         raise OSError(errno.ELOOP, f"{links[-1]} is a link; copy the files that links lead to")
-    # A pipe that took the file's place meanwhile is not waited for.
+    # Do not wait for a pipe that took the file's place meanwhile.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as stream:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, f"{path} is not a plain file")
@@ -77,7 +77,7 @@ def opened(folder: Path, name: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
+    """Turn zipfile's exceptions for a file that is damaged, or no zip file, into an OSError."""
     import struct
     import zipfile
     import zlib
@@ -98,7 +98,7 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def build_command(arch: str, folder: Path | None) -> str:
-    """What adds a pack of `arch` to those in `folder`, or to those that `aotmm.load()` finds."""
+    """Return the command that adds a pack of `arch` to those in `folder`, or to those that `aotmm.load()` finds."""
     if folder is None and not in_checkout():
         return f'aotmm build --arch {arch} --out packs, then aotmm.load("packs")'
     return f"aotmm build --arch {arch} --out {data_folder('artifacts') if folder is None else folder}"
