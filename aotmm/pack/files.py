@@ -12,7 +12,7 @@ from typing import IO
 
 
 def in_checkout() -> bool:
-    """Whether this is a checkout or an editable install, where what is built lies beside its sources."""
+    """Return whether this is a checkout or an editable install, where artifacts lie beside the sources."""
     return not (Path(__file__).parents[1] / "templates").is_dir()
 
 

@@ -77,7 +77,7 @@ def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
 
 
 def _packs(path: Path) -> list[Path]:
-    """The pack in `path`, or those in its subfolders. Raises OSError."""
+    """Return the pack in `path`, or those in its subfolders. Raises OSError."""
     if (path / manifest.FILE_NAME).is_file():
         return [path]
     inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")] if path.is_dir() else []
@@ -85,13 +85,13 @@ def _packs(path: Path) -> list[Path]:
 
 
 def _folder(folder: Path) -> _Source:
-    """What is in a folder. Raises OSError."""
+    """Return the content of a folder. Raises OSError."""
     names = frozenset(_names(folder))
     return _Source(str(folder), names, lambda name, limit: folders.read(folder, name, limit))
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """All that is below `folder` and no folder; links are not followed."""
+    """Yield everything below `folder` but folders; links are not followed."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _names(entry))
@@ -100,7 +100,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
-    """The wheel's own list of files, and every pack in it."""
+    """Verify the wheel's own list of files, and every pack in it."""
     with damage_told(path), zipfile.ZipFile(path) as archive:
 
         def read(prefix: str, name: str, limit: int) -> bytes:
@@ -117,7 +117,7 @@ def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
+    """Turn zipfile's exceptions for a file that is damaged, or no zip file, into an OSError."""
     try:
         yield
     except (
