@@ -1,5 +1,5 @@
-/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c), the
-   choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c). Tables that are declared
+/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c),
+   the choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c). Tables declared
    `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
@@ -72,8 +72,8 @@ enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses a
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
 
-/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 is free: it counts as 0, and
-   guards that it equals, or is at least, an operand hold. */
+/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 is free: it counts as 0,
+   and every guard on it holds. */
 typedef struct quantities {
   int64_t value[AOTMM_VALUE_COUNT];
   uint64_t free; /* bit set: a free stride */
@@ -86,8 +86,8 @@ typedef struct operand_values {
 } operand_values;
 extern const operand_values operands[OPERANDS];
 
-/* A matrix in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. If it is transposed,
-   lines are columns, else rows. */
+/* A matrix in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are columns
+   if it is transposed, else rows. */
 typedef struct copy_layout {
   int transposed;
   int64_t lines, length, pitch, bytes;
@@ -204,7 +204,7 @@ int aotmm_retune(const aotmm_table *);
 int aotmm_preload(int ordinal);
 const aotmm_error *aotmm_last_error(void);
 
-/* Records the calling thread's failure and returns `status`. */
+/* Record the calling thread's failure and return `status`. */
 int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 /* The failure of calls that need the driver in a child that was forked after the driver had been opened. */
@@ -213,14 +213,14 @@ int aotmm_fail_forked(int ordinal);
 /* ---- the driver. Functions return an aotmm_status, after aotmm_fail if they fail. */
 
 extern const uint64_t driver_max_threads; /* of a whole grid */
-/* Opens the driver once and reads the device's facts; the pointer stays valid. Call it before the others. */
+/* Open the driver once and read the device's facts; the pointer stays valid. To be called before the others. */
 int driver_device(int ordinal, const aotmm_device **);
-/* Makes the device current in this thread; driver_leave restores *saved. */
+/* Make the device current in this thread; driver_leave restores *saved. */
 int driver_enter(int ordinal, void **saved);
 void driver_leave(void *saved);
-/* Loads a kernel for the current device; allowed during stream capture. */
+/* Load a kernel for the current device; allowed during stream capture. */
 int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
-/* Writes the tensor map of a matrix of inner x outer elements, with lines `stride_bytes` apart, to `encoded`. */
+/* Write the tensor map of a matrix of inner x outer elements, with lines `stride_bytes` apart, to `encoded`. */
 int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, int64_t address, int64_t inner, int64_t outer,
                   int64_t stride_bytes, int ordinal, void *encoded);
 int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int pdl, void *stream,

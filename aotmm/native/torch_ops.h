@@ -60,14 +60,14 @@ typedef struct torch_error {
 } torch_error;
 const torch_error *aotmm_torch_last_error(void);
 
-/* Describes a tensor; outside GPUs only its dimensions. Returns 0, or 1 with the error recorded. */
+/* Describe a tensor; outside GPUs only its dimensions. Return 0, or 1 with the error recorded. */
 int read_view(tensor_t, int writable, view *);
 
-/* Launches the product on torch's current stream. Without `out` the result is new and belongs to the caller. Returns 0,
-   or 1 with the error recorded. */
+/* Launch the product on torch's current stream. Without `out` the result is new and the caller's. Return 0, or 1 with
+   the error recorded. */
 int aotmm_torch_multiply(const request *, tensor_t *result);
 
-/* Whether the last product was refused for its arguments, not because the driver failed. */
+/* Return whether the last product was refused for its arguments, not because the driver failed. */
 int aotmm_torch_declined(void);
 
 #endif
