@@ -29,8 +29,8 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   return status;
 }
 
-/* The maps that this thread encoded last, because encoding one takes as long as the rest of a launch. A map depends only
-   on the fields before `bytes`. */
+/* The maps that this thread encoded last: encoding one takes as long as the rest of a launch. A map depends only on the
+   fields before `bytes`. */
 enum { MAPS = 64 };
 static __thread struct encoded {
   const aotmm_tensor_map *map; /* NULL: empty */
