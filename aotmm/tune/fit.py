@@ -82,7 +82,7 @@ def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
 
 
 def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
-    """Return constants of a kernel that only moves memory, from (count, bytes, ns) of its launches, one or several each.
+    """Return constants of a kernel that only moves memory, from (count, bytes, ns) of one or several launches together.
 
     ns is a measured time less the other kernels' part; it may be noisy, even negative.
     """

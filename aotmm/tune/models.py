@@ -17,8 +17,8 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 
-# Selection launches an unmeasured product with pdl below the first time; below the second if its tiles leave no room for
-# those of the next launch.
+# Selection launches an unmeasured product with pdl below the first time; below the second if its tiles leave no room
+# for those of the next launch.
 _PDL_NS, _FULL_PDL_NS = 50_000, 12_000
 _LINE_BYTES, _SPLIT_LINES = 128, 3  # of caches; weight of a load across them
 _SUM_BYTES = 4  # of an element of partial sums

@@ -81,8 +81,8 @@ def tune(
 ) -> tuple[Measured, Evaluation]:
     """Measure the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and write the table `out`.
 
-    The best of `packs` for a GPU serves it. Samples are kept beside `out` while cases are left to measure; the next call
-    continues from there.
+    The best of `packs` for a GPU serves it. Samples are kept beside `out` while cases are left to measure; the next
+    call continues from there.
 
     Args:
         scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.

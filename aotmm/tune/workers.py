@@ -64,7 +64,7 @@ class LeftOut(NamedTuple):
 
 
 def measuring(make: Callable[[], Measurer]) -> Worker:
-    """Return the worker of a process, with a measurer of `make`; a task is a case with `left_out`, or asks the device."""
+    """Return a process's worker, with a measurer of `make`; a task is a case with `left_out`, or asks the device."""
     measurer = make()
 
     def work(task: tuple[Case, frozenset[str]] | None, tell: Heartbeat) -> Outcome | CDevice:
