@@ -104,7 +104,7 @@ class Kernel:
         name: label, unique in the pack; nothing is parsed from it.
         family: module of `aotmm/kernels` that it comes from.
         role: one of `problem.ROLES`.
-        config: with types and epilogue it determines the time; tuning tables refer to it.
+        config_name: determines its time, with types and epilogue; tuning tables refer to it.
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
