@@ -1,4 +1,4 @@
-"""Modules that replace those of torch.nn of the same name and compute with prebuilt kernels."""
+"""Modules with prebuilt kernels that replace torch.nn's of the same name."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from aotmm.pack.schema import Guard, Kernel, Parameter
 from aotmm.problem import VALUES
 
 ARCHS = ("sm80", "sm90", "gfx90a")
-TILES_OF_2000 = 56  # with every layout and epilogue, and what each pack has besides, in three packs
+TILES_OF_2000 = 56  # with every layout and epilogue, and the other kernels of each pack, in three packs
 LATENCY_S = 0.25
 _TILES = 19
 _LOCAL, _DASK = (1, 2), (1, 2, 4)

@@ -59,7 +59,7 @@ def measure(processes: int = 5) -> dict[str, dict[str, float]]:
 
 def _run(steps: list[str]) -> list[float]:
     with tempfile.TemporaryDirectory() as cache:
-        # pip compiles what it installs; in a checkout the first process does, unless it is told not to
+        # pip compiles bytecode; in a checkout the first process does, unless that is switched off
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["TRITON_CACHE_DIR"] = cache
         command = [sys.executable, "-c", _PROBE, json.dumps(steps)]

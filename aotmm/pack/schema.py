@@ -113,7 +113,7 @@ class Kernel:
         fast_accum: fp8 sums stay in the tensor cores' own precision.
         persistent: blocks take one tile after another, so that a grid needs no more blocks than fit the device.
         pdl: waits for the previous kernel before its first access to memory, so that a launch may let it start
-            early (programmatic stream serialization).
+            early.
         threads: threads per block.
         num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.

@@ -67,7 +67,7 @@ class Diagnosis:
         load_error: why `aotmm.load` fails although torch and the packs are there.
         fast_call: whether `lib.matmul` of plain tensors bypasses torch's dispatcher; None if nothing could be loaded.
         cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
-        advice: what to do so that GPUs can be used.
+        advice: steps to make GPUs usable.
     """
 
     aotmm: str

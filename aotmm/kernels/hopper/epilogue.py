@@ -176,7 +176,7 @@ def store(chunk, m, n, c_desc, c_smem):
     gl.barrier()  # one thread waited for the store before
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
-    gl.barrier()  # one thread stores what all have written
+    gl.barrier()  # one thread stores the writes of all
     tma.async_store(c_desc, [m, n], c_smem)
 
 
