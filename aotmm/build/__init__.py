@@ -44,12 +44,12 @@ class Report:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the arch, the number of kernels done and the number of all.
+"""Show progress: the arch, the number of kernels done and the number of all.
 
 It is called for every arch with 0 at the start, then with the kernels that need no compiling, then after each kernel.
 """
 Compiler = Callable[[Variant, str], Compiled]
-"""Compiles a variant with its key, in another process, perhaps on another machine; raises CompileError."""
+"""Compile a variant with its key, in another process, perhaps on another machine. Raises CompileError."""
 
 TIMEOUTS = Timeouts(silence_s=900.0)  # far more than any kernel takes
 

@@ -16,7 +16,7 @@ from aotmm.pack.binary import differences, guarded, read_image, read_ptx
 from aotmm.pack.schema import Kernel, Parameter
 
 Gate = Callable[[Variant, str, Compiled], list[str]]
-"""Returns how a compiled kernel differs from the variant with that key; an empty list if it does not."""
+"""Return how a compiled kernel differs from the variant with that key; an empty list if it does not."""
 
 
 def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:

@@ -51,7 +51,7 @@ _PTX_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a kernel according to its file; None where files of its kind have no such fact.
+    """Facts of a kernel in its file; None for facts that files of its kind do not have.
 
     Attributes:
         arch: name of the target.

@@ -1,8 +1,7 @@
 """The pack's manifest: its content and everything that a launch needs. Only this module reads or writes it.
 
-It is two files: manifest.json, small and read when a pack is opened, and kernels.json, the list of kernels, read when
-somebody asks for it. `docs/format.md` is the same contract in words. Reading is strict: files either are exactly this
-or are refused.
+It is two files. manifest.json is small and read when a pack is opened. kernels.json, the list of kernels, is read when
+it is needed. `docs/format.md` is the same contract in words. Reading is strict: any other content is refused.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Provenance:
     """Origin of the pack. No times, paths or host names: equal inputs give equal bytes.
 
     `tuning` names the GPU, driver and date of the times that selection knows; "" if it has estimates only. `status`
-    (`target.STATUSES`) says how far kernels for this arch had been tried when this aotmm was made.
+    is that of the arch (`target.STATUSES`) in this version of aotmm.
     """
 
     aotmm: str

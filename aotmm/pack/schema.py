@@ -75,7 +75,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile that one program computes and the compiler's config for it; zeros mean "not given"."""
+    """The tile of one program and the compiler's options for it; zeros mean "not given"."""
 
     block_m: int
     block_n: int

@@ -46,7 +46,7 @@ class Verification:
 
 
 Rebuild = Callable[[Head], Path]
-"""Builds the pack of a manifest again, from this machine's sources, and returns its folder."""
+"""Build the pack of a manifest again, from this machine's sources, and return its folder."""
 
 
 class _Source(NamedTuple):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _CUDA, _ROCM = 2, 10  # DLPack's types of device
 Matmul = Callable[..., Any]
-"""matmul(library, a, b, out, bias, activation): returns the product; None if only its gradient is missing, so that
+"""matmul(library, a, b, out, bias, activation): return the product; None if only its gradient is missing, so that
 `autograd.record` must compute it; or NotImplemented if the op must."""
 
 

@@ -25,7 +25,7 @@ _FINAL_FROM_NS = 20_000
 
 
 class Timer(Protocol):
-    """Runs candidates of one case. Times are in ns per launch."""
+    """Timer of the candidates of one case. Times are in ns per launch."""
 
     def single(self, candidate: Candidate) -> float:
         """Return the time of one launch, including the extra cost of a kernel's first launch."""

@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Measurer(Protocol):
-    """Code of a process: it has one GPU and measures one case after another."""
+    """A process's measurer: it has one GPU and measures one case after another."""
 
     @property
     def device(self) -> CDevice:
@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A config or family is measured no more."""
+    """A config or family was left out."""
 
     name: str
     why: str
