@@ -44,9 +44,9 @@ _default: Library | None = None
 
 
 def load(path: str | Path | None = None, *, table: str | Path | None = None) -> Library:
-    """The library of the packs in `path`, by default those of this installation; see `aotmm.runtime.library.load`.
+    """Return the library of the packs in `path`, by default this installation's; see `aotmm.runtime.library.load`.
 
-    `table` is a file that `aotmm tune` wrote: what it measured decides instead of what was measured for the packs.
+    `table` is a file that `aotmm tune` wrote. Its times replace those that the packs were built with.
     """
     from aotmm.runtime import library
 
@@ -54,7 +54,7 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
-    """`aotmm.load().matmul(a, b, ...)`: the product with this installation's packs, loaded at the first call."""
+    """Return `aotmm.load().matmul(a, b, ...)`: this installation's packs are loaded at the first call."""
     global _default  # noqa: PLW0603 - the packs are loaded once
     if _default is None:
         _default = load()
@@ -62,13 +62,13 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def override() -> Override:
-    """Sends torch's own products to this installation's kernels, until `.remove()` or the end of a `with` block.
+    """Send torch's own products to this installation's kernels, until `.remove()` or the end of a `with` block.
 
-    torch.mm, bmm, addmm and baddbmm of GPU tensors, and so torch.matmul, torch.nn.functional.linear, modules, their
-    gradients, autocast and vmap, in every thread. What the kernels do not take (float64, complex, int; alpha other than
-    1, beta other than 0 and 1; a GPU without a pack) torch computes as always. fp32 follows torch's tf32 setting.
-    Calls nest. Begin and end it while no other thread multiplies: torch's registry is not made for more. torch before
-    2.15 says once on stderr that a kernel was overridden; this is it. A torch without GPU support is left alone.
+    This covers torch.mm, bmm, addmm and baddbmm of GPU tensors in every thread, and so torch.matmul, modules,
+    gradients, autocast and vmap. torch still computes the products that the kernels do not take: float64, complex,
+    int, alpha other than 1, beta other than 0 and 1, a GPU without a pack. fp32 follows torch's tf32 setting.
+    Overrides nest. Begin and end them while no other thread multiplies: torch's registry is not thread-safe. torch
+    before 2.15 reports the override once on stderr. A torch without GPU support is left alone.
 
     Raises:
         ArtifactError: there are no packs, or this torch does not let its products be sent elsewhere.
@@ -79,9 +79,9 @@ def override() -> Override:
 
 
 def max_autotune() -> AbstractContextManager[None]:
-    """Within it, torch.compile in a max-autotune mode times the default library's kernels too, and takes the fastest.
+    """Let torch.compile in a max-autotune mode time the default library's kernels too, within a `with` block.
 
-    Compiled code keeps what was chosen. Only torch.mm has such a choice.
+    Compiled code keeps the fastest kernel. Only torch.mm has such a choice.
     """
     from aotmm.runtime import inductor
 

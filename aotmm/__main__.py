@@ -1,4 +1,4 @@
-"""Starts the command line: what the program `aotmm` and `python -m aotmm` run."""
+"""Start the command line, for `aotmm` and for `python -m aotmm`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aotmm.errors import SpecError
 
 
 def main() -> None:
-    """Runs the command line, or says what to install for it."""
+    """Run the command line, or tell how to install click."""
     try:
         from aotmm import cli
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Errors of every step, one class per way out, each with its own exit code for the command line."""
+"""Errors of every step; each class has its own exit code for the command line."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class WrongResultError(AotmmError):
 
 
 def torch_missing(command: str) -> SpecError:
-    """The error for `command` where torch is not installed: how to get it."""
+    """Return the error for `command` without torch, with how to install it."""
     from aotmm.pack.files import in_checkout  # only here: `import aotmm` should be quick
 
     if in_checkout():
@@ -83,7 +83,7 @@ def torch_missing(command: str) -> SpecError:
 
 
 def build_extra_missing(what: str) -> CompileError:
-    """The error for a build without `what`, a library of the build extra: how to install all of them."""
+    """Return the error for a build without `what`, a library of the build extra, with how to install all."""
     import importlib.metadata  # these only here: `import aotmm` should be quick
     import re
     import shlex

@@ -1,4 +1,4 @@
-"""Modules that compute with prebuilt kernels, in the place of torch.nn's of the same name."""
+"""Modules with prebuilt kernels that replace torch.nn's of the same name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aotmm.runtime.library import Activation
 class Linear(torch.nn.Linear):
     """`torch.nn.Linear`, then an activation: the same parameters, initial values and state dict, on GPUs only.
 
-    The product is the default library's (`aotmm.load()`). Bias and activation are fused into it; where a gradient is
-    required the activation is torch's, of the rounded sum.
+    The product is the default library's (`aotmm.load()`). Bias and activation are fused into it. Where a gradient is
+    required, torch applies the activation to the rounded sum.
 
     Attributes:
         activation: as `aotmm.matmul` takes it.
@@ -33,17 +33,17 @@ class Linear(torch.nn.Linear):
         self._library = aotmm.load()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
-        """activation(input @ weight.T + bias).
+        """Return activation(input @ weight.T + bias).
 
         Args:
             input: (..., in_features) of fp16, bf16 or fp32 on a GPU, of the weight's dtype or under autocast.
 
         Raises:
-            TypeError: tensors that are not on a GPU, or dtypes that no kernel multiplies.
+            TypeError: a tensor is not on a GPU, or no kernel multiplies these dtypes.
             ValueError, NoKernelError, DriverError: as `aotmm.matmul`.
         """
         return self._library.matmul(input, self.weight.T, bias=self.bias, activation=self.activation)
 
     def extra_repr(self) -> str:
-        """The attributes, as torch prints them."""
+        """Return the attributes as torch prints them."""
         return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")

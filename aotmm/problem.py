@@ -22,7 +22,7 @@ class DType(NamedTuple):
         triton: Triton's spelling.
         torch: torch's spelling.
         output: the output type by default.
-        mac_cost: time of one multiply-add, fp16 being 8, for choosing between kernels that both fit (tf32 or fp32).
+        mac_cost: relative time of one multiply-add, 8 for fp16, to choose between kernels that both fit (tf32 or fp32).
             Source: A100 and H100 data sheets, dense rates.
     """
 
@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 5  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes what callers see
+ABI = 5  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 
 DTYPES = {
     row.name: row
@@ -52,18 +52,18 @@ DTYPES = {
 }
 DTYPE_CODES = tuple(DTYPES)
 
-# What can be multiplied: two types joined by "-", or one for both operands.
+# Input types: two element types joined by "-", or one for both operands.
 INPUTS = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 OUTPUTS = ("fp16", "bf16", "fp32")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
-# What a kernel can do to its sums before it stores them: scales only; bias and the piecewise linear activations too;
-# all of it. Each can stand in for those before it.
+# Operations of a kernel on its sums before it stores them: scales only; bias and the piecewise linear activations too;
+# all. Each epilogue can replace those before it.
 EPILOGUES = ("none", "bias_relu", "full")
-# More activations, which kernels compute as it is written here: docs/extending.md. Names are those of
-# torch.nn.functional, which gives the gradient.
+# More activations, which kernels compute by these formulas: docs/extending.md. Names are those of torch.nn.functional,
+# which gives the gradient.
 FORMULAS: dict[str, Callable[[float], float]] = {}
-# The activations, by the least epilogue that has them. `aotmm.kernels.epilogue.activate` has the formulas of these.
+# The activations, by the plainest epilogue that has them. `aotmm.kernels.epilogue.activate` has the formulas of these.
 ACTIVATIONS = {
     "none": "none",
     "relu": "bias_relu",
@@ -76,16 +76,16 @@ ACTIVATIONS = {
 } | dict.fromkeys(FORMULAS, "full")
 LEAKY_SLOPE = 0.01  # torch's default
 
-# What a kernel is for: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in
+# Roles of kernels: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in
 # order before the epilogue; a copy brings an operand to an aligned place, or C from one.
 ROLES = ("product", "partial", "reduce", "copy")
 
-# Quantities of a product, which parameters are filled from and guards are made about. Pointers are byte addresses,
+# Quantities of a product: the values of parameters and the subjects of guards. Pointers are byte addresses,
 # strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
 # element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix. Partial sums
 # are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch is the address
-# of the memory that Triton's compiler asked for. c_span is how many elements of a row of C may be written: N, or the
-# whole pitch of a C in the workspace.
+# of the memory that Triton's compiler needs. c_span is the number of elements of a row of C that may be written: N, or
+# the whole pitch of a C in the workspace.
 VALUES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
@@ -96,13 +96,13 @@ VALUES = (
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
     "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span",
 )  # fmt: skip
-STATED_VALUES = VALUES.index("slope")  # what comes before is the caller's, what follows is computed from it
+STATED_VALUES = VALUES.index("slope")  # those before it are the caller's, the others are computed
 
-# Into how many slices K may be split.
+# Numbers of slices of K.
 SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
 
-# Most device memory, in bytes, that torch is asked for to work in beside a product: enough for copies of two operands
-# of 1 GiB each, and for more slices of K than pay.
+# Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,
+# and for more slices of K than pay.
 WORKSPACE_LIMIT = 2 << 30
 
 RELATIONS = ("equals", "multiple_of", "below", "at_least")
@@ -122,7 +122,7 @@ TENSOR_MAP_TYPES = {
 
 
 def input_types(name: str) -> tuple[str, str]:
-    """The element types of A and B in the input type called `name`.
+    """Return the element types of A and B in the input type called `name`.
 
     Raises:
         SpecError: there is none; the message lists them.
@@ -134,7 +134,7 @@ def input_types(name: str) -> tuple[str, str]:
 
 
 def unit_strides(layout: str) -> tuple[str, str]:
-    """The two operand strides that are 1 in `layout`: "n" is row-major, "t" column-major; first A, then B."""
+    """Return the two operand strides that are 1 in `layout`: "n" is row-major, "t" column-major; first A, then B."""
     return (
         "stride_ak" if layout[0] == "n" else "stride_am",
         "stride_bn" if layout[1] == "n" else "stride_bk",

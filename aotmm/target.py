@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aotmm.errors import SpecError
 
 ALL = "all"  # every architecture, where several can be named
-# How far the kernels of an architecture have been tried: their images on such a GPU, in an interpreter, or not at all.
+# Status of an architecture's kernels: images tried on such a GPU, in an interpreter, or not at all.
 STATUSES = ("executed on hardware", "emulated", "compiled only")
 EXECUTED, EMULATED, COMPILED = STATUSES
 # From here on Triton compiles for one compute capability ("sm_90a"). Source: PTX ISA, ".target"
@@ -21,24 +21,24 @@ class Target(NamedTuple):
     """One architecture.
 
     Attributes:
-        name: how users, folders and manifests spell it; "sm" and the compute capability, or AMD's own name.
+        name: its spelling for users, folders and manifests; "sm" and the compute capability, or AMD's own name.
         gpus: products that have it, for people.
         status: one of `STATUSES`.
-        executed_on: what exactly the kernels of this architecture have run on, for people.
+        executed_on: the GPU or interpreter that has run the kernels of this architecture, for people.
         dtypes: input types (`problem.INPUTS`) that can be built.
-        multiprocessors: nominal count, used by selection where no device is asked (SMs of the full product; CUs of
-            one die for gfx90a).
-        tflops: nominal speed with dense fp16 operands, for estimates where nothing was measured.
+        multiprocessors: nominal count, for selection without a device (SMs of the full product; CUs of one die for
+            gfx90a).
+        tflops: nominal speed with dense fp16 operands, for estimates without measurements.
         bandwidth: nominal bandwidth of its memory in GB/s, likewise.
         shared_bytes: most shared memory (LDS) that one block can have, in bytes.
         like: the architecture whose entries of config sets are for this one too, "" for none.
-        min_driver: lowest value of cuDriverGetVersion, 0 where none is known.
+        min_driver: lowest value of cuDriverGetVersion, 0 if none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
         fast_accum: the tensor cores keep fp8 sums in a precision of their own, below fp32.
         warp_size: threads per warp (wavefront).
         threads: most threads that one multiprocessor holds.
         registers: those of one multiprocessor, which gives them to warps by `granule`.
-        simds: parts of a multiprocessor that share out their registers each for itself.
+        simds: parts of a multiprocessor, each with registers of its own.
     """
 
     name: str
@@ -62,31 +62,31 @@ class Target(NamedTuple):
 
     @property
     def backend(self) -> str:
-        """Triton's compiler for it: "cuda" or "hip"."""
+        """Return Triton's compiler for it: "cuda" or "hip"."""
         return "cuda" if self.name.startswith("sm") else "hip"
 
     @property
     def image(self) -> str:
-        """Suffix of a compiled kernel."""
+        """Return the suffix of a compiled kernel."""
         return {"cuda": "cubin", "hip": "hsaco"}[self.backend]
 
     @property
     def triton_arch(self) -> int | str:
-        """How Triton spells it: an int for CUDA, a string for HIP."""
+        """Return Triton's spelling of it: an int for CUDA, a string for HIP."""
         return int(self.name[2:]) if self.backend == "cuda" else self.name
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """CUDA compute capability (major, minor), None for HIP."""
+        """Return the CUDA compute capability (major, minor), None for HIP."""
         return divmod(int(self.name[2:]), 10) if self.backend == "cuda" else None
 
     @property
     def specific(self) -> bool:
-        """Whether its images run on this very architecture alone, and not on later ones of the same major version."""
+        """Return whether its images run on this architecture alone, not on later ones of the same major version."""
         return self.capability is None or self.capability >= _SPECIFIC_SINCE
 
 
-# What tensor cores multiply.
+# Types that tensor cores multiply.
 _AMPERE = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "int8")
 _HOPPER = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 _CDNA = ("fp16", "bf16", "fp32", "fp8e5", "int8")
@@ -167,12 +167,12 @@ HOSTS = {"x86_64": 62, "aarch64": 183}
 
 
 def host(machine: str = "") -> str:
-    """How packs spell the machines that their library is for: those like this one, or with processor `machine`."""
+    """Return packs' spelling of machines with processor `machine`, or of machines like this one."""
     return f"{machine or platform.machine()}-linux-gnu"
 
 
 def target(name: str) -> Target:
-    """The architecture called `name`.
+    """Return the architecture called `name`.
 
     Raises:
         SpecError: there is none; the message lists them.
@@ -183,7 +183,7 @@ def target(name: str) -> Target:
 
 
 def targets(names: Iterable[str]) -> list[Target]:
-    """The architectures called `names`, each once, in that order; `ALL` stands for every one.
+    """Return the architectures called `names`, each once, in that order; `ALL` stands for every one.
 
     Raises:
         SpecError: there is no such arch; the message lists them.
@@ -193,7 +193,7 @@ def targets(names: Iterable[str]) -> list[Target]:
 
 
 def ways_to_run(pack_arch: str, device_arch: str) -> str | None:
-    """How kernels built for `pack_arch` run on a device: "exact", "compatible" (same major), "ptx", or not (None).
+    """Return how kernels for `pack_arch` run on a device: "exact", "compatible" (same major), "ptx", or not (None).
 
     `device_arch` is spelled like a target name ("sm87", "gfx908") but need not be one.
     Source: CUDA programming guide, binary and PTX compatibility.
@@ -213,9 +213,9 @@ def ways_to_run(pack_arch: str, device_arch: str) -> str | None:
 
 
 def ranked(names: Iterable[str], device_arch: str) -> list[tuple[str, str]]:
-    """Those of `names` whose kernels run on a device of `device_arch`, and how, the best first.
+    """Return those of `names` whose kernels run on a device of `device_arch`, and how, the best first.
 
-    That is the exact arch, else the newest of the same major version, else the newest whose text the driver compiles.
+    First is the exact arch, then the newest of the same major version, then the newest whose PTX the driver compiles.
     """
     found = [(name, way) for name in names if (way := ways_to_run(name, device_arch)) is not None]
     newest = sorted(found, key=lambda pair: TARGETS[pair[0]].capability or (), reverse=True)

@@ -1,1 +1,1 @@
-"""`aotmm bench`: measurements on the GPU that is there. What is timed is checked first."""
+"""`aotmm bench`: measurements on this machine's GPU. Every product is checked before it is timed."""

@@ -1,4 +1,4 @@
-"""What grouped ordering of tiles buys against row-major: kernels that differ in GROUP_M alone (`ablation.toml`)."""
+"""Grouped against row-major order of tiles: kernels that differ only in GROUP_M (`ablation.toml`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SIZES = (1024, 2048, 4096, 8192, 16384)
 
 
 def measure(pack: Path) -> dict[str, dict[str, float]]:
-    """How many times faster the grouped kernel is, by tile and size: medians over rounds in turn. fp16, layout nn.
+    """Return the speedup of the grouped kernel by tile and size: medians over rounds in turn. fp16, layout nn.
 
     Args:
         pack: folder of the pack that was built from `CONFIGS`.
 
     Raises:
-        SpecError: the pack has no two kernels that differ in GROUP_M alone.
+        SpecError: the pack has no two kernels that differ only in GROUP_M.
     """
     launcher = aotmm.load(pack).launcher(torch.cuda.current_device())
     pairs = _pairs(launcher)
@@ -60,7 +60,7 @@ def measure(pack: Path) -> dict[str, dict[str, float]]:
 
 
 def _pairs(launcher: Launcher) -> dict[str, dict[str, int]]:
-    """Numbers of the kernels for aligned rows in "row-major" and "grouped" order, by the tile that both have."""
+    """Return the numbers of the kernels for aligned rows in "row-major" and "grouped" order, by their tile."""
     found: dict[str, dict[str, int]] = {}
     for number, kernel in enumerate(launcher.kernels):
         config = kernel.config
@@ -71,7 +71,7 @@ def _pairs(launcher: Launcher) -> dict[str, dict[str, int]]:
 
 
 def _launch(launcher: Launcher, number: int, operands: Operands) -> None:
-    """Launches kernel `number` on torch's current stream."""
+    """Launch kernel `number` on torch's current stream."""
     (M, K), N = operands.a.shape, operands.b.shape[1]
     a, b, c = (tensor.data_ptr() for tensor in (operands.a, operands.b, operands.out))
     problem = Problem(M, N, K, (K, 1), (N, 1), (N, 1), "fp16", "fp16", "fp16", a_ptr=a, b_ptr=b, c_ptr=c)

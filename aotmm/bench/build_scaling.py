@@ -1,6 +1,6 @@
-"""What a build costs as the work grows: over workers of both kinds, and with 2,000 variants. Needs no GPU, nor torch.
+"""The cost of a build as the work grows: with workers of both kinds, and with 2,000 variants. Needs no GPU or torch.
 
-The compiler is simulated: it waits, and gives an image and a manifest entry of the usual size. All else is real:
+The compiler is simulated: it waits, and returns an image and a manifest entry of the usual size. All else is real:
 processes, a Dask cluster of this machine, cache, linking, packs.
 """
 
@@ -25,13 +25,13 @@ from aotmm.pack.schema import Guard, Kernel, Parameter
 from aotmm.problem import VALUES
 
 ARCHS = ("sm80", "sm90", "gfx90a")
-TILES_OF_2000 = 56  # with every layout and epilogue, and what each pack has besides, in three packs
+TILES_OF_2000 = 56  # with every layout and epilogue, and the other kernels of each pack, in three packs
 LATENCY_S = 0.25
 _TILES = 19
 _LOCAL, _DASK = (1, 2), (1, 2, 4)
 _IMAGE_BYTES, _PTX_BYTES = 35_000, 35_000  # the mean of the default pack for sm90; about that of PTX for sm80
 _PARAMETERS, _PROMISES = 31, 18  # likewise
-# What was built, the seconds that it took by the clock and of the process's CPU, and the most memory that it had.
+# Prints the kernels built, the seconds by the clock and of the process's CPU, and its peak memory.
 _BUILD = """
 import json, resource, sys, time
 from pathlib import Path
@@ -47,7 +47,7 @@ print(json.dumps({"kernels": kernels, "compiled": compiled, "s": seconds, "CPU s
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Kernels per minute of each pool, between its first and its last; seconds and memory of a build of 2,000 variants.
+    """Return kernels per minute of each pool, from its first to its last; seconds and memory for 2,000 variants.
 
     Raises:
         AotmmError: as `build`.
@@ -68,7 +68,7 @@ def measure() -> dict[str, dict[str, float]]:
 
 
 def build_2000(out: Path, configs: Path) -> dict[str, float]:
-    """What a build of `configs` for all of `ARCHS` took in a process of its own, whose compilers do not wait."""
+    """Return the cost of a build of `configs` for all of `ARCHS`, in its own process; its compilers do not wait."""
     command = [sys.executable, "-c", _BUILD, str(out), str(configs)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout)
@@ -76,7 +76,7 @@ def build_2000(out: Path, configs: Path) -> dict[str, float]:
 
 
 def write_set(path: Path, tiles: int) -> Path:
-    """A config set with that many tiles in every layout with every epilogue."""
+    """Write a config set with that many tiles in every layout with every epilogue."""
     lines = [
         'dtypes = ["fp16"]',
         'layouts = ["nn", "nt", "tn", "tt"]',
@@ -92,7 +92,7 @@ def write_set(path: Path, tiles: int) -> Path:
 
 
 def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled:
-    """Bytes that depend on `key` alone, after `latency_s` seconds."""
+    """Return bytes that depend only on `key`, after `latency_s` seconds."""
     time.sleep(latency_s)
     dice = random.Random(key)  # noqa: S311 - no secret
     image, target = dice.randbytes(_IMAGE_BYTES), variant.target
@@ -123,7 +123,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
 
 
 def anything(_variant: Variant, _key: str, _compiled: Compiled) -> list[str]:
-    """A gate that nothing fails: what is simulated is no kernel."""
+    """Accept everything, as a gate: simulated images are no kernels."""
     return []
 
 
@@ -147,7 +147,7 @@ def _speed(out: Path, configs: Path, *, jobs: int | None = None, scheduler: str 
 
 @contextmanager
 def _cluster(count: int) -> Iterator[str]:
-    """The address of a scheduler with workers of one thread each, all of them processes of this machine."""
+    """Yield the address of a scheduler with workers of one thread each, all of them processes of this machine."""
     from distributed import LocalCluster
 
     with LocalCluster(n_workers=count, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:

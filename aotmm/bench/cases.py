@@ -1,4 +1,4 @@
-"""What is measured: which products of each sweep, by whom, and random operands for them."""
+"""The measured cases: products of each sweep, their providers, and random operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
 
     Attributes:
         dtype: of A and B (`problem.DTYPES`). C has it too; for fp8 operands C is bf16.
-        activation: what follows a bias vector of N; None for the plain product.
+        activation: that after a bias vector of N; None for the plain product.
         fast_accum: fp8 sums in the tensor cores' own precision.
     """
 
@@ -38,30 +38,30 @@ class Case:
 
     @property
     def scaled(self) -> bool:
-        """Whether A and B have scales."""
+        """Return whether A and B have scales."""
         return self.storage.itemsize == 1
 
     @property
     def storage(self) -> torch.dtype:
-        """Type of A and B."""
+        """Return the type of A and B."""
         dtype: torch.dtype = getattr(torch, DTYPES[self.dtype].torch)
         return dtype
 
     @property
     def output(self) -> torch.dtype:
-        """Type of C."""
+        """Return the type of C."""
         return torch.bfloat16 if self.storage.itemsize == 1 else self.storage
 
     @property
     def bytes(self) -> int:
-        """Least traffic: A and B read, C written."""
+        """Return the least traffic: A and B read, C written."""
         M, N, K = self.shape.M, self.shape.N, self.shape.K
         return (M * K + K * N) * self.storage.itemsize + M * N * self.output.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the shapes of one sweep are measured: every dtype with every variant, by every provider."""
+    """The cases of one sweep's shapes: every dtype with every variant, by every provider."""
 
     dtypes: tuple[str, ...]
     providers: tuple[str, ...]
@@ -98,11 +98,11 @@ class Work:
 def work(
     shapes: Shapes, sweeps: Sequence[str], *, dtypes: Sequence[str] = (), providers: Sequence[str] = (), every: int = 1
 ) -> list[Work]:
-    """The cases of `sweeps`, each once, although sweeps share shapes.
+    """Return the cases of `sweeps`, each once, although sweeps share shapes.
 
     Args:
         dtypes, providers: only these; all of a sweep's plan if empty.
-        every: takes one shape in `every` of each sweep.
+        every: take one shape in `every` of each sweep.
 
     Raises:
         SpecError: there is no sweep of that name.
@@ -128,7 +128,7 @@ def _cases(plan: Plan, shapes: Sequence[Shape], dtypes: Sequence[str]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A (M, K), B (K, N), where `out` (M, N) goes; for cases that take them, a bias (N) and one fp32 scale for each."""
+    """A (M, K), B (K, N), `out` (M, N); for cases that have them, a bias (N) and one fp32 scale for each operand."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -139,14 +139,14 @@ class Operands:
 
 
 class Pool:
-    """Normal random numbers on `device` that operands are cut from, so that a case costs no time to fill memory."""
+    """Normal random numbers on `device` for all operands, so that a case takes no time to fill memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._memory: dict[torch.dtype, torch.Tensor] = {}
 
     def operands(self, case: Case, cache_bytes: int) -> list[Operands]:
-        """Sets of operands that share no memory; together, and three at least, they are twice `cache_bytes`."""
+        """Return at least three sets of operands that share no memory, together at least twice `cache_bytes`."""
         M, N, K = case.shape.M, case.shape.N, case.shape.K
         count = max(_LEAST_SETS, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
         sizes = [_padded(M * K, case.storage), _padded(K * N, case.storage)]
@@ -168,7 +168,7 @@ class Pool:
         ]
 
     def _take(self, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """At least `count` random numbers of `dtype`."""
+        """Return at least `count` random numbers of `dtype`."""
         memory = self._memory.pop(dtype, None)
         if memory is None or len(memory) < count:
             del memory  # before its successor is allocated
@@ -180,7 +180,7 @@ class Pool:
 
 
 def _padded(count: int, dtype: torch.dtype) -> int:
-    """The least number of elements from `count` that keeps what follows aligned."""
+    """Return the least number of elements from `count` on that keeps the next operand aligned."""
     step = _ALIGNMENT // dtype.itemsize
     return math.ceil(count / step) * step
 

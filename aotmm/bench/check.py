@@ -1,8 +1,8 @@
-"""Whether a product is right: compared with float64, within the error that its sums are proven to stay below.
+"""The check of a product: a comparison with float64, within the proven error bound of its sums.
 
-u_acc = 2^-23: tensor cores cut where fp32 rounds. Source: Blanchard, Higham et al. 2020 (block FMA error analysis) for
-the deterministic bound; the probabilistic one replaces the worst case by six standard deviations. Both must hold. Each
-scale rounds the sum once more, to fp32 (docs/numerics.md).
+u_acc = 2^-23: tensor cores truncate where fp32 rounds. Source: Blanchard, Higham et al. 2020 (block FMA error analysis)
+for the deterministic bound; the probabilistic one replaces the worst case by six standard deviations. Both must hold.
+Each scale rounds the sum once more, to fp32 (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -17,29 +17,27 @@ from aotmm.bench.cases import Case, Operands
 _U_ACC = 2.0**-23
 # Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
 _U_FP8 = 2.0**-13
-_SCALES = 2 * 2.0**-24 / (1 - 2 * 2.0**-24)  # what two roundings to fp32 come to, relatively
+_SCALES = 2 * 2.0**-24 / (1 - 2 * 2.0**-24)  # relative error of two roundings to fp32
 _U_OUT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 _SMALLEST = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
-_BAND = 64  # rows, of which one is compared: no tile is lower, so every tile and every column is looked at
-_ALL = 256  # rows, up to which every one is compared
+_BAND = 64  # one of so many rows is compared: no tile has fewer, so every tile and every column is checked
+_ALL = 256  # up to so many rows, every one is compared
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     None: lambda x: x,
     "relu": torch.relu,
     "gelu": torch.nn.functional.gelu,
 }
-_SLOPE: dict[str | None, float] = {
-    "gelu": 1.13
-}  # largest slope of an activation: by how much it can magnify an error of the sum
+_SLOPE: dict[str | None, float] = {"gelu": 1.13}  # largest slope of an activation, which magnifies errors of the sum
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What some rows of C must be: exact values, and how far a result that is rounded once may be from them.
+    """Right values of some rows of C: exact values, and the error allowed to a result that is rounded once.
 
     Attributes:
         rows: their numbers.
         want: float64 values. allowed: the smaller of the two bounds.
-        rounded: what one more rounding to the output's type on the way may add.
+        rounded: error allowed to one more rounding to the output's type.
     """
 
     rows: torch.Tensor
@@ -49,7 +47,7 @@ class Truth:
 
 
 def truth(case: Case, operands: Operands) -> Truth:
-    """The truth about `operands`, in float64."""
+    """Return the truth about `operands`, in float64."""
     M, K = case.shape.M, case.shape.K
     rows = torch.arange(M, device=operands.a.device)
     if M > _ALL:
@@ -74,10 +72,10 @@ def truth(case: Case, operands: Operands) -> Truth:
 
 
 def error(truth: Truth, out: torch.Tensor, roundings: int) -> float:
-    """The largest error of `out` (M, N) over what is allowed; infinite if any element of it is not a number.
+    """Return the largest error of `out` (M, N) over the allowed one; infinite if any element is NaN.
 
     Args:
-        roundings: how often values are rounded to the output's type on the way to it.
+        roundings: number of roundings to the output's type.
     """
     if not bool(out.isfinite().all()):
         return float("inf")

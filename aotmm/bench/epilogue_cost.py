@@ -1,4 +1,4 @@
-"""What an epilogue adds to a product: `lib.matmul` with bias and activation, relative to the plain product."""
+"""The cost of an epilogue: `lib.matmul` with bias and activation, relative to the plain product."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EPILOGUES: dict[str, tuple[int, str | None]] = {
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """Time relative to the plain product, by size and epilogue: medians over rounds in turn. fp16, layout nt."""
+    """Return times relative to the plain product, by size and epilogue: medians over rounds in turn. fp16, nt."""
     pool = Pool(torch.device("cuda"))
     cache_bytes = torch.cuda.get_device_properties().L2_cache_size
     return {f"{size}^3": _relative(Case(Shape(size, size, size, "nt"), "fp16"), pool, cache_bytes) for size in _SIZES}
@@ -53,7 +53,7 @@ def _call(bias: torch.Tensor | None, activation: str | None, operands: Operands)
 
 
 def _check(call: partial[object], operands: Operands, bias: torch.Tensor | None, activation: str | None) -> None:
-    """Raises RuntimeError if the product is wrong."""
+    """Raise RuntimeError if the product is wrong."""
     call(operands)
     want = operands.a.double() @ operands.b.double()
     want = want if bias is None else want + bias.double()

@@ -1,4 +1,4 @@
-"""The machine and its software, as they are recorded with every figure."""
+"""Facts of the machine and its software, which are recorded with every figure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COPIES = 11
 
 
 def collect(ordinal: int) -> dict[str, Any]:
-    """Device, limits, versions and the copy bandwidth that is measured here."""
+    """Return device, limits, versions and the copy bandwidth, which is measured here."""
     properties = torch.cuda.get_device_properties(ordinal)
     library = aotmm.load()
     return {
@@ -51,7 +51,7 @@ def collect(ordinal: int) -> dict[str, Any]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second that a copy on the device reads and writes, at best."""
+    """Return the bytes per second that a copy on the device reads and writes, at best."""
     source = torch.randn(_COPIED // 4, device="cuda")
     goal = torch.empty_like(source)
     times = []
@@ -72,12 +72,12 @@ class State:
         self._readings: list[dict[str, float]] = []
 
     def take(self) -> dict[str, float]:
-        """Medians of what was read since the last call; empty where nothing reads it."""
+        """Return medians of the readings since the last call; empty without readings."""
         readings, self._readings = self._readings, []
         return {name: statistics.median(row[name] for row in readings) for name in STATE} if readings else {}
 
     def read(self, lines: Iterable[str]) -> None:
-        """Takes nvidia-smi's lines as they come."""
+        """Read nvidia-smi's lines as they come."""
         for line in lines:
             fields = [field.strip() for field in line.split(",")]
             if len(fields) == len(STATE) and not any(field.startswith("[") for field in fields):  # "[N/A]"
@@ -86,7 +86,7 @@ class State:
 
 @contextmanager
 def watched(ordinal: int) -> Iterator[State]:
-    """The state of GPU `ordinal`, while the block runs; without nvidia-smi it stays empty."""
+    """Yield the state of GPU `ordinal`, which is read during the block; without nvidia-smi it stays empty."""
     state = State()
     if shutil.which("nvidia-smi") is None:
         yield state
@@ -106,7 +106,7 @@ def watched(ordinal: int) -> Iterator[State]:
 
 
 def _nvidia_smi(names: tuple[str, ...], ordinal: int) -> list[str]:
-    """What nvidia-smi says of a GPU; nothing where there is none."""
+    """Return nvidia-smi's facts of a GPU; nothing without nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", f"--id={_uuid(ordinal)}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -116,7 +116,7 @@ def _nvidia_smi(names: tuple[str, ...], ordinal: int) -> list[str]:
 
 
 def _uuid(ordinal: int) -> str:
-    """nvidia-smi's name of a GPU: its own numbers do not follow CUDA_VISIBLE_DEVICES."""
+    """Return nvidia-smi's name of a GPU: its numbers do not follow CUDA_VISIBLE_DEVICES."""
     return f"GPU-{torch.cuda.get_device_properties(ordinal).uuid}"
 
 

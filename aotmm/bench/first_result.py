@@ -1,4 +1,4 @@
-"""How long a fresh process waits for its first product: beyond `import torch`, a CUDA context and the operands."""
+"""Time of a fresh process to its first product, beyond `import torch`, a CUDA context and the operands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ assert float((out.double() - want).abs().max()) < 2**-8 * float(want.abs().max()
 print(json.dumps(times))
 """
 _MATMUL = "lib.matmul(a, b, out=out)"
-# Way -> its steps. The tutorial's kernel starts with an empty cache, as in a new container.
+# By way: its steps. The tutorial's kernel starts with an empty cache, as in a new container.
 _WAYS = {
     "aotmm": {"import": "import aotmm", "load()": "lib = aotmm.load()", "first": _MATMUL, "second": _MATMUL},
     "torch.matmul": {"first": "torch.matmul(a, b, out=out)", "second": "torch.matmul(a, b, out=out)"},
@@ -39,9 +39,9 @@ _PROCESSES = {"tutorial, JIT and autotune": 1}  # it takes a minute and does not
 
 
 def measure(processes: int = 5) -> dict[str, dict[str, float]]:
-    """Milliseconds of each step of each way, and until the first result ("sum"): medians over fresh processes.
+    """Return milliseconds of each step of each way, and to the first result ("sum"): medians over fresh processes.
 
-    One more process goes first, for file cache and bytecode. A way that fails has no entry; stderr says why.
+    One more process goes first, for file cache and bytecode. A way that fails has no entry; stderr has the reason.
     """
     found: dict[str, dict[str, float]] = {}
     for way, steps in _WAYS.items():
@@ -59,7 +59,7 @@ def measure(processes: int = 5) -> dict[str, dict[str, float]]:
 
 def _run(steps: list[str]) -> list[float]:
     with tempfile.TemporaryDirectory() as cache:
-        # pip compiles what it installs; in a checkout the first process does, unless it is told not to
+        # pip compiles bytecode; in a checkout the first process does, unless that is switched off
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment["TRITON_CACHE_DIR"] = cache
         command = [sys.executable, "-c", _PROBE, json.dumps(steps)]

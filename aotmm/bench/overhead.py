@@ -18,7 +18,7 @@ _ROUNDS = 40
 
 
 class Way(NamedTuple):
-    """One way to multiply, in the context that it needs; `at_most` that part of what `against` takes, if it is ours."""
+    """A way to multiply, in its context; if it is ours, it may take `at_most` that part of the time of `against`."""
 
     call: Callable[[], torch.Tensor]
     against: str = ""
@@ -27,10 +27,10 @@ class Way(NamedTuple):
 
 
 def measure() -> dict[str, dict[str, float]]:
-    """By way: least and median microseconds over the rounds, the ratio of the least ones, and what it may be.
+    """Return by way: least and median microseconds over the rounds, the ratio of the least ones, and its limit.
 
     Raises:
-        RuntimeError: a way computes something else; nothing was timed.
+        RuntimeError: a way computes a wrong product; nothing was timed.
     """
     ways = _ways()
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -52,7 +52,7 @@ def measure() -> dict[str, dict[str, float]]:
 
 
 def _ways() -> dict[str, Way]:
-    """Every way, which has multiplied rightly once."""
+    """Return every way, after one right product of each."""
     lib = aotmm.load()
     a, b = (torch.randn(16, 16, device="cuda").half() for _ in range(2))
     out, weight = torch.empty_like(a), b.clone().requires_grad_()

@@ -19,17 +19,17 @@ _LABELS = {
     "tutorial": "Triton tutorial, JIT",
     "cutlass": "CUTLASS, best of its configurations",
 }
-_SKINNY_M = 64  # rows or columns, up to which a product belongs on the roofline plot
+_SKINNY_M = 64  # most rows or columns of a product on the roofline plot
 
 
 def draw(results: Results) -> dict[str, bytes]:
-    """Every plot that the results have figures for: file name and PNG."""
+    """Return every plot that the results have figures for: PNG by file name."""
     plots = {"squares.png": _squares(results), "ratio.png": _ratios(results), "roofline.png": _roofline(results)}
     return {name: _png(figure) for name, figure in plots.items() if figure is not None}
 
 
 def _squares(results: Results) -> Figure | None:
-    """TFLOP/s over the size of square products, like the tutorials' plots, with the quantiles at 20 and 80 %."""
+    """Plot TFLOP/s over the size of square products, like the tutorials, with the quantiles at 20 and 80 %."""
     squares = [row for row in results.rows if {"squares256", "squares128"} & set(row.sweeps)]
     dtypes = list(dict.fromkeys(row.case.dtype for row in squares))
     if not squares:
@@ -58,7 +58,7 @@ def _band(row: Row, name: str) -> tuple[float, float]:
 
 
 def _ratios(results: Results) -> Figure | None:
-    """The ratio of every shape: a column per sweep, in the order of the shapes' work, with geometric means."""
+    """Plot the ratio of every shape: a column per sweep, in the order of the shapes' work, with geometric means."""
     dtypes = list(dict.fromkeys(row.case.dtype for row in results.rows))
     columns = [
         (sweep, {dtype: rows for dtype in dtypes if (rows := _with_ratio(results.of(sweep, dtype)))})
@@ -96,7 +96,7 @@ def _with_ratio(rows: Iterable[Row]) -> list[tuple[float, Row]]:
 
 
 def _roofline(results: Results) -> Figure | None:
-    """TFLOP/s over operations per byte of skinny products, under the measured copy bandwidth and the best product."""
+    """Plot TFLOP/s over operations per byte of skinny products, under copy bandwidth and the best product."""
     skinny = [
         row
         for row in (*results.of("llm"), *results.of("tall_skinny"))

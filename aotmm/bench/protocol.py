@@ -1,7 +1,7 @@
-"""How a case is timed: every provider is checked, then all of them replay their graphs in turn.
+"""Timing of a case: every provider is checked, then all of them replay their graphs in turn.
 
-Random operands in more sets than the L2 cache holds; many products per graph, so that neither launch cost nor a warm
-cache counts for one of them; all providers in every round, so that drifting clocks do not either.
+Random operands have more sets than the L2 cache holds, and a graph has many products, so that no provider profits from
+launch costs or a warm cache. Every round has all providers, so that none profits from drifting clocks.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from aotmm.tune.measure import recording
 
 _GRAPH_US = 2000.0  # of one replay: long against the events' resolution and the launch of a graph
 _TOTAL_US = 20000.0  # of all replays of one provider
-_ROUNDS = (5, 11)  # least and most, after one that is not counted
+_ROUNDS = (5, 11)  # least and most, after a warm-up round
 _MOST_LAUNCHES = 1024  # in one graph
 _PAIR = 2
 
 
 class Stopwatch(Protocol):
-    """What times calls."""
+    """Timer of calls."""
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
-        """`launches` calls over `sets` in turn; calling the result runs them all and gives microseconds per call."""
+        """Record `launches` calls over `sets` in turn; the returned function runs them all: microseconds per call."""
 
     def alone(self, call: Call, operands: Operands) -> float:
-        """Microseconds from the call, with an idle GPU, to its end."""
+        """Return microseconds from the call, with an idle GPU, to its end."""
 
 
 class GraphStopwatch:
-    """Times CUDA graphs by events, and single calls by the wall clock."""
+    """Timer of CUDA graphs by events, and of single calls by the wall clock."""
 
     def __init__(self) -> None:
         # Graphs are recorded beside the default stream.
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
-        """As `Stopwatch.record`."""
+        """Record as `Stopwatch.record`."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
-            call(sets[0])  # outside the graph, for what is loaded or allocated once
+            call(sets[0])  # outside the graph: loads and allocates once
             torch.cuda.synchronize()
             with recording(graph):
                 for number in range(launches):
@@ -57,7 +57,7 @@ class GraphStopwatch:
         return lambda: replay(graph) / launches
 
     def alone(self, call: Call, operands: Operands) -> float:
-        """As `Stopwatch.alone`."""
+        """Time as `Stopwatch.alone`."""
         torch.cuda.synchronize()
         start = time.perf_counter()
         call(operands)
@@ -66,7 +66,7 @@ class GraphStopwatch:
 
 
 def replay(graph: torch.cuda.CUDAGraph) -> float:
-    """Microseconds of one replay."""
+    """Return microseconds of one replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     graph.replay()
@@ -77,7 +77,7 @@ def replay(graph: torch.cuda.CUDAGraph) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
-    """A provider whose product is right: its call, its graph and how many products are in that."""
+    """A provider whose product is right: its call, its graph and the number of products in that."""
 
     call: Call
     run: Callable[[], float]
@@ -89,7 +89,7 @@ class _Ready:
 def measure(
     work: Work, providers: Sequence[Provider], pool: Pool, stopwatch: Stopwatch, *, cache_bytes: int, held_out: bool
 ) -> Row:
-    """The times of one case.
+    """Return the times of one case.
 
     A provider that cannot run, that fails, or whose product is wrong is not timed; the row says why.
     """
@@ -125,10 +125,10 @@ def _prepared(
     truths: Sequence[tuple[torch.Tensor, Truth]],
     stopwatch: Stopwatch,
 ) -> _Ready:
-    """The provider, checked by what a graph over all `sets` writes.
+    """Return the provider, checked by the results of a graph over all `sets`.
 
     Args:
-        truths: results of some of the sets, and what they must be.
+        truths: results of some of the sets, and their truths.
 
     Raises:
         NotRunError: it cannot run, or its product is wrong.
@@ -148,18 +148,18 @@ def _prepared(
 
 
 def launches_for(us: float, sets: int) -> int:
-    """How many products of `us` microseconds go into one graph: whole turns over the sets."""
+    """Return the number of products of `us` microseconds for one graph: whole turns over the sets."""
     turns = math.ceil(min(_GRAPH_US / max(us, 0.1), _MOST_LAUNCHES) / sets)
     return max(1, turns) * sets
 
 
 def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]]) -> dict[str, list[float]]:
-    """Microseconds per product of every run, one figure per round; the first round warms up and is not counted.
+    """Return microseconds per product of every run, one figure per round after a warm-up round.
 
     There are as many rounds as the slowest one's time allows.
 
     Args:
-        runs: what `Stopwatch.record` gave, and how many products it runs.
+        runs: functions from `Stopwatch.record`, and the numbers of their products.
     """
     if not runs:
         return {}
@@ -173,9 +173,9 @@ def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]]) -> dict[str, li
 
 
 def orders(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, ...]]:
-    """The order of each round: two names take strict turns; of more, each comes after every other equally often.
+    """Yield the order of each round: two names alternate; of more, each comes after every other equally often.
 
-    What ran before decides clocks and temperature, so that none may always follow the same one. Source: Williams 1949,
+    The previous run decides clocks and temperature, so that none may always follow the same one. Source: Williams 1949,
     designs balanced for residual effects (balanced after as many rounds as names, twice as many if that is odd).
     """
     count = len(names)
@@ -187,7 +187,7 @@ def orders(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, ...]]:
 
 
 def _singles(graph_us: dict[str, list[float]]) -> int:
-    """How many single calls of each provider fit into the time."""
+    """Return the number of single calls of each provider that fit into the time."""
     slowest = max((max(times) for times in graph_us.values()), default=0.0)
     return max(_ROUNDS[0], min(25, int(_TOTAL_US / (slowest + 30))))
 

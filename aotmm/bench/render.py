@@ -1,4 +1,4 @@
-"""Files that people read, made of the results alone: CSV, plots, and one HTML page that loads nothing."""
+"""Files for people, made only of the results: CSV, plots, and one HTML page that loads nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEMPLATE = Path(__file__).parent / "report.html.jinja"
 
 
 def render(results: Results, folder: Path) -> list[Path]:
-    """Writes results.csv, the plots and report.html to `folder`; gives what it wrote.
+    """Write results.csv, the plots and report.html to `folder`; return their paths.
 
     Raises:
         SpecError: matplotlib or jinja2 is not installed; results.csv is written all the same.
@@ -55,7 +55,7 @@ def render(results: Results, folder: Path) -> list[Path]:
 
 
 def html(results: Results, plots: Mapping[str, bytes]) -> str:
-    """The report, with the plots in it."""
+    """Return the report, with the plots in it."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)

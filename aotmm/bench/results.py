@@ -1,4 +1,4 @@
-"""What a run found, as values and as `results.json`; every figure of the report is computed from it."""
+"""Results of a run, as values and as `results.json`; every figure of the report is computed from them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Times:
         graph_us: microseconds per product in a replayed graph, one figure per round.
         isolated_us: microseconds from the call to the end of the wait for it, likewise; may be empty.
         launches: products in the graph.
-        error: largest error over what is allowed.
-        note: what was launched.
+        error: largest error over the allowed one.
+        note: the launched kernel or plan.
     """
 
     graph_us: tuple[float, ...]
@@ -56,19 +56,19 @@ class Row:
     state: dict[str, float] = field(default_factory=dict)
 
     def us(self, provider: str) -> float:
-        """Median microseconds per product, back to back."""
+        """Return median microseconds per product, back to back."""
         return statistics.median(self.times[provider].graph_us)
 
     def tflops(self, provider: str) -> float:
-        """10^12 multiplications and additions per second."""
+        """Return 10^12 multiplications and additions per second."""
         return 2e-6 * self.case.shape.macs / self.us(provider)
 
     def ratio(self, provider: str, against: str) -> float | None:
-        """Median over the rounds of how many times faster `provider` is than `against`; None if one was not run."""
+        """Return the median over the rounds of `provider`'s speedup over `against`; None if one was not run."""
         return self._ratio(provider, against, "graph_us")
 
     def isolated_ratio(self, provider: str, against: str) -> float | None:
-        """The same of single calls that are waited for."""
+        """Return the same of single calls that are waited for."""
         return self._ratio(provider, against, "isolated_us")
 
     def _ratio(self, provider: str, against: str, kind: str) -> float | None:
@@ -93,12 +93,12 @@ class Results:
     other: dict[str, Any] = field(default_factory=dict)
 
     def of(self, sweep: str, dtype: str = "") -> list[Row]:
-        """The rows of a sweep, of one dtype if it is named."""
+        """Return the rows of a sweep, of one dtype if it is named."""
         return [row for row in self.rows if sweep in row.sweeps and dtype in ("", row.case.dtype)]
 
 
 def spread(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and the quantiles at 20 and 80 %."""
+    """Return the median, and the quantiles at 20 and 80 %."""
     if len(samples) == 1:
         return samples[0], samples[0], samples[0]
     low, _, _, high = statistics.quantiles(samples, n=5, method="inclusive")
@@ -106,17 +106,17 @@ def spread(samples: Sequence[float]) -> tuple[float, float, float]:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """The mean that a ratio and its inverse cancel in."""
+    """Return the geometric mean, in which a ratio and its inverse cancel."""
     return statistics.geometric_mean(ratios)
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    """The content of results.json."""
+    """Return the content of results.json."""
     return {"format": FORMAT, **asdict(results)}
 
 
 def write(results: Results, folder: Path) -> None:
-    """Writes `folder`/results.json, whole or not at all."""
+    """Write `folder`/results.json, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{FILE_NAME}.{os.getpid()}"
     temporary.write_text(json.dumps(to_json(results), indent=None, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -124,7 +124,7 @@ def write(results: Results, folder: Path) -> None:
 
 
 def read(folder: Path) -> Results:
-    """The results in `folder`. Raises SpecError if there are none that this version reads."""
+    """Return the results in `folder`. Raises SpecError if there are none that this version reads."""
     path = folder / FILE_NAME
     try:
         body = json.loads(path.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "scaling": scaling.measure,
 }
 WHAT = (*PLANS, *SUBJECTS)
-_VARYING = ("date", "copy_bytes_per_s")  # facts that runs which continue each other may differ in
+_VARYING = ("date", "copy_bytes_per_s")  # facts that may differ between a run and its continuation
 _PERIOD_S = 5.0  # between two writes of the results
 
 
@@ -38,16 +38,16 @@ def run(
     providers: Sequence[str] = (),
     every: int = 1,
 ) -> Results:
-    """Measures, and writes `folder`/results.json every few seconds, so that a run that ends early can be continued.
+    """Measure, and write `folder`/results.json every few seconds, so that a run that ends early can be continued.
 
     Args:
         what: of `WHAT`; everything if empty.
-        folder: what it holds already is kept and not measured again, if it is of the same machine and software.
-        progress: gets every row, and the name of every further measurement, when it is done.
+        folder: its results are kept and not measured again, if they are of the same machine and software.
+        progress: called with every row, and the name of every further measurement, when it is done.
         dtypes, providers, every: as in `cases.work`.
 
     Raises:
-        SpecError: a name that is not known, or torch sees no GPU, or `folder` has results of other software.
+        SpecError: a name is unknown, torch sees no GPU, or `folder` has results of other software.
         AotmmError: as `aotmm.load` and `matmul`.
     """
     for kind, names, known_names in (("measurement", what, WHAT), ("provider", providers, NAMES)):
@@ -80,7 +80,7 @@ def run(
 
 
 def run_ablation(pack: Path, folder: Path) -> Results:
-    """The results in `folder` with the ablation beside them, measured with `pack`, a build of `ablation.CONFIGS`.
+    """Add the ablation to the results in `folder`, measured with `pack`, a build of `ablation.CONFIGS`.
 
     Raises:
         SpecError, AotmmError: as `run`, and if the pack is not such a build.
@@ -92,7 +92,7 @@ def run_ablation(pack: Path, folder: Path) -> Results:
 
 
 def _gpu() -> int:
-    """Number of the GPU that is measured. Raises SpecError if there is none."""
+    """Return the number of the measured GPU. Raises SpecError if there is none."""
     if not torch.cuda.is_available():
         raise SpecError(
             f"torch {torch.__version__} sees no GPU to measure; --render DIR shows what was measured elsewhere"
@@ -101,7 +101,7 @@ def _gpu() -> int:
 
 
 def _rows(todo: Sequence[Work], known: shapes.Shapes, ordinal: int, cache_bytes: int) -> Iterator[Row]:
-    """The rows of `todo`, with the state of the GPU meanwhile."""
+    """Yield the rows of `todo`, with the state of the GPU meanwhile."""
     pool, stopwatch = Pool(torch.device("cuda", ordinal)), GraphStopwatch()
     with facts.watched(ordinal) as state:
         for item in todo:
@@ -113,7 +113,7 @@ def _rows(todo: Sequence[Work], known: shapes.Shapes, ordinal: int, cache_bytes:
 
 
 def _known(folder: Path, here: dict[str, Any]) -> Results:
-    """The results in `folder`, or none. Raises SpecError if they do not belong to this machine and software."""
+    """Return the results in `folder`, or none. Raises SpecError if they are of another machine or software."""
     if not (folder / results.FILE_NAME).exists():
         return Results(here)
     found = results.read(folder)

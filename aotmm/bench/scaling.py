@@ -23,9 +23,9 @@ _U_ACC, _U_OUT = 2.0**-23, 2.0**-8  # of tensor cores, of bf16
 
 
 def measure(size: int = SIZE) -> dict[str, dict[str, float]]:
-    """Milliseconds of each way to split the product, and how many times faster it is than one GPU of the same run.
+    """Return milliseconds of each way to split the product, and its speedup over one GPU of the same run.
 
-    By columns: every GPU has all of A and its own columns of B and C, where they stay. Along K: every GPU has its own
+    By columns: every GPU has all of A and its own columns of B and C, which stay there. Along K: every GPU has its own
     columns of A and rows of B, and an all-reduce adds up the products; "communication" is its share of the time.
     Each result is checked before it is timed.
     """
@@ -39,7 +39,7 @@ def measure(size: int = SIZE) -> dict[str, dict[str, float]]:
 
 
 def _process(rank: int, world: int, size: int, folder: str) -> None:
-    """What one GPU does; the first one writes what was found."""
+    """Measure on one GPU; the first one writes the results."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=world, device_id=device)
@@ -90,9 +90,9 @@ def _terms(c: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _check(
     c: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: tuple[torch.Tensor, ...], way: str
 ) -> None:
-    """Raises RuntimeError if some rows of c are not a @ b within the bound of docs/numerics.md.
+    """Raise RuntimeError if some rows of c are not a @ b within the bound of docs/numerics.md.
 
-    rounded: what was rounded to bf16 on the way, each time.
+    rounded: the intermediate values that were rounded to bf16.
     """
     x, y = a[rows].double(), b.double()
     k = x.shape[1]
@@ -105,7 +105,7 @@ def _check(
 
 
 def _ms(step: Callable[[], object]) -> float:
-    """Median over repetitions of the milliseconds that the slowest GPU takes; all begin together."""
+    """Return the median over repetitions of the slowest GPU's milliseconds; all begin together."""
     times = []
     for repeat in range(_WARM_UP + _REPEATS):
         dist.barrier()

@@ -11,17 +11,17 @@ from aotmm.bench.providers import NAMES
 from aotmm.bench.results import Results, Row, geometric_mean, spread
 
 _FILE = Path(__file__).parent / "targets.json"
-_FIRST_TARGET = 50.0  # how many times sooner than JIT and autotune the first result must be
+_FIRST_TARGET = 50.0  # least speedup of the first result over JIT and autotune
 RATIO, LIMIT = "of torch's", "at most"  # of the cost of a call
 MET, MISSED, NO_TARGET = "met", "missed", ""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What `ours` must reach against another provider on the rows of some sweeps.
+    """A target of `ours` against another provider on the rows of some sweeps.
 
-    mean: least geometric mean of the ratios. worst: least ratio. Both None where there is no target, only a figure.
-    least_m, most_m, fast_accum: which rows count.
+    mean: least geometric mean of the ratios. worst: least ratio. Both are None for a figure without a target.
+    least_m, most_m, fast_accum: limits of the rows that count.
     """
 
     work: str
@@ -35,7 +35,7 @@ class Target:
     fast_accum: bool | None = None
 
     def rows(self, results: Results, dtype: str) -> list[Row]:
-        """The rows that count, of one dtype."""
+        """Return the rows that count, of one dtype."""
         return [
             row
             for row in results.rows
@@ -48,11 +48,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A target and what was found for one dtype.
+    """A target and its figures for one dtype.
 
     Attributes:
-        shapes: how many ratios. mean, worst: of them. where: the case of the worst one.
-        plain: geometric mean without pdl dependent launch. isolated: of single calls.
+        shapes: number of ratios. mean, worst: of them. where: the case of the worst one.
+        plain: geometric mean without pdl. isolated: of single calls.
         held_out: geometric mean over shapes that tuning did not see.
         not_run: reasons, by case, for rows without a ratio because of us.
     """
@@ -71,7 +71,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """Whether the target is met. A product that we did not compute, or not rightly, misses it."""
+        """Return whether the target is met, in words. A missing or wrong product of ours misses it."""
         if self.target.mean is None or self.target.worst is None:
             return NO_TARGET
         reached = self.mean >= self.target.mean and self.worst >= self.target.worst and not self.not_run
@@ -79,12 +79,12 @@ class Line:
 
 
 def targets() -> list[Target]:
-    """The committed targets."""
+    """Return the committed targets."""
     return [Target(**(row | {"sweeps": tuple(row["sweeps"])})) for row in json.loads(_FILE.read_text(encoding="utf-8"))]
 
 
 def lines(results: Results) -> list[Line]:
-    """One line per target and dtype that has figures."""
+    """Return one line per target and dtype that has figures."""
     return [
         line
         for target in targets()
@@ -114,7 +114,7 @@ def _line(target: Target, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
 
 
 def failures(results: Results) -> list[str]:
-    """The cases that aotmm did not compute, or wrongly, each with the reason."""
+    """Return the cases that aotmm did not compute, or wrongly, each with the reason."""
     return [f"{row.case}: {row.not_run['aotmm']}" for row in results.rows if "aotmm" in row.not_run]
 
 
@@ -130,7 +130,7 @@ TARGET_HEADER = (
 
 
 def target_table(results: Results) -> list[tuple[str, ...]]:
-    """The targets under `TARGET_HEADER`. Ratios above 1 are faster than what they are against."""
+    """Return the targets under `TARGET_HEADER`. With a ratio above 1, aotmm is faster."""
     return [
         (
             line.target.work,
@@ -153,7 +153,7 @@ def target_table(results: Results) -> list[tuple[str, ...]]:
 
 
 def first_result(results: Results) -> list[tuple[str, str, str]]:
-    """The targets of the first result: what, figure, verdict; empty if it was not measured."""
+    """Return the targets of the first result: name, figure, evaluation; empty if it was not measured."""
     sums = {way: steps["sum"] for way, steps in results.other.get("first_result", {}).items()}
     if "aotmm" not in sums:
         return []
@@ -172,7 +172,7 @@ def first_result(results: Results) -> list[tuple[str, str, str]]:
 
 
 def overhead(results: Results) -> list[tuple[str, str, str]]:
-    """The targets of calls: what, figure, verdict; empty if they were not measured."""
+    """Return the targets of calls: name, figure, evaluation; empty if they were not measured."""
     return [
         (
             f"call, {way}",
@@ -185,7 +185,7 @@ def overhead(results: Results) -> list[tuple[str, str, str]]:
 
 
 def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows of a further measurement: a row per way, a column per figure."""
+    """Return header and rows of a further measurement: a row per way, a column per figure."""
     columns = tuple(dict.fromkeys(column for figures in values.values() for column in figures))
     rows = [
         (way, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
@@ -202,7 +202,7 @@ CSV_HEADER = (
 
 
 def csv_rows(results: Results) -> Iterator[tuple[object, ...]]:
-    """One row per case and provider under `CSV_HEADER`; where it was not run, the note says why."""
+    """Yield one row per case and provider under `CSV_HEADER`; if it was not run, the note has the reason."""
     for row in results.rows:
         case, shape = row.case, row.case.shape
         base = baseline(row)
@@ -224,12 +224,12 @@ def csv_rows(results: Results) -> Iterator[tuple[object, ...]]:
 
 
 def baseline(row: Row) -> str:
-    """What the other providers of a row are compared with: the first of torch's that ran."""
+    """Return the provider that others of a row are compared with: the first of torch's that ran."""
     return next((name for name in ("torch", "scaled_mm", "unfused") if name in row.times), "")
 
 
 def row_text(row: Row) -> str:
-    """One line of progress: times, and ratios to torch's."""
+    """Return one line of progress: times, and ratios to torch's."""
     base = baseline(row)
     parts = [str(row.case).ljust(34)]
     for name in NAMES:
@@ -242,5 +242,5 @@ def row_text(row: Row) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A ratio as it is printed."""
+    """Return a ratio as it is printed."""
     return "" if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"  # noqa: PLR2004 - three digits

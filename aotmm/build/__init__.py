@@ -1,4 +1,4 @@
-"""Builds packs: configs -> variants -> compile -> render -> link -> pack, one step per module, no GPU needed."""
+"""Build packs: configs -> variants -> compile -> render -> link -> pack, one step per module, no GPU needed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, Wor
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What building one pack came to. `dropped` has (kernel, reason); `compiled` counts what no cache held."""
+    """Result of building one pack. `dropped` has (kernel, reason); `compiled` counts kernels that no cache held."""
 
     arch: str
     folder: Path
@@ -44,12 +44,12 @@ class Report:
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the arch, the kernels done and the kernels in all.
+"""Show progress: the arch, the number of kernels done and the number of all.
 
-For every arch with 0 when the build begins, then with the kernels that need not be compiled, then after each kernel.
+It is called for every arch with 0 at the start, then with the kernels that need no compiling, then after each kernel.
 """
 Compiler = Callable[[Variant, str], Compiled]
-"""What compiles a variant with its key, in another process, perhaps on another machine; raises CompileError."""
+"""Compile a variant with its key, in another process, perhaps on another machine. Raises CompileError."""
 
 TIMEOUTS = Timeouts(silence_s=900.0)  # far more than any kernel takes
 
@@ -68,7 +68,7 @@ def build(
     gate: Gate = mismatches,
     progress: Progress = lambda _arch, _done, _total: None,
 ) -> list[Report]:
-    """Builds one pack per arch under `out`; a pack that is already what would be built is left alone.
+    """Build one pack per arch under `out`; a pack that is up to date is left alone.
 
     Args:
         archs: names of `aotmm.target.TARGETS`; "all" stands for every one.
@@ -78,14 +78,14 @@ def build(
         jobs: compiler processes; all processors by default.
         scheduler: address of a Dask scheduler, whose workers compile instead.
         cache: compiled kernels of earlier builds; a folder under `out` by default.
-        compiler, gate: what compiles, and what its results have to pass; others are for measuring a build without them.
+        compiler, gate: compile a variant and check the result; a benchmark may replace them.
 
     Raises:
         SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one;
             nothing was done.
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
-            In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
-            next build.
+            In both cases, as after Ctrl-C, earlier packs are unchanged, and compiled kernels are kept for the next
+            build.
         AotmmError: the cluster cannot be used; nothing was done.
     """
     if machine and machine not in HOSTS:
@@ -112,7 +112,7 @@ def build(
 
 @dataclass(frozen=True, slots=True)
 class _Compilers:
-    """Where compiled kernels come from, beside the previous pack, and what each of them has to pass."""
+    """Sources of compiled kernels, beside the previous pack, and the gate that each kernel passes."""
 
     pool: WorkerPool
     cache: Cache
@@ -184,7 +184,7 @@ def _build_pack(
 def _compile(
     row: Target, wanted: list[Variant], assembler: str, known: dict[str, Compiled], compilers: _Compilers
 ) -> tuple[list[Compiled], int]:
-    """Every variant's kernel, in order, and how many of them had to be compiled."""
+    """Return every variant's kernel, in order, and the number of kernels that had to be compiled."""
     pool, progress = compilers.pool, compilers.progress
     sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
     keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
@@ -213,7 +213,7 @@ def _compile(
 
 
 def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:
-    """The kernel of an earlier build, of the previous pack or the cache; one that cannot be it counts as absent."""
+    """Return the kernel of the previous pack or the cache; one that the gate refuses counts as absent."""
     for get in (known.get, compilers.cache.get):
         item = get(key)
         if item is not None and not compilers.gate(variant, key, item):
@@ -222,7 +222,7 @@ def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _C
 
 
 def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) -> AbstractContextManager[WorkerPool]:
-    """What compiles: processes of this machine, or the workers of a cluster."""
+    """Return a pool of compilers: processes of this machine, or the workers of a cluster."""
     make = functools.partial(_compiling, compiler)
     if scheduler is None:
         return local([make] * (jobs or os.cpu_count() or 1), TIMEOUTS)
@@ -230,9 +230,9 @@ def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) ->
 
 
 def _compiling(compiler: Compiler) -> Worker:
-    """Starts a process of compilers, and gives what does its tasks."""
+    """Prepare a compiler process, and return the function that does its tasks."""
     compiling.isolate()
-    # Triton prints what the assembler refuses, which is in its exception too, and Gluon complains at exit.
+    # Triton prints the assembler's messages, which its exception has too, and Gluon complains at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
@@ -247,12 +247,12 @@ def _compiling(compiler: Compiler) -> Worker:
 
 
 def _facts() -> dict[str, str]:
-    """What decides about images, beside aotmm and the variant."""
+    """Return the versions that images depend on, beside aotmm and the variant."""
     return {"triton": compiling.toolchain()[0], "assembler": compiling.assembler(target("sm80"))}
 
 
 def _write_manifest(folder: Path, entry: Manifest) -> None:
-    """Writes both files of the manifest, once the reader takes them: a pack too large to load replaces no other."""
+    """Write both files of the manifest after reading them back: a pack too large to load replaces no other."""
     written = manifest.write(entry)
     try:
         head = manifest.read_head(written[manifest.FILE_NAME], manifest.FILE_NAME)
@@ -266,7 +266,7 @@ def _write_manifest(folder: Path, entry: Manifest) -> None:
 
 
 def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
-    """The manifest of the pack in `folder` and its kernels by key; None and nothing if that pack is not whole."""
+    """Return the manifest of the pack in `folder` and its kernels by key; None and {} if that pack is not whole."""
     try:
         where = str(folder)
         head = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), where)
@@ -285,7 +285,7 @@ def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
 
 
 def _read(folder: Path, file: File) -> bytes:
-    """The bytes of a file of a pack. Raises OSError, ArtifactError if they are not those of the manifest."""
+    """Return the bytes of a pack's file. Raises OSError, ArtifactError if they differ from the manifest."""
     data = (folder / file.path).read_bytes()
     if (words := manifest.altered(file, data)) is not None:
         raise ArtifactError(words)
@@ -294,7 +294,7 @@ def _read(folder: Path, file: File) -> bytes:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """One build at a time under `out`.
+    """Allow one build at a time under `out`.
 
     Raises:
         PackError: another build runs there, or the folder cannot be written.

@@ -1,9 +1,9 @@
-"""Compiled kernels of earlier builds, one entry per key, so that only what changed is compiled, on any machine.
+"""Compiled kernels of earlier builds, one entry per key, so that only changed kernels are compiled, on any machine.
 
-A cache is a folder, or whatever fsspec reaches by a URL. Keys are digests of all that an image depends on, and entries
-hold their own digest: writers need not know of each other, because who writes the same key writes the same bytes, and
-what is half written or was altered counts as absent and is written again. An entry that is whole may still be
-anybody's: `aotmm.build.gate` compares it with the variant that was asked for.
+A cache is a folder, or a place that fsspec reaches by a URL. Keys are digests of everything that an image depends on,
+so writers of the same key write the same bytes and need not know of each other. Entries hold their own digest: an entry
+that is half written or altered counts as absent and is written again. A whole entry may still be forged:
+`aotmm.build.gate` compares it with the wanted variant.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from aotmm.pack import manifest
 LIMIT_BYTES = 20 << 30
 _ABANDONED_S = 86400.0  # age of a half-written entry whose writer must be gone
 _USED = ".used"
-# All that is ever deleted: entries, and what was to become one.
+# Only entries and half-written ones are ever deleted.
 _ENTRY = re.compile(r"[0-9a-f]{64}")
 _HALF = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{32}")
-_ENOUGH = 0.9  # of the limit is left when entries are dropped, so that not every build has to
+_ENOUGH = 0.9  # of the limit stays when entries are dropped, so that not every build has to drop some
 
 
 class Store(Protocol):
-    """Where entries lie. Everything may raise OSError, and whatever fsspec's implementations do."""
+    """A place for entries. Every method may raise OSError, and any error of fsspec's implementations."""
 
     def read(self, key: str) -> bytes:
-        """The bytes of an entry."""
+        """Return the bytes of an entry."""
 
     def write(self, key: str, data: bytes) -> None:
-        """Makes or replaces an entry, and notes that it was used now."""
+        """Make or replace an entry, and note that it was used now."""
 
     def use(self, keys: set[str]) -> None:
-        """Notes that entries were used now; those that are gone do not matter."""
+        """Note that entries were used now; missing ones do not matter."""
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every entry."""
+        """Return the size of every entry in bytes."""
 
     def used(self, keys: Iterable[str]) -> dict[str, float]:
-        """When entries were used last, in seconds since 1970; those of which that is not known are left out."""
+        """Return when entries were last used, in seconds since 1970, where that is known."""
 
     def drop(self, keys: list[str]) -> None:
-        """Deletes entries; those that are gone do not matter."""
+        """Delete entries; missing ones do not matter."""
 
 
 class Cache:
@@ -73,7 +73,7 @@ class Cache:
         self._used: set[str] = set()
 
     def get(self, key: str) -> Compiled | None:
-        """The kernel stored under `key`, or None."""
+        """Return the kernel stored under `key`, or None."""
         try:
             digest, _, body = self._store.read(key).partition(b"\n")
         except Exception:  # noqa: BLE001 (whatever fsspec's implementations raise: what cannot be read is compiled)
@@ -93,7 +93,7 @@ class Cache:
         return found
 
     def put(self, key: str, compiled: Compiled) -> None:
-        """Stores `compiled` under `key`.
+        """Store `compiled` under `key`.
 
         Raises:
             PackError: it cannot be written (permission, full disk).
@@ -112,15 +112,15 @@ class Cache:
 
     @contextmanager
     def settled(self) -> Iterator[None]:
-        """When the block ends, notes what was used in it, and drops what was used least recently beyond the limit.
+        """Note the entries that the block used, and drop the least recently used ones beyond the limit.
 
         Raises:
-            PackError: that cannot be done, and the block itself raised nothing.
+            PackError: this fails, and the block itself raised nothing.
         """
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # the block's own error is told
+            with suppress(Exception):  # the block's own error counts
                 self._settle()
             raise
         try:
@@ -151,7 +151,7 @@ class _Folder:
         self._folder = folder
 
     def read(self, key: str) -> bytes:
-        return folders.read(self._folder, key, manifest.MAX_FILE_BYTES)  # no pipe that never ends, no other's file
+        return folders.read(self._folder, key, manifest.MAX_FILE_BYTES)  # no endless pipe, no other file
 
     def write(self, key: str, data: bytes) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ class _Folder:
     def use(self, keys: set[str]) -> None:
         now = time.time_ns()
         for key in keys:
-            with suppress(OSError):  # evicted by another build, or somebody else's
+            with suppress(OSError):  # evicted by another build, or another user's
                 path = self._folder / key
                 os.utime(path, ns=(now, path.lstat().st_mtime_ns), follow_symlinks=False)
 
@@ -180,7 +180,7 @@ class _Folder:
             (self._folder / key).unlink(missing_ok=True)
 
     def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Every entry, and what writers left half written that are gone."""
+        """Yield every entry, and the half-written ones of writers that are gone."""
         with suppress(FileNotFoundError), os.scandir(self._folder) as files:
             for file in files:
                 with suppress(FileNotFoundError):
@@ -191,7 +191,7 @@ class _Folder:
 
 
 class _Remote:
-    """Whatever fsspec reaches. Stores of objects keep no time of access: beside each entry lies one that says it."""
+    """A place that fsspec reaches. Object stores keep no time of access: another object beside each entry has it."""
 
     def __init__(self, url: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Step 2, variant -> image: compiles one kernel with Triton for a GPU that need not be there."""
+"""Step 2, variant -> image: compile one kernel with Triton for a GPU that need not be there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aotmm.pack.schema import Attribute, Guard, Image, Kernel, Parameter, Tensor
 from aotmm.problem import DTYPES, VALUES
 from aotmm.target import Target
 
-FP_FUSION = True  # Triton's default up to 3.9; it changes in 3.10, so it is set.
+FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
 SCRATCH = ("global_scratch", "profile_scratch")
 # 32-bit sizes leave room for the last tile to pass the edge without wrapping.
 I32_LIMIT = 2**31 - 2**16
@@ -44,7 +44,7 @@ _CLUSTER_PASSES = (
     "add_assign_cga_layouts", "add_optimize_cta_locality", "add_check_matmul_two_cta",
     "add_cluster_barrier_mbar_allocator", "add_initialize_ws_cluster_barriers",
 )  # fmt: skip
-# How the names of variables begin that compiler processes keep.
+# Prefixes of the variables that compiler processes keep.
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
 
@@ -59,7 +59,7 @@ class Compiled:
 
 
 def toolchain() -> tuple[str, Path]:
-    """Version of the installed Triton and the folder of its package; Triton itself is not imported.
+    """Return the version of the installed Triton and the folder of its package; Triton itself is not imported.
 
     Raises:
         CompileError: Triton is not installed.
@@ -71,7 +71,7 @@ def toolchain() -> tuple[str, Path]:
 
 
 def assembler(target: Target) -> str:
-    """What turns the compiler's text into an image, with its version.
+    """Return the name and version of the assembler, which turns the compiler's text into an image.
 
     Raises:
         CompileError: it does not run.
@@ -87,7 +87,7 @@ def assembler(target: Target) -> str:
 
 
 def kernel_sources(family: str | None = None) -> str:
-    """Digest of every kernel source file, or of those that one family uses, and of the vocabulary that they contain."""
+    """Return the digest of all kernel sources, or of those that one family uses, and of their vocabulary."""
     folder = Path(aotmm.kernels.__file__).parent
     paths = set(folder.rglob("*.py")) if family is None else _used_by(family, folder)
     digest = hashlib.sha256()
@@ -97,7 +97,7 @@ def kernel_sources(family: str | None = None) -> str:
 
 
 def _used_by(family: str, folder: Path) -> set[Path]:
-    """The files that a family's module imports from `folder` and from beside it, directly or not, itself included."""
+    """Return the files that a family's module imports from `folder` and beside it, directly or not, and itself."""
     shared = aotmm.kernels.__name__
     package, folders = shared, {shared: folder}
     if "." in family:  # a user's own
@@ -124,7 +124,7 @@ def _used_by(family: str, folder: Path) -> set[Path]:
 
 
 def options(variant: Variant) -> dict[str, Any]:
-    """Every compiler option that is not the target's default."""
+    """Return every compiler option that is not the target's default."""
     config, target = variant.config, variant.target
     chosen: dict[str, Any] = {
         "num_warps": variant.first_warps,
@@ -145,7 +145,7 @@ def options(variant: Variant) -> dict[str, Any]:
 
 
 def key(variant: Variant, sources: str, assembled_by: str) -> str:
-    """Digest of everything that the binary of `variant` depends on."""
+    """Return the digest of everything that the binary of `variant` depends on."""
     facts = {
         "variant": asdict(
             dataclasses.replace(variant, target=variant.target._replace(gpus="", status="", executed_on=""))
@@ -160,12 +160,12 @@ def key(variant: Variant, sources: str, assembled_by: str) -> str:
 
 
 def said_of(variant: Variant) -> dict[str, Any]:
-    """The fields of a kernel's manifest entry that are known before it is compiled."""
+    """Return the fields of a kernel's manifest entry that are known before it is compiled."""
     return {name: getattr(variant, name) for name in _SAID}
 
 
 def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
-    """The fields of a kernel's manifest entry that follow from what the compiler is told."""
+    """Return the fields of a kernel's manifest entry that follow from the specialisation."""
     return {
         "symbol": plan.function.__name__,
         "persistent": plan.persistent,
@@ -178,7 +178,7 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
 
 
 def compile_variant(variant: Variant, digest: str) -> Compiled:
-    """The image of `variant` and its manifest entry; `digest` is its `key`.
+    """Return the image of `variant` and its manifest entry; `digest` is its `key`.
 
     Raises:
         CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
@@ -240,10 +240,10 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
 
 @contextmanager
 def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None]:
-    """Compile without those of Triton's passes that have nothing to do in this kernel.
+    """Compile without the Triton passes that have nothing to do in this kernel.
 
-    The passes that add missing fences and barriers list every byte of shared memory that each operation may touch: in
-    most kernels for Hopper they take more time than all else. Every other one costs a look at each operation.
+    The passes that add missing fences and barriers list every byte of shared memory that each operation may touch. In
+    most kernels for Hopper they take more time than all others. Each other pass visits every operation.
     """
     from triton._C.libtriton import nvidia
 
@@ -267,7 +267,7 @@ def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None
 
 
 def _words(error: BaseException) -> str:
-    """What an error says, and what its innermost cause says: Triton wraps one error in another per inlined call."""
+    """Return the message of an error and of its innermost cause: Triton wraps it once per inlined call."""
     words, first = f"{type(error).__name__}: {error}", error
     while first.__cause__ is not None:
         first = first.__cause__
@@ -280,10 +280,10 @@ def linked_later(data: bytes) -> Image:
 
 
 def isolate() -> None:
-    """Removes from this process's environment all that decides how Triton compiles, as no key of a cache has it.
+    """Remove all variables from this process's environment that may change Triton's results: no cache key has them.
 
-    Only what programs need to start and to find their files stays (`_KEPT`), so that a variable that another version of
-    Triton looks at goes too.
+    Only variables that programs need to start and to find their files stay (`_KEPT`), so that variables of other Triton
+    versions go too.
     """
     for name in list(os.environ):
         if not name.startswith(_KEPT):
@@ -291,7 +291,7 @@ def isolate() -> None:
 
 
 def prepare() -> None:
-    """Settings that Triton reads from the environment: no paths in images, and its own 12.x assembler everywhere.
+    """Set Triton's environment variables: no paths in images, and its own 12.x assembler everywhere.
 
     ptxas 12.x rather than the 13.x that Triton prefers for sm90: its cubins load on drivers from 525 on.
     """
@@ -308,7 +308,7 @@ def _ptxas(folder: Path) -> Path:
 
 
 def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
-    """What selection must check before a launch: exactly what the compiler was told."""
+    """Return the guards that selection checks before a launch: exactly the specialisation's assumptions."""
     found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in VALUES]
     found += [Guard(name, "multiple_of", number) for name, number in plan.multiples.items()]
     if variant.dtype_a == "tf32":
@@ -321,7 +321,7 @@ def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
 
 
 def _attributes(num_ctas: int) -> tuple[Attribute, ...]:
-    """What a launch of clusters of that many blocks needs; blocks of a cluster are spread over multiprocessors."""
+    """Return the launch attributes of clusters of `num_ctas` blocks, which are spread over multiprocessors."""
     if num_ctas == 1:
         return ()
     return (
@@ -331,7 +331,7 @@ def _attributes(num_ctas: int) -> tuple[Attribute, ...]:
 
 
 def _descriptor_type(row: Descriptor) -> str:
-    """Gluon's spelling of a tensor descriptor's type, which includes how a box lies in shared memory."""
+    """Return Gluon's spelling of a tensor descriptor's type, with the layout of a box in shared memory."""
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.language import str_to_ty
 
@@ -343,12 +343,12 @@ def _descriptor_type(row: Descriptor) -> str:
 
 
 def _parameters(target: Target, text: str, symbol: str, plan: Specialisation, metadata: Any) -> tuple[Parameter, ...]:
-    """The parameter list in the compiler's text, joined with the names that were passed.
+    """Return the parameter list in the compiler's text, joined with the names that were passed.
 
     A tensor descriptor is passed as its tensor map, followed by its sizes and strides.
 
     Raises:
-        CompileError: the two do not fit together: this Triton passes something that aotmm does not know.
+        CompileError: the two do not fit: this Triton passes a parameter that aotmm does not know.
     """
     transfers = iter(getattr(metadata, "tensordesc_meta", None) or ())  # of every tensor descriptor, in order
     expected = passed(plan, metadata.global_scratch_size)
@@ -373,7 +373,7 @@ def _parameters(target: Target, text: str, symbol: str, plan: Specialisation, me
 
 
 class Passed(NamedTuple):
-    """What a launch passes: a parameter as far as it is known before the kernel is compiled."""
+    """An argument of a launch, as far as it is known before the kernel is compiled."""
 
     name: str
     type: str
@@ -382,14 +382,14 @@ class Passed(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return its size."""
         if self.type == "tensordesc":
             return DESCRIPTOR_BYTES
         return 8 if self.type[0] == "*" or self.type == "i64" else 4
 
 
 def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
-    """What is passed to a kernel that is compiled by `plan`, in order."""
+    """Return the arguments of a kernel that is compiled by `plan`, in order."""
     expected: list[Passed] = []
     for name in plan.function.arg_names:
         if name in plan.types:
@@ -404,14 +404,14 @@ def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
 
 
 def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
-    """A descriptor with what the compiler made of it: the box of one transfer, which a wide box takes several of."""
+    """Return the tensor map of a descriptor, with the compiler's box of one transfer; a wide box takes several."""
     box_outer, box_inner = transfer["block_size"]
     outer = row.outer or box_outer
     return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, outer, transfer["swizzle"])
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:
-    """(offset, bytes) of each `.param` of the entry, at natural alignment. Source: PTX ISA, "Kernel parameters"."""
+    """Return (offset, bytes) of each `.param`, at natural alignment. Source: PTX ISA, "Kernel parameters"."""
     entry = text[text.index(f".entry {symbol}(") :]
     slots, end = [], 0
     for declared in entry[: entry.index(")")].split("(", 1)[1].split(","):
@@ -425,14 +425,14 @@ def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:
 
 
 def _amd_slots(text: str) -> list[tuple[int, int]]:
-    """(offset, bytes) of each explicit argument. Source: LLVM AMDGPU usage, code object v5 metadata."""
+    """Return (offset, bytes) of each explicit argument. Source: LLVM AMDGPU usage, code object v5 metadata."""
     arguments = text[text.index(".args:") : text.index(".group_segment_fixed_size")]
     found = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", arguments)
     return [(int(offset), int(size)) for offset, size, kind in found if not kind.startswith("hidden_")]
 
 
 def _resources(target: Target, image: bytes, text: str, symbol: str) -> tuple[int, int]:
-    """Registers and spilled bytes per thread, from the binary."""
+    """Return registers and spilled bytes per thread, from the binary."""
     if target.backend == "hip":
         number = {
             name: int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])

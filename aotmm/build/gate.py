@@ -1,7 +1,7 @@
-"""What a compiled kernel must be to get into a pack, whether a cache, the previous pack or a compiler gave it.
+"""The check of a compiled kernel before it gets into a pack, from a cache, the previous pack or a compiler.
 
-Whoever can write to a cache can write any entry under any key. So everything that follows from the variant that was
-asked for is computed again and compared, and the image has to say the same of itself. No word of an entry becomes C.
+Anyone who can write to a cache can write any entry under any key. So everything that follows from the wanted variant
+is computed again and compared, also with the facts in the image. No text of an entry becomes C.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aotmm.pack.binary import differences, guarded, read_image, read_ptx
 from aotmm.pack.schema import Kernel, Parameter
 
 Gate = Callable[[Variant, str, Compiled], list[str]]
-"""Says how what was compiled is not the variant with that key; an empty list if it is."""
+"""Return how a compiled kernel differs from the variant with that key; an empty list if it does not."""
 
 
 def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
-    """How `compiled` is not what compiling `variant`, whose key is `key`, can give; an empty list if it may be that."""
+    """Return how `compiled` differs from any result for `variant`, whose key is `key`; [] if it may be one."""
     kernel, target = compiled.kernel, variant.target
     if (compiled.ptx is None) != (target.ptx_version is None):
         return [f"its PTX is {'missing' if compiled.ptx is None else 'not wanted'}"]
@@ -35,14 +35,14 @@ def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
         found.append(f"it has {kernel.threads} threads, not {variant.first_warps} warps or more")
     for name, entry, data in (("image", kernel.image, compiled.image), ("PTX", kernel.ptx, compiled.ptx)):
         expected = None if data is None else linked_later(data)
-        if expected != (entry and replace(entry, offset=0)):  # where it was linked before does not matter
+        if expected != (entry and replace(entry, offset=0)):  # earlier offsets do not matter
             found.append(f"its {name} is {entry}, not {expected}")
     found += _parameters(kernel, plan)
     return found or _files(variant, compiled)
 
 
 def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
-    """What is wrong with the parameters; their offsets and sizes are the image's to confirm, once the first is at 0."""
+    """Return the faults of the parameters; if the first is at 0, the image confirms offsets and sizes."""
     rows = [_known(item) for item in kernel.parameters]
     wanted = [
         (
@@ -61,13 +61,13 @@ def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
 
 
 def _known(item: Parameter) -> tuple[object, ...]:
-    """A parameter as far as it follows from the specialisation: the compiler chooses boxes and swizzles."""
+    """Return a parameter as far as it follows from the specialisation: the compiler chooses boxes and swizzles."""
     row = item.tensor_map
     return item.name, item.type, item.value, item.bytes, row and (row.dtype, row.inner, row.outer, row.stride)
 
 
 def _files(variant: Variant, compiled: Compiled) -> list[str]:
-    """What image and PTX say of themselves that the manifest entry does not."""
+    """Return the differences between the facts of image and PTX and the manifest entry."""
     wanted, found = guarded(compiled.kernel, variant.target), []
     for data, reader in ((compiled.image, read_image), (compiled.ptx, read_ptx)):
         if data is not None:

@@ -1,4 +1,4 @@
-"""Step 4, C -> shared libraries: links launchers and the torch library with a compiler that pip can install.
+"""Step 4, C -> shared libraries: link launchers and the torch library with a compiler that pip can install.
 
 `python -m ziglang cc` makes the same bytes on every machine and needs no C toolchain; CC overrides it.
 """
@@ -28,25 +28,25 @@ NATIVE = Path(__file__).parent.parent / "native"
 TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
 FAST_MODULE = NATIVE / "_fast.abi3.so"
 TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "override.c", "fast.c")
-_ELF_MACHINE = 18  # where an ELF file says what it is for
+_ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
-# Without contraction predicted times are the same on every machine.
+# Without contraction, predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 LAUNCH_CORE = ("core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c")
 _FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
-    """The C compiler's command, for this machine or for processor `machine`, and how provenance names it.
+    """Return the C compiler's command, for this machine or for processor `machine`, and its name in provenance.
 
-    CC is taken as it is, for whatever it links; `link_launcher` refuses another machine's.
+    CC is used unchanged; if it links for another machine, `link_launcher` refuses the result.
 
     Raises:
         CompileError: there is none.
     """
     if os.environ.get("CC"):
         try:
-            command = tuple(shlex.split(os.environ["CC"]))  # ValueError: a quote is open
+            command = tuple(shlex.split(os.environ["CC"]))  # ValueError: an open quote
             done = subprocess.run([*command, "--version"], capture_output=True, check=True)
         except (OSError, ValueError, subprocess.CalledProcessError) as error:
             raise CompileError(f"CC={os.environ['CC']} does not run: {error}; unset CC to use ziglang") from error
@@ -61,7 +61,7 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
 
 
 def library_key(target: Target, source: str, header: str, compiler_name: str, machine: str = "") -> str:
-    """Digest of everything that the launcher of `target` is linked from; the images' digests are in its source."""
+    """Return the digest of all inputs of the launcher of `target`; the images' digests are in its source."""
     digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{_FLAGS}\0{source}\0{header}\0".encode())
     for path in _launcher_sources(target):
         digest.update(path.read_bytes() + b"\0")
@@ -98,9 +98,9 @@ def link_launcher(
 
 
 def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
-    """Links what serves torch, if it is missing or older than its sources; True if it was linked.
+    """Link the torch libraries if they are missing or older than their sources; return whether they were linked.
 
-    That is libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI: those of this
+    These are libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI: those of this
     checkout, or for processor `machine` in `folder`.
 
     Raises:
@@ -133,9 +133,9 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
 
 
 def _zig_cache() -> dict[str, str]:
-    """The setting that gives ziglang a folder for the parts of the C library that it makes, if it would find none.
+    """Return the variable that gives ziglang a folder for its parts of the C library, if it would find none.
 
-    Without HOME it refuses to work, and below some folders that cannot be written it never ends.
+    Without HOME it refuses to work, and below some read-only folders it never ends.
     """
     below = {"ZIG_GLOBAL_CACHE_DIR": "", "XDG_CACHE_HOME": "zig", "HOME": ".cache/zig"}
     found = [Path(place, rest) for name, rest in below.items() if (place := os.environ.get(name))]
@@ -149,7 +149,7 @@ def _zig_cache() -> dict[str, str]:
 
 @functools.cache
 def _temporary_folder() -> str:
-    """A folder that lasts as long as this process."""
+    """Return a folder that lasts as long as this process."""
     folder = tempfile.mkdtemp(prefix="aotmm-zig-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""Step 5, files -> pack: writes a pack beside the previous one and puts it in its place in one step."""
+"""Step 5, files -> pack: write a pack beside the previous one and replace that in one step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _RENAME_EXCHANGE = 2  # Source: renameat2(2)
 
 @contextmanager
 def new_pack(folder: Path) -> Iterator[Path]:
-    """A fresh folder that becomes `folder` when the block ends well, and vanishes when it does not.
+    """Yield a fresh folder that becomes `folder` when the block ends well, and vanishes when it does not.
 
-    What was in `folder` stays as it is until the new pack is complete and on disk.
+    `folder` stays unchanged until the new pack is complete and on disk.
 
     Raises:
         PackError: the files cannot be written (permission, full disk), or the file system cannot replace a folder.
@@ -28,7 +28,7 @@ def new_pack(folder: Path) -> Iterator[Path]:
     fresh = folder.with_name(f".{folder.name}.new")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(fresh, ignore_errors=True)  # what a killed build left; the lock of `build` makes it ours
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a killed build; the lock of `build` makes it ours
         fresh.mkdir()
         yield fresh
         _sync(fresh)
@@ -40,7 +40,7 @@ def new_pack(folder: Path) -> Iterator[Path]:
 
 
 def _sync(folder: Path) -> None:
-    """Flushes every file and folder under `folder`, so that a crash cannot leave a pack of empty files."""
+    """Flush every file and folder under `folder`, so that a crash cannot leave a pack of empty files."""
     for place, _, names in os.walk(folder):
         for path in [Path(place) / name for name in names] + [Path(place)]:
             handle = os.open(path, os.O_RDONLY)
@@ -51,7 +51,7 @@ def _sync(folder: Path) -> None:
 
 
 def _exchange(fresh: Path, folder: Path) -> None:
-    """Puts `fresh` in the place of `folder`, in one step; what was there ends up at `fresh`.
+    """Exchange `fresh` and `folder` in one step.
 
     Raises:
         PackError: the file system cannot do that. Two renames would do, but between them there is no pack.

@@ -1,4 +1,4 @@
-"""Step 3, kernels -> C: renders the launcher's source and header from the compiled kernels."""
+"""Step 3, kernels -> C: render the launcher's source and header from the compiled kernels."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from aotmm.problem import (
 from aotmm.target import TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
-_BASE_NS = 2000.0  # of a launch and its first loads, where no table says
+_BASE_NS = 2000.0  # of a launch and its first loads, without a table
 _GuardTest = tuple[str, int, int, int]
 
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
-    """launcher.h: the C interface, and the entry point of each of `archs`."""
+    """Return launcher.h: the C interface, and the entry point of each of `archs`."""
     return (
         _environment()
         .get_template("launcher.h.jinja")
@@ -80,16 +80,16 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
 
 
 def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = None) -> str:
-    """launcher.c: the tables of `kernels`, in order, whose images are in the block that `arranged` made.
+    """Return launcher.c: the tables of `kernels`, in order, whose images are in the block that `arranged` made.
 
-    `tuning` has their times; what it does not know is estimated.
+    `tuning` has their times; missing constants are estimated.
     """
     guard_lists = list(dict.fromkeys(kernel.guards for kernel in kernels))
     config_names = sorted({kernel.config_name for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, config_names)
     made = _groups(kernels)
     guard_tests: list[_GuardTest] = []
-    guarded: dict[tuple[Guard, ...], tuple[int, int]] = {}  # where theirs begin, and how many there are
+    guarded: dict[tuple[Guard, ...], tuple[int, int]] = {}  # begin and count of their tests
     for guards in guard_lists:
         guarded[guards] = len(guard_tests), len(guards)
         guard_tests += _guard_tests(guards)
@@ -142,12 +142,12 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
 
 
 def _guard_tests(guards: tuple[Guard, ...]) -> list[_GuardTest]:
-    """What is looked at for `guards`, in the order of values: addresses, which are broken most, come first."""
+    """Return the tests of `guards` in the order of values: addresses, which fail most, come first."""
     return sorted((_guard_test(guard) for guard in guards), key=lambda row: VALUES.index(row[0]))
 
 
 def _guard_test(guard: Guard) -> _GuardTest:
-    """The value that a guard is about, and mask, least and span of `aotmm_guard_test`."""
+    """Return the value of a guard, and mask, least and span of `aotmm_guard_test`."""
     whole, smallest, largest = 2**64 - 1, -(2**63), 2**63 - 1
     mask, least, most = {
         "equals": (whole, guard.operand, guard.operand),
@@ -164,20 +164,20 @@ def _map(entry: TensorMap) -> dict[str, object]:
 
 
 def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, int]]:
-    """Each parameter with the number of its tensor map, from 1, or 0."""
+    """Return each parameter with the number of its tensor map, from 1, or 0."""
     numbers = itertools.count(1)
     return [(item, next(numbers) if item.tensor_map is not None else 0) for item in parameters]
 
 
 def _pointer_alignment(guard_lists: list[tuple[Guard, ...]]) -> int:
-    """What addresses are reduced by without any guard seeing it; at least the 16 bytes that copies depend on."""
+    """Return the modulus of addresses that no guard can tell apart; at least the 16 bytes that copies depend on."""
     seen = [p.operand for guards in guard_lists for p in guards if p.value.endswith("_ptr")]
     return max([16, *seen])
 
 
 @dataclass(slots=True)
 class _Groups:
-    """aotmm_order, aotmm_siblings_of and groups of core.h: what selection goes through, by what it looks for."""
+    """aotmm_order, aotmm_siblings_of and groups of core.h: the lists that selection searches."""
 
     order: list[int]
     siblings: list[tuple[int, int, int]]
@@ -219,7 +219,7 @@ def _storage(dtype: str) -> str:
 def _numbers(
     kernels: tuple[Kernel, ...], role: str, key_of: Callable[[Kernel], tuple[object, ...]]
 ) -> dict[tuple[object, ...], list[int]]:
-    """The numbers of the kernels of a role, by key."""
+    """Return the numbers of the kernels of a role, by key."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, kernel in enumerate(kernels):
         if kernel.role == role:
@@ -228,7 +228,7 @@ def _numbers(
 
 
 def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Add products and partials of equal types to what is `made`; siblings differ in their epilogue alone."""
+    """Add products and partials of equal types to `made`; siblings differ only in their epilogue."""
     found: dict[tuple[str, frozenset[Guard], str, bool], list[int]] = {}
     for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
         kernel = kernels[number]
@@ -240,7 +240,7 @@ def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups
 
 
 def _contiguous(guards: Iterable[Guard]) -> int:
-    """The strides of A, B and C that are guarded to be 1, as bits in the order of VALUES."""
+    """Return the strides of A, B and C that are guarded to be 1, as bits in the order of VALUES."""
     first = VALUES.index("stride_am")
     return sum(
         1 << (VALUES.index(p.value) - first)
@@ -252,7 +252,7 @@ def _contiguous(guards: Iterable[Guard]) -> int:
 def constants(
     kernel: Kernel, target: Target, tuning: Table | None, rows: int
 ) -> tuple[float, float, float, float, float, int]:
-    """Base, step, tile, byte, load and blocks for `rows`: fitted, or estimated from tile and data sheet."""
+    """Return base, step, tile, byte, load and blocks for `rows`: fitted, or estimated from tile and data sheet."""
     key = (kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
     for model in tuning.models if tuning is not None else ():
         if model.key == key:
@@ -270,19 +270,19 @@ def constants(
     if kernel.role == "reduce":
         return _BASE_NS, 0.0, 0.0, byte, 0.0, 1
     config = kernel.config
-    # A step costs its multiply-adds and its loads, which are slower when they are narrow. 64 is where loading a tile of
-    # 128 x 128 costs as much as multiplying it: a guess that was right enough on an H200 before there were tables.
+    # A step costs its multiply-adds and its loads, which are slower when they are narrow. With 64, loading a tile of
+    # 128 x 128 costs as much as multiplying it: a guess that was good enough on an H200 before there were tables.
     macs = config.block_m * config.block_n * _mac_cost(kernel) / DTYPES["fp16"].mac_cost
     loads = (config.block_m + config.block_n) * 64 * (16 // kernel.vector_bytes)
     rate = target.tflops * 1000 / 2 / target.multiprocessors  # fp16 multiply-adds per ns of a multiprocessor
     step = config.block_k * (macs + loads) / rate
-    if kernel.role == "partial":  # slices are for where they win by more than the estimates may be wrong
+    if kernel.role == "partial":  # slices must win by more than the error of the estimates
         step *= 1.25
     return _BASE_NS, step, step, byte, 0.0, 1
 
 
 def _mac_cost(kernel: Kernel) -> int:
-    """Time of a multiply-add: fp8 sums that leave the tensor core to stay precise take an addition more."""
+    """Return the cost of a multiply-add: precise fp8 sums leave the tensor core for one more addition."""
     precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum
     return DTYPES[kernel.dtype_a].mac_cost + precise
 

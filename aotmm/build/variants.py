@@ -1,4 +1,4 @@
-"""Step 1, configs -> variants: reads a config set and lists the kernels to build for one arch."""
+"""Step 1, configs -> variants: read a config set and list the kernels to build for one arch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 _RENAMED = {"linear": "bias_relu", "smooth": "full"}  # epilogues, until format 4
 FOLDER = Path(__file__).parent.parent / "configs"
 _COPIED = {1: "int8", 2: "fp16", 4: "int32"}  # by bytes: a copy moves bits, so one type stands for all of its width
-PARTS_OF_SETS = ("generic", "helpers")  # files that hold what every set gets
+PARTS_OF_SETS = ("generic", "helpers")  # files with the entries that every set gets
 BACKENDS = ("cuda", "hip")
 DEFAULT_STAGES = {"cuda": 3, "hip": 2}  # Source: default options of Triton 3.9's two backends.
 _LISTS = {
@@ -84,7 +84,7 @@ class Entry:
     """One entry of a config set.
 
     Attributes:
-        dtypes: the only types that it is for; empty means every type that is built.
+        dtypes: the only types that it is for; empty for every type that is built.
         outputs: output types; empty means each input type's default.
         split: its kernels give partial sums of a slice of K.
     """
@@ -115,12 +115,12 @@ class ConfigSet:
 
 
 def set_names() -> list[str]:
-    """Names of the config sets that aotmm brings along."""
+    """Return the names of aotmm's own config sets."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem not in PARTS_OF_SETS)
 
 
 def config_set(name: str) -> ConfigSet:
-    """The config set called `name`, or in the TOML file of that path.
+    """Return the config set called `name`, or in the TOML file of that path.
 
     Raises:
         SpecError: neither exists, or an entry is wrong; the message names the file, the entry and the field.
@@ -136,7 +136,7 @@ def config_set(name: str) -> ConfigSet:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:  # what tomllib raises, bytes that are no text, too deep
+    except (ValueError, RecursionError) as error:  # tomllib's errors, bytes that are no text, too deep
         raise SpecError(f"{path}: not a TOML file: {error}") from error
     where = path.name
     _known(table, {*_LISTS, "source", "config"}, where)
@@ -152,10 +152,10 @@ def config_set(name: str) -> ConfigSet:
 
 
 def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) -> list[Variant]:
-    """What to build for `target`: every entry for each of its types, and the generic kernels, ordered by name.
+    """Return the variants for `target`: every entry for each of its types, and the generic kernels, ordered by name.
 
     Args:
-        dtypes: input types to build instead of the set's own. The set's own are silently those that the arch has.
+        dtypes: input types to build instead of the set's own. Of the set's own, types that the arch lacks are left out.
 
     Raises:
         SpecError: one of `dtypes` is unknown, or the arch does not have it.
@@ -209,9 +209,9 @@ def _config(numbers: dict[str, int], target: Target) -> Config:
 
 
 def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
-    """The kernels that work for `products`: what adds up partial sums, what copies operands and results.
+    """Yield the helper kernels of `products`: reduces for partial sums, copies of operands and results.
 
-    Sums are added up to everything that the generic kernels write, with their epilogue.
+    There is a reduce for every type that the generic kernels write, with their epilogue.
     """
     table = tomllib.loads((FOLDER / "helpers.toml").read_text())
     generic = [variant for variant in products if variant.layout == "any" and variant.dtype_c in OUTPUTS]
@@ -243,7 +243,7 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
 
 
 def _generic_entries(chosen: ConfigSet) -> list[Entry]:
-    """The entries of the generic kernels: all that the set's kernels write, with its richest epilogue."""
+    """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue."""
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
     outputs = {*chosen.outputs, *(name for entry in chosen.entries for name in entry.outputs)}
@@ -291,10 +291,10 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
 
 
 def _family(name: Any, where: str) -> Family:
-    """What the family called `name` can do; a name with a dot is a module of the user's own.
+    """Return the family called `name`; a name with a dot is a module of the user's own.
 
     Raises:
-        SpecError: there is no such family, or its module does not say what it can do.
+        SpecError: there is no such family, or its module has no `FAMILY`.
     """
     if not isinstance(name, str) or "." not in name:
         return FAMILIES[_choice(name, "family", tuple(FAMILIES), where)]
@@ -308,10 +308,10 @@ def _family(name: Any, where: str) -> Family:
 
 
 def _check_family(entry: Entry, family: Family, where: str) -> None:
-    """Refuses what a family cannot do.
+    """Refuse an entry that its family does not support.
 
     Raises:
-        SpecError: arch, type, layout or alignment are none of its own.
+        SpecError: arch, type, layout or alignment are not among the family's.
     """
     name = entry.family
     if not set(entry.archs) <= set(family.archs):
@@ -330,10 +330,10 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
 
 
 def _check_width(entry: Entry, family: Family, where: str) -> None:
-    """Refuses a width that neither one instruction nor two have (`kernels.hopper.specialise`).
+    """Refuse a width that neither one instruction nor two have (`kernels.hopper.specialise`).
 
     Raises:
-        SpecError: it is not the sum of two powers of two, and its operand, A or B, does not lie as one needs it.
+        SpecError: it is no power of two and no sum of two, and the entry does not meet the needs of one instruction.
     """
     if not family.width:
         return
@@ -360,10 +360,10 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
 
 
 def _split(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Entry:
-    """An entry of partial sums: fp32, and before the epilogue.
+    """Return an entry of partial sums: fp32, and before the epilogue.
 
     Raises:
-        SpecError: its family has none, or it wants something else of them.
+        SpecError: its family has none, or the entry sets other types or an epilogue.
     """
     if "partial" not in family.roles:
         able = ", ".join(name for name, other in FAMILIES.items() if "partial" in other.roles)

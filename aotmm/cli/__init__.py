@@ -1,6 +1,6 @@
-"""The command line. Beside `__main__`, which starts it, no other module prints or exits.
+"""The command line. Only this package and `__main__`, which starts it, print or exit.
 
-A module for each command; `report` has their tables. A command imports what it needs when it runs.
+Each command has a module; `report` has their tables. A command imports its dependencies when it runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from aotmm.cli.packs import inspect, list_, verify
 from aotmm.cli.tune import tune
 from aotmm.errors import AotmmError
 
-INTERRUPTED = 130  # what shells give for SIGINT: 128 + 2
+INTERRUPTED = 130  # the shells' code for SIGINT: 128 + 2
 
 
 class _Commands(click.Group):
-    """Turns the library's errors into text and exit codes, in this one place."""
+    """Group that turns the library's errors into text and exit codes."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As of any click group, and tells what the machine refuses (a full disk, no more memory) in one line."""
+        """Run as any click group, but print failures of the machine (full disk, no memory) in one line."""
         try:
             return super().main(*args, **extra)
         except OSError as error:

@@ -30,7 +30,7 @@ _ROCM = Path("/opt/rocm/llvm/bin")
 
 
 def assembly(pack: Pack, kernel: Kernel, form: str) -> str:
-    """The code of `kernel` as `form`, one of `FORMS`; the pack's bytes are compared with its manifest first.
+    """Return the code of `kernel` as `form`, one of `FORMS`; the pack's bytes are compared with its manifest first.
 
     Raises:
         SpecError: kernels of this arch have no such form, or the pack ships no PTX.
@@ -56,7 +56,7 @@ def assembly(pack: Pack, kernel: Kernel, form: str) -> str:
 
 
 def _disassembler(form: str) -> tuple[str, ...]:
-    """The command that prints an image as `form`: a tool on PATH, else one that Triton or ROCm brought."""
+    """Return the command that prints an image as `form`: a tool on PATH, else Triton's or ROCm's."""
     triton = importlib.util.find_spec("triton")
     inside = [] if triton is None else list(triton.submodule_search_locations or ())
     folders = [None, *(f"{folder}/backends/nvidia/bin" for folder in inside), str(_ROCM)]

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     default="bench-results",
     show_default=True,
-    help="Folder for results.json and what is made of it; a run whose results it has is continued.",
+    help="Folder for results.json, tables and plots; a run that it has results of is continued.",
 )
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider; repeatable.")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="One shape in N of each sweep.")
-@click.option("--overhead", is_flag=True, help="Measure what calls cost, and nothing else, as WHAT overhead does.")
+@click.option("--overhead", is_flag=True, help="Measure only the cost of calls, as WHAT overhead does.")
 @click.option("--ablation", is_flag=True, help="Measure grouped against row-major order of tiles instead.")
 @click.option(
     "--pack",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     "rendered",
     metavar="DIR",
     type=FOLDER,
-    help="Measure nothing; make tables, plots and report of DIR/results.json again.",
+    help="Make tables, plots and report of DIR/results.json again, without measuring.",
 )
 @json_option
 def bench(
@@ -63,9 +63,9 @@ def bench(
 ) -> None:
     """Measure this GPU and other libraries on it.
 
-    WHAT is of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
-    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); everything without it.
-    build_scaling, alone, measures builds with a simulated compiler; it needs no GPU but the build and cluster extras.
+    WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
+    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all.
+    build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
     """
@@ -117,7 +117,7 @@ def bench(
 
 
 def _bench_builds(*, as_json: bool) -> None:
-    """Prints what builds cost as the work grows."""
+    """Print the cost of builds as the work grows."""
     with needs_build_extra():
         from aotmm.bench import build_scaling
     found = build_scaling.measure()
@@ -133,7 +133,7 @@ def _bench_builds(*, as_json: bool) -> None:
 
 @contextmanager
 def _ablation_pack(given: Path | None) -> Iterator[Path]:
-    """The pack for the ablation: the one that is given, or one that is built for this machine's GPU."""
+    """Yield the pack for the ablation: the given one, or one built for this machine's GPU."""
     if given is not None:
         yield given
         return

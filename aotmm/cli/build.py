@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     "--cache",
     "place",
     metavar="DIR|URL",
-    help="Compiled kernels of earlier builds, which machines may share; a URL needs the cache extra.  "
+    help="Cache of compiled kernels, which machines may share; a URL needs the cache extra.  "
     "[default: .cache in --out]",
 )
 @click.option(
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     metavar="SIZE",
     default="20G",
     show_default=True,
-    help="What it may hold, as 500M or 20G; what was used least recently is dropped.",
+    help="Limit of the cache, as 500M or 20G; the least recently used kernels are dropped.",
 )
 @json_option
 def build(
@@ -79,7 +79,7 @@ def build(
 ) -> None:
     """Compile kernels and write one pack per arch. Needs no GPU.
 
-    Kernels that an earlier build compiled are reused, and a pack that is already what would be built is left alone.
+    Kernels that an earlier build compiled are reused, and a pack that is up to date is left alone.
     """
     if not archs:
         raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}, or all")
@@ -118,7 +118,7 @@ def build(
 
 
 def _bytes(text: str) -> int:
-    """The size in `text` ("500M", "20G") in bytes."""
+    """Return the size in `text` ("500M", "20G") in bytes."""
     units = {"M": 1 << 20, "G": 1 << 30}
     number, unit = text[:-1], text[-1:]
     if unit not in units or not number.isdecimal():

@@ -19,8 +19,8 @@ from aotmm.cli.output import print_json
 def doctor(ctx: click.Context, *, folder: Path | None, as_json: bool) -> None:
     """Check torch, driver, packs and GPUs.
 
-    For each GPU it says which pack it would use and how, or the command that builds what is missing. The exit code is
-    0 unless a pack is missing or broken, or a driver fails; a machine without a GPU is fine.
+    For each GPU it prints the pack that it would use and how, or the command that builds a missing one. The exit code
+    is 0 unless a pack is missing or broken, or a driver fails; a machine without a GPU is fine.
     """
     from aotmm.runtime.diagnosis import diagnose
 

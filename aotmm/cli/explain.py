@@ -1,4 +1,4 @@
-"""`aotmm explain`: which kernel a product gets, and why."""
+"""`aotmm explain`: the kernel for a product, and the reasons."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_SIZE = 2**63 - 1
     metavar="DTYPE",
     help=f"Types of A and B: {', '.join(INPUTS)}.",
 )
-@click.option("--out-dtype", type=click.Choice(OUTPUTS), help="Type of C.  [default: what goes with --dtype]")
+@click.option("--out-dtype", type=click.Choice(OUTPUTS), help="Type of C.  [default: the one for --dtype]")
 @click.option(
     "--layout",
     type=click.Choice(LAYOUTS),
@@ -50,20 +50,20 @@ _MAX_SIZE = 2**63 - 1
     type=click.Choice(tuple(ACTIVATIONS)),
     default="none",
     show_default=True,
-    help="Applied to the product.",
+    help="Function applied to the product.",
 )
-@click.option("--bias", type=click.Choice(("vector", "matrix")), help="Added before the activation: (N) or (M, N).")
+@click.option("--bias", type=click.Choice(("vector", "matrix")), help="Add it before the activation: (N) or (M, N).")
 @click.option(
-    "--batch", type=click.IntRange(1, _MAX_SIZE), default=1, show_default=True, help="Equal products at once."
+    "--batch", type=click.IntRange(1, _MAX_SIZE), default=1, show_default=True, help="Number of equal products."
 )
-@click.option("--fast-accum", is_flag=True, help="fp8 sums may stay in the tensor cores' own precision.")
+@click.option("--fast-accum", is_flag=True, help="Let fp8 sums stay in the tensor cores' own precision.")
 @click.option(
     "--align",
     type=click.IntRange(1, 4096),
     default=16,
     show_default=True,
     metavar="BYTES",
-    help="What the addresses of A, B and C are multiples of.",
+    help="Alignment of the addresses of A, B and C.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show every plan and every kernel, as --json does.")
 @pack_option
@@ -86,7 +86,7 @@ def explain(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Show which kernel a product gets, and why. Needs no GPU.
+    """Show the kernel that a product gets, and why. Needs no GPU.
 
     The product is C (M, N) = A (M, K) @ B (K, N). A and B are contiguous in their layout, C is row-major, and the GPU
     is the full model of its arch. DTYPE tf32 stands for fp32 operands with TF32 allowed.

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how arguments without effect are refused."""
+"""Options that several commands share, and the refusal of arguments without effect."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ jobs_option = click.option(
 scheduler_option = click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Do it on the Dask cluster of this scheduler, such as tcp://host:8786; needs the cluster extra.",
+    help="Use the Dask cluster of this scheduler, such as tcp://host:8786; needs the cluster extra.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def refuse_ignored(*rules: tuple[str, bool, tuple[str, ...]]) -> None:
-    """Refuses parameters of the command that were given and would be ignored.
+    """Refuse parameters of the command that were given and would be ignored.
 
-    Each rule has words for when, whether that is so now, and the names of the parameters that then have no effect.
+    Each rule has a condition in words, its value, and the names of the parameters that then have no effect.
     """
     context = click.get_current_context()
     for words, holds, names in rules:
@@ -65,14 +65,14 @@ def refuse_ignored(*rules: tuple[str, bool, tuple[str, ...]]) -> None:
             for parameter in context.command.params
             if parameter.name in names
             and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
-            and context.params[parameter.name] != ()  # a list of arguments that is empty was given too, click says
+            and context.params[parameter.name] != ()  # click counts an empty list of arguments as given
         ]
         if holds and given:
             raise click.UsageError(f"{', '.join(given)}: no effect {words}")
 
 
 def packs_of(packs: Sequence[Pack], arch: str, folder: Path | None) -> list[Pack]:
-    """The packs of `arch`, at least one. Raises SpecError for an unknown arch, ArtifactError where there is none."""
+    """Return the packs of `arch`. Raises SpecError for an unknown arch, ArtifactError if there is none."""
     target(arch)
     found = [pack for pack in packs if pack.arch == arch]
     if not found:

@@ -1,4 +1,4 @@
-"""What commands print: progress, JSON, and what to install where an import fails."""
+"""Output of commands: progress, JSON, and advice if an import fails."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def print_json(body: object) -> None:
 
 
 def processes(count: int) -> str:
-    """Return how progress names that many compiler processes."""
+    """Return progress's words for `count` compiler processes."""
     return f"on {count} process{'es' * (count > 1)}"
 
 
 @contextmanager
 def kernels_done(how: str) -> Iterator[Progress]:
-    """Gives what a build calls as kernels get done: it shows a bar per arch on a terminal, else lines on stderr.
+    """Yield the progress function of a build: it shows a bar per arch on a terminal, else lines on stderr.
 
-    `how` says by what they are compiled.
+    `how` names the compilers.
     """
     if not sys.stderr.isatty():
         yield Lines(tell, "kernels", how)
@@ -62,7 +62,7 @@ def kernels_done(how: str) -> Iterator[Progress]:
             return
         task = bars.tasks[tasks[arch]]
         if not task.started:
-            bars.reset(task.id, completed=done)  # what need not be compiled is no sign of the speed
+            bars.reset(task.id, completed=done)  # kernels that need no compiling tell nothing of the speed
             return
         bars.update(task.id, completed=done, rate=how if task.speed is None else f"{task.speed:.1f} kernels/s")
 
@@ -72,7 +72,7 @@ def kernels_done(how: str) -> Iterator[Progress]:
 
 @contextmanager
 def shapes_done(arch: str, budget: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Gives what tuning calls as shapes get done: it shows a bar on a terminal, else lines, and what is left out."""
+    """Yield the progress function of tuning: it shows a bar on a terminal, else lines, and configs left out."""
     if not sys.stderr.isatty():
         lines = Lines(tell, "shapes", f"within {budget}")
 
@@ -96,7 +96,7 @@ def shapes_done(arch: str, budget: str) -> Iterator[Callable[[int, int, str], No
 
 @contextmanager
 def needs_build_extra() -> Iterator[None]:
-    """Turns a failed import in the block into what to install."""
+    """Turn a failed import in the block into an error that tells how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -105,7 +105,7 @@ def needs_build_extra() -> Iterator[None]:
 
 @contextmanager
 def needs_torch(command: str) -> Iterator[None]:
-    """Turns a failed import of torch in the block into what to install."""
+    """Turn a failed import of torch in the block into an error that tells how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`aotmm list`, `aotmm inspect` and `aotmm verify`: what is in packs."""
+"""`aotmm list`, `aotmm inspect` and `aotmm verify`: the content of packs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     "layouts",
     multiple=True,
     metavar="LAYOUT",
-    help=f"Only kernels for it; repeatable: {', '.join(LAYOUTS)}, or any, which is for all strides.",
+    help=f"Only kernels for it; repeatable: {', '.join(LAYOUTS)}, or any for all strides.",
 )
-@click.option("--targets", "of_targets", is_flag=True, help="Show instead what can be built for, and what that ran on.")
+@click.option("--targets", "of_targets", is_flag=True, help="Show the archs to build for, and their status.")
 @json_option
 def list_(
     *,
@@ -54,7 +54,7 @@ def list_(
 ) -> None:
     """Show packs and their kernels.
 
-    Where several packs are for one arch, they are asked for kernels in the order in which they are shown.
+    If several packs are for one arch, they are asked for kernels in the order shown.
     """
     refuse_ignored(("with --targets", of_targets, ("folder", "dtypes", "families", "layouts")))
     if of_targets:
@@ -79,15 +79,15 @@ def list_(
 
 @click.command()
 @click.argument("name", metavar="KERNEL")
-@click.option("--arch", metavar="ARCH", help="Arch of the kernel, where several packs have one of that name.")
+@click.option("--arch", metavar="ARCH", help="Arch of the kernel, if several packs have one of that name.")
 @pack_option
 @click.option("--asm", type=click.Choice(FORMS), help="Print the kernel's code instead.")
 @json_option
 def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None, as_json: bool) -> None:
     """Show one kernel, or its code.
 
-    What it was compiled from, what it needs, and what a product must keep to for it. KERNEL is its exact name, as in
-    aotmm list. Of the codes, sass needs nvdisasm or cuobjdump, and amdgcn needs llvm-objdump.
+    This includes its sources, its resources, and its guards. KERNEL is its exact name, as in aotmm list. Of the codes,
+    sass needs nvdisasm or cuobjdump, and amdgcn needs llvm-objdump.
     """
     from aotmm.runtime.installed import find_packs
 
@@ -126,12 +126,11 @@ def verify(
     jobs: int,
     as_json: bool,
 ) -> None:
-    """Check that a pack or a wheel is whole, and nothing else.
+    """Verify a pack or wheel without running it.
 
-    Every file is compared with its digest, the images in the library with those that are files, and what each image
-    says of itself with the manifest. Nothing of it is run. Without an argument the packs that aotmm.load() finds are
-    checked: those that other packages bring, and this installation's own. DTYPE is for --rebuild, of a pack that was
-    built with it.
+    Every file is compared with its digest, and the facts in each image with the manifest. Without an argument the packs
+    that aotmm.load() finds are verified: those that other packages add, and this installation's own. DTYPE is for
+    --rebuild of a pack that was built with it.
     """
     refuse_ignored(("without --rebuild", not rebuild, ("configs", "dtypes", "jobs")))
     from aotmm.pack.verify import verify as verdicts_of
@@ -149,7 +148,7 @@ def verify(
 
 
 def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int) -> Rebuild:
-    """Gives what builds the pack of a manifest again in `out`, of `configs` or the config set that it names."""
+    """Return a function that builds the pack of a manifest again in `out`, of `configs` or the set that it names."""
 
     def build(head: Head) -> Path:
         with needs_build_extra():
@@ -177,7 +176,7 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
 
 
 def _installed_verified(rebuild: Rebuild | None) -> list[Verification]:
-    """The packs that `aotmm.load()` finds, verified; of those that cannot be found why, as a violation."""
+    """Verify the packs that `aotmm.load()` finds; a pack that cannot be found is a violation."""
     from aotmm.pack.verify import Verification, verify
     from aotmm.runtime.installed import entries, folder_of, own, owner
 
@@ -199,7 +198,7 @@ _QUALITIES: dict[str, Callable[[Kernel], set[str]]] = {
 
 
 def _filter(packs: Sequence[Pack], wanted: dict[str, tuple[str, ...]]) -> Callable[[Kernel], bool]:
-    """Tells for a kernel whether it has one of the values that are wanted of each quality, if any are.
+    """Return a test of kernels: whether one has a wanted value of each quality, where any are wanted.
 
     Raises SpecError for a value that no kernel of `packs` has.
     """
@@ -216,7 +215,7 @@ def _filter(packs: Sequence[Pack], wanted: dict[str, tuple[str, ...]]) -> Callab
 
 
 def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
-    """The kernel called `name` and its pack. Raises SpecError if there is none, or one in several packs."""
+    """Return the kernel called `name` and its pack. Raises SpecError if there is none, or one in several packs."""
     found = [(pack, kernel) for pack in packs for kernel in pack.manifest.kernels if kernel.name == name]
     if not found:
         names = sorted({kernel.name for pack in packs for kernel in pack.manifest.kernels})

@@ -1,4 +1,4 @@
-"""Progress of long work in lines, for where there is no terminal that could show a bar."""
+"""Progress of long work in lines, if there is no terminal to show a bar."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import time
 from collections.abc import Callable
 
 _TENTHS = 10
-_MOST_SECONDS = 90  # above that minutes are told
+_MOST_SECONDS = 90  # longer times are in minutes
 
 
 class Lines:
-    """Tells that each piece of work begins, and then every tenth of it with the time left.
+    """Progress function that prints when a piece of work begins, then every tenth of it with the time left.
 
-    Is called with the name of a piece, its items done and all its items: first before anything is done, then with the
-    items that need no work, then after each item.
+    It is called with the name of a piece, the number of items done and of all items: before anything is done, then with
+    the items that need no work, then after each item.
     """
 
     def __init__(
         self, tell: Callable[[str], None], unit: str, how: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Lines for `tell`, of items called `unit`; `how` says by what they are done, in the first line of a piece."""
+        """Print by `tell`; items are called `unit`; `how` names the workers in the first line of a piece."""
         self._tell, self._unit, self._how, self._clock = tell, unit, how, clock
         self._tenths: dict[str, int] = {}
         self._started: dict[str, tuple[float, int]] = {}
 
     def __call__(self, name: str, done: int, total: int) -> None:
-        """Tells the piece `name` if it begins, or if a further tenth of it is done."""
+        """Print a line if the piece `name` begins, or if a further tenth of it is done."""
         if name not in self._tenths:
             self._tenths[name] = 0
             self._tell(f"{name}: {total} {self._unit} {self._how}")

@@ -1,4 +1,4 @@
-"""What the commands say, as text: aligned tables and paragraphs from the values that the library returns."""
+"""Output of the commands as text: aligned tables and paragraphs from the values that the library returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from aotmm.runtime.pack import Pack
     from aotmm.target import Target
 
-_BEST = 5  # plans of a product that are shown unless all are asked for
+_BEST = 5  # plans of a product that are shown without --all
 _AMOUNT = re.compile(r"\d+(?= B\b| blocks\b)")  # in a reason: differs from kernel to kernel
 _WAYS = {
     "exact": "built for this very arch",
@@ -29,7 +29,7 @@ _WAYS = {
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
-    """Columns as wide as they need to be; numbers to the right, each under its title."""
+    """Return a table with columns as wide as needed; numbers are right-aligned under their titles."""
     lines = [header, *rows]
     widths = [max(len(str(line[column])) for line in lines) for column in range(len(header))]
     numeric = [all(isinstance(line[column], int) for line in lines[1:]) for column in range(len(header))]
@@ -43,19 +43,19 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str | int]]) -> str:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are, in two columns."""
+    """Return names and values in two columns."""
     lines = list(rows)
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in lines)
 
 
 def types(kernel: Kernel) -> str:
-    """Element types of A, B and C."""
+    """Return the element types of A, B and C."""
     return f"{kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}"
 
 
 def build_text(reports: Sequence[Report]) -> str:
-    """One row per arch, and one per kernel that was dropped."""
+    """Return one row per arch, and one per dropped kernel."""
     text = table(
         ("arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"),
         [
@@ -77,7 +77,7 @@ def build_text(reports: Sequence[Report]) -> str:
 
 
 def list_text(packs: Sequence[tuple[Pack, Sequence[Kernel]]]) -> str:
-    """A line per pack, and a row per kernel that is to be shown of it."""
+    """Return a line per pack, and a row per kernel to show."""
     found = table(
         ("arch", "kernels", "config set", "triton", "folder"),
         [
@@ -120,7 +120,7 @@ def list_text(packs: Sequence[tuple[Pack, Sequence[Kernel]]]) -> str:
 
 
 def targets_text(rows: Sequence[Target]) -> str:
-    """A row per architecture."""
+    """Return a row per architecture."""
     return table(
         ("arch", "GPUs", "status", "kernels that aotmm ships for it were run on"),
         [(row.name, row.gpus, row.status, row.executed_on) for row in rows],
@@ -128,7 +128,7 @@ def targets_text(rows: Sequence[Target]) -> str:
 
 
 def kernel_text(pack: Pack, kernel: Kernel) -> str:
-    """Everything that the manifest says of one kernel."""
+    """Return everything in the manifest about one kernel."""
     begin = pack.head.images.offset
     rows = [
         ("kernel", kernel.name),
@@ -170,9 +170,9 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
 def selection_text(
     selection: Selection, rejected: Sequence[Evaluation], other_types: int, *, everything: bool = False
 ) -> str:
-    """The chosen plan and the best one with each other kernel that fits, and why each of `rejected` does not fit.
+    """Return the chosen plan, the best one with each other kernel that fits, and why each of `rejected` does not fit.
 
-    Unless `everything` is asked for, the best plans only, and how many kernels there are for each reason.
+    Without `everything` it has only the best plans, and the number of kernels for each reason.
     """
     parts, counts = [], Counter[str]()
     chosen = selection.chosen
@@ -223,7 +223,7 @@ def selection_text(
 
 
 def _counted(reasons: Sequence[str]) -> dict[str, int]:
-    """How many kernels have each reason, the most frequent first; those that differ in an amount alone are one."""
+    """Return the number of kernels per reason, most frequent first; reasons that differ only in an amount are one."""
     alike = defaultdict(list)
     for reason in reasons:
         alike[_AMOUNT.sub("#", reason)].append(reason)
@@ -231,14 +231,14 @@ def _counted(reasons: Sequence[str]) -> dict[str, int]:
 
 
 def _ranged(alike: Sequence[str]) -> str:
-    """One text for texts that differ in amounts alone: with the least and the greatest of each."""
+    """Return one text for texts that differ only in amounts: with the least and the greatest of each."""
     columns = zip(*(map(int, _AMOUNT.findall(text)) for text in alike), strict=True)
     ranges = iter([" to ".join(map(str, sorted({min(column), max(column)}))) for column in columns])
     return _AMOUNT.sub(lambda _: next(ranges), alike[0])
 
 
 def verify_text(evaluations: Sequence[Verification], *, rebuilt: bool) -> str:
-    """A row per pack and wheel."""
+    """Return a row per pack and wheel."""
     good = "intact, built again bit for bit" if rebuilt else "intact"
     rows = [
         (
@@ -254,7 +254,7 @@ def verify_text(evaluations: Sequence[Verification], *, rebuilt: bool) -> str:
 
 
 def doctor_text(found: Diagnosis) -> str:
-    """The whole diagnosis."""
+    """Return the whole diagnosis."""
     torch = "none" if found.torch is None else f"{found.torch}, {found.torch_build} build"
     rows = [
         ("aotmm", found.aotmm),

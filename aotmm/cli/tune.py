@@ -21,7 +21,7 @@ from aotmm.target import TARGETS
     "file",
     metavar="FILE",
     type=FILE,
-    help="Shapes to time, written like aotmm/tune/shapes.json, which is the default.",
+    help="File of shapes to time.  [default: aotmm/tune/shapes.json]",
 )
 @click.option(
     "--dtype",
@@ -35,15 +35,15 @@ from aotmm.target import TARGETS
     default="8m",
     show_default=True,
     metavar="TIME",
-    help="Begin no shape after that: 90s, 8m, 1h. The same command again goes on from there.",
+    help="Begin no shape after it: 90s, 8m, 1h. The same command again continues.",
 )
 @click.option(
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Table to write.  [default: the one that packs of this checkout are built with]",
+    help="Table to write.  [default: the one for packs of this checkout]",
 )
-@click.option("--refit", is_flag=True, help="Time nothing; fit the models of the table again. Needs no GPU.")
+@click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
 @scheduler_option
 @pack_option
 @json_option
@@ -61,9 +61,9 @@ def tune(
 ) -> None:
     """Time the prebuilt kernels on this machine's GPUs, or a cluster's.
 
-    The times, and models fitted to them, go to a table. aotmm build puts that of the checkout into its packs;
-    aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and one that is wrong is not timed; both
-    are named, and are an error in the end. A fifth of the shapes judges what selection makes of the others.
+    The times, and models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
+    aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
+    named, and are an error in the end. A fifth of the shapes tests the selection.
     """
     refuse_ignored(("with --refit", refit, ("file", "budget", "scheduler")))
     if out is None:
@@ -97,7 +97,7 @@ def tune(
 
 
 def _seconds(text: str) -> float:
-    """The time in `text` ("90s", "8m", "1h") in seconds."""
+    """Return the time in `text` ("90s", "8m", "1h") in seconds."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = text[:-1], text[-1:]
     if unit not in units or not number.isdecimal():

@@ -1,8 +1,8 @@
 """Kernel sources, one module per family; `hopper` has four.
 
-A family module, `aotmm.kernels.NAME` or one of a user's own, has the jit function and `specialise(variant)`, which says
-how the compiler is to specialise it. What a specialisation assumes becomes the kernel's guards
-(`aotmm.build.compile`). A user's own module also has `FAMILY`, what config sets may ask of it: docs/extending.md.
+A family module, `aotmm.kernels.NAME` or a user's own, has the jit function and `specialise(variant)`, which returns how
+the compiler must specialise it. The assumptions of a specialisation become the kernel's guards (`aotmm.build.compile`).
+A user's own module also has `FAMILY`, the limits of its entries in config sets: docs/extending.md.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ VECTOR_BYTES = 16  # of the widest access to global memory
 WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
 WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
 WARPGROUP = 4  # warps that issue one wgmma together
-# Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor". Lines are what the widest swizzle permutes, and rows of
+# Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor". The widest swizzle permutes a line; a line is a row of
 # shared memory without bank conflicts.
 MOST_COLUMNS = 256
 LINE_BYTES = 128
-WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have parts to play
-CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, of that many
+WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have roles
+CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, and the size
 
 _POWERS = tuple(2**i for i in range(4, 10))
 NUMBERS: dict[str, tuple[int, ...]] = {
@@ -44,16 +44,16 @@ NUMBERS: dict[str, tuple[int, ...]] = {
 
 
 class Family(NamedTuple):
-    """What the entries of one kernel family may say.
+    """Limits of the entries of one kernel family.
 
     Attributes:
         numbers: the values that each number may have.
-        archs: what it can be built for; an entry names them unless these are all.
+        archs: archs that it can be built for; an entry names them unless these are all.
         dtypes: input types that it multiplies; an entry names its own unless these are all.
         warpgroups: the side of the tile of which every four warps take 64 rows or a multiple, "" if no side is cut so.
         width: the other side, if it need not be a power of two.
-        roles: what its kernels can be for.
-        epilogues: what its kernels can do to their sums.
+        roles: possible roles of its kernels.
+        epilogues: possible epilogues of its kernels.
         num_ctas: blocks of a cluster, which share a tile.
     """
 
@@ -83,8 +83,8 @@ def module_of(family: str) -> ModuleType:
 class Variant:
     """The unit of building: one kernel of one family for one arch.
 
-    `layout` "any" makes no guard at all; the others guard unit strides and, if `aligned`, 16-byte rows. `role` is
-    what the kernel is for (`problem.ROLES`).
+    `layout` "any" makes the kernel generic: it has no guard. The others guard unit strides and, if `aligned`, 16-byte
+    rows. `role` is one of `problem.ROLES`.
     """
 
     target: Target
@@ -102,23 +102,23 @@ class Variant:
 
     @property
     def first_warps(self) -> int:
-        """Warps that the kernel starts with: one that is warp-specialised adds others to its first consumer itself."""
+        """Return the warps that the kernel starts with; a warp-specialised kernel adds others to its first consumer."""
         return WARPGROUP if self.family in WARP_SPECIALISED else self.config.num_warps
 
     @property
     def num_ctas(self) -> int:
-        """Blocks of a cluster."""
+        """Return the blocks of a cluster."""
         return CLUSTERED.get(self.family, 1)
 
     @property
     def config_name(self) -> str:
-        """What the time of the kernel depends on, apart from types and epilogue."""
+        """Return the config's name, which determines the kernel's time together with types and epilogue."""
         access = "_any" if self.layout == "any" else "" if self.aligned else "_unaligned"
         return f"{self.family}_{self.config}{access}" + ("_split" if self.role == "partial" else "")
 
     @property
     def name(self) -> str:
-        """A label, unique among the variants of one arch."""
+        """Return a label, unique among the variants of one arch."""
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
         name = f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.epilogue}"
         access = "" if self.aligned or self.layout == "any" else "_unaligned"
@@ -130,13 +130,13 @@ class Descriptor:
     """A matrix in global memory that the kernel reads or writes in boxes, through a tensor map.
 
     Attributes:
-        value: the quantity that is its address ("a_ptr").
+        value: the quantity of its address ("a_ptr").
         dtype: element type (`problem.DTYPES`).
-        sizes: the quantities that are its sizes, the contiguous dimension last.
-        strides: the quantities that are its strides, in elements, in the same order; the last one is 1.
-        box: what the kernel transfers at a time, in the same order.
-        cluster: how the blocks of a cluster divide a box (Gluon's `cga_layout`); empty without a cluster.
-        outer: the box's outer size, if it is not the one that the compiler is told.
+        sizes: the quantities of its sizes, the contiguous dimension last.
+        strides: the quantities of its strides, in elements, in the same order; the last one is 1.
+        box: elements of one transfer, in the same order.
+        cluster: division of a box among the blocks of a cluster (Gluon's `cga_layout`); empty without a cluster.
+        outer: the box's outer size, if it differs from the compiler's.
     """
 
     value: str
@@ -150,21 +150,21 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class Specialisation:
-    """How a family's function is compiled for a variant; every key is an argument of the function.
+    """Specialisation of a family's function for a variant; every key is an argument of the function.
 
     Attributes:
         function: the Triton or Gluon jit function.
         types: run-time arguments and their Triton types.
         constants: compile-time arguments. A constant whose name is in `problem.VALUES` is a guard.
-        multiples: what the value of a run-time argument is a multiple of (bytes for pointers).
+        multiples: by run-time argument: a divisor of its value (bytes for pointers).
         guards: conditions beside those, e.g. that offsets fit 32 bits.
         vector_bytes: widest global access that all this allows.
         descriptors: tensor descriptor arguments, which a launch fills with tensor maps by value.
         persistent: blocks take tile after tile, so that a grid need not have one for each.
-        pdl: waits for the kernel before it (griddepcontrol) where it first touches memory, so that a launch
-            may let it start early.
-        fenced: has every fence between what threads write to shared memory and what TMA or wgmma read there, so that
-            the compiler need not look for missing ones.
+        pdl: waits for the previous kernel (griddepcontrol) before its first access to memory, so that a launch may let
+            it start early.
+        fenced: has every fence between threads' writes to shared memory and reads of TMA or wgmma there, so that the
+            compiler need not look for missing ones.
         synchronised: likewise, has every barrier between threads that share memory.
     """
 

@@ -1,9 +1,9 @@
-"""Family `copy`: copies a matrix, bit by bit, between memory of the caller's and the workspace.
+"""Family `copy`: copy a matrix, bit by bit, between the caller's memory and the workspace.
 
-What other kernels need is rows that are contiguous and 16-byte aligned; operands and results that are not are copied.
-Either side may be the one that is not, so no alignment is guarded: neighbouring threads take neighbouring elements, 16
-for each thread, and all loads are on their way before the first store. Layouts are the memory order of the source and
-of the destination: "nn" copies rows to rows, "tn" and "nt" turn the matrix in shared memory, "any" has any strides.
+Other kernels need rows that are contiguous and 16-byte aligned; other operands and results are copied. Either side may
+be unaligned, so no alignment is guarded: neighbouring threads take neighbouring elements, 16 for each thread, and all
+loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
+rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
 A copy is launched with quantities of its own: `a_ptr`, `stride_am` and `stride_ak` are the source, `c_ptr`, `stride_cm`
 and `stride_cn` the destination, M and N its rows and columns, batch is 1. A launch has
@@ -36,7 +36,7 @@ def copy(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """C (M, N) = A (M, N)."""
+    """Compute C (M, N) = A (M, N)."""
     tiles_n = tl.cdiv(N, BLOCK_N)
     first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
     first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
@@ -53,7 +53,7 @@ def copy(
 
 
 def specialise(variant: Variant) -> Specialisation:
-    """The kernel that copies elements as wide as `variant.dtype_a`'s."""
+    """Return the kernel that copies elements as wide as `variant.dtype_a`'s."""
     config, bytes_ = variant.config, DTYPES[variant.dtype_a].bytes
     unit = UNIT_STRIDES.get(variant.layout, ())
     constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}

@@ -1,4 +1,4 @@
-"""What kernels of every family do to their sums before they store them: scales, bias, activation, in this order."""
+"""The epilogue of kernels of every family: scales, bias, activation of the sums, in this order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SILU = tl.constexpr(_CODES.index("silu"))
 TANH = tl.constexpr(_CODES.index("tanh"))
 FIRST_FORMULA = tl.constexpr(len(ACTIVATIONS) - len(FORMULAS))
 FORMULA_NAMES = tl.constexpr(tuple(FORMULAS))
-formulas = ModuleType("formulas")  # of what a module has, Triton can call one by its name
+formulas = ModuleType("formulas")  # Triton can call a module's functions by their names
 vars(formulas).update({name: triton.jit(formula) for name, formula in FORMULAS.items()})
 VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
 
 
 def epilogue_types(c: DType) -> dict[str, str]:
-    """The arguments of an epilogue that gives elements of type `c`, and their Triton types."""
+    """Return the arguments of an epilogue with results of type `c`, and their Triton types."""
     return {
         "bias_ptr": f"*{c.triton}",
         **dict.fromkeys(("bias_rank", "stride_bias_m", "stride_bias_n"), "i64"),
@@ -38,9 +38,9 @@ def epilogue_types(c: DType) -> dict[str, str]:
 
 @triton.jit
 def scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N):
-    """acc times one fp32 per row of A and one per column of B; strides of 0 take the same for all.
+    """Return acc times one fp32 per row of A and one per column of B; with stride 0 one is for all.
 
-    A pointer is null where there is no scale: a branch that costs nothing (docs/performance.md, "Epilogue").
+    A pointer is null without a scale: a branch that costs nothing (docs/performance.md, "Epilogue").
     """
     if scale_a_ptr.to(tl.int64) != 0:
         acc *= tl.load(scale_a_ptr + rows.to(tl.int64) * stride_scale_a, mask=rows < M, other=0.0)[:, None]
@@ -51,7 +51,7 @@ def scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, c
 
 @triton.jit
 def add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N):
-    """acc plus a vector of N (bias_rank 1) or an (M, N) matrix (2) of the result's type."""
+    """Return acc plus a vector of N (bias_rank 1) or an (M, N) matrix (2) of the result's type."""
     if bias_rank == VECTOR:
         bias = tl.load(bias_ptr + cols.to(tl.int64) * stride_bias_n, mask=cols < N, other=0.0)
         acc += bias.to(tl.float32)[None, :]
@@ -64,7 +64,7 @@ def add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols,
 
 @triton.jit
 def linear(x, activation, slope):
-    """Identity, relu or leaky_relu; NaN stays NaN."""
+    """Apply identity, relu or leaky_relu; NaN stays NaN."""
     if activation == RELU:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif activation == LEAKY_RELU:
@@ -74,13 +74,13 @@ def linear(x, activation, slope):
 
 @triton.jit
 def logistic(x, z):
-    """x / (1 + 2^z)."""
+    """Return x / (1 + 2^z)."""
     return libdevice.fast_dividef(x, 1.0 + tl.exp2(z))
 
 
 @triton.jit
 def activate(x, activation, slope):
-    """Any activation by its number in `problem.ACTIVATIONS`, in fp32.
+    """Apply any activation by its number in `problem.ACTIVATIONS`, in fp32.
 
     All but the linear ones are sigmoids, s(z) = 1 / (1 + 2^z), of odd functions of x: with y = -x log2(e), silu is
     x s(y), tanh 2 s(2 y) - 1, and gelu_tanh x s(2 sqrt(2 / pi) y (1 + 0.044715 x^2)), because (1 + tanh(x)) / 2 is
@@ -88,8 +88,8 @@ def activate(x, activation, slope):
     float64, weights moved until the error is even): the result is off by less than 2^-19 of |x|, where torch's own
     1 + erf(x) is off by 2^-24. Its last term takes z to where s is 0 or 1 for large |x|.
 
-    Each has code of its own without a branch in it, in which the exponentials and divisions of some elements take place
-    beside the polynomials of others.
+    Each has code of its own without a branch, so that the exponentials and divisions of some elements overlap with the
+    polynomials of others.
     """
     if activation == GELU:
         square = x * x
@@ -136,7 +136,7 @@ def finish(
     N,
     EPILOGUE: tl.constexpr,
 ):
-    """The result in fp32 for sums `acc` of rows `rows` and columns `cols`, some of which may be past the edge."""
+    """Return the result in fp32 for sums `acc` of rows `rows` and columns `cols`, some of them past the edge."""
     acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N)
     if EPILOGUE != "none":
         acc = add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N)

@@ -1,4 +1,4 @@
-"""Which tile a program computes: in groups of rows of tiles, so that programs that run together share operands in L2.
+"""The order of tiles: in groups of rows of tiles, so that programs that run together share operands in L2.
 
 Source of the idea: Triton tutorial 03, "Matrix Multiplication".
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def place(pid, tiles_m, tiles_n, GROUP_M: tl.constexpr):
-    """Row and column of tile number `pid`, in groups of GROUP_M rows of tiles."""
+    """Return row and column of tile number `pid`, in groups of GROUP_M rows of tiles."""
     tiles_per_group = GROUP_M * tiles_n
     first_m = pid // tiles_per_group * GROUP_M
     group_rows = min(tiles_m - first_m, GROUP_M)

@@ -1,7 +1,7 @@
-"""Family `reduce`: adds up the partial sums of the slices of K, applies the epilogue and writes C.
+"""Family `reduce`: add up the partial sums of the slices of K, apply the epilogue and write C.
 
-It follows a kernel of role "partial" on the same stream. Slices are added in their order, so that a product is the same
-bits every time. Layout "nn" writes rows of C that are contiguous and 16-byte aligned, "any" whatever C there is.
+It follows a kernel of role "partial" on the same stream. Slices are added in their order, so that a product has the
+same bits every time. Layout "nn" writes rows of C that are contiguous and 16-byte aligned, "any" writes any C.
 
 A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
 """
@@ -48,10 +48,10 @@ def reduce(
     EPILOGUE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """C (M, N) = epilogue of the sum over `split` slices of partial sums, whose rows are workspace_stride_m long."""
+    """Compute C (M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m."""
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()  # the partial sums are those of the kernel before this one
+        gdc_wait()  # the previous kernel writes the partial sums
     tiles_n = tl.cdiv(N, BLOCK_N)
     rows = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -85,7 +85,7 @@ def reduce(
 
 
 def specialise(variant: Variant) -> Specialisation:
-    """The kernel that adds up sums to `variant.dtype_c`, for aligned rows of C ("nn") or any C ("any")."""
+    """Return the kernel that adds up sums to `variant.dtype_c`, for aligned rows of C ("nn") or any C ("any")."""
     config, target, c = variant.config, variant.target, DTYPES[variant.dtype_c]
     pdl = target.capability is not None and target.capability >= PDL_SINCE
     constants: dict[str, Any] = {

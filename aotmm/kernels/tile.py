@@ -2,8 +2,8 @@
 
 Any strides, any sizes, any batch, on every target.
 
-Where C has few tiles and K is large, role "partial": a program computes one slice of K of one tile, and family `reduce`
-adds them up. Slices are the outermost order: what runs together reads the same part of K.
+If C has few tiles and K is large, role "partial" is used: a program computes one slice of K of one tile, and family
+`reduce` adds them up. Slices are the outermost order: programs that run together read the same part of K.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def multiply(
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
-    """The product of `rows` of A and `cols` of B over K from first_k, a multiple of BLOCK_K, to last_k."""
+    """Return the product of `rows` of A and `cols` of B over K from first_k, a multiple of BLOCK_K, to last_k."""
     ks = tl.arange(0, BLOCK_K)
     a_ptrs = a_ptr + rows[:, None] * stride_am + ks[None, :] * stride_ak
     b_ptrs = b_ptr + ks[:, None] * stride_bk + cols[None, :] * stride_bn
@@ -94,7 +94,7 @@ def tile(
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
-    """C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32 (int8: in int32)."""
+    """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32 (int8: int32)."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     z = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
@@ -163,7 +163,7 @@ def partial(
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
-    """Slice `part` of the workspace (split, whole tiles of M, whole tiles of N) = A @ B over part of K, in fp32."""
+    """Compute slice `part` of the workspace (split, whole tiles of M and of N) = A @ B over part of K, in fp32."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     part = tl.program_id(0) // (tiles_m * tiles_n)
@@ -194,11 +194,11 @@ def partial(
 
 
 def specialise(variant: Variant) -> Specialisation:
-    """The tile kernel of `variant`.
+    """Return the tile kernel of `variant`.
 
-    Layout "any" has no guard and computes every offset in 64 bits. The others have guards for the unit strides of their
-    layout and 32-bit offsets within one matrix, which makes loads coalesced; aligned ones also 16-byte rows, which
-    makes the compiler issue 16-byte loads and stores.
+    Layout "any" has no guard and computes every offset in 64 bits. The others have guards on the unit strides of their
+    layout and on 32-bit offsets within one matrix, so that loads are coalesced. Aligned ones also guard 16-byte rows,
+    so that the compiler issues 16-byte loads and stores.
     """
     config, a, b, c = variant.config, DTYPES[variant.dtype_a], DTYPES[variant.dtype_b], DTYPES[variant.dtype_c]
     precise = variant.dtype_a.startswith("fp8") and not variant.fast_accum
@@ -247,7 +247,7 @@ def specialise(variant: Variant) -> Specialisation:
 
 
 def _multiples(unit: tuple[str, ...], bytes_: dict[str, int]) -> dict[str, int]:
-    """What makes every row (column, where the layout says so) of every matrix start at, and fill, 16 bytes."""
+    """Return the divisors with which every row (or column, by the layout) starts at, and fills, 16 bytes."""
     vector = {operand: VECTOR_BYTES // size for operand, size in bytes_.items()}
     found = {f"{operand}_ptr": VECTOR_BYTES for operand in vector}
     for name in ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", *BATCH_STRIDES):

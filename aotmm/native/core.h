@@ -1,6 +1,6 @@
-/* The launch core, linked into every launcher: a problem (problem.c), what kernels need of it (guards.c), how long they take
-   (time_model.c), the choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c).
-   Tables that are declared `extern` here are in the generated launcher.c. */
+/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c),
+   the choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c). Tables declared
+   `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
@@ -14,20 +14,20 @@ typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its f
 
 enum { AOTMM_MIN_M_COUNT = sizeof((int32_t[])AOTMM_MIN_M) / sizeof(int32_t) };
 
-/* Constants of the time model of one kernel, for a range of rows. */
+/* Constants of the time model of one kernel for a range of M. */
 typedef struct aotmm_constants {
   double base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_loaded_byte;
-  uint32_t occupancy; /* how many blocks a multiprocessor is taken to work on at once */
+  uint32_t occupancy; /* blocks that a multiprocessor works on at once */
 } aotmm_constants;
 
-/* A tuning table in terms of this library's kernels. */
+/* A tuning table for this library's kernels. */
 typedef struct aotmm_tuning {
   const aotmm_constants (*constants)[AOTMM_MIN_M_COUNT]; /* by kernel */
   const uint16_t *config_names;        /* by kernel: its config's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
   const aotmm_time *times;          /* by shape and config */
-  uint32_t *places;                 /* of shapes: a table of their numbers from 1 on, by a sum of their fields; 0: empty */
-  uint32_t shape_count, config_count, place_count; /* which is a power of two above shape_count */
+  uint32_t *places;                 /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
+  uint32_t shape_count, config_count, place_count; /* place_count: a power of two above shape_count */
 } aotmm_tuning;
 
 /* A guard: (value & mask) - least, unsigned, is at most `span`. */
@@ -40,7 +40,7 @@ typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
 
-/* Kernels that differ in nothing but their epilogue, the plainer first, of aotmm_order. */
+/* Kernels in aotmm_order that differ only in their epilogue, the plainer first. */
 typedef struct aotmm_siblings {
   uint16_t first, count;
   uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_VALUE_STRIDE_AM on */
@@ -48,14 +48,14 @@ typedef struct aotmm_siblings {
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
-/* In the order of values. */
+/* In the order of AOTMM_VALUE_*. */
 extern const aotmm_guard_test aotmm_guard_tests[];
 extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by kernel */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
-extern const int64_t aotmm_pointer_alignment; /* a power of two: no guard sees more of an address than its remainder */
+extern const int64_t aotmm_pointer_alignment; /* a power of two: guards depend only on an address modulo it */
 extern const aotmm_tuning aotmm_built_tuning;
-/* Numbers of kernels: siblings side by side; reduces and copies in the order of preference. */
+/* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
 extern const aotmm_siblings aotmm_siblings_of[];
 /* Products and partials: in aotmm_siblings_of, by storage types. */
@@ -68,26 +68,26 @@ extern const aotmm_group aotmm_copies[5];                  /* by bytes of an ele
 
 enum { OPERANDS = 3, MAX_GRID = 0x7fffffff };
 enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
-enum { PANEL = 128 /* panels begin at multiples of it: all addresses in them are aligned alike, up to 128 bytes */ };
+enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
 
-/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 multiplies only 0: it is
-   taken as 0, and a guard on what it equals, or is at least, holds. */
+/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 is free: it counts as 0,
+   and every guard on it holds. */
 typedef struct quantities {
   int64_t value[AOTMM_VALUE_COUNT];
-  uint64_t free; /* bit set: a stride of that kind */
+  uint64_t free; /* bit set: a free stride */
 } quantities;
 _Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
 
-/* The quantities of a matrix of a product; matrices are in the order of AOTMM_COPY_*. */
+/* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
 typedef struct operand_values {
   uint16_t pointer, rows, cols, row_stride, col_stride, extent;
 } operand_values;
 extern const operand_values operands[OPERANDS];
 
-/* Where a matrix lies in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are
-   columns if it is transposed, else rows. */
+/* A matrix in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are columns
+   if it is transposed, else rows. */
 typedef struct copy_layout {
   int transposed;
   int64_t lines, length, pitch, bytes;
@@ -95,22 +95,22 @@ typedef struct copy_layout {
 
 static inline int64_t ceil_div(int64_t a, int64_t b) {
   if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
-  uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and division is slow */
+  uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and 64-bit division is slow */
   return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
 }
 
-/* a * b of numbers from 0; the largest int64 when it is more. */
+/* a * b for numbers from 0; INT64_MAX on overflow. */
 static inline int64_t saturated(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
-/* What is left of a product of any stride and the bytes of an element when it is divided by a power of two. */
+/* Bytes of any stride, modulo a power of two. */
 static inline uint64_t rest_of(int64_t stride, int64_t element_bytes, uint64_t power) {
   return (uint64_t)stride * (uint64_t)element_bytes & (power - 1);
 }
 
-/* Of an address: whatever a caller says it is, it only wraps around. */
+/* The address `bytes` behind another; any address may be given, it wraps around. */
 static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
 
 static inline int contiguous(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
@@ -149,7 +149,7 @@ int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
 /* ---- time_model.c */
 
-/* A product is cut into `down` times `across` panels of C, of so many rows and columns; the last ones have fewer. */
+/* `down` times `across` panels of C, each of `rows` rows and `cols` columns; the last ones have fewer. */
 typedef struct panels {
   int64_t rows, cols, down, across, last_rows, last_cols;
 } panels;
@@ -160,21 +160,21 @@ typedef struct query {
   const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
   const aotmm_tuning *tuning;
-  int min_m;     /* number in AOTMM_MIN_M */
+  int min_m;     /* index in AOTMM_MIN_M */
   int64_t limit; /* of the workspace */
-  double bytes_read, bytes_moved; /* of A and B; by a product */
-  int32_t epilogue;   /* the least that the problem needs */
+  double bytes_read, bytes_moved; /* bytes_read: of A and B; bytes_moved: by a product */
+  int32_t epilogue;   /* the plainest that the problem needs */
   uint32_t contiguous; /* as in aotmm_siblings, of all placements */
   uint32_t excluded;  /* copies that would take more than the limit */
-  int count;          /* placements to place the operands, the one without copies first */
+  int count;          /* placements of the operands, the one without copies first */
   struct {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
-    double row_a, col_b; /* bytes of an element of A and of B, as the model counts loads */
+    double row_a, col_b; /* bytes of A's and B's element times the model's a and b */
     quantities q;
   } placements[OPERANDS];
-  const aotmm_time *measured[2]; /* of this shape, by config; by fast_accum; NULL if there is none */
+  const aotmm_time *measured[2]; /* of this shape, by fast_accum, then by config; NULL for none */
 } query;
 
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
@@ -182,7 +182,7 @@ static inline const aotmm_constants *constants_of(const query *s, uint32_t kerne
 }
 
 const aotmm_tuning *current_tuning(void);
-uint32_t tuning_generation(void); /* raised by `retune`, which makes all that is remembered out of date */
+uint32_t tuning_generation(void); /* raised by `retune`, which outdates remembered plans */
 int min_m_index(int64_t M);
 double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
 double reduce_time(const query *, int kernel, uint32_t split);
@@ -204,23 +204,23 @@ int aotmm_retune(const aotmm_table *);
 int aotmm_preload(int ordinal);
 const aotmm_error *aotmm_last_error(void);
 
-/* Records the calling thread's failure and returns `status`. */
+/* Record the calling thread's failure and return `status`. */
 int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
-/* The failure of every call that needs the driver in a child that was forked after the driver had been opened. */
+/* The failure of calls that need the driver in a child that was forked after the driver had been opened. */
 int aotmm_fail_forked(int ordinal);
 
-/* ---- the driver. Each function returns an aotmm_status after aotmm_fail. */
+/* ---- the driver. Functions return an aotmm_status, after aotmm_fail if they fail. */
 
 extern const uint64_t driver_max_threads; /* of a whole grid */
-/* Opens the driver once and reads the device's facts; the pointer stays valid. Everything else is called after it. */
+/* Open the driver once and read the device's facts; the pointer stays valid. To be called before the others. */
 int driver_device(int ordinal, const aotmm_device **);
-/* Makes the device current in this thread; *saved is what driver_leave restores. */
+/* Make the device current in this thread; driver_leave restores *saved. */
 int driver_enter(int ordinal, void **saved);
 void driver_leave(void *saved);
-/* Loads a kernel for the current device; allowed during stream capture. */
+/* Load a kernel for the current device; allowed during stream capture. */
 int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
-/* Writes the tensor map of a matrix of inner x outer elements, whose lines are `stride_bytes` apart, to `encoded`. */
+/* Write the tensor map of a matrix of inner x outer elements, with lines `stride_bytes` apart, to `encoded`. */
 int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, int64_t address, int64_t inner, int64_t outer,
                   int64_t stride_bytes, int ordinal, void *encoded);
 int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int pdl, void *stream,

@@ -7,7 +7,7 @@
 
 #include "core.h"
 
-extern const int aotmm_capability, aotmm_specific, aotmm_min_driver; /* what images were built for, alone, and need */
+extern const int aotmm_capability, aotmm_specific, aotmm_min_driver; /* of the images; for it alone; lowest driver */
 
 const uint64_t driver_max_threads = UINT64_MAX; /* blocks alone are limited */
 
@@ -65,7 +65,7 @@ static const struct {
   const char *name;
   void *slot;
 } symbols[] = {
-    /* these are for check_version, before anything that an old driver may lack */
+    /* these are for check_version, before functions that an old driver may lack */
     {"cuDriverGetVersion", &cu.cuDriverGetVersion},
     {"cuGetErrorName", &cu.cuGetErrorName},
     {"cuGetErrorString", &cu.cuGetErrorString},
@@ -95,7 +95,7 @@ static struct {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int forked; /* after the driver was opened; this is the child */
 
-/* Sends the next use of each device to where `forked` is looked at, so that no other use has to. */
+/* Make the next use of each device check `forked`, so that no other use has to. */
 static void in_child(void) {
   forked = 1;
   for (int i = 0; i < AOTMM_MAX_DEVICES; i++) devices[i].ready = 0;
@@ -140,7 +140,7 @@ static int open_driver(void) {
   if (!handle)
     return aotmm_fail(AOTMM_NO_DRIVER, 0, -1, "dlopen", "the CUDA driver cannot be opened: %s; install the NVIDIA driver",
                       dlerror());
-  /* An old driver lacks functions, but its version says better what is wrong. */
+  /* An old driver lacks functions; its version is the better error. */
   int status = find(handle, 0, FOR_VERSION);
   if (status || (status = check_version()) || (status = find(handle, FOR_VERSION, SYMBOLS))) return status;
   if (!watched && pthread_atfork(NULL, NULL, in_child))
@@ -212,7 +212,7 @@ void driver_leave(void *saved) {
 }
 
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
-  /* cubins run on their own major version, from their minor one on, or on that one alone; what is newer takes the text */
+  /* cubins run on their major version from their minor one on, or on that one alone; newer devices take PTX */
   int capability = devices[ordinal].capability, major = aotmm_capability / 10, minor = aotmm_capability % 10;
   int runs = aotmm_specific ? capability == aotmm_capability : capability / 10 == major;
   const unsigned char *image = capability < aotmm_capability ? NULL : runs ? kernel->image : kernel->ptx;
@@ -222,7 +222,7 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
                       aotmm_specific ? " alone" : " and later ones of that major version",
                       kernel->ptx ? ", and PTX for what is newer" : "");
   void *library = NULL, *handle = NULL;
-  int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */
+  int mode = CAPTURE_RELAXED; /* else loading is forbidden while a stream captures */
   const char *call = "cuThreadExchangeStreamCaptureMode";
   result code = cu.cuThreadExchangeStreamCaptureMode(&mode);
   if (code) return failed(code, ordinal, call, kernel->name);

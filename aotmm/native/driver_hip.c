@@ -1,12 +1,12 @@
-/* The HIP runtime, opened at run time. Source: HIP runtime API reference, "Module Management". Never run on an AMD
-   GPU: tested against a stand-in with the same interface. */
+/* The HIP runtime, opened at run time. Source: HIP runtime API reference, "Module Management". It has never run on an
+   AMD GPU; it is tested with a stand-in of the same interface. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
 
 #include "core.h"
 
-/* The runtime's property struct changes between versions, so facts are those of the arch. */
+/* The runtime's property struct differs between versions, so these facts are the arch's. */
 extern const int aotmm_multiprocessors, aotmm_shared_bytes;
 
 /* Source: HIP runtime API reference, hipModuleLaunchKernel: grid times block is below 2^32. */
@@ -53,7 +53,7 @@ static int ready; /* the two above are valid */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int forked; /* after the driver was opened; this is the child */
 
-/* Sends the next use of any device to where `forked` is looked at, so that no other use has to. */
+/* Make the next use of any device check `forked`, so that no other use has to. */
 static void in_child(void) {
   forked = 1;
   ready = 0;
@@ -64,7 +64,7 @@ static int failed(result code, int device, const char *call, const char *what) {
                     *what ? " for kernel " : "", what, hip.hipGetErrorName(code), code, hip.hipGetErrorString(code));
 }
 
-/* The runtime that torch loaded if there is one (its soname changes with ROCm), else the system's. */
+/* Open the runtime that torch loaded if there is one (its soname changes with ROCm), else the system's. */
 static void *open_library(void) {
   static const char *const names[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"};
   void *handle = dlopen("libtorch_hip.so", RTLD_NOW | RTLD_NOLOAD);
@@ -114,7 +114,7 @@ int driver_device(int ordinal, const aotmm_device **device) {
   return AOTMM_OK;
 }
 
-/* saved is the device to go back to plus 1, NULL if it is the same */
+/* *saved is 1 + the device to restore, NULL if it is the same */
 int driver_enter(int ordinal, void **saved) {
   int current = -1;
   *saved = NULL;
@@ -132,7 +132,7 @@ void driver_leave(void *saved) {
 
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
   void *module = NULL;
-  int mode = CAPTURE_RELAXED; /* loading is else forbidden while a stream captures */
+  int mode = CAPTURE_RELAXED; /* else loading is forbidden while a stream captures */
   const char *call = "hipThreadExchangeStreamCaptureMode";
   result code = hip.hipThreadExchangeStreamCaptureMode(&mode);
   if (code) return failed(code, ordinal, call, kernel->name);
@@ -153,7 +153,7 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64
 
 int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal) {
-  (void)pdl; /* HIP has no such launch, and no kernel there asks for one */
+  (void)pdl; /* HIP has no pdl, and no kernel there asks for it */
   result code = hip.hipModuleLaunchKernel(function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
                                           parameters, NULL);
   return code ? failed(code, ordinal, "hipModuleLaunchKernel", kernel->name) : AOTMM_OK;

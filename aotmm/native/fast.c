@@ -1,9 +1,9 @@
-/* _fast.abi3.so: the way of `lib.matmul` past torch's dispatcher, for plain GPU tensors where nothing is to be recorded.
+/* _fast.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded.
  *
- * Tensors are read over DLPack's C exchange API, multiplied by aotmm_torch_multiply, results wrapped by libtorch_python.
- * Whatever a mode, a transform or autograd would have a say in is answered with NotImplemented: the op serves it. This
- * file needs no Python.h: it declares what it uses of the limited API of Python 3.10 (PEP 384, PEP 590), and no torch
- * header. Sources: dlpack.h 1.2; torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
+ * DLPack's C exchange API reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
+ * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
+ * header and no Python.h: it declares its part of the limited API of Python 3.10 (PEP 384, PEP 590). Sources: dlpack.h
+ * 1.2; torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
 #include <dlfcn.h>
 #include <string.h>
 
@@ -97,16 +97,16 @@ static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
 static PyObject *(*wrap)(tensor_t);                     /* THPVariable_Wrap, before it */
 static void *c10;
 static _Bool (*is_grad_enabled)(void);
-static int64_t (*modes)(void); /* PythonTorchFunctionTLS::stack_len: what function_modes gives, where torch exports it */
+static int64_t (*modes)(void); /* PythonTorchFunctionTLS::stack_len: as function_modes, if torch exports it */
 static PyObject *tensor_type, *parameter_type, *is_neg, *requires_grad, *function_modes, *forward_ad, *increment_version;
 static PyObject *(*get)(PyObject *descriptor, PyObject *tensor, PyObject *type); /* of requires_grad */
 static PyObject *current_level; /* a name in forward_ad, which is a module's dict */
 static int32_t device_types[2];
 
-/* The dispatcher's state of this thread: two words that differ from torch's defaults in whatever is switched on or off. */
+/* The dispatcher's state of this thread: two words; a bit that differs from torch's default is a mode that is on. */
 static __thread const uint64_t *key_set;
 static uint64_t inference_keys[2]; /* in inference mode */
-static int trusted;                /* both words were seen to behave */
+static int trusted;                /* both words were tested */
 
 static const uint64_t *keys(void) {
   if (!key_set) key_set = dlsym(c10, "_ZN3c104impl26raw_local_dispatch_key_setE"); /* the calling thread's own */
@@ -118,14 +118,14 @@ static int quiet(void) {
   return !(now[0] | now[1]) || (now[0] == inference_keys[0] && now[1] == inference_keys[1]);
 }
 
-/* 1 if a call without arguments, or an attribute, gives `plain`, 0 for anything else, -1 for an exception. */
+/* Return 1 if a call or an attribute gave `plain`, 0 for anything else, -1 for an exception. */
 static int is(PyObject *got, PyObject *plain) {
   if (!got) return -1;
   Py_DecRef(got);
   return got == plain;
 }
 
-/* The same for a small int. */
+/* Compare with a small int, likewise. */
 static int equals(PyObject *got, long plain) {
   if (!got) return -1;
   long number = PyLong_AsLong(got);
@@ -133,8 +133,8 @@ static int equals(PyObject *got, long plain) {
   return number == -1 && PyErr_Occurred() ? -1 : number == plain;
 }
 
-/* 1 and its view for a GPU tensor that is no more than its elements, 0 for anything else, -1 for an exception. With
-   `recorded` autograd records, and it is set if the tensor requires a gradient. */
+/* Return 1 and the view of a plain GPU tensor, 0 for anything else, -1 for an exception. With `recorded` autograd
+   records, and it is set if the tensor requires a gradient. */
 static int plain(PyObject *tensor, int *recorded, view *v) {
   if (tensor->type != tensor_type && tensor->type != parameter_type) return 0;
   DLTensor t;
@@ -160,7 +160,7 @@ static int plain(PyObject *tensor, int *recorded, view *v) {
   return free < 0 ? -1 : 1;
 }
 
-/* 1 if no mode of torch has a say, 0 or -1 as `plain`. */
+/* Return 1 if no mode of torch is on, 0 or -1 as `plain`. */
 static int nothing_watches(void) {
   if (!trusted || !quiet()) return 0;
   int found = modes ? modes() == 0 : equals(PyObject_CallNoArgs(function_modes), 0);
@@ -169,13 +169,13 @@ static int nothing_watches(void) {
   return level ? equals(new_reference(level), -1) : -!!PyErr_Occurred();
 }
 
-/* Whether autograd can record the product by the Function of runtime/autograd.py. */
+/* Return whether autograd can record the product by the Function of runtime/autograd.py. */
 static int differentiable(const request *r) {
   return !r->out && !r->activation && r->a.dtype == r->b.dtype && (r->a.dtype == AOTMM_FP16 || r->a.dtype == AOTMM_BF16);
 }
 
-/* matmul(library, a, b, out, bias, activation): out and bias may be None, activation is None or (number, slope). Its answer
-   is None where all that is left is to record a gradient. */
+/* matmul(library, a, b, out, bias, activation): out and bias may be None, activation is None or (number, slope). Return
+   None if only a gradient is left to record. */
 static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
   if (count != 6) {
@@ -227,7 +227,7 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
 }
 
 /* connect(handles of libaotmm_torch, libtorch_cpu, libtorch_python and libc10, the DLPack API, DLPack's two types of
-   device, what matmul asks torch) -> what is missing, or None. */
+   device, the torch functions that matmul calls) -> the name of a missing function, or None. */
 static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
   if (count != 14) return Py_BuildValue("s", "14 arguments");
@@ -276,7 +276,7 @@ static PyObject *read_keys(PyObject *module, PyObject *const *arguments, Py_ssiz
   return Py_BuildValue("(KK)", (unsigned long long)keys()[0], (unsigned long long)keys()[1]);
 }
 
-/* trust(first, second): `matmul` works from now on; the words are those of inference mode. */
+/* trust(first, second): enable `matmul`; the words are those of inference mode. */
 static PyObject *trust(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
   for (int i = 0; i < 2 && i < count; i++) inference_keys[i] = (uint64_t)PyLong_AsVoidPtr(arguments[i]);

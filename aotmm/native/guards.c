@@ -1,18 +1,18 @@
-/* What a launch must satisfy: the guards of a kernel, as the generated tables have them. */
+/* The guards of kernels, in the generated tables, and the kernels and grids of launches. */
 #include "core.h"
 
 static inline int guard_test_holds(const aotmm_guard_test *c, const quantities *q) {
   return ((uint64_t)q->value[c->value] & c->mask) - c->least <= c->span || q->free >> c->value & 1;
 }
 
-/* Whether the guards of a kernel hold. */
+/* Return whether the guards of a kernel hold. */
 int guards_hold(uint32_t kernel, const quantities *q) {
   const aotmm_guard_test *c = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first, *end = c + aotmm_guard_tests_of[kernel].count;
   while (c < end && guard_test_holds(c, q)) c++;
   return c == end;
 }
 
-/* Whether those of them hold that are about the sums of slices. */
+/* Return whether the guards on the sums of slices hold. */
 int sum_guards_hold(uint32_t kernel, const quantities *q) {
   const aotmm_guard_test *first = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first;
   const aotmm_guard_test *c = first + aotmm_guard_tests_of[kernel].count;
@@ -21,7 +21,7 @@ int sum_guards_hold(uint32_t kernel, const quantities *q) {
   return 1;
 }
 
-/* The number of the first guard of a kernel that is broken, in its own order; `guard_count` if all hold. */
+/* Return the number of the first broken guard of a kernel, in its own order; `guard_count` if all hold. */
 uint32_t first_failed_guard(const aotmm_kernel *k, const quantities *q) {
   uint32_t i = 0;
   for (; i < k->guard_count; i++) {
@@ -38,7 +38,7 @@ uint32_t first_failed_guard(const aotmm_kernel *k, const quantities *q) {
 
 /* ---- kernels for a problem, and their grids */
 
-/* Blocks of a launch of that many work_tiles of work; 0 if a grid cannot have so many. */
+/* Return the blocks of a launch of `work_tiles`; 0 if a grid cannot have so many. */
 uint32_t grid_of(const aotmm_kernel *k, int64_t work_tiles, const aotmm_device *device) {
   if (work_tiles > MAX_GRID || work_tiles * k->num_ctas > MAX_GRID) return 0;
   if (k->persistent) {
@@ -49,7 +49,7 @@ uint32_t grid_of(const aotmm_kernel *k, int64_t work_tiles, const aotmm_device *
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
-/* The first kernel of a group that has the epilogue and keeps its guards, or -1. */
+/* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */
 static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
   for (int i = 0; i < group.count; i++) {
     uint32_t number = aotmm_order[group.first + i];
@@ -61,7 +61,7 @@ static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, 
   return -1;
 }
 
-/* The least epilogue that the problem needs. */
+/* Return the plainest epilogue that the problem needs. */
 int32_t epilogue(const aotmm_problem *p) {
   static const int32_t least[] = AOTMM_ACTIVATION_EPILOGUES;
   return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_BIAS_RELU ? AOTMM_EPILOGUE_BIAS_RELU : least[p->activation];
@@ -82,7 +82,7 @@ int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
          (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
 }
 
-/* Scratch memory behind a kernel's blocks, in bytes. */
+/* Return the bytes of scratch memory of a kernel's blocks. */
 int64_t scratch_of(const aotmm_kernel *k, uint32_t grid) {
   return k->global_scratch_bytes ? region((int64_t)grid * k->global_scratch_bytes) : 0;
 }

@@ -1,4 +1,4 @@
-/* Launch: checks a plan against a product, completes it, and gives its kernels to the driver. */
+/* Launch: check a plan against a product, complete it, and launch its kernels. */
 #include "core.h"
 
 #include <pthread.h>
@@ -13,7 +13,7 @@ int aotmm_device_facts(int ordinal, aotmm_device *device) {
   return status;
 }
 
-/* The kernel's function on the current device, loaded at its first use. */
+/* Find the kernel's function on the current device, which is loaded at its first use. */
 static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   aotmm_function *slot = &aotmm_functions[kernel][ordinal];
   *function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
@@ -29,8 +29,8 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
   return status;
 }
 
-/* The maps that this thread encoded last: the driver takes as long for one as the rest of a launch. They are functions of
-   what is compared here alone. */
+/* The maps that this thread encoded last: encoding one takes as long as the rest of a launch. A map depends only on the
+   fields before `bytes`. */
 enum { MAPS = 64 };
 static __thread struct encoded {
   const aotmm_tensor_map *map; /* NULL: empty */
@@ -38,7 +38,7 @@ static __thread struct encoded {
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
 } maps[MAPS];
 
-/* Whether the bias is a matrix that TMA can copy. Kernels ask the same (kernels/hopper/epilogue.py) before they use its map. */
+/* Return whether the bias is a matrix that TMA can copy. Kernels check the same (kernels/hopper/epilogue.py) first. */
 static int boxed(const quantities *q, int64_t stride_bytes) {
   return q->value[AOTMM_VALUE_BIAS_RANK] == 2 && q->value[AOTMM_VALUE_STRIDE_BIAS_N] == 1 &&
          (q->value[AOTMM_VALUE_BIAS_PTR] | stride_bytes) % VECTOR_BYTES == 0;
@@ -49,7 +49,7 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
   const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
   int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
   int64_t stride_bytes = saturated(q->value[map->stride], map->element_bytes);
-  if (outer == 1) /* the stride of one line is 0, which the driver does not take */
+  if (outer == 1) /* the stride of a single line is 0, which the driver refuses */
     stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
   if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
     memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
@@ -68,11 +68,11 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
   return AOTMM_OK;
 }
 
-/* Launches a kernel on the device that is current. */
+/* Launch a kernel on the current device. */
 static int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
-  void *parameters[AOTMM_MAX_PARAMETERS]; /* which the driver copies, of narrower ones the low bytes: all is little-endian */
+  void *parameters[AOTMM_MAX_PARAMETERS]; /* the driver copies the low bytes of narrow ones: all is little-endian */
   aotmm_function function;
   int status;
   for (uint32_t i = 0; i < kernel->parameter_count; i++) {
@@ -88,7 +88,7 @@ static int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, 
   return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
 }
 
-/* Everything that a plan launches. */
+/* The launches of a plan. */
 typedef struct launches {
   quantities q; /* of the main kernel and the reduce */
   uint32_t grid;
@@ -109,12 +109,12 @@ static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
                     (long long)plan->panel_n, (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
 }
 
-/* Whether rows or columns of that number can be cut so. */
+/* Return whether `size` rows or columns can be cut into panels of `extent`. */
 static int is_panel(int64_t extent, int64_t size) {
   return extent == 0 || extent >= size || (extent > 0 && extent % PANEL == 0);
 }
 
-/* Where the next panel begins; at `size` if that was the last. */
+/* Return the begin of the next panel; `size` after the last. */
 static int64_t after(int64_t begin, int64_t extent, int64_t size) {
   return extent && extent < size - begin ? begin + extent : size;
 }
@@ -123,11 +123,11 @@ static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64
   return address ? (int64_t)((uint64_t)address + (uint64_t)elements * (uint64_t)stride * (uint64_t)element_bytes) : 0;
 }
 
-/* Makes the quantities of a product those of its panel that begins at an element of C. Strides stay what they are, even where
-   only one row or column is left: a plan for one panel is for all. */
+/* Change the quantities of a product to those of its panel that begins at an element of C. Strides stay, even if only
+   one row or column is left: a plan for one panel is for all. */
 static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col) {
   const struct {
-    uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: it is the same in all rows or columns */
+    uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: the same for all rows or columns */
     int32_t element_bytes;
   } operands_[] = {
       {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, bytes_of_dtype[p->dtype_a]},
@@ -149,7 +149,7 @@ static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem
   for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
 }
 
-/* Checks a plan against the panel of a product that begins at an element of C, and completes it. */
+/* Check a plan against the panel of a product that begins at an element of C, and complete it. */
 static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col, const aotmm_device *device,
                    int ordinal, int64_t workspace, launches *all) {
   const uint32_t kernel = plan->kernel;
@@ -209,7 +209,7 @@ static int launch_copy(const launches *all, int i, const aotmm_device *device, i
                 ordinal, stream);
 }
 
-/* A copy of A or B that the panel before made, to `copied`, is still there. */
+/* Launch everything. `copied` has the previous panel's copies of A and B, which are not made again. */
 static int launch_all(const aotmm_plan *plan, const launches *all, const quantities *copied, const aotmm_device *device,
                       int ordinal, void *stream) {
   int status;
@@ -225,10 +225,10 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
   return status;
 }
 
-/* Where the last panel begins. */
+/* Return the begin of the last panel. */
 static int64_t last_of(int64_t extent, int64_t size) { return extent ? (size - 1) / extent * extent : 0; }
 
-/* Checks a plan against panels of every kind: the first and the last ones stand for all. */
+/* Check a plan against the first and the last panels, which stand for all. */
 static int check_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
                         int64_t workspace) {
   launches all;

@@ -1,9 +1,9 @@
-/* aotmm.override(): registers aten::mm and aten::bmm for GPUs, below autograd, autocast and vmap, which stay torch's own.
+/* aotmm.override(): aten::mm and aten::bmm for GPUs, below autograd, autocast and vmap, which stay torch's own.
  *
- * What our kernels do not take goes to torch's, through the functions that AOTInductor's programs call: they reach the
- * kernel itself, not the dispatcher, so nothing recurses. They turn exceptions into a status, and before torch 2.13 log
- * them; so what they refuse is repeated, and before 2.13 everything is done, by a kernel of Python's that
- * runtime/override.py registers for a dispatch key of our own: it calls torch's kernel, whose exceptions pass.
+ * Products that our kernels do not take go to torch's, through the functions that AOTInductor's programs call. These
+ * reach the kernel itself, not the dispatcher, so nothing recurses. They turn exceptions into a status, and before
+ * torch 2.13 log them. So a Python kernel repeats the products that they refuse, and before 2.13 computes all.
+ * runtime/override.py registers it for a dispatch key of our own. It calls torch's kernel, and exceptions pass.
  *
  * addmm and baddbmm have arguments that the stable interface does not carry (Scalar); runtime/override.py registers
  * them. */
@@ -11,7 +11,7 @@
 
 #include "torch_ops.h"
 
-/* at::Tensor as C++ returns it: where the caller says, which is how C returns a struct of more than two words. */
+/* at::Tensor as C++ returns it: at an address of the caller, as C returns a struct of more than two words. */
 typedef struct returned {
   void *tensor, *unused[2];
 } returned;
@@ -38,14 +38,14 @@ static const char *const names[] = {
 };
 enum { NAMES = sizeof names / sizeof *names };
 
-/* What belongs to a product of Python's kernel. No C can give it back when an exception passes, so that kernel does. */
+/* Tensors that the Python kernel's product owns. C cannot free them when an exception passes, so that kernel does. */
 static __thread struct handed {
   tensor_t tensors[3];
   struct handed *outer;
 } *handed;
 
 static uint64_t python_keys; /* the DispatchKeySet of Python's kernels */
-static int silent; /* Do torch's C functions log nothing? From 2.13 on. */
+static int silent; /* torch's C functions log nothing, from 2.13 on */
 static int (*tf32_allowed)(void);
 static int64_t library;
 static uint32_t unserved; /* GPUs for which there is no pack, a bit for each */
@@ -60,7 +60,7 @@ static int taken(const request *r, int dim) {
          (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
 }
 
-/* Did our kernels compute it? If not, `*wrong` says why the driver failed, or is NULL: then it is torch's to compute. */
+/* Return whether our kernels computed it. If not, `*wrong` is the driver's failure, or NULL: then torch computes it. */
 static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result, const char **wrong) {
   view written;
   request r = {.out = out ? &written : NULL, .library = library, .out_dtype = -1};
@@ -73,8 +73,8 @@ static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result,
   return 0;
 }
 
-/* An empty tensor for torch's own kernel to write to, of the result's size where there is one: else that kernel says what
-   is wrong with the operands. */
+/* Make an empty tensor for torch's own kernel to write to, of the result's size if the operands have one; else that
+   kernel reports the fault of the operands. */
 static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
   int64_t dims[2], *sizes[2], shape[3] = {0}, strides[3] = {1, 1, 1};
   int32_t dtype, type, device;
@@ -91,7 +91,7 @@ static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
   return torch.aoti_torch_empty_strided(dim, shape, strides, dtype, type, device, result);
 }
 
-/* The product by torch's own kernel. Returns 0, or 1 where it failed, or would not do so in silence. */
+/* Compute the product by torch's own kernel. Return 0, or 1 if it failed, or would log a failure. */
 static int torchs(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
   if (!silent || (!out && empty_result(a, b, dim, result))) return 1;
   int failed = (dim == 2 ? own.mm_out : own.bmm_out)(*result, a, b);
@@ -102,7 +102,7 @@ static int torchs(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *resul
   return failed;
 }
 
-/* The same from Python, whose exceptions pass. Returns what went wrong before that, or NULL. */
+/* Compute the same from Python, so that exceptions pass. Return the failure before that, or NULL. */
 static const char *pythons(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
   if (!out && own.new_tensor(result)) return "torch has no memory for a tensor";
   struct handed mine = {{a, b, *result}, handed};
@@ -111,13 +111,13 @@ static const char *pythons(tensor_t a, tensor_t b, tensor_t out, int dim, tensor
     (dim == 2 ? own.dispatch_mm_out : own.dispatch_bmm_out)(python_keys, a, b, out);
   } else {
     returned made = (dim == 2 ? own.dispatch_mm : own.dispatch_bmm)(python_keys, a, b);
-    memcpy(*result, &made.tensor, sizeof made.tensor); /* an undefined tensor has nothing to give back */
+    memcpy(*result, &made.tensor, sizeof made.tensor); /* an undefined tensor needs no free */
   }
   handed = mine.outer;
   return NULL;
 }
 
-/* Gives back what belongs to the product that Python's kernel has failed to compute, before it raises. */
+/* Free the tensors of the product that Python's kernel failed to compute, before it raises. */
 EXPORT void aotmm_torch_give_back(void) {
   for (int i = 0; i < 3; i++) torch.aoti_torch_delete_tensor_object(handed->tensors[i]);
   handed = handed->outer;
@@ -148,7 +148,7 @@ OVERRIDE(mm_out, 2, 1)
 OVERRIDE(bmm, 3, 0)
 OVERRIDE(bmm_out, 3, 1)
 
-/* Undoes aotmm_torch_override. Returns NULL, or what torch refused. */
+/* Undo aotmm_torch_override. Return NULL, or the step that torch refused. */
 EXPORT const char *aotmm_torch_restore(void) {
   if (registration && torch.aoti_torch_delete_library_object(registration))
     return "the removal of the kernels of aten::mm and aten::bmm";
@@ -156,8 +156,9 @@ EXPORT const char *aotmm_torch_restore(void) {
   return NULL;
 }
 
-/* Sends torch's products of dispatch key `key` to library number `to`. `find` is that of aotmm_torch_connect, `tf32` tells
-   torch's setting, `keys` is the DispatchKeySet that Python's kernels have. Returns NULL, or what torch lacks or refused. */
+/* Send torch's products of dispatch key `key` to library number `to`. `find` is that of aotmm_torch_connect, `tf32`
+   returns torch's setting, `keys` is the DispatchKeySet of Python's kernels. Return NULL, or the function that torch
+   lacks or the step that it refused. */
 EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(const char *), int (*tf32)(void),
                                         uint64_t keys) {
   void *found[NAMES];

@@ -1,4 +1,4 @@
-/* A product: whether it can be one, its quantities, and where copies of its operands lie in the workspace. */
+/* A problem: its validity, its quantities, and the placement of copies of its operands in the workspace. */
 #include "core.h"
 
 #include <stdarg.h>
@@ -28,7 +28,7 @@ int aotmm_fail_forked(int ordinal) {
 
 const aotmm_error *aotmm_last_error(void) { return &last_error; }
 
-/* Distance in elements from the first to the last element of a (rows, cols) operand; the largest int64 when more. */
+/* Return the distance in elements from the first to the last element of a (rows, cols) operand, at most INT64_MAX. */
 static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t col_stride) {
   int64_t down, across, sum;
   if (rows == 0 || cols == 0) return 0;
@@ -111,7 +111,7 @@ void set_quantities(quantities *q, const aotmm_problem *p) {
   value[AOTMM_VALUE_C_SPAN] = p->N;
 }
 
-/* Bytes of a region of the workspace for that many; more than max_workspace when they are. */
+/* Round bytes up to a region of the workspace; the result is max_workspace + 1 if they exceed max_workspace. */
 int64_t region(int64_t bytes) {
   if (bytes > max_workspace) return max_workspace + 1;
   return (bytes + AOTMM_WORKSPACE_ALIGNMENT - 1) & -(int64_t)AOTMM_WORKSPACE_ALIGNMENT;
@@ -119,13 +119,13 @@ int64_t region(int64_t bytes) {
 
 /* ---- copies of operands in the workspace */
 
-/* Whether lines that far apart all start at a multiple of 16 bytes, and are more than one line. */
+/* Return whether lines with this stride all start at a multiple of 16 bytes, or there is only one. */
 static int aligned(const quantities *q, int stride, int64_t element_bytes) {
   return (q->value[stride] > 0 && !rest_of(q->value[stride], element_bytes, VECTOR_BYTES)) || q->free >> stride & 1;
 }
 
-/* Whether an operand lies as the fast kernels need it. For 1-byte types they take row-major A and column-major B only:
-   tensor cores turn 16-bit elements alone. */
+/* Return whether the fast kernels take the placement of an operand. For 1-byte types they take row-major A and
+   column-major B only: tensor cores transpose only 16-bit elements. */
 int lies_well(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, element_bytes);
   int cols = contiguous(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, element_bytes);
@@ -134,14 +134,14 @@ int lies_well(const quantities *q, int i, int64_t element_bytes) {
   return i == 0 ? rows || (cols && element_bytes > 1) : i == 1 ? cols || (rows && element_bytes > 1) : rows;
 }
 
-/* The place for a copy: in the memory order of the operand, where that is one that fast kernels take. */
+/* Return the layout of a copy: in the memory order of the operand, if the fast kernels take that. */
 copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
   copy_layout found = {.transposed = i == 0 ? element_bytes > 1 && cols && !rows : i == 1 ? element_bytes == 1 || !rows : 0};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
   int64_t bytes = saturated(found.length, element_bytes);
-  if (bytes > max_workspace) bytes = max_workspace + 1; /* refused later, but no overflow now */
+  if (bytes > max_workspace) bytes = max_workspace + 1; /* no overflow here; refused later */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
   found.pitch = bytes / element_bytes;
   found.bytes = region(saturated(bytes, found.lines));
@@ -155,7 +155,7 @@ int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
   return bytes;
 }
 
-/* The same problem with the operands of `copies` in a workspace at `address`. */
+/* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. */
 void set_copies(quantities *moved, const quantities *q, const copy_layout *layouts, uint32_t copies, int64_t address) {
   *moved = *q;
   for (int i = 0; i < OPERANDS; i++) {
@@ -171,8 +171,8 @@ void set_copies(quantities *moved, const quantities *q, const copy_layout *layou
   }
 }
 
-/* What a copy kernel is launched with: the operand is the source, or the destination if it is C; `moved` has the other
-   side. Lines of the destination are its contiguous ones. */
+/* Set the quantities for a copy kernel. The operand is the source, but C is the destination; `moved` has the other
+   side. The kernel's rows are the contiguous lines of the destination. */
 void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
   const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
   int turned = i == 2 ? contiguous(q, AOTMM_VALUE_STRIDE_CM) && !contiguous(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
@@ -194,7 +194,7 @@ void set_copy(quantities *made, const quantities *q, const quantities *moved, in
 
 /* ---- sums of slices in the workspace */
 
-/* Places the partial sums of a kernel in `q`; returns their bytes. */
+/* Place the partial sums of a kernel in `q` and return their bytes. */
 int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int64_t rows = saturated(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);

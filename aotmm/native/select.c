@@ -1,13 +1,13 @@
-/* Selection: the plan of lowest cost, of all kernels, placements of operands and slices of K. */
+/* Selection: the plan of lowest cost over all kernels, placements of operands and slices of K. */
 #include "core.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { MIN_STEPS = 2 /* along K, of a slice */, SPLIT_LINES = 3, PDL_BELOW_NS = 50000 };
-enum { FULL_PDL_BELOW_NS = 12000 /* of a launch that does not leave room for the next */ };
+enum { FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
 
-/* How many panels a copy of an operand is made for. */
+/* Return the number of panels that share a copy of an operand. */
 static int64_t panels_of_copy(const panels *cut, int operand) {
   return operand == 0 ? cut->across : operand == 1 && cut->across == 1 ? cut->down : 1;
 }
@@ -19,7 +19,7 @@ static uint32_t contiguous_strides(const quantities *q) {
   return work_tiles;
 }
 
-/* What the last placement's quantities say of it. */
+/* Set the fields of the last placement that follow from its quantities. */
 static void describe_placement(query *s) {
   const quantities *q = &s->placements[s->count - 1].q;
   const int64_t *value = q->value;
@@ -31,7 +31,7 @@ static void describe_placement(query *s) {
   s->placements[s->count - 1].col_b = bytes_b * (rest_of(cols_b, bytes_b, LINE_BYTES) ? SPLIT_LINES : 1);
 }
 
-/* Adds the placement of placing operands that copies those in `copies`, if there are kernels that can. */
+/* Add the placement that copies the operands in `copies`, if there are kernels for that. */
 static void add_placement(query *s, const copy_layout *layouts, uint32_t copies) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
@@ -94,15 +94,15 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
 }
 
-/* Whether the guards of a kernel hold for the last panel. */
+/* Return whether the guards of a kernel hold for the last panel. */
 static int guards_hold_in_last(const query *s, int placement, uint32_t kernel) {
   quantities last = s->placements[placement].q;
   last.value[AOTMM_VALUE_M] = s->cut->last_rows, last.value[AOTMM_VALUE_N] = s->cut->last_cols;
   return guards_hold(kernel, &last);
 }
 
-/* Whether the guards of a kernel hold in a placement, for all panels. A reduce writes any C, so it is never copied. For a partial the sums are taken
-   to lie as any guard wants them; `plan_partial` knows better. */
+/* Return whether the guards of a kernel hold in a placement, for all panels. A partial's reduce writes any C, so C is
+   not copied. Guards on a partial's sums count as held here; `plan_partial` checks them. */
 static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
   return !(s->placements[placement].copies & not_copied) && guards_hold(kernel, &s->placements[placement].q) &&
@@ -111,7 +111,7 @@ static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
 
 static int bits(uint32_t copies) { return __builtin_popcount(copies); }
 
-/* Whether `a` is chosen over `b` where both cost the same. */
+/* Return whether `a` is chosen over `b` at the same cost. */
 static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
   if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
@@ -120,10 +120,10 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
 }
 
-/* The best plan so far, of any kernel (cost < 0: none), and why there is none, as in aotmm_evaluation. */
+/* The best plan so far, of any kernel (cost < 0: none), and `found` as in aotmm_evaluation. */
 typedef struct search {
   aotmm_plan best;
-  double time; /* from which on a plan costs more */
+  double time; /* plans from this time on cost more */
   int64_t found;
 } search;
 
@@ -131,13 +131,13 @@ static search nothing_found(void) { return (search){.best.cost = -1, .time = INF
 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
-/* Predicted time from which on a launch does not gain from beginning before the one before it ends. */
+/* Return the predicted time from which on a launch does not gain from pdl. */
 static double pdl_below(const query *s, uint32_t kernel, int64_t work_tiles) {
   int64_t concurrent = concurrent_tiles(s, kernel);
   return work_tiles > concurrent / 2 && work_tiles <= concurrent ? FULL_PDL_BELOW_NS : PDL_BELOW_NS;
 }
 
-/* Makes the plan with these slices, which takes less than to->time, the best if it is; returns why it does not fit. */
+/* Make the plan with these slices, which takes less than to->time, the best if it fits; return the reason if not. */
 static int32_t consider(const query *s, int placement, uint32_t kernel, uint32_t split, double time,
                         const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
@@ -187,7 +187,7 @@ static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to
   const aotmm_constants *c = constants_of(s, kernel);
   int32_t reason = AOTMM_NO_SPLIT;
   int fits = 0;
-  for (unsigned i = sizeof splits; i-- > 0;) { /* the less slices, the longer each takes */
+  for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
     uint32_t split = splits[i];
     if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
     int64_t own = ceil_div(steps, split);
@@ -207,7 +207,7 @@ static int32_t plan_kernel(query *s, int placement, uint32_t kernel, search *to)
   return product ? plan_product(s, placement, kernel, to) : plan_partial(s, placement, kernel, to);
 }
 
-/* The best plan with one kernel, or why there is none. */
+/* Find the best plan with one kernel, or return the reason why there is none. */
 static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int placement = 0;
@@ -218,7 +218,7 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   return AOTMM_TOO_MUCH_SHARED;
 }
 
-/* Of siblings only the plainest kernel that fits counts, and only the first placement that keeps its guards. */
+/* Consider the plainest sibling that fits, in the first placement where its guards hold. */
 static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
   int placement = 0;
   while (placement < s->count && !guards_hold_in(s, placement, aotmm_order[siblings->first])) placement++;
@@ -238,14 +238,14 @@ static void search_all(query *s, search *to) {
     if (!(each->contiguous & ~s->contiguous)) consider_siblings(s, each, to);
 }
 
-/* ---- panels: products whose copies exceed the limit, in parts of C whose copies do not */
+/* ---- panels: parts of C, for products whose copies exceed the limit */
 
-/* The fewest parts of at most `most` elements, a multiple of PANEL, as equal as multiples of it can be. */
+/* Return the size of the fewest, about equal parts of at most `most` elements; a multiple of PANEL, or all. */
 static int64_t evenly(int64_t size, int64_t most) {
   return size <= most ? size : saturated(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
 }
 
-/* Whether the excluded copies fit the limit for a panel of that many rows and columns. */
+/* Return whether the excluded copies fit the limit for a panel of so many rows and columns. */
 static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
@@ -257,10 +257,10 @@ static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   return bytes_of_copies(layouts, s->excluded) <= s->limit;
 }
 
-/* Panels of at most that many columns, and of as many rows as the limit lets them have: of 0 rows if it lets them have none. */
+/* Return panels of at most so many columns, and of the most rows that the limit allows; 0 rows if it allows none. */
 static panels cut_at(const query *s, int64_t most_cols) {
   const int64_t M = s->problem->M, N = s->problem->N, cols = evenly(N, most_cols);
-  int64_t few = 0, many = ceil_div(M, PANEL); /* multiples of PANEL that fit, and that may */
+  int64_t few = 0, many = ceil_div(M, PANEL); /* multiples of PANEL that fit, and that may fit */
   while (few < many) {
     int64_t middle = many - (many - few) / 2;
     int64_t rows = saturated(middle, PANEL);
@@ -276,7 +276,7 @@ static panels cut_at(const query *s, int64_t most_cols) {
 
 enum { ANY_KERNEL = UINT32_MAX };
 
-/* Puts the best plan in panels, with this kernel or with any, in the place of a plan that takes longer (cost < 0: of none). */
+/* Replace *best by the best plan in panels, with this kernel or with any, if that costs less (cost < 0: no plan). */
 static __attribute__((noinline, cold)) void consider_panels(const query *whole, uint32_t kernel, aotmm_plan *best) {
   const int64_t N = whole->problem->N;
   for (int64_t most = 0; most < N;) {
@@ -318,7 +318,7 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
   return choose(problem, device, limit, plan);
 }
 
-/* Why no plan within the limit has this kernel, or the best one that has. */
+/* Find the best plan within the limit that has this kernel, or the reason why there is none. */
 static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_evaluation *verdict) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   query s;
@@ -363,7 +363,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
 
 enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
 static __thread struct memory {
-  uint64_t problem[WORDS]; /* its addresses reduced to what guards can see of them */
+  uint64_t problem[WORDS]; /* with addresses reduced to the bits that guards depend on */
   uint64_t limit;
   int32_t ordinal;
   uint32_t generation; /* 0: empty */
@@ -381,7 +381,7 @@ static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
   }
 }
 
-/* Whether that is remembered, but for addresses that guards cannot tell apart. */
+/* Return whether this problem is remembered, up to addresses that guards cannot tell apart. */
 static inline int remembered(const struct memory *memory, const aotmm_problem *p) {
   uint64_t words[WORDS], differ = 0;
   reduce(words, p);
@@ -389,7 +389,7 @@ static inline int remembered(const struct memory *memory, const aotmm_problem *p
   return !differ;
 }
 
-/* Of what differs between most problems; the rest is compared only. */
+/* Return the slot of a problem, by a hash of the fields that differ between most problems. */
 static struct memory *memory_of(const aotmm_problem *p) {
   uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +

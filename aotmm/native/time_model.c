@@ -1,4 +1,4 @@
-/* The time model, as launcher.h writes it, and the tuning tables that have its constants and measured times. */
+/* The time model of launcher.h, and the tuning tables with its constants and the measured times. */
 #include "core.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@ uint32_t tuning_generation(void) { return __atomic_load_n(&generation, __ATOMIC_
 
 static const int32_t min_m_from[] = AOTMM_MIN_M;
 
-/* Which of the table's constants are for M rows. */
+/* Return the index in AOTMM_MIN_M for M rows. */
 int min_m_index(int64_t M) {
   int place = 0;
   for (int i = 1; i < AOTMM_MIN_M_COUNT; i++) place += M >= min_m_from[i];
@@ -31,20 +31,20 @@ double reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base_ns + (double)p->M * (double)p->N * (4 * split + bytes_of_dtype[p->dtype_c]) * c->ns_per_byte;
 }
 
-/* Units of work that a device takes at once, at least 1. */
+/* Return the tiles that a device computes at once, at least 1. */
 int64_t concurrent_tiles(const query *s, uint32_t kernel) {
   int64_t blocks = (int64_t)s->device->multiprocessors * constants_of(s, kernel)->occupancy;
   uint32_t together = aotmm_kernels[kernel].num_ctas;
   return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
 }
 
-/* Bytes that a tile loads in a step; those of rows that lie across cache lines count SPLIT_LINES times. */
+/* Return the bytes that a tile loads in a step; rows across cache lines count SPLIT_LINES times. */
 static double loads_of(const query *s, int placement, uint32_t kernel) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   return (double)k->block_k * ((double)k->block_m * s->placements[placement].row_a + (double)k->block_n * s->placements[placement].col_b);
 }
 
-/* A kernel computes while it loads, but for this part of whichever takes less. */
+/* A kernel computes while it loads, but for this part of the shorter one. */
 #define ALONE 0.4
 
 static double overlapped(double busy, double moving) {
@@ -59,7 +59,7 @@ double main_time(const query *s, int placement, uint32_t kernel, int64_t work_ti
   return c->base_ns + overlapped(busy, moving);
 }
 
-/* What was measured of a kernel on this shape, or NULL. */
+/* Return the measured time of a kernel on this shape, or NULL. */
 const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *times_ = s->measured[aotmm_kernels[kernel].fast_accum];
   uint16_t config_name = s->tuning->config_names[kernel];
@@ -68,7 +68,7 @@ const aotmm_time *measured_time(const query *s, uint32_t kernel) {
 
 /* ---- tables */
 
-/* Where a search for a shape begins in aotmm_tuning.places. */
+/* Return the place in aotmm_tuning.places where the search for a shape begins. */
 static uint32_t place_in(const aotmm_tuning *t, const aotmm_shape *shape) {
   uint64_t sum = (uint64_t)shape->M * 0x9e3779b97f4a7c15 + (uint64_t)shape->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)shape->K * 0x165667b19e3779f9 +
@@ -85,7 +85,7 @@ static void set_places(const aotmm_tuning *t) {
   }
 }
 
-/* The times of a shape, or NULL. */
+/* Return the times of a shape, or NULL. */
 static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
   for (uint32_t place = place_in(t, wanted); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
     const aotmm_shape *shape = t->shapes + t->places[place] - 1;
@@ -110,7 +110,7 @@ void find_measured(query *s) {
 
 __attribute__((constructor)) static void prepare(void) { set_places(&aotmm_built_tuning); }
 
-/* What the table says of a kernel; constants that it lacks stay what they were built with. */
+/* Set a kernel's constants and config from a table; the built-in values replace constants that it lacks. */
 static void tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, uint16_t *config_name) {
   const aotmm_kernel *k = aotmm_kernels + number;
   memcpy(constants, aotmm_built_tuning.constants[number], sizeof aotmm_built_tuning.constants[number]);
@@ -144,7 +144,7 @@ int aotmm_retune(const aotmm_table *table) {
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!before(table->shapes + i - 1, table->shapes + i))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
-  /* one block: the new tuning and what it points to, in order of alignment */
+  /* one block: the new tuning and its arrays, in order of alignment */
   size_t time_count = (size_t)table->shape_count * table->config_count;
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;

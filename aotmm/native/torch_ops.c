@@ -1,7 +1,8 @@
-/* Registers torch.ops.aotmm.* through LibTorch's stable C interface and sends products to launchers.
+/* torch.ops.aotmm.*: registered through LibTorch's stable C interface, computed by launchers.
  *
- * No torch header and no link to torch: the functions are looked up at run time, so one binary serves every torch from
- * 2.10 on, CUDA and ROCm, and every Python. Source: torch/csrc/inductor/aoti_torch/c/shim.h, torch/csrc/stable/c/shim.h.
+ * There is no torch header and no link to torch. Functions are looked up at run time, so one binary serves every torch
+ * from 2.10 on, CUDA and ROCm, and every Python. Source: torch/csrc/inductor/aoti_torch/c/shim.h,
+ * torch/csrc/stable/c/shim.h.
  *
  * A boxed kernel gets its arguments on `stack` and owns the tensor handles there. Errors are recorded for Python
  * (aotmm_torch_last_error), then raised by aoti_torch_check, whose C++ exception passes through these frames. */
@@ -53,12 +54,13 @@ static const int default_outputs[DTYPES] = AOTMM_DEFAULT_OUTPUTS;
 static int (*resolver)(int library, int device);
 static const aotmm_launcher *launchers[MAX_LIBRARIES][MAX_DEVICES][MAX_PACKS + 1]; /* in turn, up to a NULL */
 
-EXPORT const char aotmm_torch_key[] = AOTMM_KEY; /* digest of what this library was built from */
+EXPORT const char aotmm_torch_key[] = AOTMM_KEY; /* digest of this library's sources */
 
 EXPORT const torch_error *aotmm_torch_last_error(void) { return &last_error; }
 
-/* The launcher that products of library number `library` on device `device` go to if none of a lower `rank` has a kernel
-   for them; to be bound before those. AOTMM_INVALID for a number out of range, or a launcher of another ABI. */
+/* Bind the launcher of number `rank` for products of library number `library` on device `device`. A product goes to the
+   lowest rank that has a kernel for it; bind higher ranks first. Return AOTMM_INVALID for a number out of range, or a
+   launcher of another ABI. */
 EXPORT int aotmm_torch_bind(int library, int device, int rank, const aotmm_launcher *launcher) {
   if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES || rank < 0 || rank >= MAX_PACKS ||
       launcher->abi != AOTMM_ABI || launcher->problem_bytes != sizeof(aotmm_problem))
@@ -79,7 +81,7 @@ static int fail(int kind, const char *text) {
 typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
   int64_t batch, rows, cols, z_stride, row_stride, col_stride;
   uint64_t address;
-  int32_t dim, dtype, device, bytes; /* as torch has it, AOTMM_*, ordinal, of one element */
+  int32_t dim, dtype, device, bytes; /* torch's, AOTMM_*, ordinal, of one element */
 } matrix;
 
 static const int32_t bytes_of_dtype[DTYPES] = AOTMM_ELEMENT_BYTES;
@@ -92,7 +94,7 @@ int read_view(tensor_t handle, int writable, view *v) {
   if (torch.aoti_torch_get_dim(handle, &dim) || torch.aoti_torch_get_device_type(handle, &type))
     return fail(KIND_TORCH, "torch cannot describe an operand");
   *v = (view){.dim = (int32_t)dim, .dtype = -1, .device = -1};
-  if (type != cuda_type) return 0; /* what follows need not be there */
+  if (type != cuda_type) return 0; /* the rest need not exist */
   if (torch.aoti_torch_get_sizes(handle, &sizes) || torch.aoti_torch_get_strides(handle, &strides) ||
       torch.aoti_torch_get_dtype(handle, &dtype) || torch.aoti_torch_get_device_index(handle, &device) ||
       (writable ? torch.torch_get_mutable_data_ptr(handle, &output) : torch.torch_get_const_data_ptr(handle, &input)))
@@ -118,7 +120,7 @@ static int as_matrix(const view *v, matrix *m) {
   return 0;
 }
 
-/* The largest int64 when it is more: strides of single elements, and of views that nothing is read from, may be any. */
+/* Multiply, up to INT64_MAX: strides of single elements, and of views that are never read, may be any. */
 static int64_t times(int64_t a, int64_t b) {
   int64_t product;
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
@@ -129,12 +131,12 @@ static int64_t plus(int64_t a, int64_t b) {
   return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
 }
 
-/* One dimension of more than one element: its size, and its stride in bytes. */
+/* A dimension of more than one element: size, and stride in bytes. */
 typedef struct axis {
   int64_t size, stride;
 } axis;
 
-/* The axes of a matrix by rising stride; returns how many. */
+/* List the axes of a matrix by rising stride and return their number. */
 static int axes_of(const matrix *m, axis axes[3]) {
   const axis all[] = {{m->cols, times(m->col_stride, m->bytes)}, {m->rows, times(m->row_stride, m->bytes)},
                       {m->batch, times(m->z_stride, m->bytes)}};
@@ -148,7 +150,7 @@ static int axes_of(const matrix *m, axis axes[3]) {
   return count;
 }
 
-/* Do two elements of the matrix share memory? True also for some exotic strides where none do. */
+/* Return whether two elements of the matrix share memory; 1 also for some exotic strides where none do. */
 static int overlaps_itself(const matrix *m) {
   if (!m->batch || !m->rows || !m->cols) return 0;
   axis axes[3];
@@ -169,23 +171,23 @@ static int64_t gcd(int64_t a, int64_t b) {
   return a;
 }
 
-/* Where y's row begins within `pitch` bytes, seen from x's row. */
+/* Return the distance from x to the next begin of y, repeated every `pitch` bytes. */
 static int64_t distance(const matrix *x, const matrix *y, int64_t pitch) {
   uint64_t apart = y->address > x->address ? y->address - x->address : x->address - y->address;
   int64_t rest = (int64_t)(apart % (uint64_t)pitch);
   return y->address > x->address || rest == 0 ? rest : pitch - rest;
 }
 
-/* Where the memory of a matrix ends. */
+/* Return the end of a matrix's memory. */
 static uint64_t end_of(const matrix *m) {
   int64_t rows = plus(times(m->batch - 1, m->z_stride), times(m->rows - 1, m->row_stride));
   int64_t bytes = times(plus(plus(rows, times(m->cols - 1, m->col_stride)), 1), m->bytes);
   return m->address + (uint64_t)bytes < m->address ? UINT64_MAX : m->address + (uint64_t)bytes;
 }
 
-/* Do two matrices share memory? Not if their address ranges are apart, nor if there is a pitch at which both repeat what
-   their inner axes cover, and what those cover is apart: columns side by side in the same rows, heads of the same tokens.
-   Other interleaved views count as sharing. */
+/* Return whether two matrices share memory. They do not if their address ranges are apart. They do not either if both
+   repeat at one pitch, and the ranges of their inner axes are apart: columns side by side in the same rows, heads of
+   the same tokens. Other interleaved views count as sharing. */
 static int share_memory(const matrix *x, const matrix *y) {
   if (!x->batch || !x->rows || !x->cols || !y->batch || !y->rows || !y->cols) return 0;
   if (end_of(x) <= y->address || end_of(y) <= x->address) return 0;
@@ -211,7 +213,7 @@ static int share_memory(const matrix *x, const matrix *y) {
 
 /* -------------------------------------------------------------------------------------------- the call */
 
-/* A request as launchers take it. */
+/* A request for launchers. */
 typedef struct call {
   const request *request;
   aotmm_problem problem;
@@ -245,7 +247,7 @@ static void set_output(call *c, const matrix *m) {
   c->problem.dtype_c = m->dtype;
 }
 
-/* The last dimensions of a bias or scale, right-aligned: missing ones have size 1 and stride 0. */
+/* Read the last dimensions of a bias or scale, right-aligned: missing ones have size 1 and stride 0. */
 static int right_aligned(const view *v, int32_t device, int64_t size[3], int64_t stride[3]) {
   if (v->device != device) return fail(KIND_VALUE, "a bias or scale is on another device");
   if (v->dim > 3) return fail(KIND_VALUE, "a bias or scale has more than 3 dimensions");
@@ -256,7 +258,7 @@ static int right_aligned(const view *v, int32_t device, int64_t size[3], int64_t
   return 0;
 }
 
-/* Is a bias or scale the result's own elements, each read before it is written, or apart from it? */
+/* Return whether a bias or scale is the result itself, each element read before it is written, or apart from it. */
 static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t bytes, const int64_t size[3],
                              const int64_t stride[3]) {
   matrix out = {.batch = p->batch, .rows = p->M, .cols = p->N, .z_stride = p->stride_cz, .row_stride = p->stride_cm,
@@ -269,7 +271,7 @@ static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t b
   return same || !share_memory(&out, &factor);
 }
 
-/* One fp32 factor for all, or one for each of `count` along dimension `along` of the last three. */
+/* Set one fp32 factor for all, or one for each of `count` along dimension `along` of the last three. */
 static int set_scale(const call *c, const view *scale, int along, int64_t count, const char *wrong, int64_t *address,
                      int64_t *apart) {
   int64_t size[3], stride[3];
@@ -304,14 +306,14 @@ static int set_epilogue(call *c) {
                                   &p->stride_scale_b));
 }
 
-/* Whether matrices follow each other as their rows do. */
+/* Return whether matrices follow each other as their rows do. */
 static int follow(int64_t z_stride, int64_t rows, int64_t row_stride) {
   int64_t apart;
   return !__builtin_mul_overflow(rows, row_stride, &apart) && z_stride == apart;
 }
 
-/* A batch whose B is the same for all is one matrix of all its rows, where those lie evenly: faster, for tiles take rows of
-   several. */
+/* Make a batch with one B a matrix of all its rows, if these lie evenly: tiles can then have rows of several
+   matrices. */
 static void merge_rows(aotmm_problem *p) {
   if (p->batch == 1 || p->stride_bz || p->stride_scale_a) return;
   if (p->M == 1) p->stride_am = p->stride_az, p->stride_cm = p->stride_cz, p->stride_bias_m = p->stride_bias_z;
@@ -337,10 +339,10 @@ static const aotmm_launcher *const *launchers_of(const call *c) {
   return NULL;
 }
 
-/* Memory for a plan from torch's allocator, on torch's current stream of the device, which the plan is launched on. The
-   caller deletes it as soon as everything is launched, before anything has run: the allocator gives a block that was
-   freed on a stream only to work that the same stream gets, and so runs, later. During a capture it comes from the
-   graph's own pool, which lives as long as the graph. NULL if there is not enough. */
+/* Allocate the memory of a plan with torch's allocator, on torch's current stream of the device, where the plan is
+   launched. The caller deletes it once everything is launched, before it has run: the allocator gives a block that was
+   freed on a stream only to later work of the same stream. During a capture it comes from the graph's own pool, which
+   lives as long as the graph. Return NULL if there is not enough. */
 static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **address) {
   const int64_t size = (int64_t)plan->workspace_bytes, stride = 1;
   tensor_t memory = NULL;
@@ -351,7 +353,7 @@ static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **addr
   return NULL;
 }
 
-/* The product by the best plan there is memory for: one without a workspace is slower, not wrong. */
+/* Compute the product by the best plan; if its memory is missing, by one without a workspace, which is only slower. */
 static int launch(const call *c) {
   const aotmm_problem *p = &c->problem;
   if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
@@ -377,7 +379,7 @@ static int launch(const call *c) {
   return 1;
 }
 
-/* A new row-major result, which the caller owns. */
+/* Make a new row-major result, which the caller owns. */
 static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m, tensor_t *result) {
   int64_t output = c->request->out_dtype;
   if (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0))
@@ -443,8 +445,7 @@ static tensor_t optional_tensor(value v) {
   return handle;
 }
 
-/* Reads the arguments of the schemas in runtime/ops.py, multiplies, and gives the arguments back; `out` stays the
-   caller's. */
+/* Read the arguments of the schemas in runtime/ops.py, multiply, and free the arguments; `out` stays the caller's. */
 static int multiply_stack(const value *stack, int64_t out_dtype, tensor_t out, tensor_t *result) {
   tensor_t owned[] = {(tensor_t)stack[0], (tensor_t)stack[1], optional_tensor(stack[2]), optional_tensor(stack[3]),
                       optional_tensor(stack[4])};
@@ -491,9 +492,9 @@ static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
 
 /* ---------------------------------------------------------------------------------------------- setup */
 
-/* Looks up torch's functions with `find`, which returns NULL for what torch does not have, and registers the kernels of
-   the ops for every device, so that a wrong device is answered here too. To be called once. Returns NULL, or what torch
-   lacks or refused. */
+/* Look up torch's functions with `find`, which returns NULL for a missing one. Register the kernels of the ops for
+   every device, so that a wrong device is an error of ours too. To be called once. Return NULL, or the function that
+   torch lacks or the registration that it refused. */
 EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolve)(int, int)) {
   for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
     void *found = find(symbols[i].name);
@@ -511,7 +512,7 @@ EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolv
   torch_dtypes[AOTMM_FP8E4] = torch.aoti_torch_dtype_float8_e4m3fn();
   torch_dtypes[AOTMM_INT8] = torch.aoti_torch_dtype_int8();
   torch_dtypes[AOTMM_INT32] = torch.aoti_torch_dtype_int32();
-  /* What holds an optional argument was made by C++'s new; torch exports its counterpart from 2.13 on. */
+  /* C++'s new made the holder of an optional argument; torch exports the matching delete from 2.13 on. */
   void *free_value = find("torch_delete_stable_ivalue");
   if (!free_value) free_value = find("_ZdlPv");
   if (!free_value) return "operator delete";

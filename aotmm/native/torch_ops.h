@@ -5,12 +5,12 @@
 #include "launcher.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define TORCH_2_10 (2ull << 56 | 10ull << 48) /* the version whose calling conventions are used */
+#define TORCH_2_10 (2ull << 56 | 10ull << 48) /* the version of the calling conventions */
 
 typedef uint64_t value;          /* StableIValue */
 typedef struct tensor *tensor_t; /* AtenTensorHandle */
 
-/* Found in libtorch_cpu, but for the stream. Each returns 0 or an error. */
+/* Functions of libtorch_cpu. Each that returns int returns 0 or an error. */
 extern struct torch_functions {
   int (*aoti_torch_get_dim)(tensor_t, int64_t *);
   int (*aoti_torch_get_sizes)(tensor_t, int64_t **);
@@ -36,14 +36,14 @@ extern struct torch_functions {
   int32_t (*aoti_torch_dtype_int32)(void);
 } torch;
 
-/* A tensor seen from outside; sizes and strides (in elements) are borrowed from it. */
+/* A view of a tensor; sizes and strides (in elements) are borrowed from it. */
 typedef struct view {
   const int64_t *sizes, *strides;
   uint64_t address;
   int32_t dim, dtype, device; /* AOTMM_*, -1 for one without kernels; the GPU's ordinal, -1 for anything else */
 } view;
 
-/* What to multiply. NULL for what there is not; out_dtype is that of a new result, -1 for the operands' own. */
+/* A product to compute. An absent tensor is NULL; out_dtype is that of a new result, -1 for the default. */
 typedef struct request {
   view a, b;
   const view *out, *bias, *scale_a, *scale_b;
@@ -52,7 +52,7 @@ typedef struct request {
   int allow_tf32, fast_accum;
 } request;
 
-/* What went wrong in the calling thread's last product. */
+/* The failure of the calling thread's last product. */
 enum { KIND_TYPE = 1, KIND_VALUE = 2, KIND_LAUNCHER = 3, KIND_RESOLVER = 4, KIND_TORCH = 5 };
 typedef struct torch_error {
   int32_t kind;
@@ -60,14 +60,14 @@ typedef struct torch_error {
 } torch_error;
 const torch_error *aotmm_torch_last_error(void);
 
-/* Describes a tensor; one that is on no GPU only by its dimensions. Returns 0, or 1 with the error recorded. */
+/* Describe a tensor; outside GPUs only its dimensions. Return 0, or 1 with the error recorded. */
 int read_view(tensor_t, int writable, view *);
 
-/* Launches the product on torch's current stream. Without `out` the result is new, and the caller's. Returns 0, or 1
-   with the error recorded. */
+/* Launch the product on torch's current stream. Without `out` the result is new and the caller's. Return 0, or 1 with
+   the error recorded. */
 int aotmm_torch_multiply(const request *, tensor_t *result);
 
-/* Was the last product refused for what it is, and not because the driver failed? */
+/* Return whether the last product was refused for its arguments, not because the driver failed. */
 int aotmm_torch_declined(void);
 
 #endif

@@ -1,1 +1,1 @@
-"""What a pack is: its schema and manifest, its files, tuning tables, and how a pack is verified without running it."""
+"""Packs: schema and manifest, files, tuning tables, and verification without running anything."""

@@ -1,6 +1,6 @@
-"""What a kernel's files say of themselves: a reader of cubins, hsacos and PTX that needs no tool of CUDA or ROCm.
+"""A reader of cubins, hsacos and PTX that needs no tool of CUDA or ROCm.
 
-It is total: whatever the bytes are, it ends with facts or with an ArtifactError.
+It is total: for any bytes it ends with facts or with an ArtifactError.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _THREADS, _FRAME, _PARAMETER, _PARAMETER_BLOCK, _REGISTERS, _CLUSTER = 0x10, 0x1
 _ATTRIBUTE, _PARAMETER_ROW = struct.Struct("<BBH"), struct.Struct("<IHHI")
 _BLOCK_ROW, _COUNT_ROW, _THREE = struct.Struct("<IHH"), struct.Struct("<II"), struct.Struct("<III")
 _RESERVED_SHARED = 1024  # the system's own, in front of the kernel's, from compute capability 9.0 on
-_UNWINDING = ".debug_frame"  # ptxas writes it always; it has no line and no path
+_UNWINDING = ".debug_frame"  # ptxas always writes it; it has no line and no path
 # Source: LLVM, "User guide for AMDGPU backend", code object v5 metadata.
 _AMD_METADATA = 32
 _MAX_DEPTH = 16
-# The first byte of a value: its type, its number or length, and how many bytes follow that have that instead.
+# By the first byte of a value: its type, its number or length, and the bytes that follow and hold it instead.
 # Source: MessagePack specification, "Formats".
 _KINDS: Mapping[int, tuple[type, int, int]] = (
     {number: (int, number, 0) for number in range(128)}
@@ -51,17 +51,17 @@ _PTX_SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a file says of its kernel; None where its kind says nothing.
+    """Facts of a kernel in its file; None for facts that files of its kind do not have.
 
     Attributes:
         arch: name of the target.
         symbol: its only entry point.
-        parameters: offset from the first and size in bytes of each, in order. ptxas puts something before the first if
-            that has to lie at a multiple of more than its block does.
+        parameters: offset from the first and size in bytes of each, in order. ptxas puts padding before the first if
+            that needs a larger alignment than the block.
         registers, spill_bytes: per thread. threads: per block. num_ctas: per cluster.
-        shared_bytes: shared memory that a block has without its launch asking for it.
+        shared_bytes: static shared memory of a block.
         ptx_version: PTX ISA version times ten.
-        debug: what tells of the machine that it was built on, or of source lines.
+        debug: sections or directives with source lines or paths of the machine that built it.
     """
 
     arch: str
@@ -77,7 +77,7 @@ class Facts:
 
 
 def guarded(kernel: Kernel, target: Target) -> Facts:
-    """What the files of `kernel` have to say; all of its shared memory is asked for at launch."""
+    """Return the facts that the files of `kernel` must have; all of its shared memory is dynamic."""
     return Facts(
         arch=target.name,
         symbol=kernel.symbol,
@@ -92,16 +92,16 @@ def guarded(kernel: Kernel, target: Target) -> Facts:
 
 
 def differences(found: Facts, wanted: Facts) -> list[str]:
-    """What a file says that is not what it has to, in words."""
+    """Return the facts of a file that differ from the wanted ones, in words."""
     pairs = [(name, getattr(found, name), getattr(wanted, name)) for name in Facts.__slots__]
     return [f"{name} {says!r}, the manifest has {guard!r}" for name, says, guard in pairs if says not in (None, guard)]
 
 
 def read_image(data: bytes, where: str) -> Facts:
-    """The facts of the cubin or hsaco `data`; `where` names it in errors.
+    """Return the facts of the cubin or hsaco `data`; `where` names it in errors.
 
     Raises:
-        ArtifactError: it is neither, is damaged, or has not exactly one kernel.
+        ArtifactError: it is neither, is damaged, or does not have exactly one kernel.
     """
     elf = _Elf(data, where)
     if elf.machine == _CUDA:
@@ -112,10 +112,10 @@ def read_image(data: bytes, where: str) -> Facts:
 
 
 def read_ptx(data: bytes, where: str) -> Facts:
-    """The facts of the PTX text `data`.
+    """Return the facts of the PTX text `data`.
 
     Raises:
-        ArtifactError: it is none, or has not exactly one kernel.
+        ArtifactError: it is no PTX, or does not have exactly one kernel.
     """
     try:
         text = data.decode("ascii")
@@ -160,7 +160,7 @@ class _Section(NamedTuple):
 
 
 class _Elf:
-    """The sections of a 64-bit little-endian ELF file; nothing outside `data` is ever asked for."""
+    """The sections of a 64-bit little-endian ELF file; nothing outside `data` is ever read."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self.data, self.where = data, where
@@ -212,14 +212,14 @@ class _Elf:
         return table[start:end].decode("ascii")
 
     def section(self, name: str) -> _Section:
-        """The section called `name`; raises ArtifactError if there are none, or several."""
+        """Return the section called `name`; raises ArtifactError if there is none, or several."""
         found = [row for row in self.sections if row.name == name]
         if len(found) != 1:
             raise self.error(f"{len(found)} sections {name}, expected one")
         return found[0]
 
     def functions(self) -> dict[int, str]:
-        """The global functions by their number in the symbol table."""
+        """Return the global functions by their number in the symbol table."""
         found = {}
         for section, link in zip(self.sections, self.links, strict=True):
             if section.kind == _SYMBOLS and link < len(self.sections):
@@ -230,7 +230,7 @@ class _Elf:
         return found
 
     def debug(self) -> tuple[str, ...]:
-        """The names of sections that hold source lines or paths."""
+        """Return the names of sections that hold source lines or paths."""
         return tuple(row.name for row in self.sections if "debug" in row.name and not row.name.endswith(_UNWINDING))
 
 
@@ -265,7 +265,7 @@ def _cubin(elf: _Elf) -> Facts:
     }
     if threads is None or len(per_function) != len((_REGISTERS, _FRAME)):
         raise elf.error(f"it does not say what {symbol} needs: registers, stack and threads")
-    # Compute capability: the low byte of the flags, in newer ones the next.
+    # Compute capability: the low byte of the flags, in newer files the next byte.
     capability = (elf.flags >> 8 if elf.abi >= _ABI_OF_CUDA_13 else elf.flags) & 0xFF
     shared = sum(row.size for row in elf.sections if row.name == f".nv.shared.{symbol}")
     return Facts(
@@ -282,7 +282,7 @@ def _cubin(elf: _Elf) -> Facts:
 
 
 def _attributes(elf: _Elf, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """What a section of .nv.info lists: number and content of each attribute that has a block of bytes."""
+    """Yield number and content of each attribute in a section of .nv.info that has a block of bytes."""
     place = 0
     while place < len(data):
         form, attribute, size = elf.unpack(_ATTRIBUTE, data, place)
@@ -322,7 +322,7 @@ def _hsaco(elf: _Elf) -> Facts:
 
 
 def _metadata(elf: _Elf) -> bytes:
-    """The note with what the runtime is told of the kernel, in MessagePack."""
+    """Return the note with the kernel's metadata, in MessagePack."""
     for section in elf.sections:
         if section.kind == _NOTES:
             names, size, kind = elf.unpack(_NOTE, section.data, 0)
@@ -333,7 +333,7 @@ def _metadata(elf: _Elf) -> bytes:
 
 
 class _MessagePack:
-    """Reads what `_KINDS` lists; all else is refused."""
+    """Reader of the types in `_KINDS`; all others are refused."""
 
     def __init__(self, elf: _Elf, data: bytes) -> None:
         self.elf, self.data, self.place = elf, data, 0

@@ -1,8 +1,7 @@
-"""The pack's manifest: what is in a pack and everything a launch needs to know. Only this module reads or writes it.
+"""The pack's manifest: its content and everything that a launch needs. Only this module reads or writes it.
 
-It is two files: manifest.json, small and read when a pack is opened, and kernels.json, the list of kernels, read when
-somebody asks for it. `docs/format.md` is the same contract in words. Reading is strict: files either are exactly this
-or are refused.
+It is two files. manifest.json is small and read when a pack is opened. kernels.json, the list of kernels, is read when
+it is needed. `docs/format.md` is the same contract in words. Reading is strict: any other content is refused.
 """
 
 from __future__ import annotations
@@ -57,10 +56,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made the pack. No times, paths or host names: equal inputs give equal bytes.
+    """Origin of the pack. No times, paths or host names: equal inputs give equal bytes.
 
-    `tuning` says where and when the times were measured that selection knows; "" if it has estimates only. `status`
-    (`target.STATUSES`) says how far kernels for this arch had been tried when this aotmm was made.
+    `tuning` names the GPU, driver and date of the times that selection knows; "" if it has estimates only. `status`
+    is that of the arch (`target.STATUSES`) in this version of aotmm.
     """
 
     aotmm: str
@@ -77,12 +76,12 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """manifest.json: a pack without its kernels, what opening it needs.
+    """manifest.json: a pack without its kernels, enough to open it.
 
     `min_driver` is the lowest CUDA driver version that takes the images, as cuDriverGetVersion spells it; 0 for HIP.
-    `library_key` is the digest of everything that the launcher library was linked from, `images` the part of it that
-    holds the code of all kernels. `digest` is the manifest's own, `kernels_file` the other half; `write` computes these
-    two.
+    `library_key` is the digest of everything that the launcher library was linked from. `images` is the part of the
+    library that holds the code of all kernels. `write` computes `digest`, the manifest's own, and `kernels_file`, the
+    other half.
     """
 
     format: int
@@ -105,7 +104,7 @@ class Manifest(Head):
     kernels: tuple[Kernel, ...] = ()
 
 
-# Fields that hold one of a few words, and those.
+# Fields that hold one of a few words, and these words.
 _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Head", "arch"): tuple(TARGETS),
     ("Provenance", "status"): STATUSES,
@@ -128,7 +127,7 @@ _NO_DIGEST = "0" * 64
 
 
 def write(manifest: Manifest) -> dict[str, bytes]:
-    """The canonical bytes of manifest.json and kernels.json, by file name.
+    """Return the canonical bytes of manifest.json and kernels.json, by file name.
 
     `digest` is the sha256 of manifest.json with zeros in its place.
     """
@@ -142,7 +141,7 @@ def write(manifest: Manifest) -> dict[str, bytes]:
 
 
 def read_head(data: bytes, where: str) -> Head:
-    """The manifest.json in `data`; `where` names it in errors.
+    """Return the manifest.json in `data`; `where` names it in errors.
 
     Raises:
         ArtifactError: too large, not strict JSON, another format version, or a digest that does not match; else all of
@@ -172,10 +171,10 @@ def read_head(data: bytes, where: str) -> Head:
 
 
 def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
-    """The whole manifest: `head` and the kernels.json in `data`, whose digest the caller compared with the head's.
+    """Return the whole manifest: `head` and the kernels.json in `data`, whose digest the caller has compared.
 
     Raises:
-        ArtifactError: as `read_head`, or two entries of one name, or a kernel that needs what no launch gives.
+        ArtifactError: as `read_head`, or two entries of one name, or a kernel that needs more than a launch gives.
     """
     from aotmm.pack.schema import Kernel  # not to open a pack: defining these types takes milliseconds
 
@@ -197,7 +196,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
 
 
 def files(manifest: Manifest) -> list[File]:
-    """Every file of the pack but manifest.json itself."""
+    """Return every file of the pack but manifest.json itself."""
     return [manifest.library, manifest.kernels_file, *manifest.sources]
 
 
@@ -228,12 +227,12 @@ def file(path: str, data: bytes) -> File:
 
 
 def altered(file: File, data: bytes) -> str | None:
-    """How `data`, of which one byte more than `file` has is enough, is not that file; None if it is."""
+    """Return how `data` differs from `file`, None if it does not; one byte more than `file` has is enough."""
     return mismatch(file, len(data), hashlib.sha256(data).hexdigest())
 
 
 def mismatch(file: File, size: int, sha256: str) -> str | None:
-    """Heartbeat how content of `size` bytes with that digest is not `file`; None if it is."""
+    """Return how content of `size` bytes with that digest differs from `file`; None if it does not."""
     if (size, sha256) == (file.bytes, file.sha256):
         return None
     found = f"{size} bytes" if size <= file.bytes else "more bytes"
@@ -244,12 +243,12 @@ def mismatch(file: File, size: int, sha256: str) -> str | None:
 
 
 def kernel_to(kernel: Kernel) -> object:
-    """One kernel as plain JSON values."""
+    """Return one kernel as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(kernel)))
 
 
 def kernel_from(body: object, where: str) -> Kernel:
-    """The kernel in plain JSON values; raises ArtifactError as `read_kernels` does."""
+    """Return the kernel in plain JSON values; raises ArtifactError as `read_kernels`."""
     from aotmm.pack.schema import Kernel
 
     problems: list[str] = []
@@ -279,7 +278,7 @@ def _parse(data: bytes, where: str) -> object:
 
 
 def _check_files(entries: list[File], where: str, problems: list[str]) -> None:
-    """Adds what is wrong with the files of a pack, together, to `problems`."""
+    """Add the faults of the files of a pack, taken together, to `problems`."""
     for entry in entries:
         if not re.fullmatch(_PLAIN_PATH, entry.path) or {".", ".."} & set(entry.path.split("/")):
             problems.append(f"{where}: file {entry.path!r} is not a plain path inside the pack")
@@ -294,7 +293,7 @@ def _check_files(entries: list[File], where: str, problems: list[str]) -> None:
 
 
 def _check_images(manifest: Manifest, where: str, problems: list[str]) -> None:
-    """Adds to `problems` that images do not lie one after the other, from the first byte of their block to its last."""
+    """Add to `problems` if images do not lie one after the other, from the first byte of their block to its last."""
     end = 0
     for kernel in manifest.kernels:
         for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
@@ -316,7 +315,7 @@ def _check_images(manifest: Manifest, where: str, problems: list[str]) -> None:
 
 
 def _raise(problems: list[str]) -> None:
-    """An ArtifactError of all `problems`, if there are any."""
+    """Raise an ArtifactError of all `problems`, if there are any."""
     if problems:
         more = len(problems) - MAX_VIOLATIONS
         raise ArtifactError("\n".join(problems[:MAX_VIOLATIONS] + ([f"... and {more} more"] if more > 0 else [])))
@@ -339,12 +338,12 @@ def _hints(wanted: type) -> dict[str, typing.Any]:
 
 
 def _decode(wanted: typing.Any, value: object, where: str, problems: list[str]) -> typing.Any:
-    """`value` as type `wanted` (a dataclass, tuple, optional, str, int or bool).
+    """Return `value` as type `wanted` (a dataclass, tuple, optional, str, int or bool).
 
-    What does not fit is added to `problems` with its spot, and the result is of no use then.
+    Values that do not fit are added to `problems` with their place; then the result is of no use.
     """
     if type(value) is wanted and (wanted is not int or 0 <= typing.cast("int", value) < 2**53):
-        return value  # most are this
+        return value  # most values
     if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
         return _decode_object(wanted, value, where, problems)
     if typing.get_origin(wanted) is tuple:
@@ -363,7 +362,7 @@ def _decode(wanted: typing.Any, value: object, where: str, problems: list[str]) 
 
 
 def _decode_object(wanted: type, value: object, where: str, problems: list[str]) -> typing.Any:
-    """As `_decode`, for a dataclass."""
+    """Return a dataclass as `_decode` does."""
     if not isinstance(value, dict):
         problems.append(f"{where}: expected an object, found {type(value).__name__}")
         return None
@@ -382,6 +381,6 @@ def _decode_object(wanted: type, value: object, where: str, problems: list[str])
 
 
 def _shown(value: object) -> str:
-    """`value` for an error, cut where it is long."""
+    """Return `value` for an error, cut if it is long."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

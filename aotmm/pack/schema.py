@@ -1,4 +1,4 @@
-"""One kernel of a pack: an entry of kernels.json, and everything that a launch needs to know of it."""
+"""One kernel of a pack: an entry of kernels.json, with everything that a launch needs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aotmm.target import Target
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A matrix in global memory as CUDA's tensor maps describe it: 128 bytes that the driver encodes at each launch.
+    """A CUDA tensor map of a matrix in global memory: 128 bytes that the driver encodes at each launch.
 
     Attributes:
         dtype: element type (`problem.DTYPES`).
-        inner, outer: the quantities that are its sizes; neighbours along `inner` are neighbours in memory.
-        stride: the quantity that is the distance between neighbours along `outer`, in elements.
+        inner, outer: the quantities of its sizes; neighbours along `inner` are neighbours in memory.
+        stride: the quantity of the distance between neighbours along `outer`, in elements.
         box_inner, box_outer: elements of one transfer.
-        swizzle: how a box lies in shared memory: 0 as in global memory, 1, 2, 3 swizzled within 32, 64, 128 bytes.
+        swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
     """
 
     dtype: str
@@ -30,9 +30,9 @@ class TensorMap:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One kernel parameter, in order: which quantity (`problem.VALUES`) goes where in the parameter block.
+    """One kernel parameter, in order: its quantity (`problem.VALUES`) and its place in the parameter block.
 
-    `type` is Triton's ("*fp16", "i32", "i64"); offset and bytes come from the compiler's text. With a `tensor_map` the
+    `type` is Triton's ("*fp16", "i32", "i64"). Offset and bytes come from the compiler's text. With a `tensor_map` the
     parameter is that map of the matrix at address `value`.
     """
 
@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A condition that the kernel was compiled with: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
+    """A condition that the kernel was compiled for: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
 
     value: str
     relation: str
@@ -75,7 +75,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile that one program computes and the compiler's config for it; zeros mean "not given"."""
+    """The tile of one program and the compiler's options for it; zeros mean "not given"."""
 
     block_m: int
     block_n: int
@@ -103,17 +103,17 @@ class Kernel:
     Attributes:
         name: label, unique in the pack; nothing is parsed from it.
         family: module of `aotmm/kernels` that it comes from.
-        role: what it is for (`problem.ROLES`).
-        config_name: names what its time depends on, apart from types and epilogue; tuning tables speak of it.
+        role: one of `problem.ROLES`.
+        config_name: determines its time, with types and epilogue; tuning tables refer to it.
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
-        layout: memory order of A and B that it was specialised for; "any" guards none.
-        epilogue: what it can do to its sums (`problem.EPILOGUES`).
+        layout: memory order of A and B that it was specialised for; "any" for a kernel without such a guard.
+        epilogue: one of `problem.EPILOGUES`.
         fast_accum: fp8 sums stay in the tensor cores' own precision.
-        persistent: blocks take one tile after another, so that a grid needs no more than fit the device at once.
-        pdl: waits for the kernel before it where it first touches memory, so that a launch may let it start
-            early (pdl stream serialization).
+        persistent: blocks take one tile after another, so that a grid needs no more blocks than fit the device.
+        pdl: waits for the previous kernel before its first access to memory, so that a launch may let it start
+            early.
         threads: threads per block.
         num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.
@@ -121,7 +121,7 @@ class Kernel:
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
         global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
             latter is always 0.
-        vector_bytes: width of the global accesses that the guards allow; 1 if they do not even guard neighbours.
+        vector_bytes: width of the global accesses that the guards allow; 1 without a guard on contiguity.
         image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
         key: digest of everything the binary depends on.
     """
@@ -158,10 +158,10 @@ class Kernel:
 
 
 def occupancy(kernel: Kernel, target: Target) -> int:
-    """How many blocks of `kernel` one multiprocessor of `target` holds at once, at least 1.
+    """Return the number of blocks of `kernel` that one multiprocessor of `target` holds at once, at least 1.
 
-    Source of the formula: CUDA programming guide, "Hardware multithreading"; 1 KB of shared memory is CUDA's own for
-    each block.
+    Source of the formula: CUDA programming guide, "Hardware multithreading"; CUDA reserves 1 KB of shared
+    memory for each block.
     """
     warps = kernel.threads // target.warp_size
     per_warp = -(-max(kernel.registers, 1) * target.warp_size // target.granule) * target.granule

@@ -1,7 +1,7 @@
-"""The tuning table of one arch: what `aotmm tune` measured, and the constants of the time model fitted to it.
+"""The tuning table of one arch: times that `aotmm tune` measured, and the constants of the time model fitted to them.
 
-Only this module reads or writes the file. Reading is strict: a file either is exactly this or is refused. It has one
-line per model and per shape, so that two tables compare well.
+Only this module reads or writes the file. Reading is strict: any other content is refused. A table has one line per
+model and per shape, so that two tables compare well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotmm.target import TARGETS
 
 FORMAT = 3
 MAX_TABLE_BYTES = 32 << 20
-MIN_M = (1, 33, 257)  # a model is for C of so many rows or more, up to the next one's
+MIN_M = (1, 33, 257)  # a model is for C of at least so many rows, up to the next one's
 _WIDTHS = (1, 2, 4)
 _MAX_INT = 2**53
 _NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
@@ -33,9 +33,9 @@ _MAX_COPIES = 8
 class Sample(NamedTuple):
     """Median time of one config on one shape, in ns.
 
-    `split` is the number of slices of K, 1 for kernels that do not split; a split product's time includes the
-    reduction. `pdl` tells whether it was launched with pdl stream serialization. `copies` is which
-    matrices are copied to aligned places, in the time too: 1 for A, 2 for B, 4 for C.
+        `split` is the number of slices of K, 1 for kernels that do not split. A split product's time includes the
+    reduction. `pdl` tells whether it was launched with programmatic dependent launch. `copies` names the matrices that
+    are copied to aligned places, also in the time: 1 for A, 2 for B, 4 for C.
     """
 
     config_name: str
@@ -64,13 +64,13 @@ class Model:
 
     @property
     def key(self) -> tuple[str, int, bool, int]:
-        """What it is for."""
+        """Return the config, types and rows that it is for."""
         return self.config_name, self.element_bytes, self.fast_accum, self.min_m
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One measured shape and all that was measured on it; `held_out` shapes judge the models and do not shape them."""
+    """One measured shape and its times; `held_out` shapes test the models and are not fitted."""
 
     element_bytes: int
     layout: str
@@ -82,14 +82,14 @@ class Shape:
     times: tuple[Sample, ...]
 
     def best(self) -> dict[str, Sample]:
-        """The fastest sample without copies of each config, by config."""
+        """Return the fastest sample without copies of each config, by config."""
         ranked = sorted((sample for sample in self.times if not sample.copies), key=lambda sample: (sample.ns, sample))
         return {sample.config_name: sample for sample in reversed(ranked)}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One file: where and when it was measured, the models, and the measured shapes.
+    """One file: place and time of the measurement, the models, and the measured shapes.
 
     `date` is YYYY-MM-DD; `seed` is that of the held-out split.
     """
@@ -121,7 +121,7 @@ class Measured:
 
 
 def measured(table: Table, config_names: Collection[str]) -> Measured:
-    """What selection takes from `table` for those of `configs` that it knows."""
+    """Return the part of `table` that selection uses, for those of `config_names` that it knows."""
     rows = []
     for shape in sorted(
         table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
@@ -141,18 +141,18 @@ def measured(table: Table, config_names: Collection[str]) -> Measured:
 
 
 def shipped(arch: str) -> Table | None:
-    """The table of `arch` in this installation, if there is one. Raises ArtifactError as `read`."""
+    """Return the table of `arch` in this installation, if there is one. Raises ArtifactError as `read`."""
     path = shipped_path(arch)
     return read(path) if path.exists() else None
 
 
 def shipped_path(arch: str) -> Path:
-    """Where the table of `arch` is in this installation; it need not exist."""
+    """Return the path of the table of `arch` in this installation; it need not exist."""
     return Path(__file__).parents[1] / "tune" / "tables" / f"{arch}.json"
 
 
 def read(path: str | Path) -> Table:
-    """The table in the file `path`.
+    """Return the table in the file `path`.
 
     Raises:
         ArtifactError: it cannot be read, or is refused as `parse` refuses it.
@@ -166,7 +166,7 @@ def read(path: str | Path) -> Table:
 
 
 def parse(data: bytes, where: str) -> Table:
-    """The table in `data`; `where` names it in errors.
+    """Return the table in `data`; `where` names it in errors.
 
     Raises:
         ArtifactError: too large, not strict JSON, another format version, unknown or missing keys, values of other
@@ -208,9 +208,9 @@ def parse(data: bytes, where: str) -> Table:
 
 
 def write(table: Table) -> bytes:
-    """The canonical bytes of `table`; `parse` gives back an equal one if its rows are in order and not too precise.
+    """Return the canonical bytes of `table`; `parse` returns an equal one if its rows are in order and not too precise.
 
-    Rows are sorted, and constants rounded to five digits, which is more than any measurement has.
+    Rows are sorted. Constants are rounded to five digits, which is more than any measurement has.
     """
     config_names = sorted({sample.config_name for shape in table.shapes for sample in shape.times})
     number = {name: index for index, name in enumerate(config_names)}

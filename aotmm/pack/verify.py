@@ -1,4 +1,4 @@
-"""Verifies packs and wheels as a whole, and runs nothing of them: digests, and what kernels say of themselves."""
+"""Verify packs and wheels as a whole without running them: digests, and the facts in kernels' files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What verifying one pack, or the list of files of one wheel, came to: all `violations`, none if it is intact.
+    """Result of verifying one pack, or the list of files of one wheel: all `violations`, none if it is intact.
 
     `arch` is None for a wheel, and for a pack whose manifest was refused. `owner` is the distribution that added it to
     the packs that `aotmm.load()` finds, "" for any other.
@@ -46,11 +46,11 @@ class Verification:
 
 
 Rebuild = Callable[[Head], Path]
-"""Builds the pack of a manifest again, from this machine's sources; gives its folder."""
+"""Build the pack of a manifest again, from this machine's sources, and return its folder."""
 
 
 class _Source(NamedTuple):
-    """Files to verify: where they are, their names, and what reads the first bytes of one. Raises OSError."""
+    """Files to verify: their place and names, and a function that reads the first bytes of one or raises OSError."""
 
     place: str
     names: frozenset[str]
@@ -58,12 +58,12 @@ class _Source(NamedTuple):
 
 
 def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
-    """The pack in `path`, the packs in its subfolders, or a wheel and the packs in it, each verified.
+    """Verify the pack in `path`, the packs in its subfolders, or a wheel and the packs in it.
 
-    With `rebuild` each pack that is intact is built again and compared bit for bit.
+    With `rebuild` each intact pack is built again and compared bit for bit.
 
     Raises:
-        ArtifactError: there is nothing to verify. What `rebuild` raises.
+        ArtifactError: there is nothing to verify. Errors of `rebuild` pass.
     """
     try:
         if path.is_file():
@@ -77,7 +77,7 @@ def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
 
 
 def _packs(path: Path) -> list[Path]:
-    """The pack in `path`, or those in its subfolders. Raises OSError."""
+    """Return the pack in `path`, or those in its subfolders. Raises OSError."""
     if (path / manifest.FILE_NAME).is_file():
         return [path]
     inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")] if path.is_dir() else []
@@ -85,13 +85,13 @@ def _packs(path: Path) -> list[Path]:
 
 
 def _folder(folder: Path) -> _Source:
-    """What is in a folder. Raises OSError."""
+    """Return the content of a folder. Raises OSError."""
     names = frozenset(_names(folder))
     return _Source(str(folder), names, lambda name, limit: folders.read(folder, name, limit))
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """All that is below `folder` and no folder; links are not followed."""
+    """Yield everything below `folder` but folders; links are not followed."""
     for entry in folder.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _names(entry))
@@ -100,7 +100,7 @@ def _names(folder: Path) -> Iterator[str]:
 
 
 def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
-    """The wheel's own list of files, and every pack in it."""
+    """Verify the wheel's own list of files, and every pack in it."""
     with damage_told(path), zipfile.ZipFile(path) as archive:
 
         def read(prefix: str, name: str, limit: int) -> bytes:
@@ -117,7 +117,7 @@ def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
+    """Turn zipfile's exceptions for a file that is damaged, or no zip file, into an OSError."""
     try:
         yield
     except (
@@ -134,7 +134,7 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def _record(source: _Source, names: list[str]) -> Verification:
-    """A wheel against its RECORD. Source: PyPA specifications, "Recording installed projects"."""
+    """Verify a wheel by its RECORD. Source: PyPA specifications, "Recording installed projects"."""
     violations = [f"{name} is in it {count} times" for name, count in collections.Counter(names).items() if count > 1]
     violations += [f"{name} leads out of it" for name in source.names if name[0] == "/" or ".." in name.split("/")]
     lists = [name for name in source.names if _RECORD.fullmatch(name)]
@@ -153,7 +153,7 @@ def _record(source: _Source, names: list[str]) -> Verification:
 
 
 def _row(name: str, digest: str, size: str) -> File:
-    """A line of RECORD; a digest that is not sha256's is no file's. Raises ValueError."""
+    """Return the file of a line of RECORD; a digest other than sha256 matches no file. Raises ValueError."""
     algorithm, _, value = digest.partition("=")
     sha256 = base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
     if not size.isdecimal():
@@ -162,7 +162,7 @@ def _row(name: str, digest: str, size: str) -> File:
 
 
 def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
-    """One pack: manifest, digests, images, and whether building it again gives the same."""
+    """Verify one pack: manifest, digests, images, and with `rebuild` that building it again gives the same."""
     try:
         whole = _manifest(source)
     except ArtifactError as error:
@@ -177,7 +177,7 @@ def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
 
 
 def _manifest(source: _Source) -> Manifest:
-    """The whole manifest. Raises ArtifactError."""
+    """Return the whole manifest. Raises ArtifactError."""
     try:
         data = source.read(manifest.FILE_NAME, manifest.MAX_MANIFEST_BYTES + 1)
         head = manifest.read_head(data, manifest.FILE_NAME)
@@ -191,7 +191,7 @@ def _manifest(source: _Source) -> Manifest:
 
 
 def _contents(source: _Source, listed: list[File], name: str) -> tuple[dict[str, bytes], list[str]]:
-    """The listed files that are right, by name, and what is wrong with the others; `name` is the list."""
+    """Return the intact listed files by name, and the faults of the others; `name` is the list."""
     contents, violations = {}, []
     for file in listed:
         data, words = _read(source, file)
@@ -203,7 +203,7 @@ def _contents(source: _Source, listed: list[File], name: str) -> tuple[dict[str,
 
 
 def _read(source: _Source, file: File) -> tuple[bytes, str | None]:
-    """The file, and what is wrong with it."""
+    """Return the file, and its fault or None."""
     if file.path not in source.names:
         return b"", f"{file.path} is missing"
     try:
@@ -241,7 +241,7 @@ def _images(whole: Manifest, library: bytes) -> list[str]:
 
 
 def _compared(source: _Source, fresh: _Source) -> list[str]:
-    """What differs between a pack and the same built again."""
+    """Return the differences between a pack and the same pack built again."""
     there, here = _manifest(source).provenance, _manifest(fresh).provenance
     violations = [
         f"it was built with {name} {getattr(there, name)!r}, here that is {getattr(here, name)!r}"

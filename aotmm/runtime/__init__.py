@@ -1,1 +1,1 @@
-"""Loads packs and launches their kernels: load -> select -> launch. Needs neither Triton nor a compiler."""
+"""Load packs and launch their kernels: load -> select -> launch. Needs neither Triton nor a compiler."""

@@ -12,7 +12,7 @@ from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.shapes import by_views, result_shape
 
-# What aotmm::mm takes behind the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
+# Arguments of aotmm::mm after the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
 Options = tuple[int, float, bool, bool, int, int]
 _PLAIN = (0, LEAKY_SLOPE, False, False, 0, -1)  # the op's defaults
 _Gradients = tuple[torch.Tensor | None, ...]
@@ -20,12 +20,12 @@ _BATCHED = 3  # dimensions
 
 
 def transformed() -> bool:
-    """Whether functorch (torch.func) or forward-mode AD is at work."""
+    """Return whether functorch (torch.func) or forward-mode AD is active."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0  # noqa: SLF001 - no public getters
 
 
 def followed(*tensors: torch.Tensor | None) -> bool:
-    """Whether functorch or forward-mode AD follows one of the tensors."""
+    """Return whether functorch or forward-mode AD follows one of the tensors."""
     if not transformed():
         return False
     wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public getter
@@ -34,7 +34,7 @@ def followed(*tensors: torch.Tensor | None) -> bool:
 
 
 def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
-    """a @ b + bias of matrices or batches of them, differentiable as often as wanted.
+    """Return a @ b + bias of matrices or batches of them, differentiable any number of times.
 
     Args:
         a, b, bias: as `torch.ops.aotmm.mm` takes them; fp16, bf16 or fp32.
@@ -51,13 +51,13 @@ def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, option
         product = ops.registered().fast(options[-2], a, b, None, bias, None)
         if product is not None and product is not NotImplemented:
             return product  # type: ignore[no-any-return]
-    if bias is None and options == _PLAIN:  # the op fills its defaults in faster than Python passes them
+    if bias is None and options == _PLAIN:  # the op fills in its defaults faster than Python passes them
         return torch.ops.aotmm.mm.default(a, b)  # type: ignore[no-any-return]
     return torch.ops.aotmm.mm.default(a, b, bias, None, None, *options)  # type: ignore[no-any-return]
 
 
 class _Recorded(torch.autograd.Function):
-    """For reverse mode alone: a Function without `setup_context` costs less than half of one with it."""
+    """Function for reverse mode only: without `setup_context` it costs less than half."""
 
     @staticmethod
     def forward(
@@ -73,13 +73,13 @@ class _Recorded(torch.autograd.Function):
         return _gradients(ctx, gradient)
 
 
-# `multiply` where a gradient is required and nothing transforms it: Function.apply without its support of functorch.
+# `multiply` if a gradient is required and nothing transforms it: Function.apply without its support of functorch.
 record: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Options], torch.Tensor]
 record = super(torch.autograd.Function, _Recorded).apply
 
 
 class _Transformed(torch.autograd.Function):
-    """For torch.func and forward mode."""
+    """Function for torch.func and forward mode."""
 
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
@@ -101,7 +101,7 @@ class _Transformed(torch.autograd.Function):
     def jvp(
         ctx: Any, of_a: torch.Tensor | None, of_b: torch.Tensor | None, of_bias: torch.Tensor | None, *_: None
     ) -> torch.Tensor:
-        """The tangent, each term the bias of the product that adds the next."""
+        """Return the tangent; each term is the bias of the product that adds the next."""
         a, b = ctx.saved_tensors
         options = ctx.rest[-1]
         if of_a is None and of_b is None:
@@ -140,11 +140,11 @@ def over_batch(
     *,
     rows_scaled: bool = False,
 ) -> torch.Tensor:
-    """What `torch.vmap` of `product` gives, with the new dimension first; in_dims: where a, b and bias have it."""
+    """Compute `torch.vmap` of `product`, the new dimension first; in_dims are its places in a, b and bias."""
     rank = max(x.dim() - (dim is not None) for x, dim in zip((a, b), in_dims, strict=False))
 
     def aligned(x: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """x with the new dimension first, and dimensions of 1 behind it as the result has dimensions."""
+        """Return x with the new dimension first, then as many dimensions of 1 as the result's rank needs."""
         x = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
         return x.reshape(x.shape[0], *(1,) * (rank - x.dim() + 1), *x.shape[1:])
 
@@ -157,7 +157,7 @@ def over_batch(
 
 
 def _gradients(ctx: Any, gradient: torch.Tensor) -> _Gradients:
-    """Of a, b and bias, for that of the result, through the kernels of the operands' dtype."""
+    """Return the gradients of a, b and bias for the result's, by the kernels of the operands' dtype."""
     a, b = ctx.saved_tensors
     shape_a, shape_b, shape_of_bias, (*rest, _) = ctx.rest
     options = (*rest, -1)
@@ -171,7 +171,7 @@ def _gradients(ctx: Any, gradient: torch.Tensor) -> _Gradients:
 def _of_a(gradient: torch.Tensor, shape: torch.Size, b: torch.Tensor, options: Options) -> torch.Tensor:
     if not _shared(shape, gradient):
         return multiply(gradient, b.mT, None, options)
-    # The sum over the batch is one product of rows as long as all of it. Not a view, but rounded once.
+    # The sum over the batch is one product with the batch as part of K: not a view, but rounded once.
     batch, rows, columns = gradient.shape
     long = gradient.transpose(0, 1).reshape(rows, batch * columns)
     b = b.expand(batch, *b.shape[-2:])
@@ -188,5 +188,5 @@ def _of_b(gradient: torch.Tensor, a: torch.Tensor, shape: torch.Size, options: O
 
 
 def _shared(operand: torch.Size, gradient: torch.Tensor) -> bool:
-    """Whether an operand of this shape was multiplied with every matrix of a batch."""
+    """Return whether an operand of this shape was multiplied with every matrix of a batch."""
     return gradient.dim() == _BATCHED and (len(operand) < _BATCHED or operand[0] != gradient.shape[0])

@@ -1,7 +1,7 @@
 """The product as steps that torch sees: casts of autocast, gradients, views, activation around the op aotmm::mm.
 
-`Library.matmul` goes this way where its own, quicker one does not hold: gradients, autocast, torch.func, torch.compile,
-tensor subclasses. `torch.ops.aotmm.matmul` is the same as an op, which torch takes apart into these steps.
+`Library.matmul` uses this module if its faster path does not apply: gradients, autocast, torch.func, torch.compile,
+tensor subclasses. `torch.ops.aotmm.matmul` is the same as an op, which torch decomposes into these steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotmm.runtime import autograd, ops, sharding
 from aotmm.runtime.shapes import by_views
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast casts
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # types that autocast casts
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = tuple(ACTIVATIONS)
 _OUT_DTYPE = 7  # position behind the bias in the schema of aotmm::mm
@@ -27,7 +27,7 @@ _SCHEMA = (
 
 
 def wanted(a: torch.Tensor, b: torch.Tensor, *factors: torch.Tensor | None) -> bool:
-    """Whether a product of these tensors needs this module."""
+    """Return whether a product of these tensors needs this module."""
     recording = torch.is_grad_enabled()
     return (
         (recording and (a.requires_grad or b.requires_grad))
@@ -54,13 +54,13 @@ def matmul(
     out_dtype: torch.dtype | None = None,
     library: int = 0,
 ) -> torch.Tensor:
-    """activation(scale_a * scale_b * (a @ b) + bias) of any rank, in a new tensor.
+    """Return activation(scale_a * scale_b * (a @ b) + bias) of any rank, in a new tensor.
 
-    Where a gradient may be asked for, the activation is torch's own, of the rounded sum; else it is fused.
+    If a gradient may be required, torch applies the activation to the rounded sum; else it is fused.
 
     Raises:
         TypeError, ValueError: as `Library.matmul`.
-        NotImplementedError: a gradient of what has none.
+        NotImplementedError: the product has no gradient, and one is required.
     """
     if activation not in _NAMES:
         raise ValueError(f"unknown activation {activation!r}; known: {', '.join(_NAMES)}")
@@ -96,12 +96,12 @@ def matmul(
 
 @functools.cache
 def register() -> torch.library.Library:
-    """The op aotmm::matmul, and what autocast, vmap and DTensor do with aotmm::mm; gone with what is returned."""
+    """Register aotmm::matmul, and aotmm::mm with autocast, vmap and DTensor, as long as the result lives."""
     sharding.register()
     fragment = torch.library.Library("aotmm", "FRAGMENT")  # type: ignore[no-untyped-call]
     fragment.define(_SCHEMA)  # type: ignore[no-untyped-call]
     fragment.impl("matmul", matmul, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-    # Also before torch.func takes its levels apart, between which the gradient is not torch.func's.
+    # Also before torch.func splits its levels: between them the gradient is not torch.func's.
     fragment.impl("matmul", matmul, "FuncTorchDynamicLayerFrontMode")  # type: ignore[no-untyped-call]
     fragment.impl("mm", _autocast_mm, "AutocastCUDA")  # type: ignore[no-untyped-call]
     torch.library.register_vmap("aotmm::mm", _vmap_mm, lib=fragment)
@@ -122,7 +122,7 @@ def _check_gradient(
 
 
 def _activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:
-    """The activation by torch, which knows its derivatives."""
+    """Apply the activation by torch, which knows its derivatives."""
     functional = torch.nn.functional
     if activation == "leaky_relu":
         return functional.leaky_relu(x, slope)
@@ -137,7 +137,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _autocast_mm(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *rest: Any) -> torch.Tensor:
-    """aotmm::mm of operands in autocast's dtype."""
+    """Compute aotmm::mm of operands in autocast's dtype."""
     dtype = torch.get_autocast_dtype("cuda")
     a, b = _cast(a, dtype), _cast(b, dtype)
     bias = None if bias is None else _cast(bias, ops.result_dtype(a.dtype, _code(rest)))
@@ -155,7 +155,7 @@ def _vmap_mm(
     scale_b: torch.Tensor | None = None,
     *rest: Any,
 ) -> tuple[torch.Tensor, int]:
-    """aotmm::mm for every index of a further dimension, in one launch where memory allows it."""
+    """Compute aotmm::mm for every index of a further dimension, in one launch if memory allows it."""
     if any(dim is not None for dim in in_dims[3:5]):
         raise NotImplementedError("torch.vmap over the scales of aotmm::mm: they are the same for every matrix")
 
@@ -167,5 +167,5 @@ def _vmap_mm(
 
 
 def _code(rest: tuple[Any, ...]) -> int:
-    """out_dtype among what follows the bias, where torch leaves out what has its default."""
+    """Return out_dtype from the arguments after the bias; torch leaves out defaults."""
     return rest[_OUT_DTYPE] if len(rest) > _OUT_DTYPE else -1

@@ -1,4 +1,4 @@
-"""The GPUs that torch sees, and which pack serves which."""
+"""The GPUs that torch sees, and the packs that serve them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Device(NamedTuple):
 
 
 def device(ordinal: int) -> Device:
-    """Device number `ordinal`; initialises torch's CUDA state if that has not happened."""
+    """Return device number `ordinal`; this may initialise torch's CUDA state."""
     import torch
 
     facts = torch.cuda.get_device_properties(ordinal)
@@ -33,16 +33,16 @@ def device(ordinal: int) -> Device:
 
 
 def devices() -> list[Device]:
-    """Every GPU that torch sees; empty for a torch without GPU support."""
+    """Return every GPU that torch sees; none for a torch without GPU support."""
     import torch
 
     return [device(ordinal) for ordinal in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 
 
 def what_to_build(arch: str, folder: Path | None) -> str:
-    """What serves a GPU of `arch`: the command that adds it to the packs in `folder`, or that nothing does.
+    """Return the command that adds a pack for a GPU of `arch` to the packs in `folder`, or that there is none.
 
-    No folder stands for the default library.
+    Without a folder it is for the default library.
     """
     for name, _ in ranked(TARGETS, arch):
         return f"no pack runs on {arch}; build one: {build_command(name, folder)}"
@@ -50,9 +50,9 @@ def what_to_build(arch: str, folder: Path | None) -> str:
 
 
 def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:
-    """The pack to use on a GPU of `arch`, and how it runs there (`aotmm.target.ranked`); None if none runs.
+    """Return the pack for a GPU of `arch`, and how it runs there (`aotmm.target.ranked`); None if none runs.
 
-    Of several packs for one arch it is the first.
+    Of several packs for one arch the first is used.
     """
     for name, way in ranked(dict.fromkeys(pack.arch for pack in packs), arch):
         return next(pack for pack in packs if pack.arch == name), way

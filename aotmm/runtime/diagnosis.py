@@ -1,4 +1,4 @@
-"""What this machine has and what aotmm would do with it: torch, driver, packs, and the pack that each GPU would use."""
+"""Diagnosis of this machine: torch, driver, packs, and the pack that each GPU would use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackState:
-    """One pack folder: what is in it, or `error`, why it cannot be used.
+    """One pack folder: its content, or `error`, why it cannot be used.
 
-    `owner` is the distribution that added it, "" for those of the installation or of a folder that was named. `tuning`
-    says where and when the times were measured that its launcher selects by; "" if it has estimates only.
+    `owner` is the distribution that added it, "" for those of the installation or of a given folder. `tuning` names the
+    GPU, driver and date of the times that its launcher selects by; "" if it has estimates only.
     """
 
     folder: str
@@ -44,7 +44,7 @@ class PackState:
 class DeviceState:
     """One GPU: the pack that it would use and how (`aotmm.target.ways_to_run`), or `error`, why it has none.
 
-    `multiprocessors` and `shared_bytes` are what the driver says, which is what selection goes by.
+    `multiprocessors` and `shared_bytes` are the driver's numbers, which selection uses.
     """
 
     ordinal: int
@@ -59,15 +59,15 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The whole answer. `exit_code` is that of the worst error of a pack or a driver, 0 without one.
+    """The whole diagnosis. `exit_code` is that of the worst error of a pack or a driver, 0 without one.
 
     Attributes:
         torch: its version; None if it cannot be imported.
         torch_build: "CUDA 12.9", "ROCm 7.1" or "CPU".
         load_error: why `aotmm.load` fails although torch and the packs are there.
-        fast_call: whether `lib.matmul` of plain tensors goes past torch's dispatcher; None if nothing could be loaded.
+        fast_call: whether `lib.matmul` of plain tensors bypasses torch's dispatcher; None if nothing could be loaded.
         cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
-        advice: what to do so that GPUs can be used.
+        advice: steps to make GPUs usable.
     """
 
     aotmm: str
@@ -84,9 +84,9 @@ class Diagnosis:
 
 
 def diagnose(root: Path | None) -> Diagnosis:
-    """Everything about this machine and the packs in `root`, or those that `aotmm.load()` finds.
+    """Diagnose this machine and the packs in `root`, or those that `aotmm.load()` finds.
 
-    Never raises for what it finds broken.
+    It never raises for broken packs or drivers.
     """
     packs = _packs(root) if root is not None else [*_added(), *_packs(own())]
     usable = [pack for pack, _ in packs if pack is not None]
@@ -125,7 +125,7 @@ def diagnose(root: Path | None) -> Diagnosis:
 
 
 def _added() -> list[tuple[Pack | None, PackState]]:
-    """What other distributions add."""
+    """Return the packs that other distributions add."""
     found = []
     for entry in entries():
         try:
@@ -136,7 +136,7 @@ def _added() -> list[tuple[Pack | None, PackState]]:
 
 
 def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
-    """The pack in `root`, or those in its subfolders: what is there, and the pack if it can be used."""
+    """Return the pack in `root`, or those in its subfolders: the state, and the pack if it can be used."""
     try:
         if (root / manifest.FILE_NAME).is_file():
             return [_pack(root)]
@@ -151,7 +151,7 @@ def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
 
 
 def _pack(folder: Path, owner: str = "") -> tuple[Pack | None, PackState]:
-    """The pack in `folder`, every file of it compared with the manifest."""
+    """Return the pack in `folder`, with every file compared with the manifest."""
     try:
         pack = open_pack(folder)
         files = manifest.files(pack.manifest)
@@ -166,7 +166,7 @@ def _pack(folder: Path, owner: str = "") -> tuple[Pack | None, PackState]:
 
 
 def _torch() -> tuple[str | None, str | None, list[str]]:
-    """The version and build of torch, and what to do about them."""
+    """Return the version and build of torch, and advice."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -185,7 +185,7 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
 
 
 def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
-    """Why `aotmm.load` fails, its exit code, and whether there is the fast call.
+    """Return why `aotmm.load` fails, its exit code, and whether there is the fast call.
 
     torch may be too old, or the native library not built.
     """
@@ -197,7 +197,7 @@ def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
 
 
 def _cuda_driver() -> int | None:
-    """The newest CUDA that NVIDIA's driver supports, 12090 for 12.9; None without that driver."""
+    """Return the newest CUDA that NVIDIA's driver supports, 12090 for 12.9; None without that driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -211,7 +211,7 @@ def _version(number: int) -> str:
 
 
 def _old_driver(driver: int, packs: list[Pack]) -> str:
-    """What to do about a driver that is too old for some of `packs`; "" if it is not."""
+    """Return advice for a driver that is too old for some of `packs`; "" if it is not."""
     older = [pack for pack in packs if pack.head.min_driver > driver]
     if not older:
         return ""
@@ -221,7 +221,7 @@ def _old_driver(driver: int, packs: list[Pack]) -> str:
 
 
 def _where_gpus_are(build: str, driver: int | None) -> str:
-    """What to do where a torch of that build sees no GPU."""
+    """Return advice for a torch of that build that sees no GPU."""
     if build.startswith("ROCm"):
         return "see whether rocminfo lists one, and whether this user may open /dev/kfd"
     if driver is None:
@@ -230,7 +230,7 @@ def _where_gpus_are(build: str, driver: int | None) -> str:
 
 
 def _devices() -> tuple[list[Device], str]:
-    """The GPUs that torch sees, or why it cannot list them."""
+    """Return the GPUs that torch sees, or why it cannot list them."""
     from aotmm.runtime.devices import devices
 
     try:
@@ -240,7 +240,7 @@ def _devices() -> tuple[list[Device], str]:
 
 
 def _device(gpu: Device, packs: list[Pack], root: Path | None) -> tuple[DeviceState, int]:
-    """What `gpu` would use, and the exit code if its driver fails."""
+    """Return the pack that `gpu` would use, and the exit code if its driver fails."""
     from aotmm.runtime.devices import best_pack, what_to_build
 
     found = best_pack(packs, gpu.arch)

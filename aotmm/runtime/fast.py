@@ -1,4 +1,4 @@
-"""The fast call: `lib.matmul` past torch's dispatcher, for plain GPU tensors that nothing else has a say in."""
+"""The fast call: `lib.matmul` without torch's dispatcher, for plain GPU tensors without modes or transforms."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _CUDA, _ROCM = 2, 10  # DLPack's types of device
 Matmul = Callable[..., Any]
-"""matmul(library, a, b, out, bias, activation): the product; None where `autograd.record` gives it, for want of
-nothing but its gradient; or NotImplemented, where the op has to serve it."""
+"""matmul(library, a, b, out, bias, activation): return the product; None if only its gradient is missing, so that
+`autograd.record` must compute it; or NotImplemented if the op must."""
 
 
 def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> Matmul:
-    """`matmul` of native/fast.c; `declined` where this Python or torch does not carry it, so that the op serves all.
+    """Return `matmul` of native/fast.c, or `declined` if this Python or torch does not support it.
 
     Args:
         ours: libaotmm_torch.so, initialised.
@@ -53,14 +53,14 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
 
 
 def declined(*_: object) -> object:
-    """What `matmul` answers to everything where it cannot be had."""
+    """Return NotImplemented, so that the op serves the call."""
     return NotImplemented
 
 
 def inference_keys(key_set: Callable[[], tuple[int, int]]) -> tuple[int, int] | None:
-    """The dispatcher's two words in inference mode, None if they do not behave as words of that meaning do.
+    """Return the dispatcher's two words in inference mode, None if they do not behave as expected.
 
-    They are no official interface: zero where nothing is switched on, something else in every mode, and zero again.
+    They are no official interface: they must be zero without a mode, nonzero in every mode, and zero again.
     """
     seen: list[tuple[int, int]] = []
 
@@ -72,7 +72,7 @@ def inference_keys(key_set: Callable[[], tuple[int, int]]) -> tuple[int, int] | 
                 seen.append(key_set())
             seen.append(key_set())
 
-    thread = threading.Thread(target=look)  # where no mode of the caller's is on
+    thread = threading.Thread(target=look)  # the caller's modes are not on there
     thread.start()
     thread.join()
     in_modes, between = seen[::2], seen[1::2]

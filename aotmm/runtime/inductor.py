@@ -1,4 +1,4 @@
-"""Lets Inductor's max-autotune time these kernels beside its own, and take them where they are faster."""
+"""Let Inductor's max-autotune time these kernels beside its own, and use them if they are faster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotmm.errors import NoKernelError
 
 
 def aotmm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """out = a @ b with the default library. What Inductor compiles calls it by this name.
+    """Compute out = a @ b with the default library. Inductor's code calls it by this name.
 
     Raises:
         NotImplementedError: no kernel multiplies these types on this GPU, so that Inductor leaves this choice out.
@@ -25,7 +25,7 @@ def aotmm_mm(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 @contextmanager
 def max_autotune() -> Iterator[None]:
-    """What is compiled within it with max-autotune may run its products on the default library's kernels."""
+    """Let max-autotune choose the default library's kernels for code that is compiled within the block."""
     from torch._inductor import config  # only here: it takes seconds
     from torch._inductor.kernel.mm import lazy_register_extern_choice
 

@@ -24,9 +24,9 @@ GROUP = "aotmm.packs"
 
 
 def find_packs(path: Path | None) -> list[Pack]:
-    """The packs in `path`; without one those of the default library, in the order in which they are asked for kernels.
+    """Return the packs in `path`, by default those of the default library, in the order in which they are asked.
 
-    That is: those that other distributions add, by the names of these, then this installation's own.
+    These are the packs that other distributions add, by the names of these, then this installation's own.
 
     Raises:
         ArtifactError: there is none, or one is refused; the message names the distribution that brought it.
@@ -37,23 +37,23 @@ def find_packs(path: Path | None) -> list[Pack]:
 
 
 def own() -> Path:
-    """The folder of this installation's packs; it need not exist."""
+    """Return the folder of this installation's packs; it need not exist."""
     return data_folder("artifacts").resolve()
 
 
 def entries() -> list[EntryPoint]:
-    """What other distributions add, by their names."""
+    """Return the entry points of other distributions, by their names."""
     found = importlib.metadata.entry_points(group=GROUP)
     return sorted(found, key=lambda entry: (owner(entry), entry.name))
 
 
 def owner(entry: EntryPoint) -> str:
-    """Name and version of the distribution that `entry` is of."""
+    """Return name and version of the distribution of `entry`."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "a distribution without metadata"
 
 
 def added(entry: EntryPoint) -> list[Pack]:
-    """The packs that `entry` adds. Raises ArtifactError, with the name of its distribution."""
+    """Return the packs that `entry` adds. Raises ArtifactError, with the name of its distribution."""
     name = owner(entry)
     try:
         packs = open_packs(folder_of(entry))
@@ -68,11 +68,11 @@ def added(entry: EntryPoint) -> list[Pack]:
 
 
 def folder_of(entry: EntryPoint) -> Path:
-    """Where the package is that `entry` names, found without importing it or what it is in. Raises ArtifactError."""
+    """Return the folder of the package that `entry` names, without importing anything. Raises ArtifactError."""
     top, *rest = entry.value.split(".")
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # sys.modules has a module of that name that nobody found, as __main__
+    except ValueError:  # sys.modules has a module of that name without a spec, as __main__
         spec = None
     folders = [Path(root, *rest) for root in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""A pack's launcher library, seen from Python: the C interface of `launcher.h` and its answers as values."""
+"""A pack's launcher library in Python: the C interface of `launcher.h` and its results as values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
     TOO_MUCH_WORKSPACE,
 ) = range(8)
 COPY_A, COPY_B, COPY_C = 1, 2, 4
-# What the stride of a matrix without gaps between its lines is.
+# By stride: the size that it equals in a matrix without gaps between its lines.
 _SIZE_OF = {"stride_am": "K", "stride_ak": "M", "stride_bk": "N", "stride_bn": "K", "stride_cm": "N", "stride_cn": "M"}
 
 
@@ -141,7 +141,7 @@ class CError(Structure):
 
 
 class CTorchError(Structure):
-    """torch_error of native/torch_ops.c: what kind of failure, and which."""
+    """torch_error of native/torch_ops.h: the kind of failure and the error."""
 
     _fields_ = [("kind", c_int32), ("error", CError)]
 
@@ -198,7 +198,7 @@ class Problem:
     slope: float = LEAKY_SLOPE
 
     def to_c(self) -> CProblem:
-        """The same as the C interface takes it."""
+        """Return it for the C interface."""
         return CProblem(
             a_ptr=self.a_ptr,
             b_ptr=self.b_ptr,
@@ -228,14 +228,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to compute a product, as `aotmm_plan` of launcher.h describes it.
+    """A way to compute a product: `aotmm_plan` of launcher.h.
 
     Attributes:
         kernel: number of the product or partial.
         split: slices of K, 1 for a product.
         copies: operands in the workspace: COPY_A | COPY_B | COPY_C.
         grid: blocks of `kernel`, for a whole panel.
-        pdl: may start before what precedes it on the stream ends.
+        pdl: may start before the previous work on the stream ends.
         measured: `cost` was measured for this very shape, else it is predicted.
         workspace_bytes: device memory that running it needs.
         cost: ns.
@@ -255,9 +255,9 @@ class Plan:
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """What is launched for each panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
+        """Return the launches of a panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
 
-        A copy of A or B that the panel before made is not made again.
+        A copy of A or B that the previous panel made is not made again.
         """
         copies = [f"copy {name}" for bit, name in enumerate("ABC") if self.copies >> bit & 1]
         before = [name for name in copies if name != "copy C"]
@@ -266,26 +266,25 @@ class Plan:
 
     @property
     def main(self) -> int:
-        """Which of `launches` is that of `kernel`."""
+        """Return the index in `launches` of that of `kernel`."""
         return (self.copies & (COPY_A | COPY_B)).bit_count()
 
     @classmethod
     def from_c(cls, plan: CPlan) -> Plan:
-        """The same as a value."""
+        """Return a C plan as a value."""
         fields = {name: getattr(plan, name) for name, *_ in CPlan._fields_}
         return cls(**fields | {name: bool(fields[name]) for name in ("pdl", "measured")})
 
     def to_c(self) -> CPlan:
-        """The same as the C interface takes it."""
+        """Return it for the C interface."""
         return CPlan(**asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What selection says of one kernel: the best plan with it, or why it does not fit.
+    """Result of selection for one kernel: the best plan with it, or why it does not fit.
 
-    `same_types` tells whether it computes products of the problem's types with its epilogue, so that something else is
-    what it lacks.
+    `same_types` tells whether it has the problem's types and epilogue, so that the reason is another one.
     """
 
     kernel: Kernel
@@ -296,7 +295,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The plan for a problem, and the verdict on every kernel of the pack, in the pack's order."""
+    """The plan for a problem, and the evaluation of every kernel of the pack, in the pack's order."""
 
     chosen: Evaluation | None
     evaluations: tuple[Evaluation, ...]
@@ -313,10 +312,10 @@ class Selection:
 
 
 class Launcher:
-    """The functions of one launcher library. Safe from any thread."""
+    """The functions of one launcher library. It is thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, arch: str, kernels: Callable[[], tuple[Kernel, ...]]) -> None:
-        """The launcher of pack `arch` in `library`; `kernels` reads the pack's list when it is asked for."""
+        """Wrap the launcher of pack `arch` in `library`; `kernels` reads the pack's list when it is needed."""
         entry = getattr(library, f"aotmm_launcher_{arch}", None)
         if entry is None:
             raise ArtifactError(f"the library of pack {arch} has no aotmm_launcher_{arch}; build the pack again")
@@ -334,7 +333,7 @@ class Launcher:
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels by number. Raises ArtifactError if the list is not that of the library."""
+        """Return the kernels by number. Raises ArtifactError if the list is not that of the library."""
         kernels = self._read_kernels()
         if len(kernels) != self._c.kernel_count:
             raise ArtifactError(
@@ -345,11 +344,11 @@ class Launcher:
 
     @property
     def address(self) -> int:
-        """Address of the C function table, for the torch library."""
+        """Return the address of the C function table, for the torch library."""
         return ctypes.cast(self._table, c_void_p).value or 0
 
     def device(self, ordinal: int) -> CDevice:
-        """Facts of a device that is there. Raises DriverError."""
+        """Return the facts of an existing device. Raises DriverError."""
         facts = CDevice()
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
@@ -357,7 +356,7 @@ class Launcher:
     def check(
         self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT
     ) -> Evaluation:
-        """The best plan with kernel number `kernel` and a workspace of at most that many bytes, or why there is none.
+        """Return the best plan with kernel number `kernel` and a workspace of at most that many bytes, or why not.
 
         Needs no GPU. Raises ValueError.
         """
@@ -372,13 +371,13 @@ class Launcher:
         )
 
     def select(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Plan:
-        """The best plan with a workspace of at most that many bytes; needs no GPU. Raises NoKernelError, ValueError."""
+        """Return the best plan with a workspace of at most that many bytes. Raises NoKernelError, ValueError."""
         plan = CPlan()
         self._raise(self._c.select(byref(problem.to_c()), byref(device), workspace_limit, byref(plan)))
         return Plan.from_c(plan)
 
     def explain(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Selection:
-        """What selection makes of `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
+        """Return the selection for `problem` on `device`; needs no GPU. Raises ValueError for negative sizes."""
         numbers = range(len(self.kernels))
         evaluations = tuple(self.check(problem, device, number, workspace_limit) for number in numbers)
         try:
@@ -389,15 +388,15 @@ class Launcher:
         return Selection(chosen, (*evaluations[: plan.kernel], chosen, *evaluations[plan.kernel + 1 :]))
 
     def plan(self, problem: Problem, ordinal: int, workspace_limit: int) -> Plan:
-        """The best plan on device `ordinal`. Raises NoKernelError, DriverError, ValueError."""
+        """Return the best plan on device `ordinal`. Raises NoKernelError, DriverError, ValueError."""
         plan = CPlan()
         self._raise(self._c.plan(byref(problem.to_c()), ordinal, workspace_limit, byref(plan)))
         return Plan.from_c(plan)
 
     def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
-        """Launches `plan` with `workspace` bytes of device memory at that address.
+        """Launch `plan` with device memory at address `workspace`.
 
-        Only kernel, split, copies, pdl, workspace_bytes, panel_m and panel_n of the plan count.
+        Of the plan only kernel, split, copies, pdl, workspace_bytes, panel_m and panel_n count.
 
         Raises:
             NoKernelError: the plan does not fit the problem. DriverError, ValueError.
@@ -405,15 +404,15 @@ class Launcher:
         self._raise(self._c.run(byref(plan.to_c()), byref(problem.to_c()), ordinal, stream, workspace))
 
     def matmul(self, problem: Problem, ordinal: int, stream: int) -> None:
-        """Selects a plan without a workspace and launches it. Raises as `plan`."""
+        """Select a plan without a workspace and launch it. Raises as `plan`."""
         self._raise(self._c.matmul(byref(problem.to_c()), ordinal, stream))
 
     def launch(self, kernel: int, problem: Problem, ordinal: int, stream: int) -> None:
-        """Launches kernel number `kernel`, a product, after checking its guards. Raises as `run`."""
+        """Launch kernel number `kernel`, a product, after checking its guards. Raises as `run`."""
         self.run(Plan(kernel), problem, ordinal, stream)
 
     def retune(self, table: Table) -> None:
-        """Selects by the times in `table` from now on, in every thread; constants that it lacks stay."""
+        """Select by the times in `table` from now on, in every thread; constants that it lacks stay."""
         from aotmm.pack.table import measured  # only here: the first product should be quick
 
         known = measured(table, {kernel.config_name for kernel in self.kernels})
@@ -428,7 +427,7 @@ class Launcher:
         self._raise(self._c.retune(byref(c_table)))
 
     def preload(self, ordinal: int) -> None:
-        """Loads every kernel that fits device `ordinal`. Raises DriverError."""
+        """Load every kernel that fits device `ordinal`. Raises DriverError."""
         self._raise(self._c.preload(ordinal))
 
     def _raise(self, status: int) -> None:
@@ -437,7 +436,7 @@ class Launcher:
 
 
 def error_of(error: CError) -> AotmmError | ValueError:
-    """The exception for a failure that the C side recorded."""
+    """Return the exception for a failure that the C side recorded."""
     text = error.text.decode(errors="replace")
     if error.status == INVALID:
         return ValueError(text)
@@ -466,7 +465,7 @@ def _reason(kernel: Kernel, verdict: CEvaluation, problem: Problem) -> str | Non
         }
         size = _SIZE_OF.get(guard.value)
         if guard.relation == "multiple_of" and size is not None and getattr(problem, size) == found:
-            # what the user knows, and could change, is the size
+            # the user knows, and could change, the size
             return f"{size}={found}, which is {guard.value} too, is {words['multiple_of']}"
         return f"{guard.value}={found} is {words[guard.relation]}"
     reasons = {

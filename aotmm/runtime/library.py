@@ -1,4 +1,4 @@
-"""The library that users hold: packs of prebuilt kernels, and the products that they launch."""
+"""The library object: packs of prebuilt kernels, and the products that they compute."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _PAIR = 2
 
 
 class Library:
-    """Prebuilt matrix products for torch tensors. Made by `aotmm.load`; safe to use from any thread.
+    """Prebuilt matrix products for torch tensors. `aotmm.load` makes it. It is thread-safe.
 
-    A copy of it is the library itself; pickled it is its path and table, loaded again where it is unpickled.
+    A copy is the library itself. A pickle holds the path and the table, which are loaded again when it is unpickled.
 
     Attributes:
-        packs: the packs that were found. Where several are for a GPU's arch, each product goes to the first that has
-            kernels for its types and epilogue.
+        packs: the packs that were found. If several are for a GPU's arch, the first that has kernels for a product's
+            types and epilogue serves it.
     """
 
     def __init__(
         self, packs: tuple[Pack, ...], number: int, path: Path | None, table: tuple[Path, Table] | None
     ) -> None:
-        """The library number `number`, of the packs that `_load` found."""
+        """Make library number `number` of the packs that `_load` found."""
         self.packs = packs
         self._number = number
         self._options = (0, LEAKY_SLOPE, False, False, number, -1)
@@ -69,17 +69,17 @@ class Library:
 
     @property
     def has_fast_call(self) -> bool:
-        """Whether `matmul` of plain tensors goes past torch's dispatcher: this Python and torch carry that."""
+        """Return whether `matmul` of plain tensors bypasses torch's dispatcher; this depends on Python and torch."""
         return self._fast is not fast.declined
 
     @property
     def number(self) -> int:
-        """Which of the process's libraries this is, as the ops count them."""
+        """Return the library's number in this process, as the ops count them."""
         return self._number
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """Every kernel of every pack."""
+        """Return every kernel of every pack."""
         return tuple(kernel for pack in self.packs for kernel in pack.manifest.kernels)
 
     def matmul(
@@ -95,32 +95,32 @@ class Library:
         out_dtype: torch.dtype | None = None,
         fast_accum: bool = False,
     ) -> torch.Tensor:
-        """activation(scale_a * scale_b * (a @ b) + bias), computed in fp32 and rounded once.
+        """Return activation(scale_a * scale_b * (a @ b) + bias), computed in fp32 and rounded once.
 
         Takes the shapes that `torch.matmul` takes. Runs on the tensors' device, on torch's current stream there,
-        without waiting for it. fp32 operands are multiplied in tf32 where torch's settings allow it
+        and does not wait for it. fp32 operands are multiplied in tf32 if torch's settings allow it
         (`torch.backends.cuda.matmul.fp32_precision` is "tf32") and the arch has it.
 
-        Differentiable, in either mode and as often as wanted, for fp16, bf16 and fp32. Where a gradient may be asked
-        for, the activation is torch's own, of the rounded sum (docs/torch.md).
+        For fp16, bf16 and fp32 it is differentiable, in either mode and any number of times. Where a gradient may be
+        required, torch applies the activation to the rounded sum (docs/torch.md).
 
-        Some products are faster with memory to work in, for slices of K or aligned copies of operands: it is torch's,
-        at most `aotmm.problem.WORKSPACE_LIMIT` bytes, and given back before this returns. Where there is none left,
+        Some products are faster with a workspace, for slices of K or aligned copies of operands. It comes from torch,
+        has at most `aotmm.problem.WORKSPACE_LIMIT` bytes, and is freed before this returns. If no memory is left,
         the product is computed without.
 
         Args:
             a: (..., M, K) or (K) of fp16, bf16, fp32, float8 or int8; any strides, any alignment.
-            b: (..., K, N) or (K) of the same dtype (float8_e4m3fn and float8_e5m2 mix), likewise.
-            out: tensor of the result's shape to write to: fp16, bf16 or fp32 (int32 for int8), any strides, sharing
-                memory with neither operand.
+            b: (..., K, N) or (K) of the same dtype, likewise; float8_e4m3fn and float8_e5m2 may be mixed.
+            out: tensor of the result's shape to write to: fp16, bf16 or fp32 (int32 for int8), any strides. It must not
+                share memory with an operand.
             bias: tensor that broadcasts to the result (a vector of N, or a residual), of the result's dtype. It may be
                 `out` itself.
             activation: None, "relu", "leaky_relu" (slope 0.01) or ("leaky_relu", slope), "gelu" (erf), "gelu_tanh",
                 "silu", "sigmoid" or "tanh".
             scale_a: fp32, one number or (M, 1), the same for every matrix of a batch.
             scale_b: fp32, one number or (1, N), likewise.
-            out_dtype: dtype of the result if there is no `out`; by default that of the operands, fp16 for float8, int32
-                for int8.
+            out_dtype: dtype of a result without `out`; by default that of the operands, fp16 for float8, int32 for
+                int8.
             fast_accum: float8 sums may stay in the tensor cores' own precision (about 14 bits on Hopper).
 
         Returns:
@@ -128,11 +128,11 @@ class Library:
 
         Raises:
             TypeError: not GPU tensors, dtypes that no kernel multiplies on this GPU, or both `out` and `out_dtype`.
-            ValueError: sizes, devices or memory that do not fit together, or an unknown activation.
+            ValueError: sizes, devices or memory do not fit together, or the activation is unknown.
             NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue.
             DriverError: the driver refused the launch.
-            NotImplementedError: a gradient may be asked for of a product that has none: with `out` or scales, of fp8
-                or int8.
+            NotImplementedError: a gradient is required of a product that has none: with `out` or scales, of fp8 or
+                int8.
         """
         if is_dynamo_compiling():
             return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
@@ -166,7 +166,7 @@ class Library:
         *,
         fast_accum: bool,
     ) -> torch.Tensor:
-        """`matmul` through torch's dispatcher."""
+        """Compute `matmul` through torch's dispatcher."""
         if is_compiling():  # torch.export without Dynamo
             return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
@@ -184,7 +184,7 @@ class Library:
         if not (_MATRIX <= a.dim() <= _BATCH and _MATRIX <= b.dim() <= _BATCH):
             return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
         if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
-            # most calls; the op fills its defaults in faster than Python passes them
+            # most calls; the op fills in its defaults faster than Python passes them
             return self._mm(a, b) if out is None else self._into(out, a, b)
         if out is None:
             output = -1 if out_dtype is None else ops.output_code(out_dtype)
@@ -202,8 +202,8 @@ class Library:
         *,
         fast_accum: bool,
     ) -> torch.Tensor:
-        """`matmul` as torch.compile and torch.export read it: one op; into `out` by a copy, which Inductor removes."""
-        if out is None and activation is None and out_dtype is None:  # most calls; what is not read needs no guard
+        """Compute `matmul` for torch.compile and torch.export: one op, and a copy to `out`, which Inductor removes."""
+        if out is None and activation is None and out_dtype is None:  # most calls; unread arguments need no guard
             return self._matmul(a, b, *factors, fast_accum=fast_accum, library=self._number)  # type: ignore[no-any-return]
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         rest = (_NAMES[code], slope, fast_accum)
@@ -215,7 +215,7 @@ class Library:
         return out.copy_(result)
 
     def _into(self, out: torch.Tensor, *arguments: object) -> torch.Tensor:
-        """`out` with the product in it, and its change known to autograd."""
+        """Write the product to `out`, tell autograd of the change, and return `out`."""
         self._mm_out(*arguments, out=out)
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
@@ -241,7 +241,7 @@ class Library:
         found = products(a, b, out, bias, rows_scaled=_per_row(scale_a))
         for product in found:
             self._into(product.out, product.a, product.b, product.bias, scale_a, scale_b, *options)
-        if not found:  # nothing to launch, but still nothing to accept that does not multiply
+        if not found:  # nothing to launch; operands that do not multiply are still refused
             self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
@@ -258,10 +258,10 @@ class Library:
         out_dtype: torch.dtype | None = None,
         fast_accum: bool = False,
     ) -> Selection:
-        """Which kernel `matmul` launches for these arguments, and how, and what each other one lacks.
+        """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
-        Launches nothing. Where the strides need several launches it explains the first. Without `out` the result is
-        taken to be aligned, as torch allocates it.
+        Launches nothing. If the strides need several launches, it explains the first. Without `out` the result counts
+        as aligned, as torch allocates it.
 
         Raises:
             TypeError, ValueError, NoKernelError, DriverError: as `matmul`, for tensors that it would refuse.
@@ -269,7 +269,7 @@ class Library:
         if not a.is_cuda:
             raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
         _check_factors(bias, scale_a, scale_b)
-        ops.default_output(b.dtype)  # refuses what no kernel reads
+        ops.default_output(b.dtype)  # refuses types that no kernel reads
         shape = result_shape(a, b)
         if out is None:
             dtype = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
@@ -290,7 +290,7 @@ class Library:
         return next((answer for answer in answers if answer.chosen), answers[0])
 
     def preload(self, device: int | None = None) -> None:
-        """Loads every kernel that fits GPU number `device`, by default the current one, now and not at its first use.
+        """Load every kernel that fits GPU number `device` now; the default is the current GPU.
 
         Raises:
             NoKernelError: no pack has kernels for this GPU. DriverError: the driver refused one.
@@ -302,7 +302,7 @@ class Library:
             pack.launcher.preload(ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
-        """The launcher that serves GPU number `ordinal`.
+        """Return the launcher that serves GPU number `ordinal`.
 
         Raises:
             NoKernelError: no pack has kernels for it; the message names the GPU, the packs and the command to run.
@@ -311,11 +311,11 @@ class Library:
         return self.serving(ordinal).launcher
 
     def serving(self, ordinal: int) -> Pack:
-        """The first pack whose kernels run on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
+        """Return the first pack that runs on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
         return self.asked(ordinal)[0]
 
     def asked(self, ordinal: int) -> tuple[Pack, ...]:
-        """The packs that are asked in turn for a kernel for GPU number `ordinal`: the best one, and those of its arch.
+        """Return the packs that are asked in turn for a kernel for GPU number `ordinal`: the best pack and its arch's.
 
         Raises:
             NoKernelError: as `launcher`.
@@ -330,7 +330,7 @@ class Library:
 
 
 def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
-    """Number and slope of an activation."""
+    """Return number and slope of an activation."""
     name, slope = (
         activation if isinstance(activation, tuple) and len(activation) == _PAIR else (activation, LEAKY_SLOPE)
     )
@@ -353,7 +353,7 @@ def _check_factors(bias: object, scale_a: object, scale_b: object) -> None:
 
 
 def _check_out(out_dtype: torch.dtype | None, out: object, *read: torch.Tensor | None) -> None:
-    """Refuses what is no `out`, and what one cannot be given with."""
+    """Refuse an `out` that is no tensor, and arguments that exclude `out`."""
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a tensor, found {type(out).__name__}")
     if out_dtype is not None:
@@ -372,21 +372,20 @@ _libraries: list[Library] = []
 
 
 def load(path: str | Path | None = None, *, table: str | Path | None = None) -> Library:
-    """The library of the packs in `path`: a pack's folder, or a folder of packs; by default those of this installation.
+    """Return the library of the packs in `path`: a pack's folder, or a folder of packs.
 
-    To those other distributions may add theirs (docs/packs.md), which come first.
+    The default is this installation's packs. Packs that other distributions add (docs/packs.md) come before them.
 
-    Reads and checks the manifests. Nothing touches a GPU before the first product. Loading the same packs with the same
-    table again gives the same library, from any thread; with another table it gives one of its own, which disturbs no
-    other.
+    Reads and checks the manifests. Nothing touches a GPU before the first product. The same packs with the same table
+    give the same library, from any thread. Another table gives a library of its own, which disturbs no other.
 
     Args:
-        table: a tuning table, as `aotmm tune` writes it. The pack of its arch chooses by it, and not by what was
-            measured when the pack was built; the others stay as they are.
+        table: a tuning table, as `aotmm tune` writes it. The packs of its arch choose by it instead of by the table
+            that they were built with. Other packs stay as they are.
 
     Raises:
-        ArtifactError: there are no packs, one is refused, the table is refused or for an arch that none is for, or
-            another copy of aotmm is in use in this process.
+        ArtifactError: there are no packs, a pack or the table is refused, no pack is for the table's arch, or another
+            copy of aotmm is in use in this process.
     """
     folder = None if path is None else Path(path).resolve()
     if table is None:
@@ -397,7 +396,7 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
 
 
 def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
-    """`load` with a table that was read, and where from."""
+    """Load with a table that was read; `table` has its path and its content."""
     packs = tuple(find_packs(path))
     if table is not None:
         _tune(packs, *table, path)
@@ -412,7 +411,7 @@ def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
 
 
 def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) -> None:
-    """Gives the table in the file `name` to the packs of its arch."""
+    """Give the table in the file `name` to the packs of its arch."""
     mine = [pack for pack in packs if pack.arch == table.arch]
     if not mine:
         raise ArtifactError(
@@ -424,5 +423,5 @@ def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) 
 
 
 def _resolve(number: int, ordinal: int) -> list[int]:
-    """Addresses of the C launchers that serve a GPU for library `number`; called by the ops at their first use."""
+    """Return the addresses of the launchers of library `number` for a GPU. The ops call this at their first use."""
     return [pack.launcher.address for pack in _libraries[number].asked(ordinal)]

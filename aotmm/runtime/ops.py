@@ -1,4 +1,4 @@
-"""The torch ops `torch.ops.aotmm.*`: registers them through the native library and turns its errors into Python's."""
+"""The torch ops `torch.ops.aotmm.*`: register them by the native library and turn its errors into Python's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OK, _FAILED = 0, 1
 _BATCHED = 3  # dimensions
 _STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
-_OPTIONS = 9  # what follows a and b in the schema of aotmm::mm
+_OPTIONS = 9  # arguments after a and b in the schema of aotmm::mm
 _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, "
     f"float slope={LEAKY_SLOPE}, bool allow_tf32=False, bool fast_accum=False, int library=0"
@@ -46,7 +46,7 @@ class Ops:
     """The registered ops. There is one per process; `register` makes it."""
 
     def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], list[int]]) -> None:
-        """`resolve(library, device)` is called once per library and device and answers with launchers' addresses."""
+        """Use `resolve(library, device)`, called once for each, which returns launchers' addresses."""
         if not hasattr(native, "aotmm_torch_connect"):
             raise ArtifactError(f"{_LIBRARY} is of another version; in a checkout, `make artifacts` builds it")
         self._native = native
@@ -56,7 +56,7 @@ class Ops:
         self._resolve = resolve
         self._callback = _Resolver(self._on_first_use)  # the native side keeps its address
         self._unresolved = threading.local()
-        self.unserved: set[tuple[int, int]] = set()  # libraries and GPUs that they have no pack for
+        self.unserved: set[tuple[int, int]] = set()  # (library, GPU) without a pack
         lacking = self._native.aotmm_torch_connect(find, self._callback)
         if lacking is None and serves_gpus() and find(_STREAM) is None:
             lacking = _STREAM
@@ -67,19 +67,19 @@ class Ops:
             )
         self._schemas = torch.library.Library("aotmm", "FRAGMENT")  # type: ignore[no-untyped-call]
         for schema in _SCHEMAS:
-            # Operands keep their order in memory, but not strides of no meaning: for those Inductor would name every
+            # Operands keep their order in memory, but not meaningless strides: for those Inductor would name every
             # argument in the calls that it writes, which takes longer than the call.
             self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
         self.fast = fast.connect(native, torch_library)
 
     def override(self, key: str, library: int, own_key: str) -> None:
-        """Sends torch's own mm and bmm of dispatch key `key` to library number `library`.
+        """Send torch's own mm and bmm of dispatch key `key` to library number `library`.
 
         Args:
-            own_key: the dispatch key of Python's kernels, which multiply as torch does and raise what it raises.
+            own_key: the dispatch key of Python's kernels, which multiply as torch does and raise its exceptions.
 
         Raises:
-            ArtifactError: this torch does not let them be sent there.
+            ArtifactError: this torch does not allow it.
         """
         native = self._native.aotmm_torch_override
         native.argtypes = [ctypes.c_char_p, ctypes.c_int, _Find, _Setting, ctypes.c_uint64]
@@ -88,16 +88,16 @@ class Ops:
         _check_override(native(key.encode(), library, find, _tf32, keys))
 
     def give_back(self) -> None:
-        """Gives back what belongs to the product that a kernel of the own key was called for, after that has failed."""
+        """Free the tensors of the product that a kernel of the own key failed to compute."""
         self._native.aotmm_torch_give_back()
 
     def restore(self) -> None:
-        """Undoes `override`. Raises ArtifactError."""
+        """Undo `override`. Raises ArtifactError."""
         self._native.aotmm_torch_restore.restype = ctypes.c_char_p
         _check_override(self._native.aotmm_torch_restore())
 
     def declined(self) -> bool:
-        """Whether the calling thread's last product was refused for what it is, and not because the driver failed."""
+        """Return whether the calling thread's last product was refused for its arguments, not by the driver."""
         return bool(self._native.aotmm_torch_declined())
 
     def _on_first_use(self, library: int, device: int) -> int:
@@ -119,7 +119,7 @@ class Ops:
                 )
 
     def reraise(self, cause: RuntimeError, tensors: dict[str, Any], asked: Callable[[int], Sequence[Pack]]) -> NoReturn:
-        """Raises what the calling thread's last op meant by the RuntimeError that torch made of it.
+        """Raise the calling thread's last error, of which torch made the RuntimeError `cause`.
 
         Args:
             tensors: the arguments by name, for the message.
@@ -148,17 +148,17 @@ class Ops:
             if failure.error.status == NO_KERNEL:
                 _refuse_types(tensors["a"], tensors["b"], text, found, asked(tensors["a"].device.index))
             raise error_of(failure.error) from None
-        if "allocate" in text:  # the same in Python raises torch's own error, out of memory above all
+        if "allocate" in text:  # the same in Python raises torch's own error, mostly out of memory
             a, b = tensors["a"], tensors["b"]
             torch.empty(result_shape(a, b), dtype=default_output(a.dtype), device=a.device)
         raise cause
 
 
 def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, packs: Sequence[Pack]) -> NoReturn:
-    """Says what the packs have, when no kernel was found; `text` is the launcher's reason, `found` the tensors.
+    """Raise an error that lists the packs' types; `text` is the launcher's reason, `found` the tensors.
 
     Raises:
-        TypeError: they multiply no such pair. NoKernelError: they write or size its products otherwise.
+        TypeError: they have no such pair. NoKernelError: they have it, but for other outputs or sizes.
     """
     kernels = [kernel for pack in packs for kernel in pack.manifest.kernels if kernel.role == "product"]
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
@@ -178,7 +178,7 @@ _ops: Ops | None = None
 
 
 def register(resolve: Callable[[int, int], list[int]]) -> Ops:
-    """The process's ops, registered at the first call.
+    """Return the process's ops, registered at the first call.
 
     Raises:
         ArtifactError: the native library is missing, this torch does not take it, or another copy of aotmm is loaded.
@@ -200,7 +200,7 @@ def register(resolve: Callable[[int, int], list[int]]) -> Ops:
 
 
 def _refuse_another_copy() -> None:
-    """Raises ArtifactError if torch has the ops already: it takes them once in a process, and then from one version."""
+    """Raise ArtifactError if torch has the ops already: a process can register them only once."""
     if not hasattr(torch.ops.aotmm, "mm"):
         return
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -212,26 +212,26 @@ def _refuse_another_copy() -> None:
 
 
 def registered() -> Ops:
-    """The process's ops, which `register` made."""
+    """Return the process's ops, which `register` made."""
     if _ops is None:
         raise RuntimeError("no library was loaded yet")
     return _ops
 
 
 def output_dtype(dtype: torch.dtype) -> torch.dtype:
-    """`dtype`, which kernels write. Raises TypeError for one that none writes."""
+    """Return `dtype` if kernels write it. Raises TypeError if none does."""
     if dtype not in _OUTPUTS:
         raise TypeError(f"unknown out_dtype {dtype}; known: {', '.join(str(known) for known in _OUTPUTS)}")
     return dtype
 
 
 def output_code(dtype: torch.dtype) -> int:
-    """The number that the op takes for a result of `dtype`. Raises TypeError as `output_dtype`."""
+    """Return the op's number for a result of `dtype`. Raises TypeError as `output_dtype`."""
     return DTYPE_CODES.index(_OUTPUTS[output_dtype(dtype)])
 
 
 def default_output(dtype: torch.dtype) -> torch.dtype:
-    """The result's dtype for operands of `dtype`. Raises TypeError for one without kernels."""
+    """Return the result's dtype for operands of `dtype`. Raises TypeError for one without kernels."""
     if dtype not in TORCH_DTYPES:
         known = ", ".join(str(known) for known in TORCH_DTYPES)
         raise TypeError(f"aotmm has no kernels for {dtype}; known: {known}")
@@ -240,7 +240,7 @@ def default_output(dtype: torch.dtype) -> torch.dtype:
 
 
 def result_dtype(dtype: torch.dtype, code: int) -> torch.dtype:
-    """The dtype of a result of operands of `dtype`, as the op is told by `code`, -1 for the default."""
+    """Return the result's dtype for operands of `dtype` and the op's number `code`, -1 for the default."""
     if code < 0:
         return default_output(dtype)
     result: torch.dtype = getattr(torch, DTYPES[DTYPE_CODES[code]].torch)
@@ -248,7 +248,7 @@ def result_dtype(dtype: torch.dtype, code: int) -> torch.dtype:
 
 
 def tf32_allowed() -> bool:
-    """torch's setting, however it was made: the older getters raise once the newer one was used."""
+    """Return torch's setting, however it was made: the older getters raise once the newer one was used."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
@@ -262,11 +262,11 @@ def problem(
     tf32: bool,
     fast: bool,
 ) -> Problem:
-    """The product as selection sees it; an `out` on the meta device counts as aligned."""
+    """Return the problem for selection; an `out` on the meta device counts as aligned."""
     from aotmm.runtime.launcher import Problem
 
     def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-        """From one matrix, row and column to the next; 0 from one matrix to itself."""
+        """Return the strides between matrices, rows and columns; 0 for a single matrix."""
         z = tensor.stride(0) if tensor.dim() == _BATCHED and tensor.shape[0] != 1 else 0
         return z, tensor.stride(-2), tensor.stride(-1)
 
@@ -319,7 +319,7 @@ def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> tor
 
 @functools.cache
 def torch_library(part: str) -> ctypes.CDLL | None:
-    """One of torch's own libraries, which are loaded already; None if this torch has none of that name."""
+    """Return one of torch's own libraries, which are already loaded; None if this torch has none of that name."""
     name = f"lib{part}.so"
     for place in (name, str(Path(torch.__file__).parent / "lib" / name)):
         try:
@@ -330,12 +330,12 @@ def torch_library(part: str) -> ctypes.CDLL | None:
 
 
 def serves_gpus() -> bool:
-    """Whether this torch is built for GPUs; there need not be one."""
+    """Return whether this torch is built for GPUs; there need not be one."""
     return torch_library(_GPU) is not None
 
 
 def _address(name: bytes) -> int | None:
-    """Where one of torch's C functions is; None if this torch does not have it."""
+    """Return the address of one of torch's C functions; None if this torch does not have it."""
     for part in ("torch_cpu", _GPU):
         found = getattr(torch_library(part), name.decode(), None)
         if found is not None:
@@ -350,7 +350,7 @@ def _check_override(lacking: bytes | None) -> None:
 
 _Setting = ctypes.CFUNCTYPE(ctypes.c_int)
 _tf32 = _Setting(tf32_allowed)
-find = _Find(_address)  # as the native side asks; never collected
+find = _Find(_address)  # for the native side; never collected
 
 
 def _describe(tensor: torch.Tensor) -> str:

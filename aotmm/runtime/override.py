@@ -1,4 +1,4 @@
-"""`aotmm.override()`: torch's own products by these kernels, while it lasts, and everything else as torch has it."""
+"""`aotmm.override()`: these kernels compute torch's own products while it lasts; torch computes everything else."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-# What override.c cannot register, because its alpha and beta are Scalars: dimensions by name.
+# The ops that override.c cannot register, because alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
 
-# What it registers; for these a kernel of its own key calls torch's, so that what that raises passes.
+# The ops that it registers. A kernel of its own key calls torch's kernel, so that exceptions pass.
 _WITHOUT = ("mm", "mm.out", "bmm", "bmm.out")
 _OWN_KEY = "PrivateUse3"  # no GPU's
 
@@ -32,7 +32,7 @@ _kernels: torch.library.Library | None = None
 class Override:
     """An override of torch's products, for the whole process, from its construction until `remove` or the block's end.
 
-    They nest: torch's own kernels are back when the last one is removed.
+    Overrides nest: torch's own kernels are back when the last one is removed.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Override:
             _active += 1
 
     def remove(self) -> None:
-        """Ends it; a second time does nothing. Raises ArtifactError if torch does not take its kernels back."""
+        """End it; a second call does nothing. Raises ArtifactError if torch does not take its kernels back."""
         global _active  # noqa: PLW0603
         with _lock:
             if self._removed:
@@ -92,7 +92,7 @@ def _end() -> None:
 
 
 def _repeat(registered: ops.Ops, own: Any, keys: Any, *operands: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
-    """mm, bmm and their out variants by `own`, torch's kernel, for override.c, which cannot let an exception pass."""
+    """Compute mm, bmm or an out variant by `own`, torch's kernel. override.c cannot let an exception pass."""
     try:
         return own.call_boxed(keys, *operands, **out)  # type: ignore[no-any-return]
     except BaseException:
@@ -111,7 +111,7 @@ def _multiply(
     b: torch.Tensor,
     **rest: Any,
 ) -> torch.Tensor:
-    """addmm, baddbmm and their out variants: ours for `bias + a @ b` and `a @ b`, else `own`, torch's kernel."""
+    """Compute addmm, baddbmm or an out variant: `bias + a @ b` and `a @ b` by ours, the rest by `own`, torch's."""
     beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
     fits = (
         alpha == 1
@@ -126,7 +126,7 @@ def _multiply(
     if fits:
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
         arguments: tuple[Any, ...] = (a, b, bias if beta else None)
-        if tf32 or library:  # else the op fills its defaults in faster than Python passes them
+        if tf32 or library:  # else the op fills in its defaults faster than Python passes them
             arguments += (None, None, 0, LEAKY_SLOPE, tf32, False, library)
         try:
             if out is None:

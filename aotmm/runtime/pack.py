@@ -1,4 +1,4 @@
-"""Packs on disk: finds them, checks them, and opens their launchers from the bytes that were checked."""
+"""Packs on disk: find them, check them, and open their launchers from the checked bytes."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Pack:
     """A pack whose manifest.json was read and checked. Its library and its list of kernels are read when needed.
 
     Attributes:
-        folder: where it is.
+        folder: its path.
         head: arch, library and provenance.
         owner: name and version of the distribution that added it to the default library; "" for all other packs.
-        table: times that its launcher is to go by instead of those that it was built with; set before that is opened.
+        table: times that replace those that its launcher was built with; to be set before that is opened.
     """
 
     def __init__(self, folder: Path, head: Head) -> None:
@@ -52,12 +52,12 @@ class Pack:
 
     @property
     def arch(self) -> str:
-        """The architecture that the kernels are built for."""
+        """Return the architecture that the kernels are built for."""
         return self.head.arch
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The whole manifest. Raises ArtifactError if the list of kernels is missing, altered or refused."""
+        """Return the whole manifest. Raises ArtifactError if the list of kernels is missing, altered or refused."""
         data = read_verified(self.folder, self.head.kernels_file)
         return manifest.read_kernels(self.head, data, str(self.folder / self.head.kernels_file.path))
 
@@ -67,7 +67,7 @@ class Pack:
 
     @property
     def launcher(self) -> Launcher:
-        """The pack's launcher, opened once.
+        """Return the pack's launcher, opened once.
 
         Raises:
             ArtifactError: the library is missing, altered, or of another version.
@@ -86,14 +86,14 @@ class Pack:
 
 
 def _reopen(folder: Path, owner: str, table: Table | None) -> Pack:
-    """The same pack in another process, or a copy in this one; its launcher is opened anew."""
+    """Open the same pack in another process, or as a copy in this one; its launcher is opened anew."""
     pack = open_pack(folder)
     pack.owner, pack.table = owner, table
     return pack
 
 
 def open_pack(folder: Path, machine: str = "") -> Pack:
-    """The pack in `folder`, whose library is for this machine, or for processor `machine`.
+    """Return the pack in `folder`, whose library is for this machine, or for processor `machine`.
 
     Raises:
         ArtifactError: there is none, it is half written, for another machine, or its manifest is refused.
@@ -119,7 +119,7 @@ def open_pack(folder: Path, machine: str = "") -> Pack:
 
 
 def open_packs(path: Path) -> list[Pack]:
-    """The pack in `path`, or the packs in its subfolders, ordered by name; other subfolders are not looked at.
+    """Return the pack in `path`, or the packs in its subfolders, ordered by name; other subfolders are ignored.
 
     Raises:
         ArtifactError: there is none, or one is refused.
@@ -135,7 +135,7 @@ def open_packs(path: Path) -> list[Pack]:
 
 
 def unreadable(what: str, error: OSError) -> ArtifactError:
-    """The error for what of packs cannot be read, and what to do."""
+    """Return the error for a part `what` of packs that cannot be read, with advice."""
     todo = "let this user read it" if isinstance(error, PermissionError) else "build the pack again"
     return ArtifactError(f"{what} cannot be read: {error}; {todo}")
 
@@ -151,19 +151,19 @@ def _pack_folders(path: Path) -> list[Path]:
 
 
 def read_verified(folder: Path, file: File) -> bytes:
-    """The content of one file of a pack, read once and compared with the manifest.
+    """Return the content of one file of a pack, read once and compared with the manifest.
 
     Raises:
-        ArtifactError: missing, behind a link, no plain file, or other bytes than the manifest says.
+        ArtifactError: it is missing, behind a link, no plain file, or differs from the manifest.
     """
     return b"".join(_verified(folder, file))
 
 
 def _verified(folder: Path, file: File) -> Iterator[bytes]:
-    """Yield the content of a file in pieces, each of which is digested while a cache still holds it.
+    """Yield the content of a file in pieces, each digested while a cache still holds it.
 
     Raises:
-        ArtifactError: as `read_verified`; that the bytes are others is known after the last piece.
+        ArtifactError: as `read_verified`; a wrong digest is known only after the last piece.
     """
     digest, size, most = hashlib.sha256(), 0, min(file.bytes, MAX_FILE_BYTES) + 1
     try:
@@ -180,7 +180,7 @@ def _verified(folder: Path, file: File) -> Iterator[bytes]:
 
 
 def load_verified(folder: Path, file: File) -> ctypes.CDLL:
-    """A library of a pack, loaded from the very bytes that were checked, and not from the path again."""
+    """Return a library of a pack, loaded from the checked bytes, not from the path again."""
     try:
         return load_library(_verified(folder, file), Path(file.path).name)
     except OSError as error:
@@ -191,7 +191,7 @@ def load_library(pieces: Iterable[bytes], name: str) -> ctypes.CDLL:
     """Return the shared library of these bytes, from a memory file that nobody can change.
 
     Raises:
-        OSError: there is no memory, or the loader refuses it. What `pieces` raises; nothing is loaded then.
+        OSError: there is no memory, or the loader refuses it. Errors of `pieces` pass; nothing is loaded then.
     """
     handle = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -1,4 +1,4 @@
-"""Products of tensors of any rank as products of matrices and batches of matrices: views only, nothing is copied."""
+"""Products of tensors of any rank as products of matrices and batches of matrices: views only, no copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Product(NamedTuple):
 
 
 def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
-    """Shape of a @ b, as `torch.matmul` has it.
+    """Return the shape of a @ b, as `torch.matmul` has it.
 
     Raises:
         ValueError: a tensor without dimensions, inner sizes that differ, or batches that do not broadcast.
@@ -46,16 +46,16 @@ def _found(a: torch.Tensor, b: torch.Tensor) -> str:
 def products(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None, *, rows_scaled: bool
 ) -> list[Product]:
-    """What to launch for out = a @ b (+ bias), none if out is empty.
+    """Return the products to launch for out = a @ b (+ bias), none if out is empty.
 
-    Batch dimensions become rows where b is the same for all, else one batch dimension; the first that does not merge is
-    looped over.
+    If b is the same for all, batch dimensions become rows, else one batch dimension. The first dimension that does
+    not merge is looped over.
 
     Args:
         a, b: tensors that multiply (`result_shape`).
         out: tensor of `result_shape(a, b)`.
         bias: tensor that broadcasts to out.
-        rows_scaled: every row of a has a scale of its own, so rows must stay those of one matrix.
+        rows_scaled: every row of a has a scale of its own, so batch dimensions must not become rows.
 
     Raises:
         ValueError: bias does not broadcast; out shares memory with itself or, over several products, with a tensor that
@@ -93,16 +93,16 @@ def by_views(
     *,
     rows_scaled: bool,
 ) -> torch.Tensor:
-    """a @ b (+ bias) by one call of `product`, which takes what aotmm::mm takes, and torch's own reshapes around it.
+    """Compute a @ b (+ bias) by one call of `product`, with the arguments of aotmm::mm, between torch's reshapes.
 
-    For what must see every step: autograd, tracing, functorch, sharding. Unlike `products` it decides by shapes alone,
-    and copies what does not reshape as a view, as `torch.matmul` does.
+    It is for code that must see every step: autograd, tracing, functorch, sharding. Unlike `products` it decides by
+    shapes alone. A tensor that does not reshape as a view is copied, as by `torch.matmul`.
 
     Raises:
         ValueError: the shapes do not multiply, or bias does not broadcast.
     """
     if b.dim() == _MATRIX <= a.dim() and (bias is None or bias.dim() == 1) and not rows_scaled:
-        # rows times a matrix, as most layers have it, in the fewest steps; `product` checks sizes itself
+        # rows times a matrix, as in most layers, in the fewest steps; `product` checks sizes itself
         if a.dim() == _MATRIX:
             return product(a, b, bias)
         return product(a.flatten(0, -2), b, bias).reshape(*a.shape[:-1], b.shape[1])
@@ -125,7 +125,7 @@ def by_views(
 
 
 def _batch(tensor: torch.Tensor, batch: tuple[int, ...], count: int) -> torch.Tensor:
-    """The `count` matrices of a batch as one dimension, or the matrix that is the same for all."""
+    """Return the `count` matrices of a batch as one dimension, or the matrix that is the same for all."""
     last = tensor.shape[-2:]
     if math.prod(tensor.shape[:-2]) == 1:
         return _shaped(tensor, last)
@@ -134,14 +134,14 @@ def _batch(tensor: torch.Tensor, batch: tuple[int, ...], count: int) -> torch.Te
 
 
 def _shaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """`reshape`, but no step where there is nothing to do, for steps cost time in eager mode."""
+    """Reshape, but skip the step if there is nothing to do: steps cost time in eager mode."""
     return tensor if tensor.shape == shape else tensor.reshape(shape)
 
 
 def _bias_of(
     bias: torch.Tensor | None, shape: tuple[int, ...], b: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The bias as a vector of N, or expanded to the result's shape."""
+    """Return the bias as a vector of N, or expanded to the result's shape."""
     if bias is None:
         return None, None
     if bias.dim() == 1 and b.dim() > 1 and bias.shape[0] in (1, b.shape[-1]):
@@ -175,7 +175,7 @@ def _split(
 
 
 def _merge(tensors: list[torch.Tensor | None], count: int) -> list[torch.Tensor] | None:
-    """Views of the tensors with their first `count` dimensions as one, or None if the strides of one do not allow it.
+    """Return views of the tensors with their first `count` dimensions as one, or None if strides do not allow it.
 
     Tensors that are None stay out of the list.
     """

@@ -1,4 +1,4 @@
-"""How DTensor may split a product over the devices of a mesh: by rows, columns, batch or along K."""
+"""DTensor's rules to split a product over the devices of a mesh: by rows, columns, batch or along K."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Placements = list[Any]
 
 
 def register() -> None:
-    """Tells DTensor the rules of aotmm::mm, if this process uses DTensor. Costs nothing where it does not."""
+    """Register the rules of aotmm::mm, if this process uses DTensor."""
     if "torch.distributed.tensor" in sys.modules:
         _register()
 
@@ -27,14 +27,14 @@ def _register() -> None:
 def _rules(
     a: Any, b: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, activation: int = 0, *_: Any
 ) -> list[tuple[_Placements, _Placements]]:
-    """What one dimension of a mesh may do: the result's placement, and those of the tensors among the arguments."""
+    """Return the options of one mesh dimension: the placements of the result and of the tensor arguments."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     rank = max(a.ndim, b.ndim)
     factors = [factor for factor in (bias, scale_a, scale_b) if factor is not None]
 
     def split(tensor: Any, dim: int) -> Any:
-        """The tensor's part for a part of the result's dimension `dim`, all of it where it is broadcast."""
+        """Return the tensor's part for a part of the result's dimension `dim`, all of it if it is broadcast."""
         mine = dim - rank + tensor.ndim
         return Shard(mine) if mine >= 0 and tensor.shape[mine] != 1 else Replicate()
 
@@ -49,7 +49,7 @@ def _rules(
     ]
     if rank > 2:  # noqa: PLR2004 - a batch
         found.append(rule(Shard(0), split(a, 0), split(b, 0), [split(factor, 0) for factor in factors]))
-    if activation == 0:  # which is of the whole sum; a bias is added as its own share of it
+    if activation == 0:  # an activation is of the whole sum; a bias is added as a share of it
         shares = [Partial() if factor is bias else Replicate() for factor in factors]
         found.append(rule(Partial(), Shard(a.ndim - 1), Shard(b.ndim - 2), shares))
     return found

@@ -1,1 +1,1 @@
-"""Measurement of the shipped kernels: which shapes, and what their times say."""
+"""Measurement of the shipped kernels: shapes, times, and the models fitted to them."""

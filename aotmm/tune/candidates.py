@@ -1,4 +1,4 @@
-"""What can compute a case: every plan that is worth timing, from what the launcher says of each kernel."""
+"""Candidates of a case: every plan worth timing, by the launcher's evaluation of each kernel."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from aotmm.runtime.launcher import CDevice, Launcher, Plan, Problem
 from aotmm.tune.cases import Case
 
 _LEAST_STEPS = 2  # along K, of a slice
-_MOST_UNITS = 8  # tiles times slices for each multiprocessor: more work than that needs no splitting
+_MOST_UNITS = 8  # tiles times slices for each multiprocessor: more work needs no splitting
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to compute a case: a plan, and its kernel's names."""
+    """A way to compute a case: a plan, and its kernel's names."""
 
     family: str
     config_name: str
     plan: Plan
 
     def plain(self) -> Candidate:
-        """The same without pdl launches."""
+        """Return the same without pdl."""
         return replace(self, plan=replace(self.plan, pdl=False))
 
     def sample(self, ns: float) -> Sample:
-        """Its time as a table holds it."""
+        """Return its time as a table's sample."""
         plan = self.plan
         return Sample(self.config_name, plan.split, plan.pdl, plan.copies, max(1, round(ns)))
 
@@ -37,14 +37,14 @@ class Candidate:
 
 
 def output_of(launcher: Launcher, dtype: str) -> str:
-    """The output type that most products of `dtype` in the pack have: kernels of one config are equally fast."""
+    """Return the output type of most products of `dtype` in the pack: kernels of one config are equally fast."""
     products = [kernel for kernel in launcher.kernels if kernel.role == "product"]
     outputs = [kernel.dtype_c for kernel in products if kernel.dtype_a == kernel.dtype_b == dtype]
     return max(OUTPUTS, key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
 
 
 def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> Problem:
-    """The case with its matrices at these addresses."""
+    """Return the case's problem with its matrices at these addresses."""
     return Problem(
         M=case.M,
         N=case.N,
@@ -65,10 +65,10 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
 def candidates(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
+    """Return every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
 
-    Of the kernels of one config the plainest that fits stands for all, and only kernels that sum as `fast_accum`
-    says: the others have rows of their own in the table.
+    Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
+    others have rows of their own in the table.
     """
     plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
     for number, kernel in enumerate(launcher.kernels):

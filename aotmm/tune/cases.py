@@ -1,4 +1,4 @@
-"""What is measured: the products of the sweeps, as one type of each element_bytes multiplies them."""
+"""The products to measure: those of the sweeps, with one type for each element_bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NARROW_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte 
 class Case:
     """One product to measure: A (M, K) @ B (K, N) of `dtype`, contiguous in `layout`, C row-major.
 
-    `fast_accum` is what the product allows, as in `matmul`; `held_out` cases judge the models and do not shape them.
+    `fast_accum` is as in `matmul`; `held_out` cases test the models and are not fitted.
     """
 
     dtype: str
@@ -37,14 +37,14 @@ class Case:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of A and B."""
+        """Return the bytes of an element of A and B."""
         return DTYPES[self.dtype].bytes
 
 
 def cases(shapes: Shapes, dtypes: Iterable[str], target: Target) -> list[Case]:
-    """Every product of the sweeps in `dtypes`, by default `DEFAULTS`, once each.
+    """Return every product of the sweeps in `dtypes`, by default `DEFAULTS`, once each.
 
-    The sweeps and types are mixed evenly, so that a run that stops anywhere has seen the same part of each.
+    The sweeps and types are mixed evenly, so that a run that stops early has seen the same part of each.
 
     Raises:
         SpecError: a type that cannot be tuned or that the arch does not have, or two of one element_bytes.

@@ -3,8 +3,8 @@
     busy = waves * (steps * step + tile)    moving = bytes * byte + loads * load
     time = base + max(busy, moving) + 0.4 * min(busy, moving)
 
-Least squares of the logarithm of the time, because selection compares ratios, with every constant positive and drawn
-a little to where it starts, so that one which no sample tells anything of stays what physics says.
+The fit is least squares of the logarithm of the time, because selection compares ratios. Every constant is positive and
+drawn a little to its start: a constant that no sample determines stays at its physical estimate.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 
 _ITERATIONS = 60
-_PRIOR = 0.1  # weight of the start, in samples: with less, constants are far off that few samples tell apart
+_PRIOR = 0.1  # weight of the start, in samples: with less, constants that few samples determine are far off
 _LOAD = 5e-5  # ns per byte that tiles load, to start from: 20 TB/s, more than any L2
-_SERIAL = 0.4  # part of the lesser of computing and moving that does not overlap with the other
+_SERIAL = 0.4  # part of the shorter of computing and moving that does not overlap with the other
 _OUTLIER = 0.1  # relative error from which on a sample counts less
 _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
 
@@ -27,8 +27,8 @@ _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels m
 class Point(NamedTuple):
     """One measured launch, by the quantities of the model, in ns.
 
-    `loads` are the bytes that all tiles load, `known` is the part of its time that other models account for. `weight`
-    says how much it matters: 1 for the fastest of its shape.
+    `loads` are the bytes that all tiles load. `known` is the part of its time that other models predict. `weight` is 1
+    for the fastest of its shape.
     """
 
     waves: int
@@ -50,7 +50,7 @@ class Constants(NamedTuple):
     ns_per_loaded_byte: float
 
     def time(self, waves: int, steps: int, bytes_moved: int, loads: int) -> float:
-        """Predicted time in ns."""
+        """Return the predicted time in ns."""
         busy, moving = (
             waves * (steps * self.ns_per_k_step + self.ns_per_tile),
             bytes_moved * self.ns_per_byte + loads * self.ns_per_loaded_byte,
@@ -60,16 +60,16 @@ class Constants(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Fitted constants, and the root mean square of the relative error that they leave."""
+    """Fitted constants, and the root mean square of their relative error."""
 
     constants: Constants
     error: float
 
 
 def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
-    """The constants for the launches of one config; the more they differ in shape, the better. Needs one point.
+    """Return the constants for the launches of one config; the more their shapes differ, the better. Needs one point.
 
-    `start` is what the constants stay where no launch says otherwise, instead of what physics says.
+    Constants that no launch determines stay at `start`, by default at physical estimates.
     """
     with _one_thread():
         samples = _Samples(*torch.tensor(points, dtype=torch.float64).T)
@@ -82,9 +82,9 @@ def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
 
 
 def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
-    """Constants of a kernel that only moves memory, from (count, bytes, ns) of one or several of its launches together.
+    """Return constants of a kernel that only moves memory, from (count, bytes, ns) of one or several launches together.
 
-    ns is what is left of a measured time after the others' part; it may be noisy, even negative.
+    ns is a measured time less the other kernels' part; it may be noisy, even negative.
     """
     rows = torch.tensor(times, dtype=torch.float64)
     best, least = Constants(0.0, 0.0, 0.0, 0.0, 0.0), float("inf")
@@ -92,7 +92,7 @@ def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
         byte = 1e-3 / bandwidth
         base = max(0.0, float(((rows[:, 2] - rows[:, 1] * byte) / rows[:, 0]).median()))
         wrong = rows[:, 0] * base + rows[:, 1] * byte - rows[:, 2]
-        # Relative to the time, but not below that of a launch: differences of like times are noise.
+        # Relative to the time, but at least to that of a launch: differences of similar times are noise.
         loss = float((wrong / (rows[:, 2].abs() + 1000.0)).abs().mean())
         if loss < least:
             best, least = Constants(base, 0.0, 0.0, byte, 0.0), loss
@@ -111,16 +111,16 @@ class _Samples(NamedTuple):
     weight: torch.Tensor
 
     def predicted(self, logs: torch.Tensor) -> torch.Tensor:
-        """Logarithms of the times (starts, points) that constants with the logarithms `logs` (starts, 5) predict."""
+        """Return logarithms of the times (starts, points) for constants with logarithms `logs` (starts, 5)."""
         return torch.log(self.known + sum(self._parts(logs)))
 
     def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
-        """(starts, points, 5): how `predicted` changes with `logs`."""
+        """Return the derivatives (starts, points, 5) of `predicted` by `logs`."""
         parts = self._parts(logs)
         return torch.stack(parts, -1) / (self.known + sum(parts))[..., None]
 
     def _parts(self, logs: torch.Tensor) -> list[torch.Tensor]:
-        """What each constant adds to the time, (starts, points) each."""
+        """Return the part of each constant in the time, (starts, points) each."""
         base, step, tile, byte, load = logs.exp().T[..., None]
         busy = [self.waves * self.steps * step, self.waves * tile]
         moving = [self.moved * byte, self.loads * load]
@@ -130,7 +130,7 @@ class _Samples(NamedTuple):
 
 
 def _starts(samples: _Samples) -> torch.Tensor:
-    """Logarithms of constants from which the descent begins: fast and slow memory, small and large base."""
+    """Return logarithms of the descent's initial constants: fast and slow memory, small and large base."""
     rest = (samples.ns - samples.known).clamp(min=0.1 * samples.ns)
     step = float((rest / (samples.waves * samples.steps)).quantile(0.1))
     byte = float((rest / samples.moved).quantile(0.02))
@@ -140,7 +140,7 @@ def _starts(samples: _Samples) -> torch.Tensor:
 
 
 def _descend(samples: _Samples, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Levenberg-Marquardt from each start: the logarithms (starts, 5) that it ends at, and their losses."""
+    """Run Levenberg-Marquardt from each start; return the final logarithms (starts, 5) and their losses."""
     logs, damping, prior = (
         starts,
         torch.full((len(starts),), 1e-2).double(),
@@ -164,7 +164,7 @@ def _descend(samples: _Samples, starts: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _confidence(wrong: torch.Tensor) -> torch.Tensor:
-    """Weight of each error in a Huber loss: what is far off decides less."""
+    """Return the weight of each error in a Huber loss: outliers count less."""
     return _OUTLIER / wrong.abs().clamp(min=_OUTLIER)
 
 
@@ -176,7 +176,7 @@ def _loss(samples: _Samples, logs: torch.Tensor, starts: torch.Tensor) -> torch.
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Lets torch use one thread: on matrices as small as these, several take many times longer."""
+    """Let torch use one thread: on such small matrices, several take many times longer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

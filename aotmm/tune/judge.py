@@ -1,6 +1,6 @@
-"""How good a table is: the regret of the launcher's own selection, and which configs nobody would miss.
+"""Quality of a table: the regret of the launcher's own selection, and the configs that could be left out.
 
-Regret of a choice is its time divided by that of the fastest plan that was measured on the shape: 1 is perfect.
+Regret of a choice is its time divided by that of the fastest plan measured on the shape: 1 is perfect.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_WORST = 1.05  # and on any one of them
 
 
 class Choice(NamedTuple):
-    """What selection takes for a shape, in words; its regret, None if that plan was not measured; and the best plan."""
+    """The selection for a shape, in words; its regret, None if that plan was not measured; and the best plan."""
 
     shape: Shape
     chosen: str
@@ -33,28 +33,28 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """The choices on some shapes, those of measured plans summed up."""
+    """The choices on some shapes, and statistics of those with measured plans."""
 
     choices: tuple[Choice, ...]
 
     @property
     def mean(self) -> float:
-        """Geometric mean of the regret; 1 without choices."""
+        """Return the geometric mean of the regret; 1 without choices."""
         found = self._found()
         return statistics.geometric_mean(found) if found else 1.0
 
     @property
     def worst(self) -> float:
-        """The largest regret; 1 without choices."""
+        """Return the largest regret; 1 without choices."""
         return max(self._found(), default=1.0)
 
     @property
     def unmeasured(self) -> int:
-        """How many choices nothing is known of."""
+        """Return the number of choices that were not measured."""
         return sum(choice.regret is None for choice in self.choices)
 
     def worst_choices(self, count: int) -> list[Choice]:
-        """The choices of the largest regret."""
+        """Return the choices of the largest regret."""
         return sorted(self.choices, key=lambda choice: -(choice.regret or math.inf))[:count]
 
     def _found(self) -> list[float]:
@@ -62,9 +62,9 @@ class Regret:
 
 
 def held_out_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict[int, str]) -> Regret:
-    """The regret on the held-out shapes of a selection that knows the models and the other shapes.
+    """Return the regret on the held-out shapes of a selection that knows the models and the other shapes.
 
-    `dtypes` has the type that was measured for each element_bytes. Needs no GPU. The launcher is left with `table`.
+    `dtypes` has the type that was measured for each element_bytes. Needs no GPU. The launcher keeps `table`.
     """
     known = tuple(shape for shape in table.shapes if not shape.held_out)
     held_out = [shape for shape in table.shapes if shape.held_out]
@@ -72,7 +72,7 @@ def held_out_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: d
 
 
 def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict[int, str]) -> Regret:
-    """The regret on the shapes that the models were fitted to, of a selection that knows the models alone."""
+    """Return the regret on the fitted shapes of a selection that knows only the models."""
     known = [shape for shape in table.shapes if not shape.held_out]
     return _regret(launcher, device, replace(table, shapes=()), known, table, dtypes)
 
@@ -85,7 +85,7 @@ def _regret(
     try:
         choices = []
         for shape in shapes:
-            # Products that allow fast sums can have precise ones, which have rows of their own.
+            # Products that allow fast sums may use precise ones, which have rows of their own.
             kinds = (False, True) if shape.fast_accum else (False,)
             product = (shape.element_bytes, shape.layout, shape.M, shape.N, shape.K)
             times = {fast: rows.get((*product, fast), ()) for fast in kinds}
@@ -113,7 +113,7 @@ def _choice(
 
 
 class Spared(NamedTuple):
-    """A config that could be left out, with the regret of having left out all up to it."""
+    """A config that could be left out, with the regret without it and all before it."""
 
     element_bytes: int
     config_name: str
@@ -122,10 +122,10 @@ class Spared(NamedTuple):
 
 
 def spare(shapes: Iterable[Shape]) -> list[Spared]:
-    """Configs whose absence costs next to nothing, by element_bytes, in the order in which to drop them.
+    """Return configs whose absence costs almost nothing, by element_bytes, in the order in which to drop them.
 
-    Greedy: whichever costs least goes first, until the next one would cost more than `MOST_MEAN` on average or
-    `MOST_WORST` somewhere. A config that is alone on a shape stays.
+    The search is greedy: the config that costs least goes first, until the next would cost more than `MOST_MEAN` on
+    average or `MOST_WORST` somewhere. The only config of a shape stays.
     """
     by_width: dict[int, list[dict[str, int]]] = {}
     for shape in shapes:
@@ -150,7 +150,7 @@ def _spare(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
 
 
 def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:
-    """Mean and worst regret if only the configs in `left` were there; infinite where none of them fits."""
+    """Return mean and worst regret with only the configs in `left`; infinite if none of them fits."""
     regrets = [
         min((ns for config_name, ns in times.items() if config_name in left), default=math.inf) / least
         for times, least in zip(rows, best, strict=True)

@@ -1,6 +1,6 @@
-"""Times prebuilt kernels on one GPU: every config of the pack that fits a case, each checked before its time counts.
+"""Time prebuilt kernels on one GPU: every config of the pack that fits a case, each checked before its time counts.
 
-Graphs of several launches are replayed, over operands that rotate through more memory than a cache holds.
+Graphs of several launches are replayed, with operands that rotate through more memory than a cache holds.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from aotmm.tune.workers import Outcome, Running
 
 _ALIGNMENT = 256  # bytes, as torch's allocator aligns
 _POOL_BYTES = 2 << 30  # of random operands, and as much for results: many times any cache
-_MEMORY_PARTS = 8  # of the GPU's memory, of which a pool is at most one
+_MEMORY_PARTS = 8  # of the GPU's memory; a pool is at most one part
 _PART = 1 << 28  # random numbers made at once
 # Largest error over |c| + sqrt(K), the size of the sums' own rounding: twice the rounding of the result, and for fp8
-# what tensor cores with 14-bit sums lose. It is for telling wrong kernels from right ones, not good from better.
+# the loss of tensor cores with 14-bit sums. It tells wrong kernels from right ones, not good from better.
 _TOLERANCE = {"fp16": 2.0**-10, "bf16": 2.0**-7, "fp32": 2.0**-10}
 _NARROW_TOLERANCE = {False: 2.0**-6, True: 2.0**-3}  # by fast_accum
 
 
 class GpuMeasurer:
-    """Measures cases on GPU number `ordinal` with the pack in `folder`; `workers.Measurer`.
+    """`workers.Measurer` of cases on GPU number `ordinal` with the pack in `folder`.
 
     Attributes:
         device: facts of the GPU.
@@ -50,10 +50,10 @@ class GpuMeasurer:
         self._random: dict[str, torch.Tensor] = {}
         self._results = torch.empty(0, dtype=torch.uint8, device="cuda")
         self._workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
-        self._turn = 0  # operands used so far: rotation goes on from one graph to the next
+        self._turn = 0  # operands used so far: rotation continues from one graph to the next
 
     def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
-        """As `workers.Measurer`. Raises torch's errors, and DriverError."""
+        """Measure as `workers.Measurer`. Raises torch's errors, and DriverError."""
         with torch.cuda.stream(self._stream):
             operands = self._operands(case)
             chosen = candidates(self._launcher, self.device, operands.problem(0), left_out)
@@ -63,16 +63,16 @@ class GpuMeasurer:
             return race(chosen, _GpuTimer(self, operands), tell)
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
-        """One launch of a candidate on the measurer's stream."""
+        """Launch a candidate once on the measurer's stream."""
         self._launcher.run(candidate.plan, problem, self._ordinal, self._stream.cuda_stream, self._workspace.data_ptr())
 
     def turns(self, count: int) -> range:
-        """The numbers of the next `count` operands."""
+        """Return the numbers of the next `count` operands."""
         self._turn += count
         return range(self._turn - count, self._turn)
 
     def _operands(self, case: Case) -> Operands:
-        """The case's operands, as views of memory that all cases share."""
+        """Return the case's operands, as views of memory that all cases share."""
         sizes = sizes_of(case, output_of(self._launcher, case.dtype))
         a, b, c = sizes
         random = self._random.get(case.dtype)
@@ -87,9 +87,9 @@ class GpuMeasurer:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """Many sets of operands of one case; set 0 is the one that results are checked with.
+    """Many sets of operands of one case; results are checked with set 0.
 
-    `random` is what A and B are views of, `results` what C is; `sizes` are the bytes of A, B and C.
+    A and B are views of `random`, C is a view of `results`; `sizes` are the bytes of A, B and C.
     """
 
     case: Case
@@ -99,20 +99,20 @@ class Operands:
     sizes: tuple[int, int, int]
 
     def problem(self, number: int) -> Problem:
-        """The product of set `number`, modulo as many as there are."""
+        """Return the product of set `number`, modulo the number of sets."""
         a, b, c = self.sizes
         at = self.random.data_ptr() + number % (self.random.numel() * self.random.itemsize // (a + b)) * (a + b)
         c_ptr = self.results.data_ptr() + number % (self.results.numel() // c) * c
         return problem_of(self.case, self.dtype_c, at, at + a, c_ptr)
 
     def result(self) -> torch.Tensor:
-        """C of set 0, (M, N)."""
+        """Return C of set 0, (M, N)."""
         row, case = DTYPES[self.dtype_c], self.case
         flat = self.results[: case.M * case.N * row.bytes].view(getattr(torch, row.torch))
         return flat.view(case.M, case.N)
 
     def reference(self) -> torch.Tensor:
-        """What C of set 0 must be, in fp32."""
+        """Return the right C of set 0, in fp32."""
         case, start = self.case, self.sizes[0] // self.case.element_bytes
         a = self.random[: case.M * case.K].float()
         b = self.random[start : start + case.K * case.N].float()
@@ -130,12 +130,12 @@ class _GpuTimer:
         self._size = self._want.abs() + math.sqrt(operands.case.K)
 
     def single(self, candidate: Candidate) -> float:
-        """As `race.Timer.single`."""
+        """Time as `race.Timer.single`."""
         self._operands.result().fill_(float("nan"))
         return _timed(lambda: self._gpu.launch(candidate, self._operands.problem(0)))
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
-        """As `race.Timer.record`."""
+        """Record as `race.Timer.record`."""
         self._operands.result().fill_(float("nan"))
         graph = torch.cuda.CUDAGraph()
         with recording(graph):
@@ -144,7 +144,7 @@ class _GpuTimer:
         return lambda: _timed(graph.replay) / launches
 
     def error(self, candidate: Candidate) -> str | None:  # noqa: ARG002 - it was the last to write set 0
-        """As `race.Timer.error`."""
+        """Check as `race.Timer.error`."""
         case = self._operands.case
         most = _NARROW_TOLERANCE[case.fast_accum] if case.element_bytes == 1 else _TOLERANCE[self._operands.dtype_c]
         error = float(((self._operands.result() - self._want).abs() / self._size).max())
@@ -153,9 +153,9 @@ class _GpuTimer:
 
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """What is launched on the current stream inside becomes `graph`.
+    """Record the launches on the current stream in the block as `graph`.
 
-    No garbage is collected there: a graph that is freed while another is recorded makes that one's recording fail.
+    No garbage is collected meanwhile: freeing a graph while another is recorded makes the recording fail.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -171,7 +171,7 @@ def recording(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
 
 
 def sizes_of(case: Case, dtype_c: str) -> tuple[int, int, int]:
-    """Bytes of A, B and C, each up to where the next one may begin."""
+    """Return the bytes of A, B and C, each up to the possible begin of the next."""
     counts = (
         case.M * case.K * case.element_bytes,
         case.K * case.N * case.element_bytes,
@@ -182,7 +182,7 @@ def sizes_of(case: Case, dtype_c: str) -> tuple[int, int, int]:
 
 
 def normal(count: int, dtype: str, device: str) -> torch.Tensor:
-    """`count` random numbers N(0, 1) of `dtype`; they are rounded from fp32, because fp8 has no generator."""
+    """Return `count` random numbers N(0, 1) of `dtype`, rounded from fp32, because fp8 has no generator."""
     flat = torch.empty(count, dtype=getattr(torch, DTYPES[dtype].torch), device=device)
     for part in flat.split(_PART):  # type: ignore[no-untyped-call]
         part.copy_(torch.randn(part.numel(), device=device))
@@ -190,7 +190,7 @@ def normal(count: int, dtype: str, device: str) -> torch.Tensor:
 
 
 def _timed(run: Callable[[], object]) -> float:
-    """Nanoseconds that the GPU takes for what `run` launches."""
+    """Return the nanoseconds that the GPU takes for the launches of `run`."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     run()

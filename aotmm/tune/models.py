@@ -1,6 +1,6 @@
-"""Samples -> models: what each config's launches amount to in the time model's terms, and the constants they give.
+"""Samples -> models: each config's launches in the time model's quantities, and the fitted constants.
 
-`templates/launcher.h.jinja` states the model; the quantities here are those of its formulas.
+The formulas of the model are in `templates/launcher.h.jinja`; the quantities here are theirs.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
 
-# Below which selection launches a product programmatically that was not measured, and one whose units leave no room for
-# those of the next launch.
+# Selection launches an unmeasured product with pdl below the first time; below the second if its tiles leave no room
+# for those of the next launch.
 _PDL_NS, _FULL_PDL_NS = 50_000, 12_000
-_LINE_BYTES, _SPLIT_LINES = 128, 3  # of caches; how many times a load counts that lies across them
+_LINE_BYTES, _SPLIT_LINES = 128, 3  # of caches; weight of a load across them
 _SUM_BYTES = 4  # of an element of partial sums
-_OUTPUT_BYTES = 2  # of an element of C: what is measured writes fp16 or bf16
-_REDUCE_BASE_NS = 1000.0  # cannot be told from that of the partial before it: only their sum shows
+_OUTPUT_BYTES = 2  # of an element of C: measured products write fp16 or bf16
+_REDUCE_BASE_NS = 1000.0  # only the sum of it and the partial's is measured
 _REDUCE_TBPS = (2.0, 4.0, 8.0)  # partial sums come back from memory or from L2
 _LEAST_WEIGHT = 0.01  # of a sample that is far from the best
-_ROUNDS = 3  # of fits, each after what the one before it leaves for all configs of a product alike
-_COMMON_PRIOR = 2.0  # samples that say nothing is left alike
-_ROWS_CENTRES = (4.0, 7.0, 10.0)  # log2 M that the models of each range of rows are for most
-_ROWS_SPREAD = 1.2  # how far from it, in log2 M, samples lose 40 % of their weight
+_ROUNDS = 3  # of fits, each after the common error that the last one leaves for all configs of a product
+_COMMON_PRIOR = 2.0  # weight, in samples, of a common error of 0
+_ROWS_CENTRES = (4.0, 7.0, 10.0)  # log2 M at the centre of the model of each range of rows
+_ROWS_SPREAD = 1.2  # distance from it, in log2 M, at which samples lose 40 % of their weight
 
 _Product = tuple[int, str, int, int, int]
 
 
 class Key(NamedTuple):
-    """What shares constants."""
+    """Key of shared constants."""
 
     config_name: str
     element_bytes: int
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A model, how many samples it rests on, and the relative error that it leaves: root mean square, if known."""
+    """A model, the number of its samples, and the root mean square of its relative error, if known."""
 
     model: Model
     samples: int
@@ -51,7 +51,7 @@ class Fitted(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What the number of waves depends on, beside the kernel."""
+    """The GPU's part in the number of waves."""
 
     target: Target
     multiprocessors: int
@@ -65,7 +65,7 @@ class _Timed(NamedTuple):
 
 
 def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> list[Fitted]:
-    """The models of every config that has samples on `shapes`, and of the kernels that work for them."""
+    """Return the models of every config with samples on `shapes`, and of their helper kernels."""
     kinds: dict[Key, Kernel] = {}
     for kernel in kernels:
         kinds.setdefault(_key(kernel), kernel)
@@ -101,14 +101,14 @@ def _key(kernel: Kernel) -> Key:
 
 
 def _is_early(row: _Timed, early: float, gpu: Gpu) -> bool:
-    """Whether selection launches programmatically what was not measured and then takes `early` ns."""
+    """Return whether selection uses pdl for this launch, if it is unmeasured and takes `early` ns with it."""
     slots = _slots(row.kernel, gpu)
     full = slots // 2 < _tiles(row) * row.sample.split <= slots
     return row.kernel.role == "product" and early < (_FULL_PDL_NS if full else _PDL_NS)
 
 
 def _slots(kernel: Kernel, gpu: Gpu) -> int:
-    """Units of work that the GPU takes at once."""
+    """Return the tiles that the GPU computes at once."""
     return max(1, gpu.multiprocessors * occupancy(kernel, gpu.target) // kernel.num_ctas)
 
 
@@ -118,9 +118,9 @@ def _tiles(row: _Timed) -> int:
 
 
 def _fit_all(timed: dict[Key, list[_Timed]], gpu: Gpu, reduce: Constants | None) -> dict[Key, tuple[Fit, ...]]:
-    """The models of all configs, one for each range of rows, but for what is common to them on a product.
+    """Return the models of all configs, one for each range of rows, without the error that they share on a product.
 
-    What makes all of them slower, as where the GPU lowers its clock, says nothing of which one is fastest.
+    A shared slowdown, as from a lower clock of the GPU, does not tell the fastest config.
     """
     common: defaultdict[_Product, float] = defaultdict(float)  # logarithms of measured over predicted times
     for _ in range(_ROUNDS):
@@ -148,7 +148,7 @@ def _fit(
     common: defaultdict[_Product, float],
     near: tuple[Constants, float] | None = None,
 ) -> Fit:
-    """The model of a config; `near`: its constants over all rows, from which those near that log2 M are found."""
+    """Return the model of a config; `near` has its constants over all rows and the log2 M to fit around."""
     points = [_point(row, gpu, reduce) for row in rows]
     points = [
         point._replace(ns=point.ns / math.exp(common[_product(row)])) for row, point in zip(rows, points, strict=True)
@@ -163,7 +163,7 @@ def _fit(
 
 
 def _near(row: _Timed, centre: float) -> float:
-    """What a sample counts for the model of the rows around 2^`centre`; there are none beyond the last ones."""
+    """Return the weight of a sample for the model of the rows around 2^`centre`; the last ones have no upper end."""
     rows = min(max(math.log2(row.shape.M), _ROWS_CENTRES[0]), _ROWS_CENTRES[-1])
     return math.exp(-(((rows - centre) / _ROWS_SPREAD) ** 2) / 2)
 
@@ -173,13 +173,13 @@ def _time(point: Point, constants: Constants) -> float:
 
 
 def _product(row: _Timed) -> _Product:
-    """What is computed; sums may be fast or precise."""
+    """Return the product of a sample; sums may be fast or precise."""
     shape = row.shape
     return shape.element_bytes, shape.layout, shape.M, shape.N, shape.K
 
 
 def _point(row: _Timed, gpu: Gpu, reduce: Constants | None) -> Point:
-    """A sample without copies in the model's terms."""
+    """Return a sample without copies in the model's quantities."""
     shape, (_, split, *_), kernel = row.shape, row.sample, row.kernel
     config = kernel.config
     units = _tiles(row) * split
@@ -201,7 +201,7 @@ def _point(row: _Timed, gpu: Gpu, reduce: Constants | None) -> Point:
 
 
 def _lines(row: _Timed) -> tuple[int, int]:
-    """How many times loads of A and of B count."""
+    """Return the weights of loads of A and of B."""
     shape, copies = row.shape, row.sample.copies
     pitches = (shape.K if shape.layout[0] == "n" else shape.M, shape.N if shape.layout[1] == "n" else shape.K)
     split_a, split_b = (
@@ -217,7 +217,7 @@ def _reduce_time(row: _Timed, reduce: Constants) -> float:
 
 
 def _fit_reduce(partials: list[list[_Timed]], gpu: Gpu) -> Constants | None:
-    """Constants of the reduce with which the partials' own models fit best; None without partials."""
+    """Return the constants of the reduce with which the partials' own models fit best; None without partials."""
     if not partials:
         return None
     choices = [Constants(_REDUCE_BASE_NS, 0.0, 0.0, 1e-3 / tbps, 0.0) for tbps in _REDUCE_TBPS]
@@ -227,7 +227,7 @@ def _fit_reduce(partials: list[list[_Timed]], gpu: Gpu) -> Constants | None:
 def _fit_copy(
     copied: dict[Key, list[_Timed]], gpu: Gpu, models: dict[Key, tuple[Fit, ...]], reduce: Constants | None
 ) -> Constants | None:
-    """Constants of one copy, from what the plans with copies take longer than the models of their kernels say."""
+    """Return the constants of one copy, from the times of plans with copies less their kernels' predictions."""
     found = []
     for key, rows in copied.items():
         for row in rows:

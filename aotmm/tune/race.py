@@ -1,4 +1,4 @@
-"""Which candidates are timed how often: all of them once, and those that may be the fastest in turn afterwards."""
+"""The race of candidates: all are timed once, and those that may be the fastest in turn afterwards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aotmm.tune.workers import Outcome, Running
 _REPLAY_NS = 700_000  # of one replay: long against the launch of a graph and the events' resolution
 _LEAST_NS = 2_000  # shorter than any launch
 _LAUNCHES = (2, 100)  # in one graph
-_SINGLE_NS = 1_000_000  # from which on one launch is long enough to be timed alone
+_SINGLE_NS = 1_000_000  # a launch of at least this is timed alone
 _CONTENDER = 1.5  # times the best so far, up to which a candidate stays in the race
 _ROUNDS = 7
-# A GPU that is busy with one kernel for milliseconds lowers its clock by what that kernel draws, which changes who
-# wins: the fastest are raced once more like that, where launches are long enough to draw much.
+# A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
+# fastest are raced once more in long replays, if launches are long enough to draw much power.
 _FINAL_NS = 6_000_000  # of one replay
 _FINAL_ROUNDS = 3
 _FINALIST = 1.12
@@ -25,16 +25,16 @@ _FINAL_FROM_NS = 20_000
 
 
 class Timer(Protocol):
-    """What runs candidates of one case. Times are in ns per launch."""
+    """Timer of the candidates of one case. Times are in ns per launch."""
 
     def single(self, candidate: Candidate) -> float:
-        """Time of one launch, with whatever the first launch of a kernel costs."""
+        """Return the time of one launch, including the extra cost of a kernel's first launch."""
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
-        """What replays so many launches and times them."""
+        """Return a function that replays so many launches and times them."""
 
     def error(self, candidate: Candidate) -> str | None:
-        """What is wrong with the result of what `candidate` ran last; None if it is right."""
+        """Return the fault of the last result of `candidate`; None if it is right."""
 
 
 class _Contender(NamedTuple):
@@ -44,10 +44,10 @@ class _Contender(NamedTuple):
 
 
 def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], None]) -> Outcome:
-    """Times `chosen`, those that are expected to be fast first, and calls `tell` before each launch.
+    """Time `chosen`, those expected to be fast first, and call `tell` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
-    with pdl launches. Nothing of a config that is wrong anywhere counts.
+    with pdl. No sample of a config that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
     slow: list[tuple[Candidate, float]] = []
@@ -78,7 +78,7 @@ def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], No
 
 
 def _try(candidate: Candidate, timer: Timer, best: float) -> _Contender | float:
-    """A first time; a number if the candidate is so slow that one launch tells."""
+    """Time a candidate first; return only a number if it is so slow that one launch is enough."""
     limit = max(_SINGLE_NS, 2 * _CONTENDER * best)
     ns = timer.single(candidate)
     if ns > limit:  # perhaps because it was loaded
@@ -87,7 +87,7 @@ def _try(candidate: Candidate, timer: Timer, best: float) -> _Contender | float:
         return ns
     launches = _launches(min(ns, _CONTENDER * best))
     replay, ns = _replayed(candidate, timer, launches)
-    if launches * ns < _REPLAY_NS / 2 and launches < _LAUNCHES[1]:  # a launch alone was mostly waiting
+    if launches * ns < _REPLAY_NS / 2 and launches < _LAUNCHES[1]:  # a single launch was mostly waiting
         replay, ns = _replayed(candidate, timer, _launches(ns))
     return _Contender(candidate, replay, ns)
 
@@ -103,10 +103,10 @@ def _replayed(candidate: Candidate, timer: Timer, launches: int) -> tuple[Callab
 
 
 def _rounds(racing: list[_Contender], rounds: int, tell: Callable[[Running], None]) -> list[float]:
-    """The median time of each."""
+    """Return the median time of each."""
     times: list[list[float]] = [[] for _ in racing]
     for number in range(rounds):
-        # Forth and back, so that no candidate always follows the same one.
+        # Back and forth, so that no candidate always follows the same one.
         for place in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
             candidate = racing[place].candidate
             tell(Running(candidate.family, candidate.config_name, str(candidate)))
@@ -115,9 +115,9 @@ def _rounds(racing: list[_Contender], rounds: int, tell: Callable[[Running], Non
 
 
 def _final(racing: list[_Contender], times: list[float], timer: Timer, tell: Callable[[Running], None]) -> list[float]:
-    """The times after a race of the fastest in long replays, which decides between them.
+    """Return the times after a race of the fastest in long replays, which decides between them.
 
-    Their times are scaled so that the best is as fast as before: others were not raced at that clock.
+    Their times are scaled so that the best is as fast as before: the others were not raced at that clock.
     """
     places = [place for place, ns in enumerate(times) if ns <= _FINALIST * min(times)]
     if len(places) == 1:

@@ -1,4 +1,4 @@
-"""The record of a measurement in progress: JSON lines that survive a crash, so that the next run goes on from there."""
+"""The record of a measurement in progress: JSON lines that survive a crash, so that the next run continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotmm.tune.cases import Case
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What samples of one record have in common: GPU, versions, and the digest of the pack that was measured."""
+    """Common facts of the samples of one record: GPU, versions, and the digest of the measured pack."""
 
     arch: str
     device: str
@@ -30,12 +30,12 @@ class Record:
     """An open record. Every `add` is on disk when it returns.
 
     Attributes:
-        samples: of the cases that were measured, also by earlier runs.
+        samples: of the measured cases, also by earlier runs.
         left_out: configs and families not to run, and why.
     """
 
     def __init__(self, path: Path, head: Head) -> None:
-        """Opens the record `path`, or starts it.
+        """Open the record `path`, or start it.
 
         Raises:
             ArtifactError: it cannot be opened, is no record, or is of another GPU, pack or version.
@@ -55,27 +55,27 @@ class Record:
             raise
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
     def add(self, case: Case, samples: tuple[Sample, ...]) -> None:
-        """Notes everything that was measured on `case`."""
+        """Add all samples of `case`."""
         self.samples[case] = samples
         self._write({"case": asdict(case), "times": samples})
 
     def leave_out(self, name: str, why: str) -> None:
-        """Notes that the config or family `name` is not to be run, and why."""
+        """Record that the config or family `name` must not run, and why."""
         self.left_out[name] = why
         self._write({"left_out": name, "why": why})
 
     def remove(self) -> None:
-        """Deletes the file: what it holds is in a table now."""
+        """Delete the file: its content is in a table now."""
         self._path.unlink()
 
     def _resume(self, head: Head) -> None:
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):  # the run before ended while it wrote this one
+        if lines and not lines[-1].endswith(b"\n"):  # the last run ended while it wrote this line
             self._file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
         if not lines:

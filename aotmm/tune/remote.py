@@ -1,4 +1,4 @@
-"""Measuring on the GPUs of other machines: what has to be known of them, and the pack that travels there."""
+"""Measuring on the GPUs of other machines: their facts, and the pack that travels there."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Files = dict[str, bytes]
 
 
 def maker(pack: Pack) -> WorkerFactory:
-    """Makes what measures `pack` on the first GPU that a process sees, on any machine. Raises ArtifactError."""
+    """Return a worker factory that measures `pack` on a process's first GPU, on any machine. Raises ArtifactError."""
     return functools.partial(measuring, functools.partial(_measurer, packed(pack)))
 
 
 def packed(pack: Pack) -> Files:
-    """What of `pack` is needed to launch it, compressed. Raises ArtifactError."""
+    """Return the files of `pack` that a launch needs, compressed. Raises ArtifactError."""
     files = {file.path: read_verified(pack.folder, file) for file in (pack.head.kernels_file, pack.head.library)}
     files[FILE_NAME] = read(pack.folder, FILE_NAME, MAX_MANIFEST_BYTES)
     return {name: zlib.compress(data) for name, data in files.items()}
 
 
 def unpacked(files: Files) -> Path:
-    """The folder of a pack, made of what `packed` gave, among the temporary files of this process."""
+    """Return the folder of a pack from `packed`, among the temporary files of this process."""
     folder = Path(mkdtemp(prefix="aotmm-"))
     for name, data in files.items():
         (folder / name).write_bytes(zlib.decompress(data))
@@ -41,7 +41,7 @@ def unpacked(files: Files) -> Path:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Driver, torch, and the first GPU that this process sees; asked in another process, which then lets go of it.
+    """Return driver, torch, and this process's first GPU; another process asks, which then releases the GPU.
 
     Raises:
         WorkerDiedError: there is no GPU.
@@ -52,7 +52,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def driver() -> str:
-    """Version of the GPU driver's part in the kernel, "unknown" where the system does not tell."""
+    """Return the version of the GPU driver's kernel module, "unknown" if the system does not tell."""
     for path in ("/sys/module/nvidia/version", "/sys/module/amdgpu/version"):
         try:
             return Path(path).read_text(encoding="ascii").strip()

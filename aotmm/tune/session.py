@@ -33,12 +33,12 @@ from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import WorkerPool, local
 
-Progress = Callable[[int, int, str], None]  # cases done, all cases, what happened last
+Progress = Callable[[int, int, str], None]  # cases done, all cases, the last event
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement found: samples by case, and what was left out and why; `total` cases were wanted."""
+    """Result of a measurement: samples by case, and configs left out with reasons; `total` cases were wanted."""
 
     head: Head
     samples: dict[Case, tuple[Sample, ...]]
@@ -47,18 +47,18 @@ class Measured:
 
     @property
     def complete(self) -> bool:
-        """Whether there was time for every case."""
+        """Return whether there was time for every case."""
         return len(self.samples) == self.total
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good a table is.
+    """Quality of a table.
 
     Attributes:
         held_out: regret on shapes that neither models nor selection saw.
-        models: regret on the other shapes, of a selection that knows the models alone.
-        spared: configs whose absence costs next to nothing.
+        models: regret on the other shapes, of a selection that knows only the models.
+        spared: configs whose absence costs almost nothing.
         fitted: the models, with their errors.
     """
 
@@ -79,10 +79,10 @@ def tune(
     scheduler: str | None = None,
     progress: Progress,
 ) -> tuple[Measured, Evaluation]:
-    """Measures the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and writes the table `out`.
+    """Measure the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and write the table `out`.
 
-    Of `packs` the one that suits a GPU best serves it. Samples are kept beside `out` while cases are left to measure;
-    the next call goes on from there.
+    The best of `packs` for a GPU serves it. Samples are kept beside `out` while cases are left to measure; the next
+    call continues from there.
 
     Args:
         scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.
@@ -116,7 +116,7 @@ def tune(
 
 @contextmanager
 def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
-    """A pool of this machine's GPUs, and what they are. Raises NoKernelError."""
+    """Yield a pool of this machine's GPUs, and their facts. Raises NoKernelError."""
     gpus = serving(pack, packs)
     facts = {"GPU": gpus[0].name, "driver": driver(), "torch": torch.__version__}
     factories = [partial(measuring, partial(GpuMeasurer, pack.folder, gpu.ordinal)) for gpu in gpus]
@@ -126,7 +126,7 @@ def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[
 
 @contextmanager
 def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
-    """A pool of the cluster's GPUs, and what they are. Raises AotmmError, NoKernelError."""
+    """Yield a pool of the cluster's GPUs, and their facts. Raises AotmmError, NoKernelError."""
     with cluster(scheduler, remote.maker(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as pool:
         name, arch = pool.facts["GPU"], pool.facts["arch"]
         best = best_pack(packs, arch)
@@ -136,7 +136,7 @@ def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[
 
 
 def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Evaluation:
-    """Fits the models of the table in `path` again, to the samples that it has. Needs no GPU.
+    """Fit the models of the table in `path` again, to its samples. Needs no GPU.
 
     Raises:
         ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
@@ -149,7 +149,7 @@ def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Evaluation:
 
 
 def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
-    """The GPUs that `pack` serves, of one model: that of the first. Raises NoKernelError if there is none."""
+    """Return the GPUs that `pack` serves, of the first one's model. Raises NoKernelError if there is none."""
     found = devices()
     mine = [gpu for gpu in found if (best := best_pack(packs, gpu.arch)) is not None and best[0] is pack]
     if not mine:
@@ -167,7 +167,7 @@ def measure(
     budget_s: float,
     progress: Progress,
 ) -> Measured:
-    """Measures the cases for `budget_s` seconds with a pool, going on from the record `path`.
+    """Measure the cases for `budget_s` seconds with a pool, continuing from the record `path`.
 
     Raises:
         ArtifactError: the record is of another GPU or pack.
@@ -191,7 +191,7 @@ def measure(
 
 
 def table_of(measured: Measured) -> Table:
-    """The table of a measurement, without models. What was left out is not in it, wherever it did work."""
+    """Return the table of a measurement, without models. It has no samples of configs that were left out."""
     head = measured.head
     return Table(
         arch=head.arch,
@@ -219,14 +219,14 @@ def table_of(measured: Measured) -> Table:
 
 
 def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Evaluation]:
-    """`raw` with models fitted to the shapes that are not held out, and how good that is. Needs no GPU.
+    """Return `raw` with models fitted to the shapes that are not held out, and its evaluation. Needs no GPU.
 
-    `dtypes` has the type that was measured for each element_bytes. The pack's launcher is left with the new table.
+    `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table.
     """
     launcher = pack.launcher
     training = [shape for shape in raw.shapes if not shape.held_out]
     found = fit_models(launcher.kernels, Gpu(target(pack.arch), device.multiprocessors), training)
-    # As it will be read: what is judged is what is written.
+    # As it will be read, so that the written table is evaluated.
     done = table.parse(table.write(replace(raw, models=tuple(row.model for row in found))), "the new table")
     return done, Evaluation(
         held_out=judge.held_out_regret(launcher, device, done, dtypes),
@@ -237,7 +237,7 @@ def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tupl
 
 
 def write(done: Table, out: Path) -> None:
-    """Writes a table, whole or not at all. Raises AotmmError if it cannot."""
+    """Write a table, whole or not at all. Raises AotmmError if it cannot."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The shapes that are tuned and measured, by sweep (`shapes.json`), and the fifth of them that tuning does not see."""
+"""The shapes to tune and measure, by sweep (`shapes.json`), and the fifth of them that tuning does not see."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = 5  # one of them is held out
 
 @dataclass(frozen=True, slots=True, order=True)
 class Shape:
-    """A (M, K) @ B (K, N); "n" is row-major, "t" column-major, A's before B's. `name` says whose shape it is."""
+    """A (M, K) @ B (K, N); "n" is row-major, "t" column-major, A's before B's. `name` is its origin."""
 
     M: int
     N: int
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of the product."""
+        """Return the multiply-adds of the product."""
         return self.M * self.N * self.K
 
 
@@ -51,20 +51,20 @@ class Shapes:
     sweeps: tuple[Sweep, ...]
 
     def sweep(self, name: str) -> Sweep:
-        """The sweep called `name`. Raises SpecError if there is none."""
+        """Return the sweep called `name`. Raises SpecError if there is none."""
         for sweep in self.sweeps:
             if sweep.name == name:
                 return sweep
         raise SpecError(f"unknown sweep {name!r}; known: {', '.join(sweep.name for sweep in self.sweeps)}")
 
     def held_out(self, shape: Shape) -> bool:
-        """Whether tuning must not see `shape`: one shape in five, decided by its sizes and layout only."""
+        """Return whether tuning must not see `shape`: one shape in five, chosen by its sizes and layout only."""
         digest = hashlib.sha256(f"{self.held_out_seed} {shape}".encode()).digest()
         return int.from_bytes(digest[:8], "big") % _PARTS == 0
 
 
 def read(path: Path = FILE) -> Shapes:
-    """The sweeps in the file `path`, by default ours.
+    """Return the sweeps in the file `path`, by default ours.
 
     Raises:
         SpecError: the file cannot be read, or an entry is not [M, N, K, layout] or [M, N, K, layout, name].

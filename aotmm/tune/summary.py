@@ -1,4 +1,4 @@
-"""What a tuning found, as text for people."""
+"""Results of a tuning, as text for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from aotmm.tune.judge import MOST_MEAN, MOST_WORST, Choice, Regret
 from aotmm.tune.session import Evaluation, Measured
 
-TARGETS = (1.03, 1.15)  # mean and worst regret that selection is to keep to on shapes that it has not seen
+TARGETS = (1.03, 1.15)  # mean and worst regret of selection on unseen shapes, at most
 _SHOWN = 10  # choices of the largest regret
 
 
 def text(measured: Measured | None, verdict: Evaluation) -> Iterator[str]:
-    """Lines: what was measured, if anything was; errors of the models, regret of selection, what could be left out."""
+    """Yield lines: the measurement, if any; errors of the models, regret of selection, configs to spare."""
     if measured is not None:
         yield from _measured_text(measured)
     for row in verdict.fitted:
@@ -33,7 +33,7 @@ def text(measured: Measured | None, verdict: Evaluation) -> Iterator[str]:
 
 
 def body(measured: Measured | None, verdict: Evaluation) -> dict[str, Any]:
-    """The same for JSON."""
+    """Return the same for JSON."""
     found: dict[str, Any] = {}
     if measured is not None:
         found = {

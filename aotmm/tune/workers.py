@@ -1,8 +1,8 @@
 """Measuring on many GPUs at once, where kernels may hang: a pool of processes, one per GPU.
 
-A kernel that never ends cannot be stopped from within its process, and a fault ends every later call there. So what
-touches a GPU is in worker processes (`aotmm.workers.pool`); the parent deals cases out to them and leaves out the
-config that a process was running when it was lost, and the whole family at its second such config.
+A kernel that never ends cannot be stopped from within its process, and after a fault every later call there fails. So
+only worker processes (`aotmm.workers.pool`) touch a GPU. The parent gives them cases. It leaves out the config that a
+process was running when it was lost, and the whole family at its second such config.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUTS = Timeouts()
 
 
 class Running(NamedTuple):
-    """What a measurer is about to run: a config of a family, with words that tell which launch."""
+    """The next launch of a measurer: a config of a family, and the launch in words."""
 
     family: str
     config_name: str
@@ -32,21 +32,21 @@ class Running(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """All samples of one case, and the configs whose results are wrong there, with what is wrong."""
+    """All samples of one case, and the configs whose results are wrong there, with their faults."""
 
     samples: tuple[Sample, ...]
     wrong: dict[str, str]
 
 
 class Measurer(Protocol):
-    """What a process runs: it has one GPU and measures one case after another."""
+    """A process's measurer: it has one GPU and measures one case after another."""
 
     @property
     def device(self) -> CDevice:
-        """Facts of the GPU."""
+        """Return the facts of the GPU."""
 
     def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
-        """Times every config and family that is not in `left_out`, and calls `tell` before each launch of one."""
+        """Time every config and family that is not in `left_out`, and call `tell` before each launch."""
 
 
 class Done(NamedTuple):
@@ -57,14 +57,14 @@ class Done(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A config or family is measured no more."""
+    """A config or family was left out."""
 
     name: str
     why: str
 
 
 def measuring(make: Callable[[], Measurer]) -> Worker:
-    """Starts a process with what `make` gives; its tasks are cases with what is left out, and that of `device_of`."""
+    """Return a process's worker, with a measurer of `make`; a task is a case with `left_out`, or asks the device."""
     measurer = make()
 
     def work(task: tuple[Case, frozenset[str]] | None, tell: Heartbeat) -> Outcome | CDevice:
@@ -74,7 +74,7 @@ def measuring(make: Callable[[], Measurer]) -> Worker:
 
 
 def device_of(pool: WorkerPool) -> CDevice:
-    """Facts of the GPUs of a pool, which are of one model. Raises AotmmError if its processes cannot start."""
+    """Return the facts of a pool's GPUs, all of one model. Raises AotmmError if its processes cannot start."""
     try:
         found: CDevice = pool.submit(None).result()
     except WorkerDiedError as error:
@@ -90,7 +90,7 @@ def measure_all(
     deadline: float = float("inf"),
     stall_s: float = TIMEOUTS.stall_s,
 ) -> Iterator[Done | LeftOut]:
-    """Measures `cases` with a pool whose processes are made by `measuring`, and yields what happens as it happens.
+    """Measure `cases` with a pool whose worker factory is `measuring`, and yield each event as it happens.
 
     Args:
         left_out: configs and families not to run.
@@ -125,13 +125,13 @@ def measure_all(
 
 
 class _Book(NamedTuple):
-    """What was left out so far, and how many configs of each family hung or failed."""
+    """Configs and families left out so far, and the number of configs of each family that hung or failed."""
 
     left_out: set[str]
     strikes: dict[str, int]
 
     def lost(self, case: Case, error: WorkerDiedError) -> Iterator[LeftOut]:
-        """Leaves out what was running when a process was lost."""
+        """Leave out the config that was running when a process was lost."""
         if error.last is None:
             raise AotmmError(f"a measuring process failed before the first kernel of {case}: {error.why}") from error
         family, config_name, detail = error.last
@@ -141,7 +141,7 @@ class _Book(NamedTuple):
             yield from self.leave_out(family, f"{_STRIKES} of its configs hang or fail")
 
     def leave_out(self, name: str, why: str) -> Iterator[LeftOut]:
-        """Leaves out a config or family, once."""
+        """Leave out a config or family, once."""
         if name not in self.left_out:
             self.left_out.add(name)
             yield LeftOut(name, why)

@@ -1,7 +1,7 @@
 """A Dask cluster as a pool: the same tasks in the same child processes, on the machines of its workers.
 
-Scheduler and workers need aotmm, and what the tasks need, in the versions of this machine; nothing else is assumed
-there, no common folder either: what a task needs travels with it, and what it gives comes back.
+Scheduler and workers need aotmm, and the tasks' packages, in the versions of this machine. No common folder is needed:
+a task brings its inputs, and its result comes back.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def cluster(
     *,
     gpus: bool = False,
 ) -> Iterator[Cluster]:
-    """A pool of the workers of the Dask cluster at `scheduler`; who joins later takes part too.
+    """Yield a pool of the workers of the Dask cluster at `scheduler`; workers that join later take part too.
 
-    A task whose worker or process is lost is tried three times again, elsewhere if there is an elsewhere. That a whole
-    worker hangs is noticed by the scheduler, after its `worker-ttl`.
+    A task whose worker or process is lost is tried three times again, elsewhere if possible. The scheduler notices a
+    worker that hangs after its `worker-ttl`.
 
     Args:
-        make: pickled, makes what does tasks in each process.
-        facts: pickled, says what must be the same on all workers, beside aotmm itself; `expected` has what of it must
-            be what.
+        make: worker factory for each process; it is pickled.
+        facts: returns facts that must be the same on all workers, beside aotmm itself; it is pickled. `expected` has
+            required values.
         gpus: one task at a time for each worker that has the resource GPU=1, none for others.
 
     Raises:
@@ -61,7 +61,7 @@ def cluster(
     except ModuleNotFoundError as error:
         raise AotmmError('a cluster needs the cluster extra: pip install "aotmm[cluster]"') from error
     try:
-        with ThreadPoolExecutor(1) as thread:  # the caller's own may have a loop that runs
+        with ThreadPoolExecutor(1) as thread:  # the caller's own may have a running loop
             thread.submit(asyncio.run, _reach(scheduler)).result()
         client = Client(scheduler, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TypeError, ImportError) as error:  # TypeError: TLS without a configuration
@@ -76,7 +76,7 @@ def cluster(
 
 
 async def _reach(scheduler: str) -> None:
-    """Connects to `scheduler` once, before a Client tries: one that failed waits a minute for itself when it goes."""
+    """Connect to `scheduler` once, before a Client tries: a failed Client waits a minute when it closes."""
     from distributed import Security
     from distributed.comm import connect
 
@@ -88,7 +88,7 @@ class Cluster:
     """The pool of `cluster`.
 
     Attributes:
-        facts: what all workers have in common.
+        facts: those that all workers have in common.
     """
 
     def __init__(self, client: Any, *, gpus: bool) -> None:
@@ -97,23 +97,23 @@ class Cluster:
         self._gpus = gpus
         self._name = uuid.uuid4().hex
         self._contract: Any = None
-        self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # what Dask has, and where it should go
+        self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # Dask's future, and the wanted worker
 
     def submit(self, task: Any) -> Future[Any]:
-        """As `WorkerPool.submit`; `task` is pickled. Its result may be an AotmmError: a worker is refused."""
+        """Submit as `WorkerPool.submit`; `task` is pickled. Its result may be an AotmmError: a worker is refused."""
         result: Future[Any] = Future()
         self._send(result, pickle.dumps(task), ())
         return result
 
     def places(self) -> int:
-        """How many tasks are done at once, by the workers that are there now."""
+        """Return the number of tasks at once on the current workers."""
         found = self._workers().values()
         return len(found) if self._gpus else sum(row["nthreads"] for row in found)
 
     def start(
         self, scheduler: str, factory: WorkerFactory, timeouts: Timeouts, facts: Callable[[], Facts], expected: Facts
     ) -> None:
-        """Waits for a worker, compares all that are there, and gives them what their processes are made by."""
+        """Wait for a worker, compare all present ones, and give them the worker factory."""
         from distributed import TimeoutError as NoneCame
 
         with suppress(NoneCame):
@@ -143,7 +143,7 @@ class Cluster:
         self._contract = self._client.submit(bytes, pickle.dumps(contract), pure=False)
 
     def end(self) -> None:
-        """Takes back what is not done, and ends the processes of this pool on the workers that answer."""
+        """Cancel open tasks, and end the processes of this pool on the workers that answer."""
         self._client.cancel([sent for sent, _ in self._sent.values()])
         self._sent.clear()
         self._ask(partial(_end, self._name), _SHUTDOWN_GRACE_S)
@@ -153,7 +153,7 @@ class Cluster:
         return {address: row for address, row in found.items() if not self._gpus or "GPU" in row["resources"]}
 
     def _ask(self, question: Callable[[], Any], limit_s: float) -> dict[str, Any]:
-        """What each worker answers; an exception where it cannot, or not in time."""
+        """Return each worker's answer; an exception if it cannot answer, or not in time."""
 
         async def ask() -> dict[str, Any]:
             async def one(address: str) -> Any:
@@ -167,7 +167,7 @@ class Cluster:
         return answers
 
     def _send(self, result: Future[Any], task: bytes, lost: tuple[str, ...]) -> None:
-        """Gives `task` to a worker, to none of those where it was `lost` if there are others."""
+        """Give `task` to a worker, if possible to none of those where it was `lost`."""
         where = self._where(lost) if self._gpus or lost else None
         sent = self._client.submit(
             _do,
@@ -176,24 +176,24 @@ class Cluster:
             task,
             pure=False,
             workers=where,
-            allow_other_workers=where is not None,  # when that one is gone
+            allow_other_workers=where is not None,  # if that one is gone
             resources={"GPU": 1} if self._gpus else None,
-            priority=len(lost),  # what fails everywhere is told soon
+            priority=len(lost),  # a failure on all workers is reported soon
         )
         self._sent[result] = sent, where
         sent.add_done_callback(partial(self._done, result, task, lost))
 
     def _where(self, lost: tuple[str, ...]) -> str | None:
-        """The worker with the fewest tasks that were sent to it by name, if possible none of `lost`.
+        """Return the worker with the fewest tasks that were sent to it by name, if possible none of `lost`.
 
-        Dask itself lets tasks that need a resource wait for one worker while another has it to spare.
+        Dask itself lets tasks that need a resource wait for one worker while another has it free.
         """
         found = list(self._workers())
         busy = Counter(where for _, where in list(self._sent.values()))
         return min([name for name in found if name not in lost] or found, key=busy.__getitem__, default=None)
 
     def _done(self, result: Future[Any], task: bytes, lost: tuple[str, ...], sent: Any) -> None:
-        """Hands on what came of `task`, or tries it again."""
+        """Set the result of `task`, or try it again."""
         if self._sent.pop(result, None) is None:
             return  # the pool has ended
         try:
@@ -213,7 +213,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Contract:
-    """What a worker needs of a pool, beside its tasks."""
+    """A pool's data for a worker, beside the tasks."""
 
     factory: WorkerFactory
     timeouts: Timeouts
@@ -223,7 +223,7 @@ class _Contract:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A WorkerDiedError with the worker's address. Dask knows no third way between a result and an error to log."""
+    """A WorkerDiedError with the worker's address, as a result: Dask logs errors."""
 
     address: str
     why: str
@@ -237,7 +237,7 @@ class _Refused:
 
 
 def _differences(who: str, found: object, agreed: Facts) -> list[str]:
-    """What keeps `who` from being used: one line, or none."""
+    """Return why worker `who` cannot be used: one line, or none."""
     if isinstance(found, asyncio.TimeoutError):  # before Python 3.11 no TimeoutError
         return [f"{who} gave no answer in {_ANSWER_S:g} s; end it or wait for it"]
     if not isinstance(found, dict):
@@ -247,7 +247,7 @@ def _differences(who: str, found: object, agreed: Facts) -> list[str]:
 
 
 def _facts(further: Callable[[], Facts]) -> Facts:
-    """Which aotmm this is, down to its sources, and further facts."""
+    """Return the version of aotmm, the digest of its sources, and further facts."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -261,7 +261,7 @@ _lock = threading.Lock()
 
 
 def _do(name: str, pickled: bytes, task: bytes) -> Any:
-    """Does `task` in a process of the pool `name` on a worker, in a thread of which this runs."""
+    """Do `task` in a process of the pool `name`; this runs in a thread of a worker."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -284,7 +284,7 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
 
 
 def _end(name: str) -> None:
-    """Ends the processes of the pool `name` on a worker."""
+    """End the processes of the pool `name` on a worker."""
     with _lock:
         processes = _processes.pop(name, None)
     if processes is not None:

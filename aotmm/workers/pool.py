@@ -1,7 +1,7 @@
-"""Who works on many tasks at once: processes of this machine here, those of a cluster in `aotmm.workers.dask`.
+"""Worker pools: processes of this machine here, those of a cluster in `aotmm.workers.dask`.
 
-What compiles or runs kernels may crash or never end, and neither can be helped from within its process. So tasks are
-done in child processes; a thread of the parent waits for each and kills it when it falls silent.
+Compiling or running a kernel may crash or never end, and its own process cannot handle either. So tasks run in child
+processes. A thread of the parent waits for each and kills it when its heartbeat stops.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any, Protocol
 from aotmm.errors import AotmmError
 
 Heartbeat = Callable[[object], None]
-Worker = Callable[[Any, Heartbeat], Any]  # does one task; what it tells meanwhile is a sign of life
+Worker = Callable[[Any, Heartbeat], Any]  # does one task, and calls the heartbeat meanwhile
 WorkerFactory = Callable[[], Worker]  # called once in each process
 
 _SHUTDOWN_GRACE_S = 5.0
-# Exit codes of a process that the kernel killed, or that gave up, because there was no memory.
+# Exit codes of a process without memory: killed by the kernel, or ended by itself.
 _FOR_WANT_OF_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)
-# What a child runs. It finds modules as its parent does, and so whatever the parent can name.
+# The child's program. It finds modules as its parent does.
 _PROGRAM = """
 import json, sys
 handle, folder, path = sys.argv[1:]
@@ -43,7 +43,7 @@ serve(int(handle), folder)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds that a process may take to start, then between two signs of life, and a pool between two results."""
+    """Seconds that a process may take to start, then between two heartbeats, and a pool between two results."""
 
     start_s: float = 240.0
     silence_s: float = 20.0
@@ -51,12 +51,12 @@ class Timeouts:
 
 
 class WorkerDiedError(Exception):
-    """The process of a task is gone: it could not be started, ended, raised, or was killed because it fell silent.
+    """The process of a task is gone: it could not start, ended, raised, or was killed because its heartbeat stopped.
 
     Attributes:
-        why: which of these, in words.
-        last: what it told last while it did the task, None if nothing.
-        starved: the machine may have had too little for it, so that fewer processes at once may help.
+        why: the cause, in words.
+        last: the value of its last heartbeat during the task, None if there was none.
+        starved: the machine may lack memory or files, so that fewer processes at once may help.
     """
 
     def __init__(self, why: str, last: Any = None, *, starved: bool = False) -> None:
@@ -65,17 +65,17 @@ class WorkerDiedError(Exception):
 
 
 class WorkerPool(Protocol):
-    """What does tasks, several at once; the executor that `local` and `cluster.cluster` give."""
+    """Executor of several tasks at once; `local` and `dask.cluster` yield one."""
 
     def submit(self, task: Any) -> Future[Any]:
-        """The future result of `task`, which may be a WorkerDiedError."""
+        """Return the future result of `task`, which may be a WorkerDiedError."""
 
     def places(self) -> int:
-        """How many tasks are done at once."""
+        """Return the number of tasks at once."""
 
 
 def completed(futures: Iterable[Future[Any]], pool: WorkerPool, stall_s: float) -> Iterator[Future[Any]]:
-    """The futures of `pool` as they are done. Raises AotmmError when none is for `stall_s` seconds."""
+    """Yield the futures of `pool` as they are done. Raises AotmmError if none is for `stall_s` seconds."""
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, timeout=stall_s, return_when=FIRST_COMPLETED)
@@ -88,7 +88,7 @@ def completed(futures: Iterable[Future[Any]], pool: WorkerPool, stall_s: float) 
 
 @contextmanager
 def local(factories: Sequence[WorkerFactory], timeouts: Timeouts) -> Iterator[WorkerPool]:
-    """A pool of one process per factory on this machine; they end with the block, whatever they do then."""
+    """Yield a pool of one process per factory on this machine; they end with the block."""
     processes = WorkerProcesses(factories, timeouts)
     threads = ThreadPoolExecutor(len(factories))
     try:
@@ -119,9 +119,9 @@ class _Local:
 
 
 class WorkerProcesses:
-    """Processes of which each does one task after another, for whatever thread has one.
+    """Processes that each do one task after another, for any thread.
 
-    They start when they are needed. One that was lost is replaced by its factory's next.
+    They start when they are needed. A lost one is replaced by its factory's next.
     """
 
     def __init__(self, factories: Sequence[WorkerFactory], timeouts: Timeouts) -> None:
@@ -133,7 +133,7 @@ class WorkerProcesses:
         self._ended = False
 
     def run(self, task: Any) -> Any:
-        """The result of `task`; there are no more calls at once than factories. Raises WorkerDiedError."""
+        """Return the result of `task`; at most one call per factory at once. Raises WorkerDiedError."""
         child = self._take()
         try:
             result = child.run(task, self._timeouts)
@@ -165,7 +165,7 @@ class WorkerProcesses:
             raise WorkerDiedError(f"a process for it cannot be started: {error}", starved=True) from error
 
     def end(self) -> None:
-        """Ends all processes: those that do nothing by themselves, the others at once."""
+        """End all processes: idle ones by themselves, the others at once."""
         with self._lock:
             self._ended = True
             busy, idle = list(self._busy), self._idle
@@ -178,9 +178,9 @@ class WorkerProcesses:
 
 
 class _Child:
-    """One process, in a session of its own: Ctrl-C does not reach it, and what it started is killed with it.
+    """One process, in a session of its own: Ctrl-C does not reach it, and its children are killed with it.
 
-    So are the temporary files that it left.
+    Its temporary files are removed with it.
     """
 
     def __init__(self, make: WorkerFactory) -> None:
@@ -203,7 +203,7 @@ class _Child:
             undo.pop_all()
 
     def run(self, task: Any, timeouts: Timeouts) -> Any:
-        """The result of `task`. Raises WorkerDiedError, after which the process is of no use."""
+        """Return the result of `task`. Raises WorkerDiedError, after which the process is of no use."""
         if not self._started:
             self._send(self.make)
             self._hear(timeouts.start_s, None)
@@ -217,7 +217,7 @@ class _Child:
             last = value
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # it is gone: the next that is heard is its end
+        with suppress(OSError):  # it is gone: reading finds its end
             self._pipe.send(message)
 
     def _hear(self, limit_s: float, last: Any) -> tuple[str, Any]:
@@ -232,11 +232,11 @@ class _Child:
         return kind, value
 
     def dismiss(self) -> None:
-        """Lets the process end when it has done its task."""
+        """Let the process end when it has done its task."""
         self._pipe.close()
 
     def kill(self, after_s: float = 0.0) -> None:
-        """Ends the process, whatever it does, unless it ends in time; one that a driver holds is not waited for."""
+        """Kill the process unless it ends in time; do not wait for one that a driver holds."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(after_s)
         with suppress(ProcessLookupError):
@@ -247,9 +247,9 @@ class _Child:
 
 
 def serve(handle: int, folder: str) -> None:
-    """A child's process: does what comes through the pipe `handle` until its other end is closed.
+    """Do the tasks from the pipe `handle`, in the child, until its other end is closed.
 
-    Temporary files are in `folder`, which goes with the process, in case that the parent is no more to do it.
+    Temporary files are in `folder`, which the child removes too, in case the parent is gone.
     """
     pipe = Connection(handle)
     try:
@@ -257,7 +257,7 @@ def serve(handle: int, folder: str) -> None:
         pipe.send(("ready", None))
         while True:
             pipe.send(("result", work(pipe.recv(), lambda sign: pipe.send(("sign", sign)))))
-    except (EOFError, BrokenPipeError):  # the parent needs it no more, or is gone
+    except (EOFError, BrokenPipeError):  # the parent is done with it, or gone
         shutil.rmtree(folder, ignore_errors=True)
     except Exception as error:  # noqa: BLE001 (whatever it is, the parent tells it)
         with suppress(OSError):

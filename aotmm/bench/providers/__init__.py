@@ -1,4 +1,4 @@
-"""Who multiplies: one module per library, imported when it is asked for, and one interface."""
+"""Providers of products: one interface, and one module per library, imported when it is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Call = Callable[[Operands], object]  # writes `out`, on torch's current stream, 
 
 
 class NotRunError(Exception):
-    """A provider cannot multiply here, and why."""
+    """A provider cannot multiply here; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class Provider:
     """One column of the results.
 
     Attributes:
-        name: of the column. about: what it is, for the reader.
-        prepare: gives the call for a case and the operands that it will get; compiles and tunes. Raises NotRunError.
-        roundings: how often it rounds to the output's type: 1, but for separate kernels and sums in that type.
+        name: of the column. about: explanation for the reader.
+        prepare: returns the call for a case and its operands; compiles and tunes. Raises NotRunError.
+        roundings: number of roundings to the output's type: 1, but for separate kernels and sums in that type.
         isolated: whether its single calls are timed too.
-        describe: says what the call launches.
+        describe: returns the call's launches in words.
     """
 
     name: str
@@ -49,7 +49,7 @@ NAMES = tuple(_MODULES)
 
 
 def provider(name: str) -> Provider:
-    """The provider called `name`, one of `NAMES`; without its library, one that is not run."""
+    """Return the provider called `name`, one of `NAMES`; without its library, one that is not run."""
     try:
         module = importlib.import_module(f"aotmm.bench.providers.{_MODULES[name]}")
     except ModuleNotFoundError as error:

@@ -48,14 +48,14 @@ AMPERE_CONFIGS = (
 
 
 def definitions(config: Config, dtype: str) -> list[str]:
-    """The macros that make `config` of cutlass.cu."""
+    """Return the macros of cutlass.cu for `config`."""
     rest = ("CLUSTER_M", "CLUSTER_N", "SCHEDULE") if config in HOPPER_CONFIGS else ("WARP_M", "WARP_N", "STAGES")
     macros = zip(("TILE_M", "TILE_N", "TILE_K", *rest), config, strict=True)
     return [f"-DELEMENT={_ELEMENTS[dtype]}", *(f"-D{name}={value}" for name, value in macros)]
 
 
 def build(dtype: str, capability: tuple[int, int], folder: Path) -> dict[Config, Path]:
-    """Libraries by configuration, in `folder`; compiles those that are not there, side by side.
+    """Return libraries by configuration, in `folder`; compile missing ones, side by side.
 
     Raises:
         NotRunError: there is no nvcc, or no nvidia-cutlass, or a kernel does not compile.
@@ -101,14 +101,14 @@ def build(dtype: str, capability: tuple[int, int], folder: Path) -> dict[Config,
 
 
 def name(config: Config) -> str:
-    """What a configuration is called in the results."""
+    """Return the name of a configuration in the results."""
     m, n, k, *rest = config
     kind = "cluster {}x{} {}" if config in HOPPER_CONFIGS else "warp {}x{} stages {}"
     return f"{m}x{n}x{k} {kind.format(*rest)}"
 
 
 def cache_folder() -> Path:
-    """Where built kernels are kept."""
+    """Return the folder of built kernels."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotmm" / "cutlass"
 
 
@@ -167,7 +167,7 @@ def _launch(library: ctypes.CDLL, swizzle: int, workspace: torch.Tensor, operand
 
 
 def _microseconds(call: Callable[[Operands], object], sets: Sequence[Operands], turns: int = 3) -> float:
-    """The least time per product over a few turns through the sets."""
+    """Return the least time per product over a few turns through the sets."""
     call(sets[0])
     few = sets[:16]
     least = float("inf")

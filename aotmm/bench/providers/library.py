@@ -1,4 +1,4 @@
-"""torch's own products: cuBLAS, cuBLASLt, rocBLAS or hipBLASLt, whichever torch calls."""
+"""torch's own products: cuBLAS, cuBLASLt, rocBLAS or hipBLASLt, as torch chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""aotmm, launched as `lib.matmul` launches it, and the same without pdl dependent launch."""
+"""aotmm, launched as by `lib.matmul`, and the same without pdl."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @cache
 def library() -> Library:
-    """This installation's packs."""
+    """Return the library of this installation's packs."""
     return aotmm.load()
 
 
 def _options(case: Case, operands: Operands) -> dict[str, Any]:
-    """What `matmul` is given beside A, B and C; nothing for a plain product, which is the shortest call."""
+    """Return the arguments of `matmul` beside A, B and C; none for a plain product, which is the shortest call."""
     if case.scaled:
         return {"scale_a": operands.scale_a, "scale_b": operands.scale_b, "fast_accum": case.fast_accum}
     return {} if case.activation is None else {"bias": operands.bias, "activation": case.activation}
@@ -44,7 +44,7 @@ def _prepare(case: Case, _: Sequence[Operands]) -> Call:
 
 
 def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
-    """What `matmul` launches, launched one after another."""
+    """Return the launches of `matmul`, without pdl."""
     plan = replace(_plan(case, sets[0]), pdl=False)
     ordinal = sets[0].a.device.index
     launcher = library().launcher(ordinal)
@@ -59,13 +59,13 @@ def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
 
 
 def _plan(case: Case, operands: Operands) -> Plan:
-    """The plan that `matmul` takes."""
+    """Return the plan of `matmul`."""
     ordinal = operands.a.device.index
     return library().launcher(ordinal).plan(_problem(case, operands), ordinal, WORKSPACE_LIMIT)
 
 
 def _problem(case: Case, operands: Operands) -> Problem:
-    """The case as the launcher's C interface takes it."""
+    """Return the case for the launcher's C interface."""
     options = _options(case, operands)
     (product,) = products(operands.a, operands.b, operands.out, options.get("bias"), rows_scaled=False)
     scales = options.get("scale_a"), options.get("scale_b")
@@ -73,7 +73,7 @@ def _problem(case: Case, operands: Operands) -> Problem:
 
 
 def _describe(case: Case, operands: Operands) -> str:
-    """The plan: its kernel, how often K is split, what is copied, and the time that it was chosen for."""
+    """Return the plan in words: its kernel, slices of K, copies, and the time that it was chosen for."""
     plan = _plan(case, operands)
     kernel = library().launcher(operands.a.device.index).kernels[plan.kernel]
     words = [kernel.name, f"split {plan.split}" * (plan.split > 1), *(x for x in plan.launches if x.startswith("copy"))]

@@ -1,6 +1,6 @@
-"""The kernel of Triton tutorial 03, compiled when it is first used and autotuned over the `tutorial` config set.
+"""The kernel of Triton tutorial 03, compiled at its first use and autotuned over the `tutorial` config set.
 
-Source: Triton tutorial 03, "Matrix Multiplication": the kernel, its configurations and what it tunes for.
+Source: Triton tutorial 03, "Matrix Multiplication": the kernel, its configurations and its tuning key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def matmul_kernel(
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
 ):
-    """C (M, N) = A (M, K) @ B (K, N), one BLOCK_M x BLOCK_N tile per program, in groups of GROUP_M rows of tiles."""
+    """Compute C (M, N) = A (M, K) @ B (K, N), one BLOCK_M x BLOCK_N tile per program, in groups of GROUP_M rows."""
     pid = tl.program_id(axis=0)
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -75,7 +75,7 @@ def matmul_kernel(
 
 
 def configs(backend: str) -> list[Any]:
-    """The configurations of the `tutorial` set for `backend`, "cuda" or "hip", as Triton takes them."""
+    """Return the configurations of the `tutorial` set for `backend`, "cuda" or "hip", for Triton."""
     entries = tomllib.loads(_FILE.read_text(encoding="utf-8"))["config"]
     config_name = {"backend", "source", "num_stages", "num_warps"}
     return [
@@ -95,7 +95,7 @@ def configs(backend: str) -> list[Any]:
 
 @cache
 def _kernel(*, brief: bool) -> Any:
-    """The autotuned kernel. brief: each configuration is timed for 10 ms and not for 100, Triton's default."""
+    """Return the autotuned kernel. brief: time each configuration for 10 ms instead of 100, Triton's default."""
     do_bench = _brief if brief else None
     tuned = configs("cuda" if torch.version.hip is None else "hip")
     return triton.autotune(tuned, key=["M", "N", "K"], do_bench=do_bench)(triton.jit(matmul_kernel))
@@ -106,7 +106,7 @@ def _brief(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, brief: bool = False) -> torch.Tensor:
-    """`out` (M, N) with a (M, K) @ b (K, N) in it; tunes at the first call with these sizes."""
+    """Return `out` (M, N) = a (M, K) @ b (K, N); tune at the first call with these sizes."""
     M, N, K = a.shape[0], b.shape[1], a.shape[1]
 
     def grid(meta: dict[str, int]) -> tuple[int]:

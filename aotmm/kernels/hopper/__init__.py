@@ -1,23 +1,22 @@
 """Warp-specialised kernels for Hopper (sm90), written in Gluon.
 
 One warp copies boxes of both operands, and of a matrix that is added to their product, into a ring of shared memory
-through tensor maps (TMA); consumer warpgroups multiply them with wgmma, one in flight, and hand every stage back
-through a barrier. Sums leave through shared memory and TMA stores while the next tile is being loaded: blocks are
-persistent. Widths that are no power of two are one instruction where Y lies along K (`mma`), else two accumulators
-side by side.
+through tensor maps (TMA). Consumer warpgroups multiply them with wgmma, one in flight, and release every stage through
+a barrier. Blocks are persistent: sums leave through shared memory and TMA stores while the next tile is loaded. A width
+that is no power of two is one instruction if Y is contiguous along K (`mma`), else two accumulators side by side.
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T, because a
 wgmma always has 64 rows and C may have fewer.
 
-Families differ in what consumer warpgroups do. `cooperative`: one to three multiply the slabs of one tile; it splits K
-too (role "partial"). `pingpong`: two take tiles in turn, one multiplies while the other writes.
+Families differ in the work of consumer warpgroups. `cooperative`: one to three multiply the slabs of one tile; it also
+splits K (role "partial"). `pingpong`: two take tiles in turn; one multiplies while the other writes.
 
 `clustered`: two blocks of a cluster share a tile. Each has half of the rows of A, and all columns of B, which come from
-the L2 cache once for both (multicast). Where the pitch of a row is no multiple of 128 bytes, each row of a box touches
-two lines of the cache, and the cache limits a product: there it is up to 1.2 times faster, elsewhere slower.
+the L2 cache once for both (multicast). If the pitch of a row is no multiple of 128 bytes, each row of a box touches two
+cache lines, and the cache limits a product: then it is up to 1.2 times faster, else slower.
 
-`swapped`: columns of B are the 64 rows of a wgmma, and the tile of C has as many rows as fill the GPU evenly. With few
-rows nothing is wasted either. Such products read all of B once, so many bytes must be on their way: stages are deep.
+`swapped`: columns of B are the 64 rows of a wgmma, and the tile of C has as many rows as fill the GPU evenly. Few rows
+waste nothing either. Such products read all of B once, so many bytes must be in flight: stages are deep.
 """
 
 from __future__ import annotations

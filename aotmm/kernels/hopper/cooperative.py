@@ -22,7 +22,7 @@ from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, prod
 
 @gluon.jit
 def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, SLAB: gl.constexpr):
-    """A consumer warpgroup: multiplies slab SLAB of tile after tile."""
+    """Multiply slab SLAB of tile after tile, as a consumer warpgroup."""
     t = work.tiling
     await_operands(t)
     stage = 0
@@ -57,7 +57,7 @@ def cooperative(
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
     EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
+    """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, GROUP, STAGES,

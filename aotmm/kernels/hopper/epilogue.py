@@ -1,4 +1,4 @@
-"""From the sums of a slab to C: scales, bias and activation, shared memory, and TMA stores."""
+"""The epilogue of a slab: scales, bias and activation of the sums, shared memory, and TMA stores to C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 e
 
 @gluon.aggregate
 class Epilogue:
-    """The operands of the epilogue, and where partial sums go."""
+    """The operands of the epilogue, and the place of partial sums."""
 
     M: gl.tensor
     N: gl.tensor
@@ -38,7 +38,7 @@ class Epilogue:
 
     @gluon.jit
     def stages(self, tiling):
-        """How many stages of the ring a matrix takes that is added to a tile; 0 if none is."""
+        """Return the stages of the ring for a matrix that is added to a tile; 0 if none is."""
         t = tiling
         if t.EPILOGUE == "none":
             return 0
@@ -47,7 +47,7 @@ class Epilogue:
 
     @gluon.jit
     def boxed(self):
-        """Whether TMA can copy that matrix. If not, its tensor map is empty."""
+        """Return whether TMA can copy that matrix. If not, its tensor map is empty."""
         BYTES: gl.constexpr = self.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
         odd = (self.bias_ptr.to(gl.int64) | self.stride_bias_m * BYTES) % BOX_ALIGNMENT
         return (self.stride_bias_n == 1) & (odd == 0)
@@ -55,7 +55,7 @@ class Epilogue:
 
 @gluon.aggregate
 class Factors:
-    """What the epilogue needs of one slab, in fp32: one number per row of C, and two per column."""
+    """Scales and bias of one slab, in fp32: one number per row of C, and two per column."""
 
     scale_a: gl.base_value
     scale_b: gl.base_value
@@ -64,7 +64,7 @@ class Factors:
 
 @gluon.jit
 def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.constexpr):
-    """COUNT numbers from `first` on, as fp32; OTHER past `size` and where none are given."""
+    """Load COUNT numbers from `first` on as fp32; use OTHER past `size` and if none are given."""
     PER_THREAD: gl.constexpr = COUNT // 128 if COUNT > 128 else 1
     i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([PER_THREAD], [32], [4], [0]))
     return gl.load(ptr + i.to(gl.int64) * stride, mask=(i < size) & given, other=OTHER).to(gl.float32)
@@ -72,9 +72,9 @@ def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.conste
 
 @gluon.jit
 def fetch_factors(row, col, memory, epilogue, tiling):
-    """Starts reading what the epilogue of the slab at `row` of X and `col` of Y needs.
+    """Start reading the factors of the epilogue of the slab at `row` of X and `col` of Y.
 
-    It is read before the products and used after them: nothing waits for it.
+    They are read before the products and used after them: nothing waits for them.
     """
     e = epilogue
     t = tiling
@@ -97,7 +97,7 @@ def fetch_factors(row, col, memory, epilogue, tiling):
 
 @gluon.jit
 def epilogue_memory(tiling, COUNT: gl.constexpr):
-    """Shared memory through which factors reach the threads that need them, COUNT times."""
+    """Allocate shared memory through which factors reach the threads that need them, COUNT times."""
     t = tiling
     LAYOUT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     PART: gl.constexpr = t.ROWS // t.PARTS
@@ -115,7 +115,7 @@ def epilogue_memory(tiling, COUNT: gl.constexpr):
 
 @gluon.jit
 def put_factors(memory, INDEX: gl.constexpr, held, tiling):
-    """What was read, in shared memory."""
+    """Put the factors that were read into shared memory."""
     if tiling.EPILOGUE == "none" and not tiling.SCALED:
         return memory
     else:
@@ -129,7 +129,7 @@ def put_factors(memory, INDEX: gl.constexpr, held, tiling):
 
 @gluon.jit
 def scaled(sums, factors):
-    """scale_a * scale_b * sums, for factors that are in shared memory."""
+    """Return scale_a * scale_b * sums, for factors in shared memory."""
     sums *= factors.scale_a.load(gl.SliceLayout(1, sums.type.layout))[:, None]
     sums *= factors.scale_b.load(gl.SliceLayout(0, sums.type.layout))[None, :]
     return sums
@@ -137,7 +137,7 @@ def scaled(sums, factors):
 
 @gluon.jit
 def finish(sums, factors, epilogue, tiling):
-    """activation(scales * sums + bias) for a chunk of C, of whose factors it is given; a matrix is already added."""
+    """Return activation(scales * sums + bias) for a chunk of C and its factors; a matrix is already added."""
     e = epilogue
     if tiling.SCALED and (tiling.EPILOGUE == "none" or e.bias_rank != MATRIX):
         sums = scaled(sums, factors)
@@ -153,7 +153,7 @@ def finish(sums, factors, epilogue, tiling):
 
 @gluon.jit
 def part_of(factors, OFFSET: gl.constexpr, M_COUNT: gl.constexpr, N_COUNT: gl.constexpr, tiling):
-    """The factors of M_COUNT rows and N_COUNT columns of C, which are columns OFFSET... of a slab."""
+    """Return the factors of M_COUNT rows and N_COUNT columns of C, which are columns OFFSET... of a slab."""
     t = tiling
     M_OFFSET: gl.constexpr = OFFSET if t.SWAPPED else 0
     N_OFFSET: gl.constexpr = 0 if t.SWAPPED else OFFSET
@@ -165,24 +165,24 @@ def part_of(factors, OFFSET: gl.constexpr, M_COUNT: gl.constexpr, N_COUNT: gl.co
 
 @gluon.jit
 def halves(sums):
-    """The left and the right half of the columns."""
+    """Return the left and the right half of the columns."""
     return sums.reshape([sums.shape[0], 2, sums.shape[1] // 2]).permute((0, 2, 1)).split()
 
 
 @gluon.jit
 def store(chunk, m, n, c_desc, c_smem):
-    """Rounds a chunk, and lets it go to row m and column n of C."""
+    """Round a chunk, and start its store to row m and column n of C."""
     tma.store_wait(0)
     gl.barrier()  # one thread waited for the store before
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
-    gl.barrier()  # one thread stores what all have written
+    gl.barrier()  # one thread stores the writes of all
     tma.async_store(c_desc, [m, n], c_smem)
 
 
 @gluon.jit
 def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling):
-    """Writes the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
+    """Write the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
     e = epilogue
     t = tiling
     SIZE: gl.constexpr = sums.shape[1]
@@ -220,9 +220,9 @@ def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 
 
 @gluon.jit
 def store_in_parts(sums, row, col, c_desc, c_smem, factors, epilogue, tiling):
-    """`store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
+    """Do `store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
 
-    Registers cannot be indexed, so the quarters change places. What else was tried: docs/performance.md.
+    Registers cannot be indexed, so the quarters change places. For alternatives see docs/performance.md.
     """
     WIDTH: gl.constexpr = sums.shape[1] // 4
     left, right = halves(sums)
@@ -240,10 +240,10 @@ def store_in_parts(sums, row, col, c_desc, c_smem, factors, epilogue, tiling):
 
 @gluon.jit
 def fill(box, m, n, epilogue):
-    """Copies the box at row m and column n of a matrix that TMA cannot copy."""
+    """Copy the box at row m and column n of a matrix that TMA cannot copy."""
     e = epilogue
     COLS: gl.constexpr = box.shape[1]
-    # rows follow each other in shared memory only where one is a line of the swizzle
+    # rows follow each other in shared memory only if each is a line of the swizzle
     LINES: gl.constexpr = COLS * box.dtype.primitive_bitwidth // 8 <= SWIZZLED_BYTES
     ROWS: gl.constexpr = min(box.shape[0], FILLED_ROWS) if LINES else box.shape[0]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
@@ -253,7 +253,7 @@ def fill(box, m, n, epilogue):
         rows = (m + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
         ptrs = e.bias_ptr + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
         values = gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0)
-        gl.barrier()  # others may still read the box before, or what TMA put there
+        gl.barrier()  # others may still read the last box, or TMA's data
         parts.index(i).store(values)
     fence_async_shared()  # the next stage there is written by TMA
 
@@ -262,10 +262,10 @@ def fill(box, m, n, epilogue):
 def add_matrix(
     sums, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, epilogue, tiling
 ):
-    """Scales the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and adds a matrix to them.
+    """Scale the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and add a matrix to them.
 
-    Its first box is in `stage` of the ring. Returns the sums, and the stage and phase after the last box. Blocks of a
-    cluster would have to hand stages back to each other, too: their kernels add no matrix.
+    Its first box is in `stage` of the ring. Return the sums, and the stage and phase after the last box. Kernels with
+    clusters add no matrix: their blocks would have to release stages to each other too.
     """
     t = tiling
     SIZE: gl.constexpr = sums.shape[1]
@@ -276,13 +276,13 @@ def add_matrix(
             box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
             if not epilogue.boxed():
                 fill(box, col if t.SWAPPED else row, row if t.SWAPPED else col, epilogue)
-            gl.barrier()  # all of the box is there, whoever filled it
+            gl.barrier()  # all of the box is there
             chunk = sums.permute((1, 0)) if t.SWAPPED else sums
             if t.SCALED:
                 chunk = scaled(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t))
             chunk += box.load(chunk.type.layout).to(gl.float32)
             sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
-            fence_async_shared()  # else TMA could overwrite what is still being read
+            fence_async_shared()  # else TMA could overwrite it during reads
             mbarrier.arrive(ring.empty.index(stage))
             stage, phase = next_stage(stage, phase, t.STAGES)
         else:
@@ -300,7 +300,7 @@ def add_matrix(
 
 @gluon.jit
 def add_boxes(acc, acc1, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling):
-    """`add_matrix` for all of a slab, before any result leaves, so that the stages are soon free again."""
+    """Do `add_matrix` for all of a slab, before any result leaves, so that the stages are soon free."""
     e = epilogue
     t = tiling
     acc, stage, phase = add_matrix(acc, row, col, ring, bias_desc, SLAB, stage, phase, factors, 0, e, t)
@@ -313,7 +313,7 @@ def add_boxes(acc, acc1, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, p
 
 @gluon.jit
 def store_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
-    """Writes the sums of one slab of a tile."""
+    """Write the sums of one slab of a tile."""
     t = tiling
     if t.IN_TURNS:
         store_in_parts(acc, row, col, c_desc, c_smem, factors, epilogue, t)
@@ -325,6 +325,6 @@ def store_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, fact
 
 @gluon.jit
 def await_operands(tiling):
-    """The kernel before this one may have written what the epilogue reads; the producer waits for the rest."""
+    """Wait for the previous kernel, which may have written the epilogue's operands; the producer waits for A and B."""
     if tiling.SCALED or tiling.EPILOGUE != "none":
         gdc_wait()

@@ -1,8 +1,8 @@
 """Hopper's matrix instruction with any number of columns, and the products of a slab.
 
-A wgmma multiplies any multiple of 8 columns up to 256, but Gluon's tensors, and so its products, have a power of two
-of them. Here the sums are a tensor of the next power of two, of which the instruction is given the first registers,
-those of the columns that exist. Nothing reads the others, and the assembler finds that out.
+A wgmma multiplies any multiple of 8 columns up to 256, but Gluon's tensors, and so its products, have a power of two of
+them. Here the sums are a tensor of the next power of two. The instruction gets its first registers, those of existing
+columns. Nothing reads the others, so the assembler removes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aotmm.kernels import LINE_BYTES
 from aotmm.kernels.hopper.pipeline import consumer_release, next_stage
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
-GROUP_LINES = 8  # after so many lines the swizzle begins anew
+GROUP_LINES = 8  # lines of a period of the swizzle
 _STEP_BYTES = 32  # along K, of one instruction
 _UNIT = 16  # bytes: of addresses and distances in descriptors
 _DESCRIPTOR = (
@@ -28,9 +28,9 @@ _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp8e4nv": "e4m3", "fp8e5": "e5m2"}
 
 @gluon.constexpr_function
 def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
-    """PTX that adds to `registers` sums 64 rows of X times `columns` columns of Y over a line (128 bytes) of K.
+    """Return PTX that adds to `registers` sums 64 rows of X times `columns` columns of Y over a line (128 bytes) of K.
 
-    Operands: the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
+    Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
     """
     x_address, y_address, added = (f"${2 * registers + i}" for i in range(3))
     kinds = [_PTX_TYPES[str(kind)] for kind in (x_type, y_type)]
@@ -59,13 +59,13 @@ def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: 
 
 @gluon.constexpr_function
 def in_place(registers: int) -> str:
-    """LLVM's constraints for the operands of `products`: results where the sums were."""
+    """Return LLVM's constraints for the operands of `products`: results replace the sums."""
     return ",".join(["=f"] * registers + [str(i) for i in range(registers)] + ["r"] * 3)
 
 
 @gluon.jit
 def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
-    """Starts acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
+    """Start acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
 
     If acc has more, x has 64 rows, and lines of 128 bytes in shared memory: along K if X_K_MAJOR, else along its rows;
     y has such lines along K.
@@ -80,19 +80,19 @@ def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr)
 
 @gluon.jit
 def as_factor(smem, TRANSPOSED: gl.constexpr):
-    """One buffer of a ring, as the multiplication sees it."""
+    """Return one buffer of a ring as the multiplication needs it."""
     return smem.permute((1, 0)) if TRANSPOSED else smem
 
 
 @gluon.jit
 def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1):
-    """The sums of slab SLAB over steps `first` to `end`, which begin at `stage`; the last product may be in flight.
+    """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; the last product may be in flight.
 
     Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
-    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an accumulator that is not used, and vanishes
+    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
     BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
     PAIR: gl.constexpr = [[1, 0]] if t.CTAS > 1 else []
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS], PAIR)
@@ -106,7 +106,7 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_t
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
-            # what Hopper's fp8 tensor cores add up is moved to fp32 after every step
+            # the sums of Hopper's fp8 tensor cores move to fp32 after every step
             product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
             if t.COLS1 > 0:
                 y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
@@ -134,7 +134,7 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_t
 
 @gluon.jit
 def drain(ring, tiling, acc, acc1, stage):
-    """The sums when the last product is done; its stage, the one before `stage`, is handed back."""
+    """Return the sums when the last product is done; release its stage, the one before `stage`."""
     t = tiling
     if not t.PRECISE:
         if t.COLS1 > 0:

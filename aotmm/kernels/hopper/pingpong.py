@@ -24,16 +24,16 @@ from aotmm.kernels.hopper.pipeline import Tiling, Work, barriers, buffers, make_
 def consume(
     ring, order, added_to, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, TURN: gl.constexpr
 ):
-    """A consumer warpgroup: every second tile of this block, beginning with number TURN.
+    """Compute every second tile of this block, beginning with number TURN, as a consumer warpgroup.
 
-    It skips the stages of the other's tiles. Without an order a wait for one phase of a barrier could be answered by
-    another that came around the ring.
+    It skips the stages of the other's tiles. Without an order, a wait for one phase of a barrier could end at a later
+    phase, one round of the ring further.
     """
     t = work.tiling
     await_operands(t)
     added = epilogue.stages(t)
     stages = work.steps + added  # of a tile
-    at = TURN * stages  # those of all tiles before this one
+    at = TURN * stages  # of all earlier tiles
     # The first step whose stage may still wait for a box of the other's last tile: it is awaited before.
     awaited = gl.where(added > 0, gl.minimum(gl.maximum(t.STAGES - added, 0), work.steps - 1), -1)
     phase = 1 - TURN
@@ -73,7 +73,7 @@ def pingpong(
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
     EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
+    """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, GROUP, STAGES,

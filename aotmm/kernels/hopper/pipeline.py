@@ -1,4 +1,4 @@
-"""The ring of shared memory between the warp that loads and those that multiply."""
+"""The ring of shared memory between the loading warp and the multiplying ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from aotmm.kernels.order import place
 
 @gluon.aggregate
 class Tiling:
-    """What a block computes at a time, and how; all of it is constant.
+    """The constants of a block's work.
 
     CTAS blocks of a cluster share a tile: they have equal parts of the rows of each slab, and the same columns.
     X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has COLUMNS columns. A slab's
     sums are COLS wide, of which those past COLUMNS are not computed (`wgmma`), or COLS and COLS1 side by side. A stage
     of Y is one transfer, into BOXES of the boxes that the compiler knows. A matrix that is added comes through the ring
-    too, BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last of them TAIL at a
-    time; IN_TURNS by a loop.
+    too, BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
+    IN_TURNS by a loop.
     """
 
     CTAS: gl.constexpr
@@ -47,7 +47,7 @@ class Tiling:
 
 @gluon.aggregate
 class Work:
-    """The units of a launch: tiles of (rows, cols), times slices of `steps` steps along K."""
+    """The work tiles of a launch: tiles of (rows, cols), times slices of `steps` steps along K."""
 
     rows: gl.tensor
     cols: gl.tensor
@@ -57,15 +57,15 @@ class Work:
 
     @gluon.jit
     def count(self):
-        """How many units there are."""
+        """Return the number of work tiles."""
         t = self.tiling
         return gl.cdiv(self.rows, t.ROWS) * gl.cdiv(self.cols, t.COLUMNS) * self.split
 
     @gluon.jit
     def place(self, unit):
-        """(first row, first column, slice) of a unit: slices outermost, tiles in groups of GROUP rows of tiles.
+        """Return (first row, first column, slice) of a work tile: slices outermost, tiles in groups of GROUP rows.
 
-        Tiles that share a slice of an operand are so launched side by side.
+        So tiles that share a slice of an operand run side by side.
         """
         t = self.tiling
         tiles_x = gl.cdiv(self.rows, t.ROWS)
@@ -75,17 +75,17 @@ class Work:
 
     @gluon.jit
     def steps_of(self, part):
-        """First step of a slice, and the first that is no more of it."""
+        """Return the first step of a slice, and the first one after it."""
         return part * self.steps // self.split, (part + 1) * self.steps // self.split
 
 
 @gluon.aggregate
 class Ring:
-    """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` say whose turn each stage is.
+    """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
     Boxes of a matrix that is added have stages of their own, in the buffers of X.
 
-    `all_empty` says it for all blocks of the cluster, in the first of them, which loads Y for all.
+    `all_empty` is for all blocks of the cluster, in the first of them, which loads Y for all.
     """
 
     x: gl.shared_memory_descriptor
@@ -98,13 +98,13 @@ class Ring:
 
 @gluon.jit
 def buffers(desc, COUNT: gl.constexpr):
-    """COUNT boxes in shared memory."""
+    """Allocate COUNT boxes in shared memory."""
     return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr, SHARED: gl.constexpr = False):
-    """COUNT barriers, each of which ARRIVALS arrivals complete: of every block, or SHARED, of both blocks of a pair."""
+    """Make COUNT barriers that ARRIVALS arrivals complete: of every block, or SHARED, of both blocks of a pair."""
     found = mbarrier.allocate_mbarrier(batch=COUNT, two_ctas=SHARED)
     for i in gl.static_range(COUNT):
         mbarrier.init(found.index(i), count=ARRIVALS)
@@ -113,7 +113,7 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr, SHARED: gl.constexpr =
 
 @gluon.jit
 def make_ring(x_desc, y_desc, y1_desc, tiling):
-    """An empty ring. A stage is full when its bytes are there, and empty when every consumer has left it."""
+    """Make an empty ring. A stage is full when its bytes are there, and empty when every consumer has left it."""
     t = tiling
     full = barriers(t.STAGES, 1)
     empty = barriers(t.STAGES, t.PARTS)
@@ -126,20 +126,20 @@ def make_ring(x_desc, y_desc, y1_desc, tiling):
 
 @gluon.jit
 def bias_box(ring, bias_desc, index):
-    """A buffer of X, in which a box of a matrix that is added has room."""
+    """Return a buffer of X, which has room for a box of a matrix that is added."""
     return ring.x.index(index).reinterpret(bias_desc.dtype, bias_desc.block_type.shape, bias_desc.layout)
 
 
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
-    """The stage of the ring after this one; the phase flips when the ring wraps."""
+    """Return the next stage of the ring; the phase flips when the ring wraps."""
     wraps = (stage == STAGES - 1).to(gl.int32)
     return (stage + 1) * (1 - wraps), phase ^ wraps
 
 
 @gluon.jit
 def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constexpr):
-    """Starts copying a box that begins at `along` (row of X or column of Y) and `k`; MULTICAST, to every block."""
+    """Start copying a box that begins at `along` (row of X or column of Y) and `k`; MULTICAST, to every block."""
     gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
     if K_MAJOR:
         tma.async_load(desc, [along, k], bar, smem, multicast=MULTICAST)
@@ -149,7 +149,7 @@ def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constex
 
 @gluon.jit
 def consumer_release(ring, tiling, stage, pred):
-    """This consumer is done with a stage."""
+    """Release a stage by this consumer."""
     mbarrier.arrive(ring.empty.index(stage), pred=pred)
     if tiling.CTAS > 1:
         mbarrier.arrive(ring.all_empty.index(stage), pred=pred)
@@ -157,8 +157,8 @@ def consumer_release(ring, tiling, stage, pred):
 
 @gluon.jit
 def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
-    """The producer warp: fills stage after stage with what the consumers of this block will multiply."""
-    gdc_wait()  # operands may be results of the kernel before this one; consumers come after, through `full`
+    """Fill stage after stage with the boxes that this block's consumers multiply, as the producer warp."""
+    gdc_wait()  # operands may be results of the previous kernel; consumers come after, through `full`
     t = work.tiling
     Y_BYTES: gl.constexpr = t.COLUMNS * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
     BYTES: gl.constexpr = t.PARTS * x_desc.nbytes_per_cta + Y_BYTES

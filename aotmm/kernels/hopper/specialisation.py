@@ -1,4 +1,4 @@
-"""How the kernels for Hopper are specialised: tiles, boxes of tensor maps, and what a launch must satisfy."""
+"""Specialisation of the kernels for Hopper: tiles, boxes of tensor maps, and guards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aotmm.kernels.hopper.mma import GROUP_LINES
 from aotmm.pack.schema import Guard
 from aotmm.problem import DTYPES
 
-# Registers per thread, by consumer warpgroups: what the 64 K registers of a multiprocessor leave beside the producer.
+# Registers per thread, by consumer warpgroups: the rest of a multiprocessor's 64 K registers beside the producer.
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
@@ -28,9 +28,9 @@ BARRIER_BYTES = 512  # more than all barriers take
 
 
 def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False, ctas: int = 1) -> Specialisation:
-    """A kernel of these families for `variant`.
+    """Return a kernel of these families for `variant`.
 
-    Its guards are what tensor maps need: one unit stride, 16-byte rows; and a K of at least 1, because the first
+    Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least 1, because the first
     product of a tile sets its sums. Kernels of 16-bit operands have no scales, by a guard.
 
     Args:
@@ -57,7 +57,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     tail = _least_power(columns % width) or width
     descriptors = {"x_desc": _described(x, part, config.block_k, divided)}
     if joined:
-        # the compiler is told of the least box, the unit in which shared memory is laid out; its transfer takes all
+        # the compiler gets the least box, the unit of the layout of shared memory; one transfer takes all
         descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k, None), outer=columns)
         cols, cols1 = 2 * cols, 0
     else:
@@ -130,7 +130,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
 
 
 def _operand(variant: Variant, name: str) -> dict[str, str]:
-    """How A or B lies in memory: what runs along `inner` and `outer`, and the strides of both."""
+    """Return the layout of A or B in memory: the dimensions `inner` and `outer`, and their strides."""
     size, along = ("M", "am") if name == "a" else ("N", "bn")
     across = "ak" if name == "a" else "bk"
     k_major = variant.layout["ab".index(name)] == ("n" if name == "a" else "t")
@@ -146,7 +146,7 @@ def _operand(variant: Variant, name: str) -> dict[str, str]:
 
 
 def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool | None) -> Descriptor:
-    """Boxes of `along` rows of X, or columns of Y, and block_k of K.
+    """Return the descriptor of boxes of `along` rows of X, or columns of Y, and block_k of K.
 
     In a cluster every block has a part of the box if it is `divided`, else all of it; None: there is no cluster.
     """
@@ -162,7 +162,7 @@ def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool
 
 
 def _described_guards(row: Descriptor) -> list[Guard]:
-    """What TMA needs of a matrix."""
+    """Return the guards that TMA needs for a matrix."""
     return [
         Guard(row.strides[1], "equals", 1),
         Guard(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
@@ -181,12 +181,12 @@ def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
 
 
 def _least_power(number: int) -> int:
-    """The largest power of two that divides `number`; 0 for 0."""
+    """Return the largest power of two that divides `number`; 0 for 0."""
     return number & -number
 
 
 def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int:
-    """Columns of results that leave together: the most that fit in shared memory, at most a row without conflicts.
+    """Return the columns of one store: the most that fit in shared memory, at most a row without conflicts.
 
     Every consumer has room of its own for `part` rows of them, beside the ring and the factors of the epilogue.
     """
