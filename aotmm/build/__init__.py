@@ -81,17 +81,13 @@ def build(
         compiler, gate: what compiles, and what its results have to pass; others are for measuring a build without them.
 
     Raises:
-        SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one, or aotmm is in a zip file;
+        SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one;
             nothing was done.
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
             In both cases, as after Ctrl-C, earlier packs are as they were; kernels that did compile are kept for the
             next build.
         AotmmError: the cluster cannot be used; nothing was done.
     """
-    if not Path(__file__).is_file():
-        raise SpecError(
-            f"{__file__} is in a zip file, where no compiler can read kernels; install aotmm to build packs"
-        )
     if machine and machine not in HOSTS:
         raise SpecError(f"unknown host {machine!r}; known: {', '.join(HOSTS)}")
     rows = targets(archs)

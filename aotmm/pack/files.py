@@ -8,41 +8,19 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+from typing import IO
 
 
 def in_checkout() -> bool:
     """Whether this is a checkout or an editable install, where what is built lies beside its sources."""
-    return not place(Path(__file__).parents[1] / "templates").is_dir()
+    return not (Path(__file__).parents[1] / "templates").is_dir()
 
 
 def data_folder(name: str) -> Path:
     """The folder "templates" or "artifacts" of this installation; it need not exist."""
     package = Path(__file__).parents[1]
     installed = package / name
-    return installed if place(installed).is_dir() else package.parent / name
-
-
-def place(path: Path) -> Traversable:
-    """What is at `path`, or would be, also where that leads into a zip file, as entries of `sys.path` may.
-
-    A zip file is opened anew each time: a handle that is kept would be shared with the children of a fork.
-
-    Raises:
-        OSError: a folder on the way may not be searched, or a zip file is damaged.
-    """
-    if not path.exists():
-        for parent in path.parents:
-            if parent.is_file():
-                import zipfile  # only here: `import aotmm` should be quick
-
-                if zipfile.is_zipfile(parent):
-                    with damage_told(parent):
-                        return zipfile.Path(parent).joinpath(*path.relative_to(parent).parts)
-    return path
+    return installed if installed.is_dir() else package.parent / name
 
 
 def read(folder: Path, name: str, limit: int) -> bytes:
@@ -53,17 +31,12 @@ def read(folder: Path, name: str, limit: int) -> bytes:
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[IO[bytes]]:
-    """Open the file `name` ("/" between folders) below `folder` to be read, also inside a zip file.
+    """Open the file `name` ("/" between folders) below `folder` to be read.
 
     Raises:
         OSError: there is none, it is no plain file, a link leads to it, or it cannot be read.
     """
     path = folder / name
-    found = place(path)
-    if found is not path:
-        with damage_told(path), found.open("rb") as stream:
-            yield stream
-        return
     below = [path, *path.parents][: len(Path(name).parts)]
     links = [str(part.relative_to(folder)) for part in below if part.is_symlink()]
     if links:
@@ -73,28 +46,6 @@ def opened(folder: Path, name: str) -> Iterator[IO[bytes]]:
         if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
             raise OSError(errno.EINVAL, f"{path} is not a plain file")
         yield stream
-
-
-@contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
-    import struct
-    import zipfile
-    import zlib
-
-    try:
-        yield
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-        EOFError,
-        NotImplementedError,
-        OverflowError,
-        RuntimeError,
-        ValueError,
-    ) as error:
-        raise OSError(errno.EIO, f"{path}: damaged, or no zip file: {error or type(error).__name__}") from error
 
 
 def build_command(arch: str, folder: Path | None) -> str:

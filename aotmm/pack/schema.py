@@ -104,7 +104,7 @@ class Kernel:
         name: label, unique in the pack; nothing is parsed from it.
         family: module of `aotmm/kernels` that it comes from.
         role: what it is for (`problem.ROLES`).
-        config: what its time depends on, apart from types and epilogue; tuning tables speak of it.
+        config_name: names what its time depends on, apart from types and epilogue; tuning tables speak of it.
         source: where its configuration was published.
         symbol: entry point in the image.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).

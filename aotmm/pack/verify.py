@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 import collections
 import csv
+import errno
 import io
 import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack import files as folders
@@ -19,9 +24,6 @@ from aotmm.pack import manifest
 from aotmm.pack.binary import differences, guarded, read_image, read_ptx
 from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import target
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
 
 _RECORD = re.compile(r"[^/]+\.dist-info/RECORD")
 _PACK = re.compile(rf"(.*/)?{re.escape(manifest.FILE_NAME)}")
@@ -75,25 +77,23 @@ def verify(path: Path, rebuild: Rebuild | None = None) -> list[Verification]:
 
 
 def _packs(path: Path) -> list[Path]:
-    """The pack in `path`, or those in its subfolders; also in a zip file. Raises OSError."""
-    here = folders.place(path)
-    if (here / manifest.FILE_NAME).is_file():
+    """The pack in `path`, or those in its subfolders. Raises OSError."""
+    if (path / manifest.FILE_NAME).is_file():
         return [path]
-    inside = [entry for entry in here.iterdir() if not entry.name.startswith(".")] if here.is_dir() else []
-    manifests = [(path / entry.name, entry / manifest.FILE_NAME) for entry in inside if entry.is_dir()]
-    return sorted(folder for folder, found in manifests if found.is_file() or found.is_dir())
+    inside = [entry for entry in path.iterdir() if not entry.name.startswith(".")] if path.is_dir() else []
+    return sorted(folder for folder in inside if folder.is_dir() and (folder / manifest.FILE_NAME).exists())
 
 
 def _folder(folder: Path) -> _Source:
     """What is in a folder. Raises OSError."""
-    names = frozenset(_names(folders.place(folder)))
+    names = frozenset(_names(folder))
     return _Source(str(folder), names, lambda name, limit: folders.read(folder, name, limit))
 
 
-def _names(folder: Traversable) -> Iterator[str]:
+def _names(folder: Path) -> Iterator[str]:
     """All that is below `folder` and no folder; links are not followed."""
     for entry in folder.iterdir():
-        if entry.is_dir() and not (isinstance(entry, Path) and entry.is_symlink()):
+        if entry.is_dir() and not entry.is_symlink():
             yield from (f"{entry.name}/{name}" for name in _names(entry))
         else:
             yield entry.name
@@ -101,12 +101,10 @@ def _names(folder: Traversable) -> Iterator[str]:
 
 def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
     """The wheel's own list of files, and every pack in it."""
-    import zipfile
-
-    with folders.damage_told(path), zipfile.ZipFile(path) as archive:
+    with damage_told(path), zipfile.ZipFile(path) as archive:
 
         def read(prefix: str, name: str, limit: int) -> bytes:
-            with folders.damage_told(path), archive.open(prefix + name) as stream:
+            with damage_told(path), archive.open(prefix + name) as stream:
                 return stream.read(limit)
 
         names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -115,6 +113,24 @@ def _wheel(path: Path, rebuild: Rebuild | None) -> list[Verification]:
             inside = frozenset(name.removeprefix(prefix) for name in names if name.startswith(prefix))
             found.append(_pack(_Source(f"{path}/{prefix}", inside, partial(read, prefix)), rebuild))
         return found
+
+
+@contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Turns what zipfile raises in the block for a file that is damaged, or no zip file, into an OSError."""
+    try:
+        yield
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        NotImplementedError,
+        OverflowError,
+        RuntimeError,
+        ValueError,
+    ) as error:
+        raise OSError(errno.EIO, f"{path}: damaged, or no zip file: {error or type(error).__name__}") from error
 
 
 def _record(source: _Source, names: list[str]) -> Verification:

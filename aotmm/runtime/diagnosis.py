@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aotmm
 from aotmm.errors import GET_TORCH, AotmmError, ArtifactError, DriverError
 from aotmm.pack import manifest
-from aotmm.pack.files import build_command, place
+from aotmm.pack.files import build_command
 from aotmm.runtime.installed import added, entries, own, owner
 from aotmm.runtime.pack import open_pack, read_verified, unreadable
 from aotmm.target import TARGETS
@@ -138,10 +138,9 @@ def _added() -> list[tuple[Pack | None, PackState]]:
 def _packs(root: Path) -> list[tuple[Pack | None, PackState]]:
     """The pack in `root`, or those in its subfolders: what is there, and the pack if it can be used."""
     try:
-        here = place(root)
-        if (here / manifest.FILE_NAME).is_file():
+        if (root / manifest.FILE_NAME).is_file():
             return [_pack(root)]
-        inside = here.iterdir() if here.is_dir() else ()
+        inside = root.iterdir() if root.is_dir() else ()
         names = sorted(entry.name for entry in inside if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         return [(None, PackState(str(root), error=str(unreadable(f"packs in {root}", error))))]

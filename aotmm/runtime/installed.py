@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotmm.errors import ArtifactError
-from aotmm.pack.files import data_folder, place
+from aotmm.pack.files import data_folder
 from aotmm.runtime.pack import open_packs
 
 if TYPE_CHECKING:
@@ -76,6 +76,6 @@ def folder_of(entry: EntryPoint) -> Path:
         spec = None
     folders = [Path(root, *rest) for root in (spec and spec.submodule_search_locations) or ()]
     for folder in folders:
-        if place(folder).is_dir():
+        if folder.is_dir():
             return folder.resolve()
     raise ArtifactError(f"there is no package {entry.value}{f' in {folders[0]}' if folders else ''}")

@@ -14,10 +14,8 @@ import torch
 
 import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.pack import files as folders
 from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
 from aotmm.runtime import fast
-from aotmm.runtime.pack import load_library
 from aotmm.runtime.shapes import Product, result_shape
 
 if TYPE_CHECKING:
@@ -190,7 +188,7 @@ def register(resolve: Callable[[int, int], list[int]]) -> Ops:
         if _ops is None:
             _refuse_another_copy()
             try:
-                native = _native()
+                native = ctypes.CDLL(str(_LIBRARY))
             except OSError as error:
                 raise ArtifactError(
                     f"{_LIBRARY} cannot be loaded: {error}; in a checkout, `make artifacts` builds it"
@@ -199,12 +197,6 @@ def register(resolve: Callable[[int, int], list[int]]) -> Ops:
             torch.library.register_fake("aotmm::mm", _fake_mm)
             torch.library.register_fake("aotmm::mm.out", _fake_mm_out)
         return _ops
-
-
-def _native() -> ctypes.CDLL:
-    """The library of the ops; inside a zip file nothing could open it by its path. Raises OSError."""
-    found = folders.place(_LIBRARY)
-    return ctypes.CDLL(str(found)) if found is _LIBRARY else load_library([found.read_bytes()], _LIBRARY.name)
 
 
 def _refuse_another_copy() -> None:

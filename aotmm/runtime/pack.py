@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aotmm.errors import ArtifactError
 from aotmm.pack import manifest
-from aotmm.pack.files import opened, place, read
+from aotmm.pack.files import opened, read
 from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS, host
 
@@ -121,8 +121,6 @@ def open_pack(folder: Path, machine: str = "") -> Pack:
 def open_packs(path: Path) -> list[Pack]:
     """The pack in `path`, or the packs in its subfolders, ordered by name; other subfolders are not looked at.
 
-    `path` may lead into a zip file.
-
     Raises:
         ArtifactError: there is none, or one is refused.
     """
@@ -143,14 +141,13 @@ def unreadable(what: str, error: OSError) -> ArtifactError:
 
 
 def _pack_folders(path: Path) -> list[Path]:
-    root = place(path)
-    if (root / manifest.FILE_NAME).is_file():
+    if (path / manifest.FILE_NAME).is_file():
         return [path]
-    if not root.is_dir():
+    if not path.is_dir():
         raise ArtifactError(f"no packs: {path} is not a folder; build some: aotmm build --arch ... --out {path}")
-    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     packs = [entry for entry in folders if entry.name in TARGETS or (entry / manifest.FILE_NAME).is_file()]
-    return sorted(path / entry.name for entry in packs)
+    return sorted(packs)
 
 
 def read_verified(folder: Path, file: File) -> bytes:

@@ -270,17 +270,17 @@ ATTACKS = (
     Attack("JSON that is too deep", _bytes(FILE_NAME, lambda _data: b"[" * 200_000), "not a manifest"),
     Attack(
         "a number that is none",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": NaN')),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": NaN')),
         "number NaN is not an integer",
     ),
     Attack(
         "a number with a point",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": 3.0')),
-        "number 3.0 is not an integer",
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": 4.0')),
+        "number 4.0 is not an integer",
     ),
     Attack(
         "a number without end",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 3', b'"format": ' + b"2" * 5000)),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": ' + b"2" * 5000)),
         "not a manifest",
     ),
     Attack(

@@ -21,9 +21,8 @@ from typing import Any
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.binary import differences, guarded, read_image, read_ptx
-from aotmm.pack.files import damage_told
 from aotmm.pack.manifest import FILE_NAME, KERNELS_NAME
-from aotmm.pack.verify import verify
+from aotmm.pack.verify import damage_told, verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.attacks.corpus import change_head, change_image, change_kernels, wheel

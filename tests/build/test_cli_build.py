@@ -311,18 +311,11 @@ def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize("zipped", [False, True])
-def test_verify_of_what_other_distributions_add(
-    packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, zipped: bool
-) -> None:
-    """Without a path the packs of plugins are verified too, in a zip file as well, each with whose it is."""
+def test_verify_of_what_other_distributions_add(packs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a path the packs of plugins are verified too, each with whose it is."""
     monkeypatch.setattr("aotmm.runtime.installed.own", lambda: packs / "sm80")
     site = tmp_path / "site"
     add_packs(site, "acme-kernels", "acme.packs", packs / "sm90")
-    if zipped:
-        shutil.make_archive(str(site), "zip", site)
-        shutil.rmtree(site)
-        site = tmp_path / "site.zip"
     monkeypatch.syspath_prepend(site)
     result = run("verify", "--json")
     assert result.exit_code == 0, result.stderr

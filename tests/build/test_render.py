@@ -39,6 +39,7 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
 
+GOLDEN = ROOT / "tests" / "golden" / "two_kernels.c"
 # Kernels of several types, guards and configs, in launcher.c and launcher.h.
 RENDER = """
 from dataclasses import replace
@@ -49,7 +50,7 @@ from tests.samples import kernel
 kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role="copy")]
 for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
     guards = tuple(Guard(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
-    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, config=f"s_{dtype}"))
+    kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, config_name=f"s_{dtype}"))
 print(render.source(target("sm80"), tuple(kernels)), render.header())
 """
 
@@ -200,6 +201,14 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
     assert len({process.stdout for process in done}) == 1
     assert "aotmm_order" in done[0].stdout
     assert [place for place in (str(ROOT), str(tmp_path)) if place in done[0].stdout] == []
+
+
+def test_launcher_of_two_kernels(tmp_path: Path) -> None:
+    """A product and a copy give the C file in tests/golden, where reviewers see what a change of templates does."""
+    copy = dataclasses.replace(kernel("copy"), role="copy", guards=(), parameters=kernel("copy").parameters[:2])
+    made = tmp_path / "launcher.c"
+    made.write_text(render.source(target("sm80"), (kernel("product", ptx=True), copy)))
+    assert made.read_text() == GOLDEN.read_text(), f"if the change is meant: cp {made} {GOLDEN}"
 
 
 def test_missing_value_is_an_error() -> None:

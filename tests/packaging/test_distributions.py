@@ -290,12 +290,3 @@ def test_installed_wheel_without_torch(wheel: Path, tmp_path: Path) -> None:
     json.loads(listed.stdout)
     for arch in SHIPPED:
         assert arch in listed.stdout
-
-
-def test_build_inside_a_zip_file_is_refused(wheel: Path, tmp_path: Path) -> None:
-    """A wheel on sys.path, which is a zip file, does not build packs, and says why and what to do."""
-    command = (sys.executable, "-c", "from aotmm.cli import main; main()", "build", "--arch", "sm80", "--out", "packs")
-    done = _run(*command, cwd=tmp_path, PYTHONPATH=str(wheel))
-    assert done.returncode == SpecError.exit_code
-    assert f"{wheel}/aotmm/build/__init__.py is in a zip file" in done.stderr
-    assert "install aotmm to build packs" in done.stderr

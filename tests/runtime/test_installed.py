@@ -7,7 +7,6 @@ import platform
 import re
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -116,17 +115,6 @@ def test_order(added: Path) -> None:
     assert found == [("sm80", acme), ("sm90", acme), ("sm90", zeta), *((arch, "") for arch in OWN)]
     assert [pack.owner for pack in find_packs(own())] == [""] * len(OWN), "a path has what is there alone"
     assert not {"acme", "acme.kernels", "zeta"} & set(sys.modules)
-
-
-def test_in_a_zip_file(added: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A distribution may be in a zip file on sys.path."""
-    add(added, "acme-kernels", "acme.packs", "sm90")
-    with zipfile.ZipFile(tmp_path / "acme.zip", "w") as archive:
-        for path in sorted(added.rglob("*")):
-            archive.write(path, path.relative_to(added))
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "acme.zip"), *(path for path in sys.path if path != str(added))])
-    first = find_packs(None)[0]
-    assert (first.owner, first.folder) == ("acme-kernels 1.0", tmp_path / "acme.zip/acme/packs/sm90")
 
 
 @pytest.mark.parametrize(
