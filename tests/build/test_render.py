@@ -226,7 +226,10 @@ def test_equal_guards_are_one_table() -> None:
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
     assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
-    assert "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, " in text
+    assert (
+        "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, "
+        in text
+    )
 
 
 def test_guard_tests_are_in_the_order_of_values() -> None:

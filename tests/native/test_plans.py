@@ -572,18 +572,18 @@ def test_tables(pack: Path) -> None:
     nothing = Table(emulator.arch, "none", "none", "none", "0", "2026-11-20", 0, (), ())
     mm.retune(nothing)
     assert (mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)) == before
-    for second in (CShape(M=1, N=1, K=1, width=2), CShape(M=1, N=1, K=1, width=1)):
+    for second in (CShape(M=1, N=1, K=1, element_bytes=2), CShape(M=1, N=1, K=1, element_bytes=1)):
         wrong = CTable(shape_count=2)
-        wrong.shapes = (CShape * 2)(CShape(M=1, N=1, K=1, width=2), second)
+        wrong.shapes = (CShape * 2)(CShape(M=1, N=1, K=1, element_bytes=2), second)
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
     negative = CTable(model_count=1)
-    negative.models = (CModel * 1)(CModel(config_name=product.encode(), width=2, base_ns=100.0, ns_per_k_step=-1.0))
+    negative.models = (CModel * 1)(CModel(config_name=product.encode(), element_bytes=2, base_ns=100.0, ns_per_k_step=-1.0))
     with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
         mm._raise(mm._c.retune(ctypes.byref(negative)))
     between = CTable(model_count=1)
-    between.models = (CModel * 1)(CModel(config_name=product.encode(), width=2, min_m=2, base_ns=100.0))
-    with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_ROWS has no such number"):
+    between.models = (CModel * 1)(CModel(config_name=product.encode(), element_bytes=2, min_m=2, base_ns=100.0))
+    with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_MIN_M has no such number"):
         mm._raise(mm._c.retune(ctypes.byref(between)))
 
 
