@@ -27,7 +27,7 @@ from aotmm.target import HOSTS, Target, host
 NATIVE = Path(__file__).parent.parent / "native"
 TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
 FAST_MODULE = NATIVE / "_fast.abi3.so"
-TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "override.c", "fast.c")
+TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c", "fast.c")
 _ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine.
@@ -112,7 +112,7 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
     for source in TORCH_SOURCES:
         digest.update((NATIVE / source).read_bytes() + b"\0")
     key = digest.hexdigest()
-    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "override.c"), FAST_MODULE: ("fast.c",)}
+    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"), FAST_MODULE: ("fast.c",)}
     libraries = {(folder or path.parent) / path.name: sources for path, sources in sources_of.items()}
     if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
         return False

@@ -78,12 +78,6 @@ static int fail(int kind, const char *text) {
 
 /* ------------------------------------------------------------------------------------------- operands */
 
-typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
-  int64_t batch, rows, cols, z_stride, row_stride, col_stride;
-  uint64_t address;
-  int32_t dim, dtype, device, bytes; /* torch's, AOTMM_*, ordinal, of one element */
-} matrix;
-
 static const int32_t bytes_of_dtype[DTYPES] = AOTMM_ELEMENT_BYTES;
 
 int read_view(tensor_t handle, int writable, view *v) {
@@ -118,97 +112,6 @@ static int as_matrix(const view *v, matrix *m) {
                 .address = v->address, .dim = dim, .dtype = v->dtype, .device = v->device,
                 .bytes = bytes_of_dtype[v->dtype]};
   return 0;
-}
-
-/* Multiply, up to INT64_MAX: strides of single elements, and of views that are never read, may be any. */
-static int64_t times(int64_t a, int64_t b) {
-  int64_t product;
-  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
-
-static int64_t plus(int64_t a, int64_t b) {
-  int64_t sum;
-  return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
-}
-
-/* A dimension of more than one element: size, and stride in bytes. */
-typedef struct axis {
-  int64_t size, stride;
-} axis;
-
-/* List the axes of a matrix by rising stride and return their number. */
-static int axes_of(const matrix *m, axis axes[3]) {
-  const axis all[] = {{m->cols, times(m->col_stride, m->bytes)}, {m->rows, times(m->row_stride, m->bytes)},
-                      {m->batch, times(m->z_stride, m->bytes)}};
-  int count = 0;
-  for (int i = 0; i < 3; i++) {
-    if (all[i].size < 2) continue;
-    int at = count++;
-    for (; at > 0 && axes[at - 1].stride > all[i].stride; at--) axes[at] = axes[at - 1];
-    axes[at] = all[i];
-  }
-  return count;
-}
-
-/* Return whether two elements of the matrix share memory; 1 also for some exotic strides where none do. */
-static int overlaps_itself(const matrix *m) {
-  if (!m->batch || !m->rows || !m->cols) return 0;
-  axis axes[3];
-  int count = axes_of(m, axes);
-  int64_t covered = m->bytes;
-  for (int i = 0; i < count; i++) {
-    if (axes[i].stride < covered) return 1;
-    covered = plus(covered, times(axes[i].size - 1, axes[i].stride));
-  }
-  return 0;
-}
-
-static int64_t gcd(int64_t a, int64_t b) {
-  while (b) {
-    int64_t rest = a % b;
-    a = b, b = rest;
-  }
-  return a;
-}
-
-/* Return the distance from x to the next begin of y, repeated every `pitch` bytes. */
-static int64_t distance(const matrix *x, const matrix *y, int64_t pitch) {
-  uint64_t apart = y->address > x->address ? y->address - x->address : x->address - y->address;
-  int64_t rest = (int64_t)(apart % (uint64_t)pitch);
-  return y->address > x->address || rest == 0 ? rest : pitch - rest;
-}
-
-/* Return the end of a matrix's memory. */
-static uint64_t end_of(const matrix *m) {
-  int64_t rows = plus(times(m->batch - 1, m->z_stride), times(m->rows - 1, m->row_stride));
-  int64_t bytes = times(plus(plus(rows, times(m->cols - 1, m->col_stride)), 1), m->bytes);
-  return m->address + (uint64_t)bytes < m->address ? UINT64_MAX : m->address + (uint64_t)bytes;
-}
-
-/* Return whether two matrices share memory. They do not if their address ranges are apart. They do not either if both
-   repeat at one pitch, and the ranges of their inner axes are apart: columns side by side in the same rows, heads of
-   the same tokens. Other interleaved views count as sharing. */
-static int share_memory(const matrix *x, const matrix *y) {
-  if (!x->batch || !x->rows || !x->cols || !y->batch || !y->rows || !y->cols) return 0;
-  if (end_of(x) <= y->address || end_of(y) <= x->address) return 0;
-  axis of_x[3], of_y[3];
-  int count_x = axes_of(x, of_x), count_y = axes_of(y, of_y);
-  int64_t width_x = x->bytes;
-  for (int i = 0; i <= count_x; i++) {
-    int64_t width_y = y->bytes;
-    for (int j = 0; j <= count_y; j++) {
-      int64_t pitch = 0;
-      for (int k = i; k < count_x; k++) pitch = gcd(of_x[k].stride, pitch);
-      for (int k = j; k < count_y; k++) pitch = gcd(of_y[k].stride, pitch);
-      if (pitch && width_x <= pitch && width_y <= pitch) {
-        int64_t from_x = distance(x, y, pitch);
-        if (from_x >= width_x && pitch - from_x >= width_y) return 0;
-      }
-      if (j < count_y) width_y = plus(width_y, times(of_y[j].size - 1, of_y[j].stride));
-    }
-    if (i < count_x) width_x = plus(width_x, times(of_x[i].size - 1, of_x[i].stride));
-  }
-  return 1;
 }
 
 /* -------------------------------------------------------------------------------------------- the call */
@@ -385,7 +288,7 @@ static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m
   if (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0))
     return fail(KIND_TYPE, "aotmm cannot write this dtype");
   int64_t rows = a->rows > 0 ? a->rows : 1, cols = b->cols > 0 ? b->cols : 1;
-  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {times(rows, cols), cols, 1};
+  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {saturated(rows, cols), cols, 1};
   *m = (matrix){.batch = sizes[0], .rows = sizes[1], .cols = sizes[2],
                 .z_stride = strides[0], .row_stride = strides[1], .col_stride = 1,
                 .dtype = output < 0 ? default_outputs[a->dtype] : (int32_t)output};

@@ -43,6 +43,23 @@ typedef struct view {
   int32_t dim, dtype, device; /* AOTMM_*, -1 for one without kernels; the GPU's ordinal, -1 for anything else */
 } view;
 
+typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
+  int64_t batch, rows, cols, z_stride, row_stride, col_stride;
+  uint64_t address;
+  int32_t dim, dtype, device, bytes; /* torch's, AOTMM_*, ordinal, of one element */
+} matrix;
+
+/* Multiply, up to INT64_MAX: strides of single elements, and of views that are never read, may be any. */
+static inline int64_t saturated(int64_t a, int64_t b) {
+  int64_t product;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/* Return whether two elements of the matrix share memory; 1 also for some exotic strides where none do. */
+int overlaps_itself(const matrix *);
+/* Return whether two matrices share memory; 1 also for some interleaved views that do not. */
+int share_memory(const matrix *, const matrix *);
+
 /* A product to compute. An absent tensor is NULL; out_dtype is that of a new result, -1 for the default. */
 typedef struct request {
   view a, b;
