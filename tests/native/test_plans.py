@@ -578,7 +578,9 @@ def test_tables(pack: Path) -> None:
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
     negative = CTable(model_count=1)
-    negative.models = (CModel * 1)(CModel(config_name=product.encode(), element_bytes=2, base_ns=100.0, ns_per_k_step=-1.0))
+    negative.models = (CModel * 1)(
+        CModel(config_name=product.encode(), element_bytes=2, base_ns=100.0, ns_per_k_step=-1.0)
+    )
     with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
         mm._raise(mm._c.retune(ctypes.byref(negative)))
     between = CTable(model_count=1)
