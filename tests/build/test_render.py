@@ -339,7 +339,7 @@ def test_tuning_table_in_the_source() -> None:
     assert f"constants[][AOTMM_MIN_M_COUNT] = {{\n    {{{constants}}},\n}};" in text
     assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
-    assert "configs[] = {0};" in text
+    assert "config_names[] = {0};" in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
