@@ -143,10 +143,10 @@ MUTANTS = {
         ("split",),
     ),
     "an operand copied to where another lies": Mutant(
-        PROBLEM, "    address = behind(address, places[i].bytes);", "", ("copied",)
+        PROBLEM, "    address = behind(address, layouts[i].bytes);", "", ("copied",)
     ),
     "lines of copies overlap": Mutant(
-        PROBLEM, "found.pitch = bytes / width;", "found.pitch = bytes / width - 64;", ("copied",)
+        PROBLEM, "found.pitch = bytes / element_bytes;", "found.pitch = bytes / element_bytes - 64;", ("copied",)
     ),
     "C not copied back": Mutant(LAUNCH, "status == AOTMM_OK && plan->copies & AOTMM_COPY_C", "0", ("copied",)),
     "a copy shifted": Mutant(COPY, "tl.load(a_ptrs, mask=inside)", "tl.load(a_ptrs + 1, mask=inside)", ("copied",)),
