@@ -80,13 +80,14 @@ LEAKY_SLOPE = 0.01  # torch's default
 # order before the epilogue; a copy brings an operand to an aligned place, or C from one.
 ROLES = ("product", "partial", "reduce", "copy")
 
-# Quantities of a product: the values of parameters and the subjects of guards. Pointers are byte addresses,
-# strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first to the last
-# element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix. Partial sums
-# are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch is the address
-# of the memory that Triton's compiler needs. c_span is the number of elements of a row of C that may be written: N, or
-# the whole pitch of a C in the workspace.
-VALUES = (
+# Quantities: the values of a kernel's parameters, and the subjects of its guards. Every kernel declares its own, in the
+# order of the array that a launch gives it. A product's, a partial's and a reduce's are these. Pointers are byte
+# addresses, strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first
+# to the last element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
+# Partial sums are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch
+# is the address of the memory that Triton's compiler needs. c_span is the number of elements of a row of C that may be
+# written: N, or the whole pitch of a C in the workspace.
+PRODUCT_QUANTITIES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
     "batch", "stride_az", "stride_bz", "stride_cz",
@@ -96,7 +97,18 @@ VALUES = (
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
     "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span",
 )  # fmt: skip
-STATED_VALUES = VALUES.index("slope")  # those before it are the caller's, the others are computed
+STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
+# A copy's: a source and a destination of M rows and N columns, in elements of equal size.
+COPY_QUANTITIES = (
+    "source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "zero",
+)  # fmt: skip
+QUANTITIES = {  # by role
+    "product": PRODUCT_QUANTITIES,
+    "partial": PRODUCT_QUANTITIES,
+    "reduce": PRODUCT_QUANTITIES,
+    "copy": COPY_QUANTITIES,
+}
+MAX_QUANTITIES = 64  # of one kernel
 
 # Numbers of slices of K.
 SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)

@@ -13,6 +13,7 @@ import pytest
 
 from aotmm.pack.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
 from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Parameter, TensorMap
+from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.target import EMULATED
 
 _MAKEFILE = (Path(__file__).parents[1] / "Makefile").read_text()
@@ -44,6 +45,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def kernel(name: str, *, ptx: bool = False) -> Kernel:
     """A kernel with something in every field."""
+    box = TensorMap("fp16", "K", "N", "stride_bn", 64, 128, 3, guards=(Guard("stride_bk", "equals", 1),))
     return Kernel(
         name=name,
         family="tile",
@@ -68,10 +70,11 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         global_scratch_bytes=0,
         profile_scratch_bytes=0,
         vector_bytes=16,
+        quantities=PRODUCT_QUANTITIES,
         parameters=(
             Parameter("a_ptr", "*fp16", "a_ptr", 0, 8),
             Parameter("M", "i32", "M", 8, 4),
-            Parameter("b", "tensordesc", "b_ptr", 64, 128, TensorMap("fp16", "K", "N", "stride_bn", 64, 128, 3)),
+            Parameter("b", "tensordesc", "b_ptr", 64, 128, box),
         ),
         guards=(Guard("a_ptr", "multiple_of", 16), Guard("a_extent", "below", 2**31)),
         attributes=(Attribute("cluster_dimension", (1, 1, 1)),),

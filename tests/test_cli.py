@@ -34,6 +34,7 @@ from aotmm.errors import (
 from aotmm.pack import manifest
 from aotmm.pack.manifest import File, Manifest, Provenance
 from aotmm.pack.schema import Config, Guard, Image, Kernel, Parameter
+from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.runtime.launcher import Evaluation, Plan, Selection
 from aotmm.target import EMULATED, TARGETS
 from tests.samples import image, installed
@@ -104,6 +105,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             global_scratch_bytes=0,
             profile_scratch_bytes=0,
             vector_bytes=16,
+            quantities=PRODUCT_QUANTITIES,
             parameters=(Parameter("M", "i32", "M", 24, 4),),
             guards=(Guard("stride_am", "multiple_of", 8),),
             attributes=(),

@@ -13,10 +13,10 @@ from aotmm.problem import (
     INPUTS,
     LAYOUTS,
     OUTPUTS,
+    PRODUCT_QUANTITIES,
     RELATIONS,
     ROLES,
-    STATED_VALUES,
-    VALUES,
+    STATED_QUANTITIES,
     input_types,
     unit_strides,
 )
@@ -30,16 +30,17 @@ def test_numbers_of_the_c_interface() -> None:
     assert EPILOGUES[:3] == ("none", "bias_relu", "full")
     assert RELATIONS[:4] == ("equals", "multiple_of", "below", "at_least")
     assert ROLES[:4] == ("product", "partial", "reduce", "copy")
-    assert VALUES[:6] == ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")
-    assert VALUES[6:12] == ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
-    assert VALUES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
-    assert VALUES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
-    assert VALUES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
-    assert VALUES[24:27] == ("activation", "allow_tf32", "fast_accum")
-    assert VALUES[27:33] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
-    assert VALUES[STATED_VALUES] == "slope"
-    assert VALUES[33:38] == ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch")
-    assert VALUES[38:] == ("c_span",)
+    assert PRODUCT_QUANTITIES[:6] == ("a_ptr", "b_ptr", "c_ptr", "M", "N", "K")
+    assert PRODUCT_QUANTITIES[6:12] == ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
+    assert PRODUCT_QUANTITIES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
+    assert PRODUCT_QUANTITIES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
+    assert PRODUCT_QUANTITIES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
+    assert PRODUCT_QUANTITIES[24:27] == ("activation", "allow_tf32", "fast_accum")
+    assert PRODUCT_QUANTITIES[27:33] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
+    assert PRODUCT_QUANTITIES[STATED_QUANTITIES] == "slope"
+    sums = ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split")
+    assert PRODUCT_QUANTITIES[33:38] == (*sums, "global_scratch")
+    assert PRODUCT_QUANTITIES[38:] == ("c_span",)
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -22,7 +22,7 @@ from aotmm.build import build
 from aotmm.build.compile import Compiled, linked_later, said_of
 from aotmm.kernels import Variant
 from aotmm.pack.schema import Guard, Kernel, Parameter
-from aotmm.problem import VALUES
+from aotmm.problem import QUANTITIES
 
 ARCHS = ("sm80", "sm90", "gfx90a")
 TILES_OF_2000 = 56  # with every layout and epilogue, and the other kernels of each pack, in three packs
@@ -97,6 +97,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
     dice = random.Random(key)  # noqa: S311 - no secret
     image, target = dice.randbytes(_IMAGE_BYTES), variant.target
     ptx = dice.randbytes(_PTX_BYTES // 2).hex().encode() if target.ptx_version is not None else None
+    quantities = QUANTITIES[variant.role]
     kernel = Kernel(
         **said_of(variant),
         symbol="simulated",
@@ -111,9 +112,10 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         profile_scratch_bytes=0,
         vector_bytes=16,
         parameters=tuple(
-            Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(VALUES[:_PARAMETERS])
+            Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(quantities[:_PARAMETERS])
         ),
-        guards=tuple(Guard(name, "multiple_of", 16) for name in VALUES[:_PROMISES]),
+        quantities=quantities,
+        guards=tuple(Guard(name, "multiple_of", 16) for name in quantities[:_PROMISES]),
         attributes=(),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),

@@ -192,24 +192,40 @@ def _compile(
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
-    tasks = {pool.submit(task): task for task in missing}
+    tasks = {pool.submit(task): task for task in _tasks(missing)}
     for future in completed(tasks, pool, TIMEOUTS.stall_s):
-        variant, key = tasks[future]
+        task = tasks[future]
         try:
-            result = future.result()
+            results = future.result()
         except WorkerDiedError as error:
             advice = "; if that was for want of memory or files, try fewer --jobs" if error.starved else ""
-            raise CompileError(f"{row.name}: what compiled {variant.name} was lost: {error.why}{advice}") from error
-        if isinstance(result, CompileError):
-            raise result
-        wrong = compilers.gate(variant, key, result)
-        if wrong:
-            raise CompileError(f"{row.name}: a compiler gave for {variant.name} what cannot be it: {'; '.join(wrong)}")
-        compilers.cache.put(key, result)
-        found[key] = result
-        done += 1
-        progress(row.name, done, len(wanted))
+            names = " and ".join(variant.name for variant, _ in task)
+            raise CompileError(f"{row.name}: what compiled {names} was lost: {error.why}{advice}") from error
+        if isinstance(results, CompileError):
+            raise results
+        for (variant, key), result in zip(task, results, strict=True):
+            wrong = compilers.gate(variant, key, result)
+            if wrong:
+                words = "; ".join(wrong)
+                raise CompileError(f"{row.name}: a compiler gave for {variant.name} what cannot be it: {words}")
+            compilers.cache.put(key, result)
+            found[key] = result
+            done += 1
+            progress(row.name, done, len(wanted))
     return [item for key in keys if (item := found[key]) is not None], len(missing)
+
+
+_Task = list[tuple[Variant, str]]
+
+
+def _tasks(missing: _Task) -> list[_Task]:
+    """Return the variants to compile, with their keys, by process: one, or a kernel and its twin after it."""
+    keys = dict(missing)
+    twins = {twin for variant in keys if (twin := compiling.twin_of(variant)) in keys}
+    tasks = [[variant] for variant in keys if variant not in twins]
+    for task in tasks:
+        task += [twin for twin in [compiling.twin_of(task[0])] if twin in twins]
+    return [[(variant, keys[variant]) for variant in task] for task in tasks]
 
 
 def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:
@@ -237,9 +253,9 @@ def _compiling(compiler: Compiler) -> Worker:
     for stream in (1, 2):
         os.dup2(nowhere, stream)
 
-    def work(task: tuple[Variant, str], _tell: Heartbeat) -> Compiled | CompileError:
+    def work(task: _Task, _tell: Heartbeat) -> list[Compiled] | CompileError:
         try:
-            return compiler(*task)
+            return [compiler(variant, key) for variant, key in task]
         except CompileError as error:
             return error
 

@@ -11,25 +11,24 @@ import json
 import os
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aotmm.kernels
+from aotmm.build import parameters as reading
+from aotmm.build.parameters import parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
-from aotmm.pack.schema import Attribute, Guard, Image, Kernel, Parameter, TensorMap
-from aotmm.problem import DTYPES, VALUES
+from aotmm.pack.schema import Attribute, Guard, Image, Kernel
+from aotmm.problem import DTYPES
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
-SCRATCH = ("global_scratch", "profile_scratch")
 # 32-bit sizes leave room for the last tile to pass the edge without wrapping.
 I32_LIMIT = 2**31 - 2**16
-DESCRIPTOR_BYTES = 128  # Source: CUDA driver API, CUtensorMap
 _SAID = (
     "name", "family", "role", "config_name", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue",
     "fast_accum", "config",
@@ -46,7 +45,10 @@ _CLUSTER_PASSES = (
 )  # fmt: skip
 # Prefixes of the variables that compiler processes keep.
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
-_PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
+
+
+# Text and facts of the last kernel's twin.
+_twins: dict[Variant, tuple[str, dict[str, Any]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def key(variant: Variant, sources: str, assembled_by: str) -> str:
         ),
         "options": options(variant),
         "sources": sources,
-        "compile": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "compile": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (__file__, reading.__file__)],
         "triton": toolchain()[0],
         "assembler": assembled_by,
     }
@@ -172,28 +174,95 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
         "pdl": plan.pdl,
         "num_ctas": variant.num_ctas,
         "vector_bytes": plan.vector_bytes,
+        "quantities": plan.quantities,
         "guards": _guards(variant, plan),
         "attributes": _attributes(variant.num_ctas),
     }
 
 
+def twin_of(variant: Variant) -> Variant | None:
+    """Return the bf16 kernel that differs from this fp16 kernel in names of types only, up to the compiler's text.
+
+    So it is for NVIDIA GPUs in the families of `aotmm.kernels`, which calculate in fp32. Kernels of fp8 have none:
+    their conversions go through fp16.
+    """
+    types = {name: getattr(variant, name) for name in ("dtype_a", "dtype_b", "dtype_c")}
+    if (
+        variant.target.backend != "cuda"
+        or "." in variant.family
+        or not {"fp16"} <= {*types.values()} <= {"fp16", "fp32"}
+    ):
+        return None
+    changes: dict[str, Any] = {name: "bf16" for name, type_ in types.items() if type_ == "fp16"}
+    return dataclasses.replace(variant, **changes)
+
+
 def compile_variant(variant: Variant, digest: str) -> Compiled:
     """Return the image of `variant` and its manifest entry; `digest` is its `key`.
+
+    If the last kernel of this process was its twin (`twin_of`), it is made of that one's text. The bytes are the same,
+    in a quarter of the time.
 
     Raises:
         CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
     """
+    target = variant.target
+    plan: Specialisation = module_of(variant.family).specialise(variant)
+    try:
+        known = _twins.pop(variant, None)
+        text, metadata = _lowered(variant, plan) if known is None else known
+        image = _stages(variant, plan).assemble(text, metadata)
+    except Exception as error:  # the compiler raises many kinds
+        raise CompileError(
+            f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
+            f"from {variant.source}):\n{_words(error)}"
+        ) from error
+    _twins.clear()
+    if (twin := twin_of(variant)) is not None:
+        _twins[twin] = re.sub(r"\bf16(x2)?\b", r"bf16\1", text), metadata
+    symbol = metadata["name"]
+    if metadata["profile_scratch_size"]:
+        raise CompileError(
+            f"{target.name}: {variant.name} needs {metadata['profile_scratch_size']} B of profile scratch, which no "
+            f"launch has; take the profiler's instructions out of family {variant.family}"
+        )
+    registers, spill_bytes = resources(target, image, text, symbol, _ptxas(toolchain()[1]).with_name("cuobjdump"))
+    ptx = text.encode() if target.ptx_version is not None else None
+    kernel = Kernel(
+        **said_of(variant),
+        **planned_of(variant, plan),
+        threads=metadata["num_warps"] * target.warp_size,
+        shared_bytes=metadata["shared"],
+        registers=registers,
+        spill_bytes=spill_bytes,
+        global_scratch_bytes=metadata["global_scratch_size"],
+        profile_scratch_bytes=0,
+        parameters=parameters(target, text, symbol, plan, metadata),
+        image=linked_later(image),
+        ptx=None if ptx is None else linked_later(ptx),
+        key=digest,
+    )
+    return Compiled(kernel, image, ptx)
+
+
+class _Stages(NamedTuple):
+    """The compiler's steps for a kernel: from its source to text, and from text to an image."""
+
+    source: Any
+    options: Any
+    backend: Any
+    lower: list[Callable[[Any, dict[str, Any]], Any]]
+    assemble: Callable[[str, dict[str, Any]], bytes]
+
+
+def _stages(variant: Variant, plan: Specialisation) -> _Stages:
+    """Return the steps of `triton.compile`, whose cache on disk aotmm does not need."""
     prepare()
-    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
     from triton.experimental.gluon import GluonASTSource
 
-    target = variant.target
-    family = module_of(variant.family)
-    plan: Specialisation = family.specialise(variant)
-    arguments = plan.function.arg_names
-    gpu = GPUTarget(target.backend, target.triton_arch, target.warp_size)
+    target, arguments = variant.target, plan.function.arg_names
     types = plan.types | {name: _descriptor_type(row) for name, row in plan.descriptors.items()}
     source = (GluonASTSource if plan.function.is_gluon() else ASTSource)(
         fn=plan.function,
@@ -201,41 +270,29 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         constexprs=plan.constants,
         attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
     )
-    try:
-        with _only_needed_passes(variant, plan), tempfile.TemporaryDirectory(prefix="aotmm-triton-") as folder:
-            triton.knobs.cache.dir = folder
-            parsed = make_backend(gpu).parse_options(options(variant))
-            built = triton.compile(source, target=gpu, options=parsed.__dict__)
-            image = built.asm[target.image]
-            text = built.asm["ptx" if target.backend == "cuda" else "amdgcn"]
-            symbol, metadata = built.metadata.name, built.metadata
-    except Exception as error:  # the compiler raises many kinds
-        raise CompileError(
-            f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
-            f"from {variant.source}):\n{_words(error)}"
-        ) from error
-    if metadata.profile_scratch_size:
-        raise CompileError(
-            f"{target.name}: {variant.name} needs {metadata.profile_scratch_size} B of profile scratch, which no "
-            f"launch has; take the profiler's instructions out of family {variant.family}"
-        )
-    registers, spill_bytes = _resources(target, image, text, symbol)
-    ptx = text.encode() if target.ptx_version is not None else None
-    kernel = Kernel(
-        **said_of(variant),
-        **planned_of(variant, plan),
-        threads=metadata.num_warps * target.warp_size,
-        shared_bytes=metadata.shared,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        global_scratch_bytes=metadata.global_scratch_size,
-        profile_scratch_bytes=0,
-        parameters=_parameters(target, text, symbol, plan, metadata),
-        image=linked_later(image),
-        ptx=None if ptx is None else linked_later(ptx),
-        key=digest,
-    )
-    return Compiled(kernel, image, ptx)
+    backend = make_backend(GPUTarget(target.backend, target.triton_arch, target.warp_size))
+    chosen = backend.parse_options(options(variant))
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, chosen, source.language)
+    *lower, assemble = list(stages.values())[list(stages).index(source.ext) :]
+    return _Stages(source, chosen, backend, lower, assemble)
+
+
+def _lowered(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+    """Return PTX or the AMD assembler's text, and the compiler's facts about the kernel."""
+    stages = _stages(variant, plan)
+    from triton._C.libtriton import ir
+
+    backend, context = stages.backend, ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(stages.options)
+    metadata = {**stages.options.__dict__, "target": backend.target}
+    text = stages.source.make_ir(backend.target, stages.options, functions, backend.get_module_map(), context)
+    with _only_needed_passes(variant, plan):
+        for stage in stages.lower:
+            text = stage(text, metadata)
+    return text, metadata
 
 
 @contextmanager
@@ -245,17 +302,18 @@ def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None
     The passes that add missing fences and barriers list every byte of shared memory that each operation may touch. In
     most kernels for Hopper they take more time than all others. Each other pass visits every operation.
     """
-    from triton._C.libtriton import nvidia
+    if variant.target.backend != "cuda":
+        yield
+        return
+    from triton._C.libtriton import nvidia, passes
 
-    unneeded = []
-    if variant.target.backend == "cuda" and int(variant.target.triton_arch) < BLACKWELL:
-        unneeded += [(nvidia.passes.ttnvgpuir, name) for name in _TENSOR_MEMORY_PASSES]
-    if variant.num_ctas == 1:
-        unneeded += [(nvidia.passes.ttnvgpuir, name) for name in _CLUSTER_PASSES]
-    if not plan.descriptors or plan.fenced:
-        unneeded.append((nvidia.passes.ttnvgpuir, "add_proxy_fence_insertion"))
-    if plan.synchronised:
-        unneeded.append((nvidia.passes.ttgpuir, "add_membar"))
+    names = set(plan.unneeded)
+    names |= set(_TENSOR_MEMORY_PASSES if int(variant.target.triton_arch) < BLACKWELL else ())
+    names |= set(_CLUSTER_PASSES if variant.num_ctas == 1 else ())
+    names |= set(() if plan.descriptors else ("add_proxy_fence_insertion",))
+    shared, own = (passes.common, passes.ttir, passes.ttgpuir, passes.gluon, passes.convert), nvidia.passes
+    modules = (*shared, own.ttgpuir, own.ttnvgpuir, own.hopper)
+    unneeded = [(module, name) for module in modules for name in names if hasattr(module, name)]
     adders = [getattr(module, name) for module, name in unneeded]
     for module, name in unneeded:
         setattr(module, name, lambda *_: None)
@@ -309,7 +367,7 @@ def _ptxas(folder: Path) -> Path:
 
 def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     """Return the guards that selection checks before a launch: exactly the specialisation's assumptions."""
-    found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in VALUES]
+    found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in plan.quantities]
     found += [Guard(name, "multiple_of", number) for name, number in plan.multiples.items()]
     if variant.dtype_a == "tf32":
         found.append(Guard("allow_tf32", "equals", 1))
@@ -340,111 +398,3 @@ def _descriptor_type(row: Descriptor) -> str:
         list(row.box), str_to_ty(element, None), cga_layout=[list(basis) for basis in row.cluster] or None
     )
     return f"tensordesc<{element}[{row.box[0]},{row.box[1]}],{layout!r}>"
-
-
-def _parameters(target: Target, text: str, symbol: str, plan: Specialisation, metadata: Any) -> tuple[Parameter, ...]:
-    """Return the parameter list in the compiler's text, joined with the names that were passed.
-
-    A tensor descriptor is passed as its tensor map, followed by its sizes and strides.
-
-    Raises:
-        CompileError: the two do not fit: this Triton passes a parameter that aotmm does not know.
-    """
-    transfers = iter(getattr(metadata, "tensordesc_meta", None) or ())  # of every tensor descriptor, in order
-    expected = passed(plan, metadata.global_scratch_size)
-    slots = _ptx_slots(text, symbol) if target.backend == "cuda" else _amd_slots(text)
-    if [size for _, size in slots] != [row.bytes for row in expected]:
-        raise CompileError(
-            f"{target.name}: the binary of {symbol} takes parameters of {[size for _, size in slots]} bytes, expected "
-            f"{[row.bytes for row in expected]} for {[row.name for row in expected]}; this version of Triton is not "
-            f"supported"
-        )
-    return tuple(
-        Parameter(
-            row.name,
-            row.type,
-            row.value,
-            offset,
-            size,
-            None if row.descriptor is None else _tensor_map(row.descriptor, next(transfers)),
-        )
-        for row, (offset, size) in zip(expected, slots, strict=True)
-    )
-
-
-class Passed(NamedTuple):
-    """An argument of a launch, as far as it is known before the kernel is compiled."""
-
-    name: str
-    type: str
-    value: str
-    descriptor: Descriptor | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Return its size."""
-        if self.type == "tensordesc":
-            return DESCRIPTOR_BYTES
-        return 8 if self.type[0] == "*" or self.type == "i64" else 4
-
-
-def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
-    """Return the arguments of a kernel that is compiled by `plan`, in order."""
-    expected: list[Passed] = []
-    for name in plan.function.arg_names:
-        if name in plan.types:
-            expected.append(Passed(name, plan.types[name], name))
-        elif name in plan.descriptors:
-            row = plan.descriptors[name]
-            expected.append(Passed(name, "tensordesc", row.value, row))
-            expected += [Passed(f"{name}.{size}", "i32", size) for size in row.sizes]
-            expected += [Passed(f"{name}.{stride}", "i64", stride) for stride in row.strides]
-    scratch = {"global_scratch": global_scratch_bytes}
-    return expected + [Passed(name, "*i8", name if scratch.get(name) else "zero") for name in SCRATCH]
-
-
-def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
-    """Return the tensor map of a descriptor, with the compiler's box of one transfer; a wide box takes several."""
-    box_outer, box_inner = transfer["block_size"]
-    outer = row.outer or box_outer
-    return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, outer, transfer["swizzle"])
-
-
-def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each `.param`, at natural alignment. Source: PTX ISA, "Kernel parameters"."""
-    entry = text[text.index(f".entry {symbol}(") :]
-    slots, end = [], 0
-    for declared in entry[: entry.index(")")].split("(", 1)[1].split(","):
-        alignment, type_, count = re.findall(r"\.param (?:\.align (\d+) )?\.(\w+).*?(?:\[(\d+)\])?\s*$", declared)[0]
-        size = _PTX_BYTES[type_] * int(count or 1)
-        alignment = int(alignment or size)
-        offset = -(-end // alignment) * alignment
-        slots.append((offset, size))
-        end = offset + size
-    return slots
-
-
-def _amd_slots(text: str) -> list[tuple[int, int]]:
-    """Return (offset, bytes) of each explicit argument. Source: LLVM AMDGPU usage, code object v5 metadata."""
-    arguments = text[text.index(".args:") : text.index(".group_segment_fixed_size")]
-    found = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", arguments)
-    return [(int(offset), int(size)) for offset, size, kind in found if not kind.startswith("hidden_")]
-
-
-def _resources(target: Target, image: bytes, text: str, symbol: str) -> tuple[int, int]:
-    """Return registers and spilled bytes per thread, from the binary."""
-    if target.backend == "hip":
-        number = {
-            name: int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])
-            for name in ("vgpr_count", "private_segment_fixed_size")
-        }
-        return number["vgpr_count"], number["private_segment_fixed_size"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as handle:
-        handle.write(image)
-        handle.flush()
-        tool = _ptxas(toolchain()[1]).with_name("cuobjdump")
-        done = subprocess.run([tool, "-res-usage", handle.name], capture_output=True, text=True, check=False)
-    line = re.search(rf"Function {symbol}:\s*REG:(\d+) STACK:(\d+)", done.stdout)
-    if line is None:
-        raise CompileError(f"{target.name}: cuobjdump says nothing of {symbol}:\n{done.stdout}{done.stderr}")
-    return int(line[1]), int(line[2])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from aotmm.build.compile import Compiled, linked_later, passed, planned_of, said_of
+from aotmm.build.compile import Compiled, linked_later, planned_of, said_of
+from aotmm.build.parameters import passed
 from aotmm.errors import ArtifactError
 from aotmm.kernels import Specialisation, Variant, module_of
 from aotmm.pack.binary import differences, guarded, read_image, read_ptx
@@ -51,7 +52,12 @@ def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
             row.value,
             row.bytes,
             row.descriptor
-            and (row.descriptor.dtype, row.descriptor.sizes[1], row.descriptor.sizes[0], row.descriptor.strides[0]),
+            and (
+                row.descriptor.dtype,
+                *reversed(row.descriptor.sizes),
+                row.descriptor.strides[0],
+                row.descriptor.guards,
+            ),
         )
         for row in passed(plan, kernel.global_scratch_bytes)
     ]
@@ -63,7 +69,13 @@ def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
 def _known(item: Parameter) -> tuple[object, ...]:
     """Return a parameter as far as it follows from the specialisation: the compiler chooses boxes and swizzles."""
     row = item.tensor_map
-    return item.name, item.type, item.value, item.bytes, row and (row.dtype, row.inner, row.outer, row.stride)
+    return (
+        item.name,
+        item.type,
+        item.value,
+        item.bytes,
+        row and (row.dtype, row.inner, row.outer, row.stride, row.guards),
+    )
 
 
 def _files(variant: Variant, compiled: Compiled) -> list[str]:

@@ -22,19 +22,21 @@ from aotmm.problem import (
     DTYPES,
     EPILOGUES,
     LAYOUTS,
+    PRODUCT_QUANTITIES,
+    QUANTITIES,
     RELATIONS,
     ROLES,
     SPLITS,
-    STATED_VALUES,
+    STATED_QUANTITIES,
     TENSOR_MAP_TYPES,
-    VALUES,
     WORKSPACE_LIMIT,
 )
 from aotmm.target import TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _BASE_NS = 2000.0  # of a launch and its first loads, without a table
-_GuardTest = tuple[str, int, int, int]
+_GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
+_GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
 
 def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
@@ -53,8 +55,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             least_epilogues=[EPILOGUES.index(name) for name in ACTIVATIONS.values()],
             roles=ROLES,
             layouts=LAYOUTS,
-            values=VALUES,
-            stated=VALUES[:STATED_VALUES],
+            quantities={role: QUANTITIES[role] for role in ("product", "copy")},
+            stated=PRODUCT_QUANTITIES[:STATED_QUANTITIES],
             relations=RELATIONS,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
@@ -84,31 +86,45 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
 
     `tuning` has their times; missing constants are estimated.
     """
-    guard_lists = list(dict.fromkeys(kernel.guards for kernel in kernels))
+    quantity_lists = list(dict.fromkeys(kernel.quantities for kernel in kernels))
+    own_guards = [(quantity_lists.index(kernel.quantities), kernel.guards) for kernel in kernels]
+    map_guards = [
+        (number, row.tensor_map.guards)
+        for (number, _), kernel in zip(own_guards, kernels, strict=True)
+        for row in kernel.parameters
+        if row.tensor_map is not None and row.tensor_map.guards
+    ]
+    guard_lists = list(dict.fromkeys((*own_guards, *map_guards)))
     config_names = sorted({kernel.config_name for kernel in kernels})
     known = Measured([], [], []) if tuning is None else measured(tuning, config_names)
     made = _groups(kernels)
     guard_tests: list[_GuardTest] = []
-    guarded: dict[tuple[Guard, ...], tuple[int, int]] = {}  # begin and count of their tests
-    for guards in guard_lists:
-        guarded[guards] = len(guard_tests), len(guards)
-        guard_tests += _guard_tests(guards)
+    guarded: dict[_GuardList, tuple[int, int]] = {}  # begin and count of their tests
+    for number, guards in dict.fromkeys(own_guards):
+        guarded[number, guards] = len(guard_tests), len(guards)
+        guard_tests += _guard_tests(number, quantity_lists[number], guards)
     rows = [
         {
             "kernel": kernel,
             "config_name": config_names.index(kernel.config_name),
-            "guards": guard_lists.index(kernel.guards),
-            "guard_tests": guarded[kernel.guards],
+            "quantities": number,
+            "guards": guard_lists.index((number, guards)),
+            "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
             "occupancy": occupancy(kernel, target),
             "constants": [constants(kernel, target, tuning, rows) for rows in MIN_M],
             "measured": known.config_names.index(kernel.config_name)
             if kernel.config_name in known.config_names
             else "AOTMM_UNMEASURED",
-            "maps": [_map(item.tensor_map) for item in kernel.parameters if item.tensor_map is not None],
+            "maps": [
+                _map(item.tensor_map)
+                | {"guards": guard_lists.index((number, item.tensor_map.guards)) if item.tensor_map.guards else None}
+                for item in kernel.parameters
+                if item.tensor_map is not None
+            ],
             "parameters": _numbered_maps(kernel.parameters),
         }
-        for kernel in kernels
+        for kernel, (number, guards) in zip(kernels, own_guards, strict=True)
     ]
     return (
         _environment()
@@ -126,10 +142,11 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             images_name=IMAGES,
             image_alignment=IMAGE_ALIGNMENT,
             rows=rows,
+            quantity_lists=quantity_lists,
             guard_lists=guard_lists,
             guard_tests=guard_tests,
             config_names=config_names,
-            pointer_alignment=_pointer_alignment(guard_lists),
+            pointer_alignment=_pointer_alignment(kernels),
             order=made.order,
             siblings=made.siblings,
             groups=made.groups,
@@ -141,12 +158,13 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     )
 
 
-def _guard_tests(guards: tuple[Guard, ...]) -> list[_GuardTest]:
-    """Return the tests of `guards` in the order of values: addresses, which fail most, come first."""
-    return sorted((_guard_test(guard) for guard in guards), key=lambda row: VALUES.index(row[0]))
+def _guard_tests(number: int, quantities: tuple[str, ...], guards: tuple[Guard, ...]) -> list[_GuardTest]:
+    """Return the tests of `guards` in the order of their quantities: addresses, which fail most, come first."""
+    ordered = sorted(guards, key=lambda guard: quantities.index(guard.value))
+    return [(number, *_guard_test(guard)) for guard in ordered]
 
 
-def _guard_test(guard: Guard) -> _GuardTest:
+def _guard_test(guard: Guard) -> tuple[str, int, int, int]:
     """Return the value of a guard, and mask, least and span of `aotmm_guard_test`."""
     whole, smallest, largest = 2**64 - 1, -(2**63), 2**63 - 1
     mask, least, most = {
@@ -160,7 +178,11 @@ def _guard_test(guard: Guard) -> _GuardTest:
 
 def _map(entry: TensorMap) -> dict[str, object]:
     row = DTYPES[entry.dtype]
-    return asdict(entry) | {"type": TENSOR_MAP_TYPES[row.name], "element_bytes": row.bytes}
+    return asdict(entry) | {
+        "type": TENSOR_MAP_TYPES[row.name],
+        "element_bytes": row.bytes,
+        "guard_count": len(entry.guards),
+    }
 
 
 def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, int]]:
@@ -169,10 +191,9 @@ def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, i
     return [(item, next(numbers) if item.tensor_map is not None else 0) for item in parameters]
 
 
-def _pointer_alignment(guard_lists: list[tuple[Guard, ...]]) -> int:
+def _pointer_alignment(kernels: tuple[Kernel, ...]) -> int:
     """Return the modulus of addresses that no guard can tell apart; at least the 16 bytes that copies depend on."""
-    seen = [p.operand for guards in guard_lists for p in guards if p.value.endswith("_ptr")]
-    return max([16, *seen])
+    return max([16, *(guard.operand for kernel in kernels for guard in kernel.guards if guard.value.endswith("_ptr"))])
 
 
 @dataclass(slots=True)
@@ -240,13 +261,11 @@ def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups
 
 
 def _contiguous(guards: Iterable[Guard]) -> int:
-    """Return the strides of A, B and C that are guarded to be 1, as bits in the order of VALUES."""
-    first = VALUES.index("stride_am")
-    return sum(
-        1 << (VALUES.index(p.value) - first)
-        for p in guards
-        if (p.relation, p.operand) == ("equals", 1) and p.value in VALUES[first : VALUES.index("stride_cn") + 1]
-    )
+    """Return the strides of A, B and C that are guarded to be 1, as bits in the order of PRODUCT_QUANTITIES."""
+    first, last = (PRODUCT_QUANTITIES.index(name) for name in ("stride_am", "stride_cn"))
+    strides = PRODUCT_QUANTITIES[first : last + 1]
+    unit = {guard.value for guard in guards if (guard.relation, guard.operand) == ("equals", 1)}
+    return sum(1 << number for number, name in enumerate(strides) if name in unit)
 
 
 def constants(

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from aotmm.pack.schema import Config, Guard
-from aotmm.problem import EPILOGUES, INPUTS
+from aotmm.problem import EPILOGUES, INPUTS, PRODUCT_QUANTITIES
 from aotmm.target import TARGETS, Target
 
 VECTOR_BYTES = 16  # of the widest access to global memory
@@ -28,6 +28,16 @@ MOST_COLUMNS = 256
 LINE_BYTES = 128
 WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have roles
 CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, and the size
+
+# Passes of Triton (`Specialisation.unneeded`) for tensor descriptors, warps with roles, nested or unrolled loops,
+# reductions and 3xTF32, of which kernels of plain Triton here have none.
+NOT_FOR_PLAIN_KERNELS = (
+    "add_rewrite_tensor_descriptor_to_pointer", "add_tma_lowering", "add_optimize_descriptor_encoding",
+    "add_proxy_fence_insertion", "add_hoist_mbarrier_lifecycle", "add_hopper_warpspec", "add_allocate_warp_groups",
+    "add_warp_specialize_to_llvm", "add_fuse_nested_loops", "add_loop_unroll", "add_combine_tensor_select_and_if",
+    "add_optimize_thread_locality", "add_reorder_broadcast", "add_combine", "add_f32_dot_tc", "add_symbol_dce",
+    "add_nvvm_to_llvm",
+)  # fmt: skip
 
 _POWERS = tuple(2**i for i in range(4, 10))
 NUMBERS: dict[str, tuple[int, ...]] = {
@@ -137,6 +147,7 @@ class Descriptor:
         box: elements of one transfer, in the same order.
         cluster: division of a box among the blocks of a cluster (Gluon's `cga_layout`); empty without a cluster.
         outer: the box's outer size, if it differs from the compiler's.
+        guards: conditions without which a launch leaves the map zero, because the kernel does not use it then.
     """
 
     value: str
@@ -146,6 +157,7 @@ class Descriptor:
     box: tuple[int, int]
     cluster: tuple[tuple[int, int], ...] = ()
     outer: int = 0
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ class Specialisation:
     Attributes:
         function: the Triton or Gluon jit function.
         types: run-time arguments and their Triton types.
-        constants: compile-time arguments. A constant whose name is in `problem.VALUES` is a guard.
+        constants: compile-time arguments. A constant that is a quantity is a guard.
         multiples: by run-time argument: a divisor of its value (bytes for pointers).
         guards: conditions beside those, e.g. that offsets fit 32 bits.
         vector_bytes: widest global access that all this allows.
@@ -163,9 +175,9 @@ class Specialisation:
         persistent: blocks take tile after tile, so that a grid need not have one for each.
         pdl: waits for the previous kernel (griddepcontrol) before its first access to memory, so that a launch may let
             it start early.
-        fenced: has every fence between threads' writes to shared memory and reads of TMA or wgmma there, so that the
-            compiler need not look for missing ones.
-        synchronised: likewise, has every barrier between threads that share memory.
+        unneeded: passes of Triton for NVIDIA GPUs that change nothing in this kernel, by the functions that add them.
+            Tests compare images with and without them.
+        quantities: the values that a launch gives it, in their order; arguments and guards are called as these.
     """
 
     function: Any
@@ -177,5 +189,5 @@ class Specialisation:
     descriptors: dict[str, Descriptor] = field(default_factory=dict)
     persistent: bool = False
     pdl: bool = False
-    fenced: bool = False
-    synchronised: bool = False
+    unneeded: tuple[str, ...] = ()
+    quantities: tuple[str, ...] = PRODUCT_QUANTITIES

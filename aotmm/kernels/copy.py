@@ -5,9 +5,7 @@ be unaligned, so no alignment is guarded: neighbouring threads take neighbouring
 loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
-A copy is launched with quantities of its own: `a_ptr`, `stride_am` and `stride_ak` are the source, `c_ptr`, `stride_cm`
-and `stride_cn` the destination, M and N its rows and columns, batch is 1. A launch has
-ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
+M and N are the rows and columns of the destination. A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
 """
 
 from __future__ import annotations
@@ -18,38 +16,42 @@ import triton
 import triton.language as tl
 
 from aotmm.kernels import Specialisation, Variant
-from aotmm.problem import DTYPES
+from aotmm.problem import COPY_QUANTITIES, DTYPES
 
-UNIT_STRIDES = {"nn": ("stride_ak", "stride_cn"), "nt": ("stride_ak", "stride_cm"), "tn": ("stride_am", "stride_cn")}
+UNIT_STRIDES = {
+    "nn": ("stride_sn", "stride_dn"),
+    "nt": ("stride_sn", "stride_dm"),
+    "tn": ("stride_sm", "stride_dn"),
+}
 
 
 @triton.jit
 def copy(
-    a_ptr,
-    c_ptr,
+    source_ptr,
+    dest_ptr,
     M,
     N,
-    stride_am,
-    stride_ak,
-    stride_cm,
-    stride_cn,
+    stride_sm,
+    stride_sn,
+    stride_dm,
+    stride_dn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Compute C (M, N) = A (M, N)."""
+    """Set destination (M, N) to source (M, N)."""
     tiles_n = tl.cdiv(N, BLOCK_N)
     first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
     first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
     # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
     rows = tl.arange(0, BLOCK_M)[:, None]
     cols = tl.arange(0, BLOCK_N)[None, :]
-    a_ptrs = a_ptr + first_m * stride_am + first_n * stride_ak + rows * stride_am + cols * stride_ak
-    c_ptrs = c_ptr + first_m * stride_cm + first_n * stride_cn + rows * stride_cm + cols * stride_cn
+    source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
+    dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
     if (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
-        tl.store(c_ptrs, tl.load(a_ptrs))
+        tl.store(dest_ptrs, tl.load(source_ptrs))
     else:
         inside = (rows < M - first_m) & (cols < N - first_n)
-        tl.store(c_ptrs, tl.load(a_ptrs, mask=inside), mask=inside)
+        tl.store(dest_ptrs, tl.load(source_ptrs, mask=inside), mask=inside)
 
 
 def specialise(variant: Variant) -> Specialisation:
@@ -58,14 +60,15 @@ def specialise(variant: Variant) -> Specialisation:
     unit = UNIT_STRIDES.get(variant.layout, ())
     constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     types = {
-        "a_ptr": f"*i{8 * bytes_}",
-        "c_ptr": f"*i{8 * bytes_}",
+        "source_ptr": f"*i{8 * bytes_}",
+        "dest_ptr": f"*i{8 * bytes_}",
         **dict.fromkeys(("M", "N"), "i32" if unit else "i64"),
-        **dict.fromkeys(("stride_am", "stride_ak", "stride_cm", "stride_cn"), "i64"),
+        **dict.fromkeys(("stride_sm", "stride_sn", "stride_dm", "stride_dn"), "i64"),
     }
     return Specialisation(
         copy,
         {name: type_ for name, type_ in types.items() if name not in unit},
         constants | dict.fromkeys(unit, 1),
         vector_bytes=bytes_ if unit else 1,
+        quantities=COPY_QUANTITIES,
     )

@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
+from aotmm.kernels import (
+    NOT_FOR_PLAIN_KERNELS,
+    VECTOR_BYTES,
+    WORKSPACE_MULTIPLES,
+    WORKSPACE_TYPES,
+    Specialisation,
+    Variant,
+)
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.problem import DTYPES
 
@@ -110,4 +117,12 @@ def specialise(variant: Variant) -> Specialisation:
         constants["stride_cn"] = 1
         multiples["c_ptr"] = VECTOR_BYTES
         multiples |= dict.fromkeys(("stride_cm", "N"), VECTOR_BYTES // c.bytes)
-    return Specialisation(reduce, types, constants, multiples, vector_bytes=VECTOR_BYTES, pdl=pdl)
+    return Specialisation(
+        reduce,
+        types,
+        constants,
+        multiples,
+        vector_bytes=VECTOR_BYTES,
+        pdl=pdl,
+        unneeded=NOT_FOR_PLAIN_KERNELS,
+    )

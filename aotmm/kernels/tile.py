@@ -13,7 +13,14 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from aotmm.kernels import VECTOR_BYTES, WORKSPACE_MULTIPLES, WORKSPACE_TYPES, Specialisation, Variant
+from aotmm.kernels import (
+    NOT_FOR_PLAIN_KERNELS,
+    VECTOR_BYTES,
+    WORKSPACE_MULTIPLES,
+    WORKSPACE_TYPES,
+    Specialisation,
+    Variant,
+)
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.kernels.order import place
 from aotmm.pack.schema import Guard
@@ -232,7 +239,8 @@ def specialise(variant: Variant) -> Specialisation:
         }
     guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        return Specialisation(function, types, constants, guards=guards, vector_bytes=1)
+        unneeded = NOT_FOR_PLAIN_KERNELS
+        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=unneeded)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
@@ -243,6 +251,7 @@ def specialise(variant: Variant) -> Specialisation:
         {name: number for name, number in multiples.items() if name in types},
         guards + tuple(Guard(f"{operand}_extent", "below", 2**31) for operand in bytes_),
         VECTOR_BYTES if variant.aligned else a.bytes,
+        unneeded=NOT_FOR_PLAIN_KERNELS,
     )
 
 

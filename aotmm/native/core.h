@@ -1,6 +1,6 @@
 /* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c),
-   the choice (select.c) and the launch (launch.c) through a driver (driver_cuda.c or driver_hip.c). Tables declared
-   `extern` here are in the generated launcher.c. */
+   the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel (kernel.c) through a driver
+   (driver_cuda.c or driver_hip.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
@@ -8,7 +8,7 @@
 
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 56, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
 enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
-enum { AOTMM_UNMEASURED = 0xffff };
+enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */, AOTMM_UNMEASURED = 0xffff };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
@@ -33,7 +33,7 @@ typedef struct aotmm_tuning {
 /* A guard: (value & mask) - least, unsigned, is at most `span`. */
 typedef struct aotmm_guard_test {
   uint64_t mask, least, span;
-  uint16_t value; /* AOTMM_VALUE_* */
+  uint16_t value; /* number of a quantity */
 } aotmm_guard_test;
 
 typedef struct aotmm_group {
@@ -43,12 +43,12 @@ typedef struct aotmm_group {
 /* Kernels in aotmm_order that differ only in their epilogue, the plainer first. */
 typedef struct aotmm_siblings {
   uint16_t first, count;
-  uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_VALUE_STRIDE_AM on */
+  uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_PRODUCT_STRIDE_AM on */
 } aotmm_siblings;
 
 extern const aotmm_kernel aotmm_kernels[];
 extern const uint32_t aotmm_kernel_count;
-/* In the order of AOTMM_VALUE_*. */
+/* Those of a kernel are in the order of its quantities. */
 extern const aotmm_guard_test aotmm_guard_tests[];
 extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by kernel */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
@@ -72,13 +72,12 @@ enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses a
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
 
-/* Every quantity of a problem, indexed by AOTMM_VALUE_*. The stride of a dimension of size 1 is free: it counts as 0,
-   and every guard on it holds. */
+/* The values that a launch gives a kernel: of its quantities, in its order (AOTMM_PRODUCT_*, AOTMM_COPY_*). The stride of
+   a dimension of size 1 is free: it counts as 0, and every guard on it holds. */
 typedef struct quantities {
-  int64_t value[AOTMM_VALUE_COUNT];
+  int64_t value[AOTMM_MAX_QUANTITIES];
   uint64_t free; /* bit set: a free stride */
 } quantities;
-_Static_assert(AOTMM_VALUE_COUNT <= 64, "quantities.free has a bit for each");
 
 /* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
 typedef struct operand_values {
@@ -124,7 +123,7 @@ int lies_well(const quantities *, int operand, int64_t element_bytes);
 copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
-void set_copy(quantities *made, const quantities *, const quantities *moved, int operand, const copy_layout *to);
+void set_copy(quantities *copy, const quantities *, const quantities *moved, int operand, const copy_layout *to);
 int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);
 void set_no_sums(quantities *);
 
@@ -140,9 +139,11 @@ static inline int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, 
 int guards_hold(uint32_t kernel, const quantities *);
 int sum_guards_hold(uint32_t kernel, const quantities *);
 uint32_t first_failed_guard(const aotmm_kernel *, const quantities *);
+int uses_map(const aotmm_tensor_map *, const quantities *);
 int same_types(const aotmm_kernel *, const aotmm_problem *);
 int32_t epilogue(const aotmm_problem *);
 uint32_t grid_of(const aotmm_kernel *, int64_t work_tiles, const aotmm_device *);
+uint32_t helper_grid(uint32_t kernel, const quantities *, const aotmm_device *);
 int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
 int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
 int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
@@ -191,6 +192,10 @@ int64_t concurrent_tiles(const query *, uint32_t kernel);
 double main_time(const query *, int placement, uint32_t kernel, int64_t work_tiles, int64_t steps, double bytes);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 void find_measured(query *);
+
+/* ---- kernel.c */
+
+int launch(uint32_t kernel, const quantities *, uint32_t grid, int pdl, int ordinal, void *stream);
 
 /* ---- the functions of aotmm_launcher */
 

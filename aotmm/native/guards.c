@@ -16,24 +16,31 @@ int guards_hold(uint32_t kernel, const quantities *q) {
 int sum_guards_hold(uint32_t kernel, const quantities *q) {
   const aotmm_guard_test *first = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first;
   const aotmm_guard_test *c = first + aotmm_guard_tests_of[kernel].count;
-  for (; c > first && c[-1].value >= AOTMM_VALUE_WORKSPACE_PTR; c--)
+  for (; c > first && c[-1].value >= AOTMM_PRODUCT_WORKSPACE_PTR; c--)
     if (!guard_test_holds(c - 1, q)) return 0;
   return 1;
+}
+
+static int holds(const aotmm_guard *guard, const quantities *q) {
+  int64_t value = q->value[guard->value], operand = guard->operand;
+  return guard->relation == AOTMM_EQUALS        ? value == operand
+         : guard->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
+         : guard->relation == AOTMM_BELOW       ? value < operand
+                                                : value >= operand;
 }
 
 /* Return the number of the first broken guard of a kernel, in its own order; `guard_count` if all hold. */
 uint32_t first_failed_guard(const aotmm_kernel *k, const quantities *q) {
   uint32_t i = 0;
-  for (; i < k->guard_count; i++) {
-    const aotmm_guard *guard = k->guards + i;
-    int64_t value = q->value[guard->value], operand = guard->operand;
-    int holds = guard->relation == AOTMM_EQUALS        ? value == operand
-                : guard->relation == AOTMM_MULTIPLE_OF ? !(value & (operand - 1))
-                : guard->relation == AOTMM_BELOW       ? value < operand
-                                                         : value >= operand;
-    if (!holds && !(q->free >> guard->value & 1)) break;
-  }
+  while (i < k->guard_count && (holds(k->guards + i, q) || q->free >> k->guards[i].value & 1)) i++;
   return i;
+}
+
+/* Return whether the kernel uses a tensor map. Free strides count as the kernel sees them: as 0. */
+int uses_map(const aotmm_tensor_map *map, const quantities *q) {
+  uint32_t i = 0;
+  while (i < map->guard_count && holds(map->guards + i, q)) i++;
+  return i == map->guard_count;
 }
 
 /* ---- kernels for a problem, and their grids */
@@ -49,13 +56,21 @@ uint32_t grid_of(const aotmm_kernel *k, int64_t work_tiles, const aotmm_device *
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
+/* Return the blocks of a copy or a reduce; 0 if a grid cannot have so many. */
+uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *device) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  int copy = k->role == AOTMM_ROLE_COPY;
+  int64_t M = q->value[copy ? AOTMM_COPY_M : AOTMM_PRODUCT_M], N = q->value[copy ? AOTMM_COPY_N : AOTMM_PRODUCT_N];
+  return grid_of(k, tiles_of(kernel, M, N), device);
+}
+
 /* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */
 static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
   for (int i = 0; i < group.count; i++) {
     uint32_t number = aotmm_order[group.first + i];
     const aotmm_kernel *k = aotmm_kernels + number;
     if (k->epilogue >= epilogue && k->shared_bytes <= (uint32_t)device->shared_bytes &&
-        guards_hold(number, q) && grid_of(k, tiles_of(number, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device))
+        guards_hold(number, q) && helper_grid(number, q, device))
       return (int)number;
   }
   return -1;

@@ -1,91 +1,13 @@
 /* Launch: check a plan against a product, complete it, and launch its kernels. */
 #include "core.h"
 
-#include <pthread.h>
 #include <string.h>
-
-static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
 
 int aotmm_device_facts(int ordinal, aotmm_device *device) {
   const aotmm_device *facts;
   int status = driver_device(ordinal, &facts);
   if (status == AOTMM_OK) *device = *facts;
   return status;
-}
-
-/* Find the kernel's function on the current device, which is loaded at its first use. */
-static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
-  aotmm_function *slot = &aotmm_functions[kernel][ordinal];
-  *function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-  if (*function) return AOTMM_OK;
-  pthread_mutex_lock(&load_lock);
-  int status = AOTMM_OK;
-  *function = *slot;
-  if (!*function) {
-    status = driver_load(aotmm_kernels + kernel, ordinal, function);
-    if (status == AOTMM_OK) __atomic_store_n(slot, *function, __ATOMIC_RELEASE);
-  }
-  pthread_mutex_unlock(&load_lock);
-  return status;
-}
-
-/* The maps that this thread encoded last: encoding one takes as long as the rest of a launch. A map depends only on the
-   fields before `bytes`. */
-enum { MAPS = 64 };
-static __thread struct encoded {
-  const aotmm_tensor_map *map; /* NULL: empty */
-  int64_t address, inner, outer, stride_bytes;
-  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
-} maps[MAPS];
-
-/* Return whether the bias is a matrix that TMA can copy. Kernels check the same (kernels/hopper/epilogue.py) first. */
-static int boxed(const quantities *q, int64_t stride_bytes) {
-  return q->value[AOTMM_VALUE_BIAS_RANK] == 2 && q->value[AOTMM_VALUE_STRIDE_BIAS_N] == 1 &&
-         (q->value[AOTMM_VALUE_BIAS_PTR] | stride_bytes) % VECTOR_BYTES == 0;
-}
-
-static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
-                  void *encoded) {
-  const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
-  int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
-  int64_t stride_bytes = saturated(q->value[map->stride], map->element_bytes);
-  if (outer == 1) /* the stride of a single line is 0, which the driver refuses */
-    stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
-  if (parameter->value == AOTMM_VALUE_BIAS_PTR && !boxed(q, stride_bytes)) {
-    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
-    return AOTMM_OK;
-  }
-  struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
-  if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
-      last->stride_bytes != stride_bytes) {
-    last->map = NULL;
-    int status = driver_encode(kernel, map, address, inner, outer, stride_bytes, ordinal, last->bytes);
-    if (status) return status;
-    last->map = map, last->address = address, last->inner = inner, last->outer = outer;
-    last->stride_bytes = stride_bytes;
-  }
-  memcpy(encoded, last->bytes, sizeof last->bytes);
-  return AOTMM_OK;
-}
-
-/* Launch a kernel on the current device. */
-static int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, int ordinal, void *stream) {
-  const aotmm_kernel *kernel = aotmm_kernels + number;
-  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
-  void *parameters[AOTMM_MAX_PARAMETERS]; /* the driver copies the low bytes of narrow ones: all is little-endian */
-  aotmm_function function;
-  int status;
-  for (uint32_t i = 0; i < kernel->parameter_count; i++) {
-    const aotmm_parameter *parameter = kernel->parameters + i;
-    if (!parameter->map) {
-      parameters[i] = (void *)(uintptr_t)(q->value + parameter->value);
-      continue;
-    }
-    parameters[i] = encoded[parameter->map - 1];
-    if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
-  }
-  if ((status = function_of(number, ordinal, &function))) return status;
-  return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
 }
 
 /* The launches of a plan. */
@@ -95,11 +17,6 @@ typedef struct launches {
   int reduce, copies[OPERANDS]; /* kernels, -1 for none */
   quantities copied[OPERANDS];  /* of the copies */
 } launches;
-
-static uint32_t helper_grid(int kernel, const quantities *q, const aotmm_device *device) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  return grid_of(k, tiles_of((uint32_t)kernel, q->value[AOTMM_VALUE_M], q->value[AOTMM_VALUE_N]), device);
-}
 
 static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "",
@@ -127,15 +44,15 @@ static int64_t moved_by(int64_t address, int64_t elements, int64_t stride, int64
    one row or column is left: a plan for one panel is for all. */
 static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem *p, int64_t row, int64_t col) {
   const struct {
-    uint16_t pointer, row_stride, col_stride; /* AOTMM_VALUE_ZERO: the same for all rows or columns */
+    uint16_t pointer, row_stride, col_stride; /* AOTMM_PRODUCT_ZERO: the same for all rows or columns */
     int32_t element_bytes;
   } operands_[] = {
-      {AOTMM_VALUE_A_PTR, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_ZERO, bytes_of_dtype[p->dtype_a]},
-      {AOTMM_VALUE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_BN, bytes_of_dtype[p->dtype_b]},
-      {AOTMM_VALUE_C_PTR, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, bytes_of_dtype[p->dtype_c]},
-      {AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_STRIDE_BIAS_M, AOTMM_VALUE_STRIDE_BIAS_N, bytes_of_dtype[p->dtype_c]},
-      {AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_STRIDE_SCALE_A, AOTMM_VALUE_ZERO, bytes_of_dtype[AOTMM_FP32]},
-      {AOTMM_VALUE_SCALE_B_PTR, AOTMM_VALUE_ZERO, AOTMM_VALUE_STRIDE_SCALE_B, bytes_of_dtype[AOTMM_FP32]},
+      {AOTMM_PRODUCT_A_PTR, AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_ZERO, bytes_of_dtype[p->dtype_a]},
+      {AOTMM_PRODUCT_B_PTR, AOTMM_PRODUCT_ZERO, AOTMM_PRODUCT_STRIDE_BN, bytes_of_dtype[p->dtype_b]},
+      {AOTMM_PRODUCT_C_PTR, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_CN, bytes_of_dtype[p->dtype_c]},
+      {AOTMM_PRODUCT_BIAS_PTR, AOTMM_PRODUCT_STRIDE_BIAS_M, AOTMM_PRODUCT_STRIDE_BIAS_N, bytes_of_dtype[p->dtype_c]},
+      {AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_STRIDE_SCALE_A, AOTMM_PRODUCT_ZERO, bytes_of_dtype[AOTMM_FP32]},
+      {AOTMM_PRODUCT_SCALE_B_PTR, AOTMM_PRODUCT_ZERO, AOTMM_PRODUCT_STRIDE_SCALE_B, bytes_of_dtype[AOTMM_FP32]},
   };
   int64_t *value = q->value;
   for (unsigned i = 0; i < sizeof operands_ / sizeof *operands_; i++) {
@@ -143,9 +60,9 @@ static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem
     *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].element_bytes);
     *address = moved_by(*address, col, value[operands_[i].col_stride], operands_[i].element_bytes);
   }
-  value[AOTMM_VALUE_M] = after(row, plan->panel_m, p->M) - row;
-  value[AOTMM_VALUE_N] = after(col, plan->panel_n, p->N) - col;
-  value[AOTMM_VALUE_C_SPAN] = value[AOTMM_VALUE_N];
+  value[AOTMM_PRODUCT_M] = after(row, plan->panel_m, p->M) - row;
+  value[AOTMM_PRODUCT_N] = after(col, plan->panel_n, p->N) - col;
+  value[AOTMM_PRODUCT_C_SPAN] = value[AOTMM_PRODUCT_N];
   for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
 }
 
@@ -160,7 +77,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
   set_quantities(&all->q, p);
   if (plan->panel_m | plan->panel_n) set_panel(&all->q, plan, p, row, col);
-  const int64_t M = all->q.value[AOTMM_VALUE_M], N = all->q.value[AOTMM_VALUE_N];
+  const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
       (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
@@ -192,7 +109,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   int64_t work_tiles = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
   all->grid = grid_of(k, work_tiles, device);
   if (k->global_scratch_bytes) {
-    all->q.value[AOTMM_VALUE_GLOBAL_SCRATCH] = address;
+    all->q.value[AOTMM_PRODUCT_GLOBAL_SCRATCH] = address;
     used += scratch_of(k, all->grid);
   }
   if (!guards_hold(kernel, &all->q) || !all->grid || k->shared_bytes > (uint32_t)device->shared_bytes ||
@@ -205,7 +122,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
 }
 
 static int launch_copy(const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
-  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid(all->copies[i], all->copied + i, device), 0,
+  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid((uint32_t)all->copies[i], all->copied + i, device), 0,
                 ordinal, stream);
 }
 
@@ -219,7 +136,7 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
       return status;
   status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch((uint32_t)all->reduce, &all->q, helper_grid(all->reduce, &all->q, device), (int)plan->pdl,
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), (int)plan->pdl,
                     ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
   return status;
@@ -278,17 +195,4 @@ int aotmm_matmul(const aotmm_problem *problem, int ordinal, void *stream) {
   aotmm_plan plan;
   int status = aotmm_plan_for(problem, ordinal, 0, &plan);
   return status ? status : aotmm_run(&plan, problem, ordinal, stream, NULL);
-}
-
-int aotmm_preload(int ordinal) {
-  const aotmm_device *device;
-  void *saved;
-  int status = driver_device(ordinal, &device);
-  if (status || (status = driver_enter(ordinal, &saved))) return status;
-  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++) {
-    aotmm_function function;
-    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = function_of(i, ordinal, &function);
-  }
-  driver_leave(saved);
-  return status;
 }

@@ -76,9 +76,9 @@ int valid_device(const aotmm_device *device) {
 }
 
 const operand_values operands[OPERANDS] = {
-    {AOTMM_VALUE_A_PTR, AOTMM_VALUE_M, AOTMM_VALUE_K, AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_A_EXTENT},
-    {AOTMM_VALUE_B_PTR, AOTMM_VALUE_K, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_B_EXTENT},
-    {AOTMM_VALUE_C_PTR, AOTMM_VALUE_M, AOTMM_VALUE_N, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_C_EXTENT},
+    {AOTMM_PRODUCT_A_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_K, AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_STRIDE_AK, AOTMM_PRODUCT_A_EXTENT},
+    {AOTMM_PRODUCT_B_PTR, AOTMM_PRODUCT_K, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_BK, AOTMM_PRODUCT_STRIDE_BN, AOTMM_PRODUCT_B_EXTENT},
+    {AOTMM_PRODUCT_C_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_CN, AOTMM_PRODUCT_C_EXTENT},
 };
 
 void set_extent(quantities *q, int operand) {
@@ -87,28 +87,32 @@ void set_extent(quantities *q, int operand) {
                                            value[operands[operand].cols], value[operands[operand].col_stride]);
 }
 
+/* Make the strides of a dimension free if its size is 1. */
+static void free_strides(quantities *q, int size, const uint16_t *strides, int count) {
+  for (int i = 0; i < count && q->value[size] == 1; i++) {
+    q->value[strides[i]] = 0;
+    q->free |= 1ull << strides[i];
+  }
+}
+
 void set_quantities(quantities *q, const aotmm_problem *p) {
   static const struct {
     uint16_t size, strides[3];
   } dimensions[] = {
-      {AOTMM_VALUE_M, {AOTMM_VALUE_STRIDE_AM, AOTMM_VALUE_STRIDE_CM, AOTMM_VALUE_STRIDE_BIAS_M}},
-      {AOTMM_VALUE_N, {AOTMM_VALUE_STRIDE_BN, AOTMM_VALUE_STRIDE_CN, AOTMM_VALUE_STRIDE_BIAS_N}},
-      {AOTMM_VALUE_K, {AOTMM_VALUE_STRIDE_AK, AOTMM_VALUE_STRIDE_BK, AOTMM_VALUE_STRIDE_BK}},
-      {AOTMM_VALUE_BATCH, {AOTMM_VALUE_STRIDE_AZ, AOTMM_VALUE_STRIDE_BZ, AOTMM_VALUE_STRIDE_CZ}},
+      {AOTMM_PRODUCT_M, {AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_BIAS_M}},
+      {AOTMM_PRODUCT_N, {AOTMM_PRODUCT_STRIDE_BN, AOTMM_PRODUCT_STRIDE_CN, AOTMM_PRODUCT_STRIDE_BIAS_N}},
+      {AOTMM_PRODUCT_K, {AOTMM_PRODUCT_STRIDE_AK, AOTMM_PRODUCT_STRIDE_BK, AOTMM_PRODUCT_STRIDE_BK}},
+      {AOTMM_PRODUCT_BATCH, {AOTMM_PRODUCT_STRIDE_AZ, AOTMM_PRODUCT_STRIDE_BZ, AOTMM_PRODUCT_STRIDE_CZ}},
   };
   int64_t *value = q->value;
-  memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);
-  memset(value + AOTMM_VALUE_SLOPE, 0, sizeof *q - AOTMM_VALUE_SLOPE * sizeof *value);
-  for (int i = 0; i < 4; i++)
-    for (int k = 0; k < 3 && value[dimensions[i].size] == 1; k++) {
-      value[dimensions[i].strides[k]] = 0;
-      q->free |= 1ull << dimensions[i].strides[k];
-    }
-  memcpy(value + AOTMM_VALUE_SLOPE, &p->slope, sizeof p->slope);
+  memset(q, 0, sizeof *q);
+  memcpy(value, p, AOTMM_PRODUCT_SLOPE * sizeof *value);
+  for (int i = 0; i < 4; i++) free_strides(q, dimensions[i].size, dimensions[i].strides, 3);
+  memcpy(value + AOTMM_PRODUCT_SLOPE, &p->slope, sizeof p->slope);
   for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
-  value[AOTMM_VALUE_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_VALUE_STRIDE_BIAS_M] ? 2 : 1;
-  value[AOTMM_VALUE_SPLIT] = 1;
-  value[AOTMM_VALUE_C_SPAN] = p->N;
+  value[AOTMM_PRODUCT_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_PRODUCT_STRIDE_BIAS_M] ? 2 : 1;
+  value[AOTMM_PRODUCT_SPLIT] = 1;
+  value[AOTMM_PRODUCT_C_SPAN] = p->N;
 }
 
 /* Round bytes up to a region of the workspace; the result is max_workspace + 1 if they exceed max_workspace. */
@@ -130,7 +134,7 @@ int lies_well(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, element_bytes);
   int cols = contiguous(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, element_bytes);
   if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
-  if (i == 2 && rest_of(q->value[AOTMM_VALUE_C_SPAN], element_bytes, VECTOR_BYTES)) return 0;
+  if (i == 2 && rest_of(q->value[AOTMM_PRODUCT_C_SPAN], element_bytes, VECTOR_BYTES)) return 0;
   return i == 0 ? rows || (cols && element_bytes > 1) : i == 1 ? cols || (rows && element_bytes > 1) : rows;
 }
 
@@ -166,30 +170,31 @@ void set_copies(quantities *moved, const quantities *q, const copy_layout *layou
     moved->value[lines] = q->free >> lines & 1 ? 0 : layouts[i].pitch;
     moved->value[along] = q->free >> along & 1 ? 0 : 1;
     set_extent(moved, i);
-    if (i == 2) moved->value[AOTMM_VALUE_C_SPAN] = layouts[i].pitch;
+    if (i == 2) moved->value[AOTMM_PRODUCT_C_SPAN] = layouts[i].pitch;
     address = behind(address, layouts[i].bytes);
   }
 }
 
-/* Set the quantities for a copy kernel. The operand is the source, but C is the destination; `moved` has the other
-   side. The kernel's rows are the contiguous lines of the destination. */
-void set_copy(quantities *made, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
+/* Set the quantities of a copy. The operand is the source, but C is the destination; `moved` has the other side. The
+   copy's rows are the contiguous lines of the destination. */
+void set_copy(quantities *copy, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
   const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
-  int turned = i == 2 ? contiguous(q, AOTMM_VALUE_STRIDE_CM) && !contiguous(q, AOTMM_VALUE_STRIDE_CN) : to->transposed;
+  int turned = i == 2 ? contiguous(q, AOTMM_PRODUCT_STRIDE_CM) && !contiguous(q, AOTMM_PRODUCT_STRIDE_CN) : to->transposed;
   int rows = turned ? operands[i].cols : operands[i].rows, cols = turned ? operands[i].rows : operands[i].cols;
   int lines = turned ? operands[i].col_stride : operands[i].row_stride;
   int along = turned ? operands[i].row_stride : operands[i].col_stride;
-  aotmm_problem copy = {.a_ptr = from->value[operands[i].pointer],
-                        .c_ptr = into->value[operands[i].pointer],
-                        .M = q->value[rows],
-                        .N = q->value[cols],
-                        .K = q->value[cols],
-                        .stride_am = from->value[lines],
-                        .stride_ak = from->value[along],
-                        .stride_cm = into->value[lines],
-                        .stride_cn = into->value[along],
-                        .batch = 1};
-  set_quantities(made, &copy);
+  int64_t *value = copy->value;
+  memset(copy, 0, sizeof *copy);
+  value[AOTMM_COPY_SOURCE_PTR] = from->value[operands[i].pointer];
+  value[AOTMM_COPY_DEST_PTR] = into->value[operands[i].pointer];
+  value[AOTMM_COPY_M] = q->value[rows];
+  value[AOTMM_COPY_N] = q->value[cols];
+  value[AOTMM_COPY_STRIDE_SM] = from->value[lines];
+  value[AOTMM_COPY_STRIDE_SN] = from->value[along];
+  value[AOTMM_COPY_STRIDE_DM] = into->value[lines];
+  value[AOTMM_COPY_STRIDE_DN] = into->value[along];
+  free_strides(copy, AOTMM_COPY_M, (const uint16_t[]){AOTMM_COPY_STRIDE_SM, AOTMM_COPY_STRIDE_DM}, 2);
+  free_strides(copy, AOTMM_COPY_N, (const uint16_t[]){AOTMM_COPY_STRIDE_SN, AOTMM_COPY_STRIDE_DN}, 2);
 }
 
 /* ---- sums of slices in the workspace */
@@ -197,17 +202,17 @@ void set_copy(quantities *made, const quantities *q, const quantities *moved, in
 /* Place the partial sums of a kernel in `q` and return their bytes. */
 int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  int64_t rows = saturated(ceil_div(q->value[AOTMM_VALUE_M], k->block_m), k->block_m);
-  int64_t cols = saturated(ceil_div(q->value[AOTMM_VALUE_N], k->block_n), k->block_n);
-  q->value[AOTMM_VALUE_WORKSPACE_PTR] = address;
-  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = cols;
-  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = saturated(rows, cols);
-  q->value[AOTMM_VALUE_SPLIT] = split;
+  int64_t rows = saturated(ceil_div(q->value[AOTMM_PRODUCT_M], k->block_m), k->block_m);
+  int64_t cols = saturated(ceil_div(q->value[AOTMM_PRODUCT_N], k->block_n), k->block_n);
+  q->value[AOTMM_PRODUCT_WORKSPACE_PTR] = address;
+  q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_M] = cols;
+  q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z] = saturated(rows, cols);
+  q->value[AOTMM_PRODUCT_SPLIT] = split;
   return region(saturated(saturated(rows, cols), 4 * split));
 }
 
 void set_no_sums(quantities *q) {
-  q->value[AOTMM_VALUE_WORKSPACE_PTR] = 0;
-  q->value[AOTMM_VALUE_WORKSPACE_STRIDE_M] = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z] = 0;
-  q->value[AOTMM_VALUE_SPLIT] = 1;
+  q->value[AOTMM_PRODUCT_WORKSPACE_PTR] = 0;
+  q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_M] = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z] = 0;
+  q->value[AOTMM_PRODUCT_SPLIT] = 1;
 }

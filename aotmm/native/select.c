@@ -14,8 +14,8 @@ static int64_t panels_of_copy(const panels *cut, int operand) {
 
 static uint32_t contiguous_strides(const quantities *q) {
   uint32_t work_tiles = 0;
-  for (int i = 0; AOTMM_VALUE_STRIDE_AM + i <= AOTMM_VALUE_STRIDE_CN; i++)
-    work_tiles |= (uint32_t)contiguous(q, AOTMM_VALUE_STRIDE_AM + i) << i;
+  for (int i = 0; AOTMM_PRODUCT_STRIDE_AM + i <= AOTMM_PRODUCT_STRIDE_CN; i++)
+    work_tiles |= (uint32_t)contiguous(q, AOTMM_PRODUCT_STRIDE_AM + i) << i;
   return work_tiles;
 }
 
@@ -23,8 +23,8 @@ static uint32_t contiguous_strides(const quantities *q) {
 static void describe_placement(query *s) {
   const quantities *q = &s->placements[s->count - 1].q;
   const int64_t *value = q->value;
-  int64_t rows_a = value[contiguous(q, AOTMM_VALUE_STRIDE_AK) ? AOTMM_VALUE_STRIDE_AM : AOTMM_VALUE_STRIDE_AK];
-  int64_t cols_b = value[contiguous(q, AOTMM_VALUE_STRIDE_BK) ? AOTMM_VALUE_STRIDE_BN : AOTMM_VALUE_STRIDE_BK];
+  int64_t rows_a = value[contiguous(q, AOTMM_PRODUCT_STRIDE_AK) ? AOTMM_PRODUCT_STRIDE_AM : AOTMM_PRODUCT_STRIDE_AK];
+  int64_t cols_b = value[contiguous(q, AOTMM_PRODUCT_STRIDE_BK) ? AOTMM_PRODUCT_STRIDE_BN : AOTMM_PRODUCT_STRIDE_BK];
   uint32_t bytes_a = (uint32_t)bytes_of_dtype[s->problem->dtype_a], bytes_b = (uint32_t)bytes_of_dtype[s->problem->dtype_b];
   s->contiguous |= contiguous_strides(q);
   s->placements[s->count - 1].row_a = bytes_a * (rest_of(rows_a, bytes_a, LINE_BYTES) ? SPLIT_LINES : 1);
@@ -73,7 +73,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->placements[0].bytes = 0;
   s->placements[0].time = 0;
   set_quantities(&s->placements[0].q, p);
-  if (cut) s->placements[0].q.value[AOTMM_VALUE_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
+  if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
   describe_placement(s);
   s->bytes_read = (double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
                   (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b];
@@ -97,7 +97,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
 /* Return whether the guards of a kernel hold for the last panel. */
 static int guards_hold_in_last(const query *s, int placement, uint32_t kernel) {
   quantities last = s->placements[placement].q;
-  last.value[AOTMM_VALUE_M] = s->cut->last_rows, last.value[AOTMM_VALUE_N] = s->cut->last_cols;
+  last.value[AOTMM_PRODUCT_M] = s->cut->last_rows, last.value[AOTMM_PRODUCT_N] = s->cut->last_cols;
   return guards_hold(kernel, &last);
 }
 
@@ -181,7 +181,7 @@ static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to
   quantities *q = &s->placements[placement].q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
   int reduce = sum_guards_hold(kernel, q) ? reduce_for(p, q, s->device) : -1;
-  int64_t slab = q->value[AOTMM_VALUE_WORKSPACE_STRIDE_Z];
+  int64_t slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
   const aotmm_constants *c = constants_of(s, kernel);
@@ -251,7 +251,7 @@ static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   quantities part = s->placements[0].q;
   copy_layout layouts[OPERANDS];
-  part.value[AOTMM_VALUE_M] = rows, part.value[AOTMM_VALUE_N] = cols;
+  part.value[AOTMM_PRODUCT_M] = rows, part.value[AOTMM_PRODUCT_N] = cols;
   for (int i = 0; i < OPERANDS; i++)
     if (s->excluded >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
   return bytes_of_copies(layouts, s->excluded) <= s->limit;
@@ -319,7 +319,7 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
 }
 
 /* Find the best plan within the limit that has this kernel, or the reason why there is none. */
-static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_evaluation *verdict) {
+static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_evaluation *evaluation) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   query s;
   search found = nothing_found();
@@ -327,35 +327,35 @@ static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t
   int32_t reason = search_kernel(&s, kernel, &found);
   if (s.excluded) consider_panels(&s, kernel, &found.best);
   if (found.best.cost >= 0) {
-    verdict->plan = found.best;
+    evaluation->plan = found.best;
     return AOTMM_OK;
   }
-  verdict->reason = reason;
-  verdict->found = found.found;
+  evaluation->reason = reason;
+  evaluation->found = found.found;
   if (reason != AOTMM_BROKEN_GUARD) return AOTMM_OK;
-  verdict->guard = first_failed_guard(k, &s.placements[0].q);
-  if (verdict->guard == k->guard_count)
+  evaluation->guard = first_failed_guard(k, &s.placements[0].q);
+  if (evaluation->guard == k->guard_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "",
                       "kernel %s keeps all %u guards of its list but not those that are looked at; build the pack again",
                       k->name, k->guard_count);
-  verdict->found = s.placements[0].q.value[k->guards[verdict->guard].value];
+  evaluation->found = s.placements[0].q.value[k->guards[evaluation->guard].value];
   return AOTMM_OK;
 }
 
 int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64_t limit, uint32_t kernel,
-                aotmm_evaluation *verdict) {
+                aotmm_evaluation *evaluation) {
   int status = valid(problem);
   if (status || (status = valid_device(device))) return status;
   if (kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  memset(verdict, 0, sizeof *verdict);
+  memset(evaluation, 0, sizeof *evaluation);
   if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL)
-    verdict->reason = AOTMM_NO_PRODUCT;
+    evaluation->reason = AOTMM_NO_PRODUCT;
   else if (!same_types(k, problem))
-    verdict->reason = AOTMM_OTHER_TYPES;
+    evaluation->reason = AOTMM_OTHER_TYPES;
   else
-    return evaluate(problem, device, limit, kernel, verdict);
+    return evaluate(problem, device, limit, kernel, evaluation);
   return AOTMM_OK;
 }
 
@@ -371,8 +371,8 @@ static __thread struct memory {
 } memories[MEMORIES];
 
 static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
-  static const uint8_t addresses[] = {AOTMM_VALUE_A_PTR,    AOTMM_VALUE_B_PTR,       AOTMM_VALUE_C_PTR,
-                                      AOTMM_VALUE_BIAS_PTR, AOTMM_VALUE_SCALE_A_PTR, AOTMM_VALUE_SCALE_B_PTR};
+  static const uint8_t addresses[] = {AOTMM_PRODUCT_A_PTR,    AOTMM_PRODUCT_B_PTR,       AOTMM_PRODUCT_C_PTR,
+                                      AOTMM_PRODUCT_BIAS_PTR, AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_SCALE_B_PTR};
   const uint64_t seen = (uint64_t)aotmm_pointer_alignment;
   memcpy(words, p, sizeof *p);
   for (unsigned i = 0; i < sizeof addresses; i++) {

@@ -22,7 +22,7 @@ int min_m_index(int64_t M) {
 
 double copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
-  return c->base_ns + (double)copy->value[AOTMM_VALUE_M] * (double)copy->value[AOTMM_VALUE_N] * (2 * element_bytes) * c->ns_per_byte;
+  return c->base_ns + (double)copy->value[AOTMM_COPY_M] * (double)copy->value[AOTMM_COPY_N] * (2 * element_bytes) * c->ns_per_byte;
 }
 
 double reduce_time(const query *s, int kernel, uint32_t split) {
@@ -99,8 +99,8 @@ static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wa
 void find_measured(query *s) {
   const aotmm_problem *p = s->problem;
   const quantities *q = &s->placements[0].q;
-  int rows_a = contiguous(q, AOTMM_VALUE_STRIDE_AK), cols_a = contiguous(q, AOTMM_VALUE_STRIDE_AM);
-  int rows_b = contiguous(q, AOTMM_VALUE_STRIDE_BN), cols_b = contiguous(q, AOTMM_VALUE_STRIDE_BK);
+  int rows_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AK), cols_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AM);
+  int rows_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BN), cols_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
   if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
   aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
   wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
@@ -138,7 +138,7 @@ int aotmm_retune(const aotmm_table *table) {
     if (!(m->base_ns >= 0 && m->ns_per_k_step >= 0 && m->ns_per_tile >= 0 && m->ns_per_byte >= 0 && m->ns_per_loaded_byte >= 0))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
     if (min_m_from[min_m_index(m->min_m)] != m->min_m)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for rows from %d on: AOTMM_MIN_M has no such number",
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for M from %d on: AOTMM_MIN_M has no such number",
                         i, m->min_m);
   }
   for (uint32_t i = 1; i < table->shape_count; i++)

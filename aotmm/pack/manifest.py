@@ -17,7 +17,7 @@ import typing
 from dataclasses import dataclass
 
 from aotmm.errors import ArtifactError
-from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES, VALUES
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, QUANTITIES, RELATIONS, ROLES
 from aotmm.target import STATUSES, TARGETS
 
 if typing.TYPE_CHECKING:
@@ -114,12 +114,7 @@ _WORDS: dict[tuple[str, str], tuple[str, ...]] = {
     ("Kernel", "dtype_c"): tuple(DTYPES),
     ("Kernel", "layout"): (*LAYOUTS, "any"),
     ("Kernel", "epilogue"): EPILOGUES,
-    ("Parameter", "value"): VALUES,
     ("TensorMap", "dtype"): tuple(DTYPES),
-    ("TensorMap", "inner"): VALUES,
-    ("TensorMap", "outer"): VALUES,
-    ("TensorMap", "stride"): VALUES,
-    ("Guard", "value"): VALUES,
     ("Guard", "relation"): RELATIONS,
     ("Attribute", "name"): tuple(ATTRIBUTES),
 }
@@ -191,8 +186,22 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
         if kernel.profile_scratch_bytes:
             words = f"needs {kernel.profile_scratch_bytes} B of profile scratch, which no launch has"
             problems.append(f"{where}: {kernel.name} {words}; build it without a profiler's instructions")
+        _check_quantities(kernel, where, problems)
     _raise(problems)
     return manifest
+
+
+def _check_quantities(kernel: Kernel, where: str, problems: list[str]) -> None:
+    """Add to `problems` quantities that a launch of the kernel's role does not give, or that it does not declare."""
+    if kernel.quantities != QUANTITIES[kernel.role]:
+        problems.append(f"{where}: {kernel.name} declares other quantities than a {kernel.role} of this version has")
+    maps = [row.tensor_map for row in kernel.parameters if row.tensor_map is not None]
+    used = [row.value for row in kernel.parameters]
+    used += [guard.value for guards in (kernel.guards, *(row.guards for row in maps)) for guard in guards]
+    used += [name for row in maps for name in (row.inner, row.outer, row.stride)]
+    unknown = [_shown(name) for name in dict.fromkeys(used) if name not in kernel.quantities]
+    if unknown:
+        problems.append(f"{where}: {kernel.name} refers to {', '.join(unknown)}, which it does not declare")
 
 
 def files(manifest: Manifest) -> list[File]:

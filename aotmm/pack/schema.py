@@ -8,6 +8,15 @@ from aotmm.target import Target
 
 
 @dataclass(frozen=True, slots=True)
+class Guard:
+    """A condition that the kernel was compiled for: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
+
+    value: str
+    relation: str
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMap:
     """A CUDA tensor map of a matrix in global memory: 128 bytes that the driver encodes at each launch.
 
@@ -17,6 +26,7 @@ class TensorMap:
         stride: the quantity of the distance between neighbours along `outer`, in elements.
         box_inner, box_outer: elements of one transfer.
         swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
+        guards: conditions of its use; if one does not hold, the kernel gets 128 zero bytes.
     """
 
     dtype: str
@@ -26,11 +36,12 @@ class TensorMap:
     box_inner: int
     box_outer: int
     swizzle: int
+    guards: tuple[Guard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One kernel parameter, in order: its quantity (`problem.VALUES`) and its place in the parameter block.
+    """One kernel parameter, in order: its quantity and its place in the parameter block.
 
     `type` is Triton's ("*fp16", "i32", "i64"). Offset and bytes come from the compiler's text. With a `tensor_map` the
     parameter is that map of the matrix at address `value`.
@@ -42,15 +53,6 @@ class Parameter:
     offset: int
     bytes: int
     tensor_map: TensorMap | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A condition that the kernel was compiled for: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
-
-    value: str
-    relation: str
-    operand: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Kernel:
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
         global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
             latter is always 0.
+        quantities: names of the values that a launch gives it, in their order (`problem.QUANTITIES`); parameters,
+            guards and tensor maps refer to them.
         vector_bytes: width of the global accesses that the guards allow; 1 without a guard on contiguity.
         image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
         key: digest of everything the binary depends on.
@@ -149,6 +153,7 @@ class Kernel:
     global_scratch_bytes: int
     profile_scratch_bytes: int
     vector_bytes: int
+    quantities: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     guards: tuple[Guard, ...]
     attributes: tuple[Attribute, ...]

@@ -31,8 +31,8 @@ from aotmm.problem import (
     ACTIVATIONS,
     DTYPE_CODES,
     LEAKY_SLOPE,
-    STATED_VALUES,
-    VALUES,
+    PRODUCT_QUANTITIES,
+    STATED_QUANTITIES,
     WORKSPACE_LIMIT,
 )
 
@@ -44,7 +44,7 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
 (
     FITS,
     OTHER_TYPES,
-    BROKEN_PROMISE,
+    BROKEN_GUARD,
     TOO_MUCH_SHARED,
     TOO_MANY_BLOCKS,
     NO_PRODUCT,
@@ -60,7 +60,7 @@ class CProblem(Structure):
     """aotmm_problem."""
 
     _fields_ = [
-        *((name, c_int64) for name in VALUES[:STATED_VALUES]),
+        *((name, c_int64) for name in PRODUCT_QUANTITIES[:STATED_QUANTITIES]),
         ("slope", c_float),
         *((name, c_int32) for name in ("dtype_a", "dtype_b", "dtype_c")),
     ]
@@ -304,10 +304,10 @@ class Selection:
         lines = ["no kernel fits"]
         if self.chosen is not None:
             lines = [f"{self.chosen.kernel.name}: {_described(self.chosen.plan)}"]
-        for verdict in self.evaluations:
-            if verdict.same_types and verdict is not self.chosen:
-                why = verdict.rejected or f"fits too, {_described(verdict.plan)}"
-                lines.append(f"  {verdict.kernel.name}: {why}")
+        for other in self.evaluations:
+            if other.same_types and other is not self.chosen:
+                why = other.rejected or f"fits too, {_described(other.plan)}"
+                lines.append(f"  {other.kernel.name}: {why}")
         return "\n".join(lines)
 
 
@@ -360,14 +360,14 @@ class Launcher:
 
         Needs no GPU. Raises ValueError.
         """
-        verdict = CEvaluation()
-        self._raise(self._c.check(byref(problem.to_c()), byref(device), workspace_limit, kernel, byref(verdict)))
+        found = CEvaluation()
+        self._raise(self._c.check(byref(problem.to_c()), byref(device), workspace_limit, kernel, byref(found)))
         entry = self.kernels[kernel]
         return Evaluation(
             kernel=entry,
-            same_types=verdict.reason not in (OTHER_TYPES, NO_PRODUCT),
-            rejected=_reason(entry, verdict, problem),
-            plan=Plan.from_c(verdict.plan) if verdict.reason == FITS else None,
+            same_types=found.reason not in (OTHER_TYPES, NO_PRODUCT),
+            rejected=_reason(entry, found, problem),
+            plan=Plan.from_c(found.plan) if found.reason == FITS else None,
         )
 
     def select(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Plan:
@@ -453,10 +453,10 @@ def _described(plan: Plan | None) -> str:
     return f"{' + '.join(plan.launches)}{panels}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
 
 
-def _reason(kernel: Kernel, verdict: CEvaluation, problem: Problem) -> str | None:
-    found = verdict.found
-    if verdict.reason == BROKEN_PROMISE:
-        guard = kernel.guards[verdict.guard]
+def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:
+    value = found.found
+    if found.reason == BROKEN_GUARD:
+        guard = kernel.guards[found.guard]
         words = {
             "equals": f"not {guard.operand}",
             "multiple_of": f"not divisible by {guard.operand}",
@@ -464,16 +464,16 @@ def _reason(kernel: Kernel, verdict: CEvaluation, problem: Problem) -> str | Non
             "at_least": f"below {guard.operand}",
         }
         size = _SIZE_OF.get(guard.value)
-        if guard.relation == "multiple_of" and size is not None and getattr(problem, size) == found:
+        if guard.relation == "multiple_of" and size is not None and getattr(problem, size) == value:
             # the user knows, and could change, the size
-            return f"{size}={found}, which is {guard.value} too, is {words['multiple_of']}"
-        return f"{guard.value}={found} is {words[guard.relation]}"
+            return f"{size}={value}, which is {guard.value} too, is {words['multiple_of']}"
+        return f"{guard.value}={value} is {words[guard.relation]}"
     reasons = {
         OTHER_TYPES: f"it is for {kernel.dtype_a} x {kernel.dtype_b} -> {kernel.dtype_c}, epilogue {kernel.epilogue}",
-        TOO_MUCH_SHARED: f"needs {kernel.shared_bytes} B of shared memory per block, the device has {found} B",
-        TOO_MANY_BLOCKS: f"would need {found} blocks of {kernel.threads} threads, which is more than a grid can have",
+        TOO_MUCH_SHARED: f"needs {kernel.shared_bytes} B of shared memory per block, the device has {value} B",
+        TOO_MANY_BLOCKS: f"would need {value} blocks of {kernel.threads} threads, which is more than a grid can have",
         NO_PRODUCT: f"it is a {kernel.role}, which other kernels' plans launch",
         NO_SPLIT: "K is not split: a batch, fewer than 4 steps along K, or no kernel that reduces to C",
-        TOO_MUCH_WORKSPACE: f"needs {found} B of device memory to work in",
+        TOO_MUCH_WORKSPACE: f"needs {value} B of device memory to work in",
     }
-    return reasons.get(verdict.reason)
+    return reasons.get(found.reason)

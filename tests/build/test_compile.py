@@ -14,12 +14,13 @@ import pytest
 
 from aotmm import kernels as sources
 from aotmm.build import compile as compiling
-from aotmm.build.compile import I32_LIMIT, compile_variant, kernel_sources, key
+from aotmm.build import parameters
+from aotmm.build.compile import I32_LIMIT, Compiled, compile_variant, kernel_sources, key
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
-from aotmm.kernels import Descriptor, Specialisation, Variant
+from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
 from aotmm.pack.schema import Config, Parameter, TensorMap
-from aotmm.problem import VALUES
+from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, run_python
@@ -75,6 +76,58 @@ def _with_every_pass(variant: Variant) -> bytes:
 
 def _as_built(variant: Variant) -> bytes:
     return compile_variant(variant, "key").image
+
+
+def _after_its_twin(variant: Variant) -> tuple[Compiled, Compiled, int]:
+    """The bf16 kernel made of this kernel's text, the same compiled alone, and how often the compiler ran for these."""
+    lowered, count = compiling._lowered, 0
+
+    def counted(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+        nonlocal count
+        count += 1
+        return lowered(variant, plan)
+
+    twin = compiling.twin_of(variant)
+    assert twin is not None
+    compiling._lowered = counted
+    try:
+        compile_variant(variant, "key")
+        return compile_variant(twin, "key"), compile_variant(twin, "key"), count
+    finally:
+        compiling._lowered = lowered
+
+
+def _one_of_each_kind() -> list[Variant]:
+    """One fp16 kernel of the default sets for each family, role, epilogue and kind of guards."""
+    found: dict[object, Variant] = {}
+    for arch in ("sm80", "sm90"):
+        for row in variants(config_set("default"), target(arch)):
+            if compiling.twin_of(row) is not None:
+                found.setdefault((arch, row.family, row.role, row.epilogue, row.aligned, row.layout == "any"), row)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("variant", _one_of_each_kind(), ids=lambda variant: f"{variant.target.name}-{variant.name}")
+def test_a_twin_is_as_if_compiled_alone(variant: Variant) -> None:
+    """A bf16 kernel made of the text of its fp16 twin has the entry and bytes of one compiled alone."""
+    renamed, alone, lowered = in_worker(_after_its_twin, variant)
+    assert renamed == alone
+    assert lowered == 2, "the twin was not made of the text"
+
+
+def test_which_kernels_have_twins() -> None:
+    """Kernels with fp8, with bf16 or without fp16, for AMD, and of users' own families have none."""
+    twin = compiling.twin_of(dataclasses.replace(FP16, dtype_c="fp32"))
+    assert twin is not None
+    assert (twin.dtype_a, twin.dtype_b, twin.dtype_c) == ("bf16", "bf16", "fp32")
+    for changes in (
+        {"dtype_a": "fp8e4", "dtype_b": "fp8e4"},
+        {"dtype_c": "bf16"},
+        {"dtype_a": "fp32", "dtype_b": "fp32", "dtype_c": "fp32"},
+        {"target": target("gfx90a")},
+        {"family": "mine.rowvector"},
+    ):
+        assert compiling.twin_of(dataclasses.replace(FP16, **changes)) is None, changes
 
 
 @pytest.mark.parametrize(
@@ -137,21 +190,8 @@ def test_text_beside_the_image(arch: str) -> None:
 @own_process
 def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
     """Each assumption handed to the compiler is a guard in the manifest, and each guard was handed over."""
-    import triton
-
-    told: list[Any] = []
-    compiler = triton.compile
-
-    def spy(source: Any, **options: Any) -> Any:
-        told.append(source)
-        return compiler(source, **options)
-
-    triton.compile = spy
-    try:
-        entry = compile_variant(variant, "key").kernel
-    finally:
-        triton.compile = compiler
-    (source,) = told
+    entry = compile_variant(variant, "key").kernel
+    source = compiling._stages(variant, module_of(variant.family).specialise(variant)).source
     names = source.fn.arg_names
     expected = {
         (names[place[0]], "multiple_of", number)
@@ -161,7 +201,9 @@ def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
     }
     assert len(expected) == sum(len(attributes) for attributes in source.attrs.values())
     expected |= {
-        (names[place[0]], "equals", value) for place, value in source.constants.items() if names[place[0]] in VALUES
+        (names[place[0]], "equals", value)
+        for place, value in source.constants.items()
+        if names[place[0]] in PRODUCT_QUANTITIES
     }
     narrow = [name for name, type_ in source.signature.items() if type_ == "i32"]
     expected |= {(name, "below", I32_LIMIT) for name in narrow}
@@ -243,7 +285,7 @@ def test_digest_of_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         found.append(kernel_sources())
     (folder / "a.py").rename(folder / "c.py")
     found.append(kernel_sources())
-    (tmp_path / "problem.py").write_text("VALUES = ()")
+    (tmp_path / "problem.py").write_text("ROLES = ()")
     found.append(kernel_sources())
     assert len(set(found)) == len(found)
 
@@ -310,11 +352,11 @@ def specialisation(types: dict[str, str], descriptors: dict[str, Descriptor] | N
 
 def test_parameters_that_nobody_knows() -> None:
     """A binary with another parameter list than ours is refused, not guessed: its Triton is not supported."""
-    plan, metadata = specialisation({"a_ptr": "*fp16", "M": "i32"}), SimpleNamespace(global_scratch_size=0)
+    plan, metadata = specialisation({"a_ptr": "*fp16", "M": "i32"}), {"global_scratch_size": 0}
     good = (
         ".visible .entry tile(\n.param .u64 .ptr tile_0,\n.param .u32 tile_1,\n.param .u64 .ptr tile_2, .param .u64 x)"
     )
-    slots = [(p.name, p.offset, p.bytes) for p in compiling._parameters(target("sm80"), good, "tile", plan, metadata)]
+    slots = [(p.name, p.offset, p.bytes) for p in parameters.parameters(target("sm80"), good, "tile", plan, metadata)]
     assert slots == [("a_ptr", 0, 8), ("M", 8, 4), ("global_scratch", 16, 8), ("profile_scratch", 24, 8)]
     for wrong in (
         good.replace(".u32", ".u64"),
@@ -322,7 +364,7 @@ def test_parameters_that_nobody_knows() -> None:
         good.replace("x)", "x,.param .u8 y)"),
     ):
         with pytest.raises(CompileError, match="this version of Triton is not supported"):
-            compiling._parameters(target("sm80"), wrong, "tile", plan, metadata)
+            parameters.parameters(target("sm80"), wrong, "tile", plan, metadata)
 
 
 def test_parameters_of_a_tensor_map() -> None:
@@ -347,10 +389,9 @@ def test_parameters_of_a_tensor_map() -> None:
         specialisation({"M": "i32", "bias_ptr": "*bf16"}, {"y_desc": row}),
         function=SimpleNamespace(arg_names=["M", "y_desc", "bias_ptr"]),
     )
-    metadata = SimpleNamespace(
-        global_scratch_size=512, tensordesc_meta=[{"block_size": [64, 64], "swizzle": 3, "elem_size": 2}]
-    )
-    found = compiling._parameters(target("sm90"), text, "late", plan, metadata)
+    transfer = {"block_size": [64, 64], "swizzle": 3, "elem_size": 2}
+    metadata = {"global_scratch_size": 512, "tensordesc_meta": [transfer]}
+    found = parameters.parameters(target("sm90"), text, "late", plan, metadata)
     assert found == (
         Parameter("M", "i32", "M", 0, 4),
         Parameter("y_desc", "tensordesc", "b_ptr", 64, 128, TensorMap("bf16", "N", "K", "stride_bk", 64, 64, 3)),
@@ -364,7 +405,7 @@ def test_parameters_of_a_tensor_map() -> None:
     )
     for wrong in (text.replace("[128]", "[64]"), text.replace("b8 late_param_1[128]", "b64 late_param_1")):
         with pytest.raises(CompileError, match="this version of Triton is not supported"):
-            compiling._parameters(target("sm90"), wrong, "late", plan, metadata)
+            parameters.parameters(target("sm90"), wrong, "late", plan, metadata)
 
 
 @pytest.mark.parametrize(
@@ -379,27 +420,24 @@ def test_parameters_of_a_tensor_map() -> None:
 )
 def test_slots_of_ptx(declared: str, slots: list[tuple[int, int]]) -> None:
     """An array has its alignment; what a pointer says of its pointee's alignment does not move the pointer."""
-    assert compiling._ptx_slots(f".visible .entry f(\n{declared}\n)\n", "f") == slots
+    assert parameters._ptx_slots(f".visible .entry f(\n{declared}\n)\n", "f") == slots
 
 
 @own_process
 def test_profile_scratch_is_refused() -> None:
     """A kernel that wants profile scratch, which no launch gives, does not compile, and the error says for what."""
-    import triton
+    lowered = compiling._lowered
 
-    compiler = triton.compile
+    def instrumented(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+        text, metadata = lowered(variant, plan)
+        return text, metadata | {"profile_scratch_size": 256}
 
-    def instrumented(source: Any, **options: Any) -> Any:
-        built = compiler(source, **options)
-        built.metadata = built.metadata._replace(profile_scratch_size=256)
-        return built
-
-    triton.compile = instrumented
+    compiling._lowered = instrumented
     try:
         with pytest.raises(CompileError, match=rf"sm80: {FP16.name} needs 256 B of profile scratch.* family tile$"):
             compile_variant(FP16, "key")
     finally:
-        triton.compile = compiler
+        compiling._lowered = lowered
 
 
 def test_every_cause_of_an_error() -> None:

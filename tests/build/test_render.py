@@ -17,7 +17,7 @@ from jinja2 import UndefinedError
 
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
-from aotmm.pack.schema import Guard, Kernel, occupancy
+from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
 from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
 from aotmm.problem import (
     ABI,
@@ -27,11 +27,11 @@ from aotmm.problem import (
     DTYPES,
     EPILOGUES,
     LAYOUTS,
+    QUANTITIES,
     RELATIONS,
     ROLES,
     SPLITS,
     TENSOR_MAP_TYPES,
-    VALUES,
 )
 from aotmm.runtime import launcher
 from aotmm.runtime.pack import open_pack
@@ -61,19 +61,23 @@ class CParameter(Structure):
     _fields_ = (("value", c_uint16), ("bytes", c_uint16), ("offset", c_uint32), ("map", c_uint32))
 
 
-class CTensorMap(Structure):
-    """aotmm_tensor_map."""
-
-    _fields_ = tuple(
-        (name, c_uint16)
-        for name in ("type", "element_bytes", "inner", "outer", "stride", "box_inner", "box_outer", "swizzle")
-    )
-
-
 class CGuard(Structure):
     """aotmm_guard."""
 
     _fields_ = (("value", c_uint16), ("relation", c_uint16), ("operand", c_int64))
+
+
+class CTensorMap(Structure):
+    """aotmm_tensor_map."""
+
+    _fields_ = (
+        *(
+            (name, c_uint16)
+            for name in ("type", "element_bytes", "inner", "outer", "stride", "box_inner", "box_outer", "swizzle")
+        ),
+        ("guard_count", c_uint32),
+        ("guards", POINTER(CGuard)),
+    )
 
 
 class CAttribute(Structure):
@@ -99,7 +103,9 @@ class CKernel(Structure):
         ("ptx_bytes", c_uint64),
         *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", *FLAGS)),
         *((name, c_uint32) for name in (*BLOCK, *SAME, "occupancy")),
+        ("quantity_count", c_uint32),
         *((f"{table[:-1]}_count", c_uint32) for table in TABLES),
+        ("quantities", POINTER(c_char_p)),
         *((table, POINTER(row)) for table, row in TABLES.items()),
     )
 
@@ -108,6 +114,11 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
     """What the C table has to say of a kernel."""
     maps = [(p.offset, p.tensor_map) for p in entry.parameters if p.tensor_map is not None]
     numbers = {offset: number for number, (offset, _) in enumerate(maps, 1)}  # equal ones have numbers of their own
+    of = entry.quantities.index
+
+    def guards_of(guards: tuple[Guard, ...]) -> list[tuple[int, int, int]]:
+        return [(of(guard.value), RELATIONS.index(guard.relation), guard.operand) for guard in guards]
+
     return {
         "name": entry.name.encode(),
         "symbol": entry.symbol.encode(),
@@ -123,17 +134,19 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
         **{name: getattr(entry.config, name) for name in BLOCK},
         "occupancy": occupancy(entry, target(arch)),
-        "parameters": [(VALUES.index(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
-        "guards": [(VALUES.index(p.value), RELATIONS.index(p.relation), p.operand) for p in entry.guards],
+        "parameters": [(of(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
+        "quantities": [name.encode() for name in entry.quantities],
+        "guards": guards_of(entry.guards),
         "attributes": [(ATTRIBUTES[a.name], a.value) for a in entry.attributes],
         "maps": [
             (
                 TENSOR_MAP_TYPES[row.dtype],
                 DTYPES[row.dtype].bytes,
-                *(VALUES.index(name) for name in (row.inner, row.outer, row.stride)),
+                *(of(name) for name in (row.inner, row.outer, row.stride)),
                 row.box_inner,
                 row.box_outer,
                 row.swizzle,
+                guards_of(row.guards),
             )
             for _, row in maps
         ],
@@ -143,17 +156,23 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
 def found(entry: CKernel) -> dict[str, Any]:
     """What the C table says of a kernel."""
     counts = {table: f"{table[:-1]}_count" for table in TABLES}
-    plain = {name for name, *_ in CKernel._fields_} - {"image", "ptx", *counts, *counts.values()}
-    return {name: getattr(entry, name) for name in plain} | {
-        table: [
-            tuple(tuple(value) if isinstance(value, ctypes.Array) else value for value in fields)
-            for fields in (
-                tuple(getattr(getattr(entry, table)[number], name) for name, *_ in row._fields_)
-                for number in range(getattr(entry, counts[table]))
-            )
-        ]
-        for table, row in TABLES.items()
+    plain = {name for name, *_ in CKernel._fields_}
+    plain -= {"image", "ptx", "quantity_count", "quantities", *counts, *counts.values()}
+    tables = {
+        table: [fields_of(getattr(entry, table)[number]) for number in range(getattr(entry, counts[table]))]
+        for table in TABLES
     }
+    names = [entry.quantities[number] for number in range(entry.quantity_count)]
+    return {name: getattr(entry, name) for name in plain} | tables | {"quantities": names}
+
+
+def fields_of(row: Structure) -> tuple[object, ...]:
+    """The values of a row: arrays as tuples, the guards of a tensor map as a list."""
+    values = tuple(getattr(row, name) for name, *_ in row._fields_)
+    if isinstance(row, CTensorMap):
+        *numbers, count, guards = values
+        return (*numbers, [fields_of(guards[number]) for number in range(count)])
+    return tuple(tuple(value) if isinstance(value, ctypes.Array) else value for value in values)
 
 
 @pytest.mark.parametrize("arch", SHIPPED)
@@ -205,7 +224,10 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
 
 def test_launcher_of_two_kernels(tmp_path: Path) -> None:
     """A product and a copy give the C file in tests/golden, where reviewers see what a change of templates does."""
-    copy = dataclasses.replace(kernel("copy"), role="copy", guards=(), parameters=kernel("copy").parameters[:2])
+    parameters = (Parameter("source_ptr", "*i16", "source_ptr", 0, 8), Parameter("M", "i32", "M", 8, 4))
+    copy = dataclasses.replace(
+        kernel("copy"), role="copy", guards=(), parameters=parameters, quantities=QUANTITIES["copy"]
+    )
     made = tmp_path / "launcher.c"
     made.write_text(render.source(target("sm80"), (kernel("product", ptx=True), copy)))
     assert made.read_text() == GOLDEN.read_text(), f"if the change is meant: cp {made} {GOLDEN}"
@@ -221,28 +243,25 @@ def test_equal_guards_are_one_table() -> None:
     """Kernels of equal guards share one table, which is what selection goes by; others have their own."""
     other = dataclasses.replace(kernel("three"), guards=(Guard("a_ptr", "multiple_of", 8),))
     text = render.source(target("sm80"), (kernel("one"), other, kernel("two")))
-    assert text.count("static const aotmm_guard guards_") == 2
+    assert text.count("static const aotmm_guard guards_") == 3  # and that of the tensor maps
     assert [line[-1] for line in re.findall(r"\.guards = guards_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
     assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
-    assert (
-        "{0x7, 0x0, 0x0, AOTMM_VALUE_A_PTR},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, "
-        in text
-    )
+    assert "{0x7, 0x0, 0x0, of_0_a_ptr},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, " in text
 
 
-def test_guard_tests_are_in_the_order_of_values() -> None:
-    """Guards are looked at in the order of VALUES, whatever their own is: addresses first, sums last."""
+def test_guard_tests_are_in_the_order_of_quantities() -> None:
+    """Guards are looked at in the order of the kernel's quantities: addresses first, sums last."""
     guards = (
         Guard("workspace_stride_m", "multiple_of", 16),
         Guard("M", "below", 9),
         Guard("a_ptr", "multiple_of", 16),
         Guard("M", "at_least", 1),
     )
-    rows = render._guard_tests(guards)
-    assert [name for name, *_ in rows] == ["a_ptr", "M", "M", "workspace_stride_m"]
-    assert sorted(rows) == sorted(render._guard_test(guard) for guard in guards)
+    rows = render._guard_tests(3, QUANTITIES["product"], guards)
+    assert [name for _, name, *_ in rows] == ["a_ptr", "M", "M", "workspace_stride_m"]
+    assert sorted(rows) == sorted((3, *render._guard_test(guard)) for guard in guards)
 
 
 def test_siblings_differ_in_their_epilogue_alone() -> None:
@@ -354,7 +373,7 @@ def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAM = """
 #include "launcher.h"
-_Static_assert(AOTMM_VALUE_COUNT == %d, "values");
+_Static_assert(AOTMM_PRODUCT_QUANTITIES == %d, "values");
 _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
@@ -378,14 +397,15 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     tables = (launcher.CPlan, launcher.CModel, launcher.CTime, launcher.CShape, launcher.CTable)
     inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
     sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
-    text = PROGRAM % (len(VALUES), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
+    text = PROGRAM % (len(QUANTITIES["product"]), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (
         ("", DTYPES),
         ("ACTIVATION_", ACTIVATIONS),
         ("EPILOGUE_", EPILOGUES),
         ("ROLE_", ROLES),
         ("LAYOUT_", LAYOUTS),
-        ("VALUE_", VALUES),
+        ("PRODUCT_", QUANTITIES["product"]),
+        ("COPY_", QUANTITIES["copy"]),
         ("", RELATIONS),
     ):
         for number, name in enumerate(names):

@@ -195,12 +195,12 @@ def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
             "copy": place(~source, replace(ODD, padding=5), transposed=order[1] == "t", step=step),
         }
         values = {
-            "a_ptr": operands["source"].address,
-            "c_ptr": operands["copy"].address,
+            "source_ptr": operands["source"].address,
+            "dest_ptr": operands["copy"].address,
             "M": m,
             "N": n,
-            **strides_of(operands["source"], "stride_am", "stride_ak"),
-            **strides_of(operands["copy"], "stride_cm", "stride_cn"),
+            **strides_of(operands["source"], "stride_sm", "stride_sn"),
+            **strides_of(operands["copy"], "stride_dm", "stride_dn"),
         }
         complaints += launched(arch, kernel, image, values, 4, operands, "copy")
         complaints += differences(kernel, operands["copy"].view.copy(), source)

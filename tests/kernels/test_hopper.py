@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 
 from aotmm.build import compile  # noqa: A004 (the step of that name)
 from aotmm.build.compile import I32_LIMIT, compile_variant
-from aotmm.kernels import Variant
+from aotmm.kernels import Specialisation, Variant
 from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
 from aotmm.target import target
@@ -127,23 +127,29 @@ class Made:
 
 def make(made: Variant) -> Made:
     """Compiles as a build does, and keeps the texts that a build does not."""
-    import triton
+    texts: list[str] = []
+    stages = compile._stages
 
-    texts: list[dict[str, Any]] = []
-    compiler = triton.compile
+    def kept(stage: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            result = stage(*arguments)
+            texts.append(str(result))
+            return result
 
-    def keep(*arguments: Any, **options: Any) -> Any:
-        built = compiler(*arguments, **options)
-        texts.append({name: built.asm[name] for name in ("ttgir", "ptx")})
-        return built
+        return run
 
-    triton.compile = keep
+    def listening(variant: Variant, plan: Specialisation) -> compile._Stages:
+        found = stages(variant, plan)
+        return found._replace(lower=[kept(stage) for stage in found.lower])
+
+    compile._twins.clear()
+    compile._stages = listening
     try:
         kernel = compile_variant(made, "key").kernel
     finally:
-        triton.compile = compiler
-    (found,) = texts
-    return Made(kernel, found["ttgir"], found["ptx"])
+        compile._stages = stages
+    _, ttgir, _, ptx = texts
+    return Made(kernel, ttgir, ptx)
 
 
 def make_searched(made: Variant) -> Made:

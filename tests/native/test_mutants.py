@@ -149,12 +149,14 @@ MUTANTS = {
         PROBLEM, "found.pitch = bytes / element_bytes;", "found.pitch = bytes / element_bytes - 64;", ("copied",)
     ),
     "C not copied back": Mutant(LAUNCH, "status == AOTMM_OK && plan->copies & AOTMM_COPY_C", "0", ("copied",)),
-    "a copy shifted": Mutant(COPY, "tl.load(a_ptrs, mask=inside)", "tl.load(a_ptrs + 1, mask=inside)", ("copied",)),
+    "a copy shifted": Mutant(
+        COPY, "tl.load(source_ptrs, mask=inside)", "tl.load(source_ptrs + 1, mask=inside)", ("copied",)
+    ),
     "strides swapped": Mutant(
         PROBLEM,
-        "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);",
-        "memcpy(value, p, AOTMM_VALUE_SLOPE * sizeof *value);"
-        " value[AOTMM_VALUE_STRIDE_AM] = p->stride_bk; value[AOTMM_VALUE_STRIDE_BK] = p->stride_am;",
+        "memcpy(value, p, AOTMM_PRODUCT_SLOPE * sizeof *value);",
+        "memcpy(value, p, AOTMM_PRODUCT_SLOPE * sizeof *value);"
+        " value[AOTMM_PRODUCT_STRIDE_AM] = p->stride_bk; value[AOTMM_PRODUCT_STRIDE_BK] = p->stride_am;",
         ("exact", "random"),
     ),
     "bias taken for a vector": Mutant(PROBLEM, "? 2 : 1;", "? 1 : 1;", ("finished",)),

@@ -1,0 +1,89 @@
+/* One kernel of any kind: load it, encode its tensor maps, and launch it with the values of its quantities. */
+#include "core.h"
+
+#include <pthread.h>
+#include <string.h>
+
+static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Find the kernel's function on the current device, which is loaded at its first use. */
+static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
+  aotmm_function *slot = &aotmm_functions[kernel][ordinal];
+  *function = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+  if (*function) return AOTMM_OK;
+  pthread_mutex_lock(&load_lock);
+  int status = AOTMM_OK;
+  *function = *slot;
+  if (!*function) {
+    status = driver_load(aotmm_kernels + kernel, ordinal, function);
+    if (status == AOTMM_OK) __atomic_store_n(slot, *function, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&load_lock);
+  return status;
+}
+
+/* The maps that this thread encoded last: encoding one takes as long as the rest of a launch. A map depends only on the
+   fields before `bytes`. */
+enum { MAPS = 64 };
+static __thread struct encoded {
+  const aotmm_tensor_map *map; /* NULL: empty */
+  int64_t address, inner, outer, stride_bytes;
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
+} maps[MAPS];
+
+static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
+                  void *encoded) {
+  const aotmm_tensor_map *map = kernel->maps + parameter->map - 1;
+  if (!uses_map(map, q)) {
+    memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
+    return AOTMM_OK;
+  }
+  int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
+  int64_t stride_bytes = saturated(q->value[map->stride], map->element_bytes);
+  if (outer == 1) /* the stride of a single line is 0, which the driver refuses */
+    stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
+  struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
+  if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
+      last->stride_bytes != stride_bytes) {
+    last->map = NULL;
+    int status = driver_encode(kernel, map, address, inner, outer, stride_bytes, ordinal, last->bytes);
+    if (status) return status;
+    last->map = map, last->address = address, last->inner = inner, last->outer = outer;
+    last->stride_bytes = stride_bytes;
+  }
+  memcpy(encoded, last->bytes, sizeof last->bytes);
+  return AOTMM_OK;
+}
+
+/* Launch a kernel on the current device with the values of its quantities. */
+int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, int ordinal, void *stream) {
+  const aotmm_kernel *kernel = aotmm_kernels + number;
+  _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
+  void *parameters[AOTMM_MAX_PARAMETERS]; /* the driver copies the low bytes of narrow ones: all is little-endian */
+  aotmm_function function;
+  int status;
+  for (uint32_t i = 0; i < kernel->parameter_count; i++) {
+    const aotmm_parameter *parameter = kernel->parameters + i;
+    if (!parameter->map) {
+      parameters[i] = (void *)(uintptr_t)(q->value + parameter->value);
+      continue;
+    }
+    parameters[i] = encoded[parameter->map - 1];
+    if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
+  }
+  if ((status = function_of(number, ordinal, &function))) return status;
+  return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
+}
+
+int aotmm_preload(int ordinal) {
+  const aotmm_device *device;
+  void *saved;
+  int status = driver_device(ordinal, &device);
+  if (status || (status = driver_enter(ordinal, &saved))) return status;
+  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++) {
+    aotmm_function function;
+    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = function_of(i, ordinal, &function);
+  }
+  driver_leave(saved);
+  return status;
+}
