@@ -214,9 +214,15 @@ def test_wrong_head(change: Change, words: str) -> None:
         (lambda body: body["config"].update(block_m="64"), "[0]: config: block_m: expected int, found '64'"),
         (
             lambda body: body["parameters"][1].update(value="Q"),
-            "[0]: parameters[1]: value 'Q' is unknown; known: a_ptr",
+            "one refers to 'Q', which it does not declare",
         ),
-        (lambda body: body["guards"][0].update(value="Q"), "[0]: guards[0]: value 'Q' is unknown; known: a_ptr"),
+        (lambda body: body["guards"][0].update(value="Q"), "one refers to 'Q', which it does not declare"),
+        (
+            lambda body: body["parameters"][2]["tensor_map"]["guards"][0].update(value="Q"),
+            "one refers to 'Q', which it does not declare",
+        ),
+        (lambda body: body["parameters"][2]["tensor_map"].update(inner="Q"), "one refers to 'Q', which it does not"),
+        (lambda body: body["quantities"].pop(), "one declares other quantities than a product of this version has"),
         (lambda body: body["guards"][0].update(relation="above"), "relation 'above' is unknown; known: equals"),
         (lambda body: body["attributes"][0].update(name="fast"), "name 'fast' is unknown; known: cooperative"),
         (

@@ -363,8 +363,11 @@ ATTACKS = (
     ),
     Attack("a kernel with profile scratch", _first(profile_scratch_bytes=64), "needs 64 B of profile scratch"),
     Attack("a list without end", _first(guards=[{}] * (MAX_ITEMS + 1)), f"at most {MAX_ITEMS} are read"),
+    Attack("a quantity that no launch gives", _first(quantities=["Q"]), "declares other quantities than a "),
     Attack(
-        "an unknown quantity", _kernels(lambda body: body[0]["parameters"][0].update(value="Q")), "value 'Q' is unknown"
+        "an undeclared quantity",
+        _kernels(lambda body: body[0]["parameters"][0].update(value="Q")),
+        "refers to 'Q', which it does not declare",
     ),
     Attack("a kernel less than the library has", _kernels(_kernel_less), "kernels"),
     Attack("several at once", _several, "threads: expected int, found -1"),

@@ -203,23 +203,13 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
     sizes, strides = (operand.rows, operand.cols), (operand.row_stride, operand.col_stride)
     if turned:
         sizes, strides = sizes[::-1], strides[::-1]
-    lines, length = (sized(values, name) for name in sizes)
-    return quantities(
-        Problem(
-            lines,
-            length,
-            length,
-            (source[strides[0]] or 0, source[strides[1]] or 0),
-            (0, 0),
-            (target[strides[0]] or 0, target[strides[1]] or 0),
-            "fp16",
-            "fp16",
-            "fp16",
-            a_ptr=sized(source, operand.pointer),
-            c_ptr=sized(target, operand.pointer),
-            slope=0.0,
-        )
-    )
+    sides = {"s": (source, "source_ptr"), "d": (target, "dest_ptr")}
+    found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "zero": 0}
+    for side, (of, pointer) in sides.items():
+        found[pointer] = of[operand.pointer]
+        for name, size, stride in zip("mn", "MN", strides, strict=True):
+            found[f"stride_{side}{name}"] = None if found[size] == 1 else of[stride] or 0
+    return found
 
 
 def widths_of(problem: Problem) -> list[int]:

@@ -279,15 +279,20 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
     assert {launch.stream for launch in emulator.driver.launches} == {STREAM}
     copier = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(first.image))
     found = arguments(copier, first.params)
-    assert (found["a_ptr"], found["c_ptr"], found["M"], found["N"]) == (problem.a_ptr, a, 70, 520)
-    assert (found["stride_am"], found["stride_cm"]) == (520, 576)
+    assert (found["source_ptr"], found["dest_ptr"], found["M"], found["N"]) == (problem.a_ptr, a, 70, 520)
+    assert (found["stride_sm"], found["stride_dm"]) == (520, 576)
     found = arguments(copier, second.params)
-    assert (found["a_ptr"], found["c_ptr"], found["M"], found["N"]) == (problem.b_ptr, b, 520, 136)
+    assert (found["source_ptr"], found["dest_ptr"], found["M"], found["N"]) == (problem.b_ptr, b, 520, 136)
     found = arguments(emulator.kernels[product], main.params)
     assert (found["a_ptr"], found["b_ptr"], found["c_ptr"]) == (a, b, c)
     assert (found["stride_am"], found["stride_bk"], found["stride_cm"]) == (576, 192, 192)
     found = arguments(copier, last.params)
-    assert (found["a_ptr"], found["c_ptr"], found["stride_am"], found["stride_cm"]) == (c, problem.c_ptr, 192, 136)
+    assert (found["source_ptr"], found["dest_ptr"], found["stride_sm"], found["stride_dm"]) == (
+        c,
+        problem.c_ptr,
+        192,
+        136,
+    )
 
     partial = number_of(emulator, "partial")
     plan = replace(emulator.plan(problem, partial), split=3, workspace_bytes=c + sizes["sums"] - base)
