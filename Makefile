@@ -18,9 +18,6 @@ FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 BUILDING := tests/attacks tests/build tests/packaging
 EXECUTING := tests/emulators tests/kernels tests/native
 
-# Files of tests that need no packs; some of them are in folders whose other tests do.
-UNIT := $(wildcard tests/test_*.py) tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py \
-	tests/build/test_pack.py tests/packaging/test_requirements.py
 # Runs the targets that follow, two at a time, all of them to their ends.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going
 
@@ -35,7 +32,7 @@ endef
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup check test unit unit-measuring building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,16 +47,13 @@ endif
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
 check: setup ## lint, types and the tests that need no packs, no GPU and no network
-	@$(SIDE_BY_SIDE) lint unit unit-measuring
+	@$(SIDE_BY_SIDE) lint unit
 
 test: artifacts setup ## every test that can run on this machine
 	@$(SIDE_BY_SIDE) building executing with-torch
 
 unit: setup
-	.venv/bin/python -m pytest $(UNIT)
-
-unit-measuring: setup
-	.venv/bin/python -m pytest tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
+	.venv/bin/python -m pytest tests/unit
 
 # The parts of the tests, which say at their ends what they left out and why.
 building: .venv-build/.stamp
