@@ -18,23 +18,21 @@ FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 BUILDING := tests/attacks tests/build tests/packaging
 EXECUTING := tests/emulators tests/kernels tests/native
 
-# Files of tests that need no packs; some of them are in folders whose other tests do.
-UNIT := $(wildcard tests/test_*.py) tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py \
-	tests/build/test_pack.py tests/packaging/test_requirements.py
 # Runs the targets that follow, two at a time, all of them to their ends.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going
 
-# The requirement lists of pyproject.toml named as arguments, without torch.
-REQUIREMENTS := $(PYTHON) -c 'import sys; \
-	sys.version_info < (3, 11) and sys.exit("error: make needs Python 3.11 or newer; name one: make PYTHON=..."); \
-	import tomllib; facts = tomllib.load(open("pyproject.toml", "rb")); \
-	project = facts["project"]; extras = project["optional-dependencies"]; \
-	print(*facts["build-system"]["requires"], *(x for x in project["dependencies"] if not x.startswith("torch")), \
-	*(x for name in sys.argv[1:] for x in extras[name]), sep="\n")'
+# The oldest that is sure to install dependency groups is 25.1.
+PIP := pip==26.3
+
+define new_environment
+@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit( \
+	"error: make needs Python 3.11 or newer; name one: make PYTHON=...")'
+@$(PYTHON) -m venv --clear $(@D)
+endef
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help artifacts setup check test unit unit-measuring building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,16 +47,13 @@ endif
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
 check: setup ## lint, types and the tests that need no packs, no GPU and no network
-	@$(SIDE_BY_SIDE) lint unit unit-measuring
+	@$(SIDE_BY_SIDE) lint unit
 
 test: artifacts setup ## every test that can run on this machine
 	@$(SIDE_BY_SIDE) building executing with-torch
 
 unit: setup
-	.venv/bin/python -m pytest $(UNIT)
-
-unit-measuring: setup
-	.venv/bin/python -m pytest tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
+	.venv/bin/python -m pytest tests/unit
 
 # The parts of the tests, which say at their ends what they left out and why.
 building: .venv-build/.stamp
@@ -88,7 +83,7 @@ fuzz: .venv-build/.stamp ## 100,000 altered packs and wheels, none of which may 
 	.venv-build/bin/python -m tests.attacks.fuzz
 
 bench: artifacts setup ## measures this machine's GPU; bench-results/report.html
-	@$(REQUIREMENTS) bench | .venv/bin/python -m pip install -qq -r /dev/stdin
+	@.venv/bin/python -m pip install -qq -e '.[bench]'
 	.venv/bin/aotmm bench --out bench-results
 
 clean: ## removes everything that was made, environments included
@@ -97,12 +92,13 @@ clean: ## removes everything that was made, environments included
 	find artifacts -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} +
 
 lock: ## pins what .venv-build is made of, with hashes, in requirements-build.txt; needs uv
-	@$(REQUIREMENTS) build cluster cache test | uv pip compile --universal --python-version 3.11 --generate-hashes \
-		--no-header --no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt -
+	@uv pip compile pyproject.toml --extra build --extra cluster --extra cache --group test --excludes <(echo torch) \
+		--universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --no-emit-index-url --upgrade --quiet --output-file requirements-build.txt
 
 .venv-build/.stamp: pyproject.toml requirements-build.txt
 	@echo "installing Triton and what builds and tests packs into .venv-build"
-	@$(PYTHON) -m venv --clear .venv-build
+	$(new_environment)
 	@.venv-build/bin/python -m pip install -qq --require-hashes -r requirements-build.txt
 	@.venv-build/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
@@ -110,8 +106,7 @@ lock: ## pins what .venv-build is made of, with hashes, in requirements-build.tx
 # An overridden TORCH makes the environment anew.
 .venv/.stamp: pyproject.toml $(if $(filter-out file,$(origin TORCH)),FORCE)
 	@echo "installing $(TORCH) and what tests and lint need into .venv"
-	@$(PYTHON) -m venv --clear .venv
-	@.venv/bin/python -m pip install -qq "$(TORCH)"
-	@$(REQUIREMENTS) test lint cluster | .venv/bin/python -m pip install -qq -r /dev/stdin
-	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	$(new_environment)
+	@.venv/bin/python -m pip install -qq $(PIP)
+	@.venv/bin/python -m pip install -qq "$(TORCH)" --group dev -e '.[cluster]'
 	@touch $@

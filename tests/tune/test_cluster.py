@@ -23,7 +23,7 @@ from aotmm.tune.workers import Done, LeftOut, device_of, measure_all, measuring
 from aotmm.workers.dask import Cluster, cluster
 from aotmm.workers.pool import Timeouts
 from tests.dask_cluster import Dask, dask
-from tests.tune.fakes import case, on_worker, worker_facts
+from tests.unit.tune.fakes import case, on_worker, worker_facts
 
 TIMEOUTS = Timeouts(start_s=60, silence_s=1.5)
 GPU = ("--resources", "GPU=1")

@@ -28,7 +28,7 @@ from aotmm.tune import session, shapes
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import Case, cases
 from aotmm.tune.record import Head
-from tests.tune.fakes import Fake, case, pool
+from tests.unit.tune.fakes import Fake, case, pool
 
 H200 = CDevice(132, 232448)
 HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)

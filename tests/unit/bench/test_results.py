@@ -11,7 +11,7 @@ from aotmm.bench.cases import Case
 from aotmm.bench.results import Row, Times, geometric_mean, read, spread, to_json, write
 from aotmm.errors import SpecError
 from aotmm.tune.shapes import Shape
-from tests.bench.samples import sample
+from tests.unit.bench.samples import sample
 
 
 def _times(graph_us: tuple[float, ...], isolated_us: tuple[float, ...] = ()) -> Times:

@@ -100,7 +100,7 @@ FEW = """
 import resource, sys
 from aotmm.workers.pool import WorkerDiedError, Timeouts, local
 from aotmm.errors import AotmmError
-from tests.test_pool import worker
+from tests.unit.workers.test_pool import worker
 what, room = sys.argv[1:]
 if what == "files":
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(room), int(room)))
@@ -128,7 +128,7 @@ except AotmmError as error:
 )
 def test_a_machine_that_refuses(tmp_path: Path, what: str, room: str, words: str) -> None:
     """Processes or threads that cannot be started are told for each task; no other error comes, and no file stays."""
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[3])
     settings = os.environ | {"PYTHONPATH": root, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", FEW, what, room]
     done = subprocess.run(command, cwd=root, env=settings, capture_output=True, text=True, check=False)
@@ -163,12 +163,12 @@ def test_a_killed_parent_leaves_nobody() -> None:
     program = """
 import os
 from aotmm.workers.pool import Timeouts, local
-from tests.test_pool import worker
+from tests.unit.workers.test_pool import worker
 with local([worker], Timeouts()) as pool:
     print(*pool.submit(("folder",)).result(), flush=True)
     os.kill(os.getpid(), 9)
 """
-    root = str(Path(__file__).parent.parent)
+    root = str(Path(__file__).parents[3])
     command = [sys.executable, "-c", program]
     done = subprocess.run(
         command, cwd=root, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=False

@@ -13,7 +13,7 @@ import pytest
 from aotmm.bench import results
 from aotmm.bench.render import render
 from aotmm.errors import SpecError
-from tests.bench.samples import sample
+from tests.unit.bench.samples import sample
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

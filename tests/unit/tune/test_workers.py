@@ -9,7 +9,7 @@ import pytest
 
 from aotmm.errors import AotmmError
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all
-from tests.tune.fakes import SCHEDULES, Fake, case, pool, unable
+from tests.unit.tune.fakes import SCHEDULES, Fake, case, pool, unable
 
 
 @pytest.fixture

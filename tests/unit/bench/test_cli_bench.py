@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from aotmm.bench import results
 from aotmm.cli import main
 from aotmm.errors import SpecError, WrongResultError
-from tests.bench.samples import sample
+from tests.unit.bench.samples import sample
 
 
 def _run(*words: str | Path) -> Result:

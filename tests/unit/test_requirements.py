@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import tomllib
+from packaging.dependency_groups import resolve_dependency_groups
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +25,10 @@ def test_pins_are_what_is_asked_for() -> None:
     """Everything that a build environment needs is pinned, each pin as pyproject.toml allows: else `make lock`."""
     facts = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = facts["project"]["optional-dependencies"]
-    asked = facts["build-system"]["requires"] + facts["project"]["dependencies"]
-    asked += [text for extra in ("build", "cluster", "cache", "test") for text in extras[extra]]
+    tested = resolve_dependency_groups(facts["dependency-groups"], "test")
+    assert set(facts["build-system"]["requires"]) <= set(tested)
+    asked = facts["project"]["dependencies"] + list(tested)
+    asked += [text for extra in ("build", "cluster", "cache") for text in extras[extra]]
     pinned: dict[str, list[str]] = {}
     for name, version in re.findall(r"^([\w.-]+)==([\w.]+)", PINS, re.MULTILINE):
         pinned.setdefault(name, []).append(version)

@@ -40,7 +40,7 @@ from aotmm.target import EMULATED, TARGETS
 from tests.samples import image, installed
 from tests.samples import kernel as sample_kernel
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs" / "cli.md").read_text()
 COMMAND = (sys.executable, "-m", "aotmm")
 # Runs first in a process that finds it on its path, and lets it import none of the modules in BLOCKED.

@@ -21,7 +21,7 @@ from aotmm.bench.summary import (
 )
 from aotmm.bench.summary import targets as committed
 from aotmm.tune.shapes import Shape
-from tests.bench.samples import sample
+from tests.unit.bench.samples import sample
 
 # What the work was asked to reach: geometric mean and worst ratio, by sweep.
 WANTED = [

@@ -8,7 +8,7 @@ import torch
 from aotmm.bench.cases import Case, Operands, Pool
 from aotmm.bench.check import error, truth
 from aotmm.tune.shapes import Shape
-from tests.bench.samples import product
+from tests.unit.bench.samples import product
 
 CPU = torch.device("cpu")
 CASES = [

@@ -16,7 +16,7 @@ from aotmm.bench.facts import STATE, State
 from aotmm.bench.results import Row
 from aotmm.errors import SpecError
 from aotmm.tune.shapes import Shape, Shapes, Sweep
-from tests.bench.samples import FakeStopwatch, right
+from tests.unit.bench.samples import FakeStopwatch, right
 
 FACTS = {
     "device": "a stand-in",

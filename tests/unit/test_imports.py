@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 HALL = {"aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.pack", "aotmm.workers.pool"}
 RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the fast module, where Python loads it
 BUILD = HALL | {"aotmm.kernels", "aotmm.build", "aotmm.workers.dask"}

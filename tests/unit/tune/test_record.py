@@ -17,7 +17,7 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack.table import Sample
 from aotmm.tune.record import Head, Record
-from tests.tune.fakes import case
+from tests.unit.tune.fakes import case
 
 HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
 SAMPLES = (
@@ -104,8 +104,8 @@ MEASURES = """
 import sys
 from pathlib import Path
 from aotmm.tune.session import measure
-from tests.tune.fakes import Fake, case, pool
-from tests.tune.test_record import HEAD
+from tests.unit.tune.fakes import Fake, case, pool
+from tests.unit.tune.test_record import HEAD
 log, out, pause = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 with pool(*(Fake(log, name, pause_s=pause) for name in ("gpu0", "gpu1"))) as gpus:
     measure([case(size) for size in range(1, 31)], gpus, HEAD, out, budget_s=100, progress=lambda *_: None)
@@ -116,7 +116,7 @@ def test_a_killed_measurement_goes_on(tmp_path: Path, path: Path) -> None:
     """Killed in the middle and run again: every case is in the record, and none that was is measured again."""
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(MEASURES)
-    root = Path(__file__).parent.parent.parent
+    root = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, str(program), str(log), str(path)]
     first = subprocess.Popen([*command, "0.03"], env=environment)

@@ -14,7 +14,7 @@ from aotmm.bench.protocol import in_turn, launches_for, measure, orders
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row
 from aotmm.tune.shapes import Shape
-from tests.bench.samples import FakeStopwatch, product, right
+from tests.unit.bench.samples import FakeStopwatch, product, right
 
 CASE = Case(Shape(100, 64, 96, "nt"), "fp16")
 
