@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from aotmm.pack.decode import Sha256
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES, VALUES
 from aotmm.target import Target
+
+Dtype = Annotated[str, tuple(DTYPES)]
+Quantity = Annotated[str, VALUES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +25,10 @@ class TensorMap:
         swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
     """
 
-    dtype: str
-    inner: str
-    outer: str
-    stride: str
+    dtype: Dtype
+    inner: Quantity
+    outer: Quantity
+    stride: Quantity
     box_inner: int
     box_outer: int
     swizzle: int
@@ -38,7 +44,7 @@ class Parameter:
 
     name: str
     type: str
-    value: str
+    value: Quantity
     offset: int
     bytes: int
     tensor_map: TensorMap | None = None
@@ -48,8 +54,8 @@ class Parameter:
 class Guard:
     """A condition that the kernel was compiled for: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
 
-    value: str
-    relation: str
+    value: Quantity
+    relation: Annotated[str, RELATIONS]
     operand: int
 
 
@@ -62,14 +68,14 @@ class Image:
 
     offset: int
     bytes: int
-    sha256: str
+    sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """A launch attribute (`problem.ATTRIBUTES`) and its three numbers; unused ones are 0."""
 
-    name: str
+    name: Annotated[str, tuple(ATTRIBUTES)]
     value: tuple[int, int, int]
 
 
@@ -128,15 +134,15 @@ class Kernel:
 
     name: str
     family: str
-    role: str
+    role: Annotated[str, ROLES]
     config_name: str
     source: str
     symbol: str
-    dtype_a: str
-    dtype_b: str
-    dtype_c: str
-    layout: str
-    epilogue: str
+    dtype_a: Dtype
+    dtype_b: Dtype
+    dtype_c: Dtype
+    layout: Annotated[str, (*LAYOUTS, "any")]
+    epilogue: Annotated[str, EPILOGUES]
     fast_accum: bool
     persistent: bool
     pdl: bool
