@@ -266,7 +266,8 @@ def test_paths_stay_inside_the_pack(path: str) -> None:
 def test_values_as_deep_as_json_can_be() -> None:
     """A value that was read just so is shown in an error, or that it is deep, though Python cannot print it."""
     for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit()):
-        refused(b'{"format": ' + b"[" * depth + b"]" * depth + b"}")
+        value = b"[" * depth + b"]" * depth
+        refused(HEAD, b'[{"parameters": [{"tensor_map": {"dtype": ' + value + b"}}]}]")
 
 
 def test_altered_but_well_formed() -> None:
