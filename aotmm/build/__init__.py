@@ -22,6 +22,7 @@ from aotmm.build.variants import ConfigSet, config_set, variants
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.kernels import Variant
 from aotmm.pack import manifest, table
+from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.files import in_checkout
 from aotmm.pack.manifest import FORMAT, File, Manifest, Provenance, Span
 from aotmm.target import HOSTS, Target, host, target, targets
@@ -274,7 +275,7 @@ def _write_manifest(folder: Path, entry: Manifest) -> None:
         head = manifest.read_head(written[manifest.FILE_NAME], manifest.FILE_NAME)
         manifest.read_kernels(head, written[manifest.KERNELS_NAME], manifest.KERNELS_NAME)
     except ArtifactError as error:
-        many = len(entry.kernels) > manifest.MAX_ITEMS or max(map(len, written.values())) > manifest.MAX_MANIFEST_BYTES
+        many = len(entry.kernels) > MAX_ITEMS or max(map(len, written.values())) > manifest.MAX_MANIFEST_BYTES
         advice = "; build fewer kernels" if many else ""
         raise PackError(f"pack {entry.arch} cannot be read back: {error}{advice}") from error
     for name, data in written.items():

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from aotmm.pack.decode import Sha256
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES
 from aotmm.target import Target
+
+Dtype = Annotated[str, tuple(DTYPES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +17,7 @@ class Guard:
     """A condition that the kernel was compiled for: `value` `relation` `operand`, e.g. stride_am multiple_of 8."""
 
     value: str
-    relation: str
+    relation: Annotated[str, RELATIONS]
     operand: int
 
 
@@ -29,7 +34,7 @@ class TensorMap:
         guards: conditions of its use; if one does not hold, the kernel gets 128 zero bytes.
     """
 
-    dtype: str
+    dtype: Dtype
     inner: str
     outer: str
     stride: str
@@ -64,14 +69,14 @@ class Image:
 
     offset: int
     bytes: int
-    sha256: str
+    sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
     """A launch attribute (`problem.ATTRIBUTES`) and its three numbers; unused ones are 0."""
 
-    name: str
+    name: Annotated[str, tuple(ATTRIBUTES)]
     value: tuple[int, int, int]
 
 
@@ -132,15 +137,15 @@ class Kernel:
 
     name: str
     family: str
-    role: str
+    role: Annotated[str, ROLES]
     config_name: str
     source: str
     symbol: str
-    dtype_a: str
-    dtype_b: str
-    dtype_c: str
-    layout: str
-    epilogue: str
+    dtype_a: Dtype
+    dtype_b: Dtype
+    dtype_c: Dtype
+    layout: Annotated[str, (*LAYOUTS, "any")]
+    epilogue: Annotated[str, EPILOGUES]
     fast_accum: bool
     persistent: bool
     pdl: bool

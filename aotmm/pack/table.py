@@ -7,27 +7,25 @@ model and per shape, so that two tables compare well.
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from aotmm.errors import ArtifactError
+from aotmm.pack.decode import check_format, decode, parse_json, refuse
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
 FORMAT = 3
 MAX_TABLE_BYTES = 32 << 20
 MIN_M = (1, 33, 257)  # a model is for C of at least so many rows, up to the next one's
-_WIDTHS = (1, 2, 4)
-_MAX_INT = 2**53
-_NAME = r"[A-Za-z0-9_]{1,120}"  # launchers hold it as a C string
-_DATE = r"\d{4}-\d{2}-\d{2}"
-_SAMPLE_FIELDS = 5
-_CONSTANTS = ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
-_MAX_COPIES = 8
+_MAX_ROWS = range(1 << 20)
+_Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
+_Text = Annotated[str, ".{1,200}"]
+_ElementBytes = Annotated[int, (1, 2, 4)]
+_Positive = Annotated[int, range(1, 2**53)]
 
 
 class Sample(NamedTuple):
@@ -52,10 +50,10 @@ class Model:
     The formula is in `templates/launcher.h.jinja`. Reduces and copies have `base_ns` and `ns_per_byte` only.
     """
 
-    config_name: str
-    element_bytes: int
+    config_name: _Name
+    element_bytes: _ElementBytes
     fast_accum: bool
-    min_m: int
+    min_m: Annotated[int, MIN_M]
     base_ns: float
     ns_per_k_step: float
     ns_per_tile: float
@@ -69,16 +67,20 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class _Product:
+    element_bytes: _ElementBytes
+    layout: Annotated[str, LAYOUTS]
+    fast_accum: bool
+    M: _Positive
+    N: _Positive
+    K: _Positive
+    held_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shape(_Product):
     """One measured shape and its times; `held_out` shapes test the models and are not fitted."""
 
-    element_bytes: int
-    layout: str
-    fast_accum: bool
-    M: int
-    N: int
-    K: int
-    held_out: bool
     times: tuple[Sample, ...]
 
     def best(self) -> dict[str, Sample]:
@@ -88,21 +90,51 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class _Origin:
+    arch: Annotated[str, tuple(TARGETS)]
+    device: _Text
+    driver: _Text
+    torch: _Text
+    aotmm: _Text
+    date: Annotated[str, r"\d{4}-\d{2}-\d{2}"]
+    seed: int
+    models: Annotated[tuple[Model, ...], _MAX_ROWS]
+
+
+@dataclass(frozen=True, slots=True)
+class Table(_Origin):
     """One file: place and time of the measurement, the models, and the measured shapes.
 
     `date` is YYYY-MM-DD; `seed` is that of the held-out split.
     """
 
-    arch: str
-    device: str
-    driver: str
-    torch: str
-    aotmm: str
-    date: str
-    seed: int
-    models: tuple[Model, ...]
     shapes: tuple[Shape, ...]
+
+
+class _Row(NamedTuple):
+    """A sample in the file: its config is an index into the file's `config_names`."""
+
+    config: int
+    split: _Positive
+    pdl: Annotated[int, range(2)]
+    copies: Annotated[int, range(8)]
+    ns: _Positive
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows(_Product):
+    """A shape in the file."""
+
+    times: tuple[_Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File(_Origin):
+    """A table as the file has it."""
+
+    format: int
+    config_names: tuple[_Name, ...]
+    shapes: Annotated[tuple[_Rows, ...], _MAX_ROWS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,38 +204,30 @@ def parse(data: bytes, where: str) -> Table:
         ArtifactError: too large, not strict JSON, another format version, unknown or missing keys, values of other
             types or out of range, or the same model, shape or sample twice.
     """
-    if len(data) > MAX_TABLE_BYTES:
-        raise ArtifactError(f"{where}: more than {MAX_TABLE_BYTES} bytes, which no tuning table has")
-    try:
-        body = json.loads(data, object_pairs_hook=_no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{where}: not a tuning table: {error}") from error
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        found = body.get("format") if isinstance(body, dict) else type(body).__name__
-        raise ArtifactError(
-            f"{where}: tuning table format {found!r}, this version of aotmm reads {FORMAT}; make it again: aotmm tune"
-        )
-    _check_keys(body, {"format", "config_names", *_names(Table)}, where)
-    config_names = [
-        _text(name, _NAME, f"{where}: configs") for name in _list(body["config_names"], f"{where}: configs")
+    body = parse_json(data, where, "tuning table", MAX_TABLE_BYTES)
+    check_format(body, FORMAT, where, "tuning table", "make it again: aotmm tune")
+    file = decode(_File, body, where)
+    names = file.config_names
+    problems = [
+        *_repeated(names, f"{where}: config_names"),
+        *_repeated([model.key for model in file.models], f"{where}: models"),
+        *_repeated([(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K) for s in file.shapes], f"{where}: shapes"),
     ]
-    _check_unique(config_names, f"{where}: configs")
-    models = tuple(
-        _model(row, f"{where}: models[{index}]") for index, row in enumerate(_list(body["models"], f"{where}: models"))
-    )
-    _check_unique([row.key for row in models], f"{where}: models")
-    shapes = tuple(
-        _shape(row, config_names, f"{where}: shapes[{index}]")
-        for index, row in enumerate(_list(body["shapes"], f"{where}: shapes"))
-    )
-    _check_unique([(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K) for s in shapes], f"{where}: shapes")
+    for index, shape in enumerate(file.shapes):
+        place = f"{where}: shapes[{index}]: times"
+        problems += _repeated([row[:-1] for row in shape.times], place)
+        unknown = sorted({row.config for row in shape.times if row.config >= len(names)})
+        problems += [f"{place}: config {config} is unknown, config_names has {len(names)}" for config in unknown]
+    refuse(problems)
     return Table(
-        arch=_word(body["arch"], tuple(TARGETS), f"{where}: arch"),
-        **{name: _text(body[name], ".{1,200}", f"{where}: {name}") for name in ("device", "driver", "torch", "aotmm")},
-        date=_text(body["date"], _DATE, f"{where}: date"),
-        seed=_int(body["seed"], 0, f"{where}: seed"),
-        models=models,
-        shapes=shapes,
+        **{name: getattr(file, name) for name in _names(_Origin)},
+        shapes=tuple(
+            Shape(
+                **{name: getattr(shape, name) for name in _names(_Product)},
+                times=tuple(Sample(names[row.config], row.split, bool(row.pdl), *row[3:]) for row in shape.times),
+            )
+            for shape in file.shapes
+        ),
     )
 
 
@@ -232,47 +256,6 @@ def write(table: Table) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _model(body: object, where: str) -> Model:
-    row = _object(body, Model, where)
-    return Model(
-        config_name=_text(row["config_name"], _NAME, f"{where}: config"),
-        element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
-        fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
-        min_m=_word(row["min_m"], MIN_M, f"{where}: min_m"),
-        **{name: _constant(row[name], f"{where}: {name}") for name in _CONSTANTS},
-    )
-
-
-def _shape(body: object, config_names: list[str], where: str) -> Shape:
-    row = _object(body, Shape, where)
-    times = tuple(
-        _sample(item, config_names, f"{where}: times[{index}]")
-        for index, item in enumerate(_list(row["times"], f"{where}: times"))
-    )
-    _check_unique([sample[:-1] for sample in times], f"{where}: times")
-    return Shape(
-        element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
-        layout=_word(row["layout"], LAYOUTS, f"{where}: layout"),
-        fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
-        **{name: _int(row[name], 1, f"{where}: {name}") for name in ("M", "N", "K")},
-        held_out=_bool(row["held_out"], f"{where}: held_out"),
-        times=times,
-    )
-
-
-def _sample(body: object, config_names: list[str], where: str) -> Sample:
-    items = _list(body, where)
-    if len(items) != _SAMPLE_FIELDS:
-        raise ArtifactError(f"{where}: expected [config, split, pdl, copies, ns], found {items!r}")
-    return Sample(
-        config_name=config_names[_word(items[0], range(len(config_names)), f"{where}: config")],
-        split=_int(items[1], 1, f"{where}: split"),
-        pdl=bool(_word(items[2], range(2), f"{where}: pdl")),
-        copies=_word(items[3], range(_MAX_COPIES), f"{where}: copies"),
-        ns=_int(items[4], 1, f"{where}: ns"),
-    )
-
-
 def _names(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
@@ -281,63 +264,7 @@ def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(", ", ": "))
 
 
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    body = dict(pairs)
-    if len(body) != len(pairs):
-        raise ValueError(f"a key twice in {[key for key, _ in pairs]}")
-    return body
-
-
-def _check_keys(body: dict[str, Any], wanted: set[str], where: str) -> None:
-    if body.keys() != wanted:
-        unknown, missing = sorted(body.keys() - wanted), sorted(wanted - body.keys())
-        raise ArtifactError(f"{where}: unknown keys {unknown}, missing keys {missing}")
-
-
-def _check_unique(items: list[Any], where: str) -> None:
-    if len(set(items)) != len(items):
-        twice = next(item for item in items if items.count(item) > 1)
-        raise ArtifactError(f"{where}: {twice!r} is there twice")
-
-
-def _object(body: object, kind: type, where: str) -> dict[str, Any]:
-    if not isinstance(body, dict):
-        raise ArtifactError(f"{where}: expected an object, found {body!r}")
-    _check_keys(body, set(_names(kind)), where)
-    return body
-
-
-def _list(body: object, where: str) -> list[Any]:
-    if not isinstance(body, list):
-        raise ArtifactError(f"{where}: expected a list, found {body!r}")
-    return body
-
-
-def _text(body: object, pattern: str, where: str) -> str:
-    if not isinstance(body, str) or not re.fullmatch(pattern, body):
-        raise ArtifactError(f"{where}: expected a text like {pattern}, found {body!r}")
-    return body
-
-
-def _word(body: Any, known: Any, where: str) -> Any:
-    if type(body) not in {str, int} or body not in known:
-        raise ArtifactError(f"{where}: {body!r} is not one of {', '.join(map(str, known))}")
-    return body
-
-
-def _bool(body: object, where: str) -> bool:
-    if not isinstance(body, bool):
-        raise ArtifactError(f"{where}: expected true or false, found {body!r}")
-    return body
-
-
-def _int(body: object, least: int, where: str) -> int:
-    if type(body) is not int or not least <= body < _MAX_INT:
-        raise ArtifactError(f"{where}: expected an integer from {least}, found {body!r}")
-    return body
-
-
-def _constant(body: object, where: str) -> float:
-    if type(body) not in {int, float} or not math.isfinite(body) or body < 0:  # type: ignore[arg-type, operator]
-        raise ArtifactError(f"{where}: expected a number from 0, found {body!r}")
-    return float(body)  # type: ignore[arg-type]
+def _repeated(items: Sequence[object], where: str) -> list[str]:
+    if len(set(items)) == len(items):
+        return []
+    return [f"{where}: {item!r} is there {count} times" for item, count in Counter(items).items() if count > 1]

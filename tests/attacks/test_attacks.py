@@ -72,7 +72,7 @@ def test_everything_wrong_is_told(pack: Path) -> None:
     next(attack for attack in ATTACKS if attack.name == "several at once").harm(pack)
     with pytest.raises(ArtifactError) as caught:
         _ = open_pack(pack).manifest
-    assert [words in str(caught.value) for words in ("threads: ", "layout 'xx'", "symbol: ")] == [True] * 3
+    assert [words in str(caught.value) for words in ("threads: ", "found 'xx'", "symbol: ")] == [True] * 3
 
 
 def test_swapped_between_check_and_use(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ import pytest
 from aotmm.build import Report, build
 from aotmm.errors import PackError, SpecError
 from aotmm.pack import manifest
-from aotmm.pack.manifest import MAX_FILE_BYTES, MAX_ITEMS, MAX_MANIFEST_BYTES
+from aotmm.pack.decode import MAX_ITEMS
+from aotmm.pack.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.build.packs import ROOT, checkout, content, default_pack, run_python

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotmm import problem
 from aotmm.errors import ArtifactError
 from aotmm.pack.manifest import (
     FILE_NAME,
@@ -36,6 +38,9 @@ WHERE = "packs/sm80/manifest.json"
 PACK = manifest(kernel("one", ptx=True), kernel("two"))
 HEAD, KERNELS = write(PACK)[FILE_NAME], write(PACK)[KERNELS_NAME]
 FUZZ = settings(deadline=None, derandomize=True, max_examples=200)
+ARCHS, DTYPES, ATTRIBUTES = ", ".join(TARGETS), ", ".join(problem.DTYPES), ", ".join(problem.ATTRIBUTES)
+NATURAL, SIZE = (f"expected an integer from 0 to {most}, found" for most in (2**53 - 1, MAX_FILE_BYTES))
+DIGEST = "sha256: expected a text like [0-9a-f]{64}, found"
 WRONG_PATHS = [
     "", ".", "..", "/etc/passwd", "../sm90/x", "images/../../x", "images//x", "images/", "./x", "images/./x",
     "a\\b", "a\0b", "C:x", "a b", "a\n", "\u2024\u2024/x", "\uff0e\uff0e/x", "caf\u00e9", "\ud800",
@@ -135,32 +140,31 @@ def test_names_of_configs() -> None:
     [
         (b"", "not a manifest: "),
         (b"\xff", "not a manifest: "),
-        (b"null", "not a manifest: expected an object"),
-        (b"[]", "not a manifest: expected an object"),
+        (b"null", "expected an object, found None; install the aotmm"),
+        (b"[]", "expected an object, found []; install the aotmm"),
         (b"{" * 10, "not a manifest: "),
         (b"[" * 200_000, "not a manifest: "),
         (b'{"a": ' * 200_000, "not a manifest: "),
         (b'{"format": 1, "format": 1}', "a key twice in ['format', 'format']"),
-        (b'{"format": NaN}', "number NaN is not an integer"),
-        (b'{"format": -Infinity}', "number -Infinity is not an integer"),
-        (b'{"format": 1.0}', "number 1.0 is not an integer"),
-        (b'{"format": 1e2}', "number 1e2 is not an integer"),
+        (b'{"format": NaN}', "number NaN is not JSON"),
+        (b'{"format": -Infinity}', "number -Infinity is not JSON"),
+        (b'{"format": 1.0}', "pack format 1.0, this version"),
+        (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
         (b"{}", "pack format None, this version of aotmm reads 4"),
         (b'{"format": 5}', "pack format 5, this version of aotmm reads 4; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 4}', "digest None is not a sha256"),
-        (b'{"format": 4, "digest": 3}', "digest 3 is not a sha256"),
-        (b'{"format": 4, "digest": ""}', "digest '' is not a sha256"),
-        (b'{"format": 4, "digest": "' + b"\\ud800" * 64 + b'"}', "is not a sha256"),
-        (b'{"format": 4, "digest": "' + b"0" * 64 + b'"}', "the file was altered"),
+        (b'{"format": 4}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 4, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 4, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 4, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
         ),
     ],
-    ids=range(23),
+    ids=range(22),
 )
 def test_what_is_no_manifest(data: bytes, words: str) -> None:
     """Strict JSON, a known format version and a digest come before anything else; the message says what is wrong."""
@@ -173,20 +177,20 @@ def test_what_is_no_manifest(data: bytes, words: str) -> None:
         (lambda body: body.update(format=True), "pack format True, this version"),
         (lambda body: body.update(more=1), "unknown keys ['more'], missing keys []"),
         (lambda body: body.pop("host"), "unknown keys [], missing keys ['host']"),
-        (lambda body: body.update(host=3), "host: expected str, found 3"),
-        (lambda body: body.update(host=None), "host: expected str, found None"),
-        (lambda body: body.update(arch="sm99"), f"arch 'sm99' is unknown; known: {', '.join(TARGETS)}"),
-        (lambda body: body.update(arch=["sm80"]), "arch ['sm80'] is unknown"),
-        (lambda body: body.update(sources={}), "sources: expected a list, found {}"),
-        (lambda body: body.update(provenance=[]), "provenance: expected an object, found list"),
+        (lambda body: body.update(host=3), "host: expected a text, found 3"),
+        (lambda body: body.update(host=None), "host: expected a text, found None"),
+        (lambda body: body.update(arch="sm99"), f"arch: expected one of {ARCHS}, found 'sm99'"),
+        (lambda body: body.update(arch=["sm80"]), f"arch: expected one of {ARCHS}, found ['sm80']"),
+        (lambda body: body.update(sources={}), "sources: expected a list of at most 4096, found {}"),
+        (lambda body: body.update(provenance=[]), "provenance: expected an object, found []"),
         (lambda body: body["provenance"].pop("triton"), "provenance: unknown keys [], missing keys ['triton']"),
-        (lambda body: body["provenance"].update(line_info=0), "provenance: line_info: expected bool, found 0"),
-        (lambda body: body["library"].update(bytes=-1), "library: bytes: expected int, found -1"),
-        (lambda body: body["library"].update(bytes=2**53), f"library: bytes: expected int, found {2**53}"),
-        (lambda body: body["library"].update(bytes=True), "library: bytes: expected int, found True"),
-        (lambda body: body["library"].update(bytes="3"), "library: bytes: expected int, found '3'"),
-        (lambda body: body["library"].update(bytes=MAX_FILE_BYTES + 1), f"has {MAX_FILE_BYTES + 1} bytes, at most"),
-        (lambda body: body["sources"][1].update(sha256=None), "sources[1]: sha256: expected str, found None"),
+        (lambda body: body["provenance"].update(line_info=0), "provenance: line_info: expected true or false, found 0"),
+        (lambda body: body["library"].update(bytes=-1), f"library: bytes: {SIZE} -1"),
+        (lambda body: body["library"].update(bytes=2**53), f"library: bytes: {SIZE} {2**53}"),
+        (lambda body: body["library"].update(bytes=True), f"library: bytes: {SIZE} True"),
+        (lambda body: body["library"].update(bytes="3"), f"library: bytes: {SIZE} '3'"),
+        (lambda body: body["library"].update(bytes=MAX_FILE_BYTES + 1), f"library: bytes: {SIZE} {MAX_FILE_BYTES + 1}"),
+        (lambda body: body["sources"][1].update(sha256=None), f"sources[1]: {DIGEST} None"),
         (lambda body: body["sources"].append(body["sources"][0]), "2 files have the same path"),
         (lambda body: body["kernels_file"].update(path="launcher.c"), "2 files have the same path"),
     ],
@@ -201,17 +205,17 @@ def test_wrong_head(change: Change, words: str) -> None:
     [
         (lambda body: body.update(more=1), "[0]: unknown keys ['more'], missing keys []"),
         (lambda body: body.pop("key"), "[0]: unknown keys [], missing keys ['key']"),
-        (lambda body: body.update(threads=-1), "[0]: threads: expected int, found -1"),
+        (lambda body: body.update(threads=-1), f"[0]: threads: {NATURAL} -1"),
         (lambda body: body.update(ptx={}), "[0]: ptx: unknown keys []"),
-        (lambda body: body.update(image=None), "[0]: image: expected an object, found NoneType"),
+        (lambda body: body.update(image=None), "[0]: image: expected an object, found None"),
         (lambda body: body.update(name="two"), "2 kernels have the same name 'two'"),
-        (lambda body: body.update(dtype_a="fp64"), "[0]: dtype_a 'fp64' is unknown; known: fp16, bf16"),
-        (lambda body: body.update(dtype_b=16), "[0]: dtype_b 16 is unknown"),
-        (lambda body: body.update(dtype_c="fp64"), "[0]: dtype_c 'fp64' is unknown; known: fp16, bf16, fp32, tf32"),
-        (lambda body: body.update(layout="xx"), "[0]: layout 'xx' is unknown; known: nn, nt, tn, tt, any"),
-        (lambda body: body.update(epilogue="gelu"), "[0]: epilogue 'gelu' is unknown; known: none, bias_relu, full"),
-        (lambda body: body.update(fast_accum=1), "[0]: fast_accum: expected bool, found 1"),
-        (lambda body: body["config"].update(block_m="64"), "[0]: config: block_m: expected int, found '64'"),
+        (lambda body: body.update(dtype_a="fp64"), f"[0]: dtype_a: expected one of {DTYPES}, found 'fp64'"),
+        (lambda body: body.update(dtype_b=16), f"[0]: dtype_b: expected one of {DTYPES}, found 16"),
+        (lambda body: body.update(dtype_c="fp64"), f"[0]: dtype_c: expected one of {DTYPES}, found 'fp64'"),
+        (lambda body: body.update(layout="xx"), "[0]: layout: expected one of nn, nt, tn, tt, any, found 'xx'"),
+        (lambda body: body.update(epilogue="gelu"), "epilogue: expected one of none, bias_relu, full, found 'gelu'"),
+        (lambda body: body.update(fast_accum=1), "[0]: fast_accum: expected true or false, found 1"),
+        (lambda body: body["config"].update(block_m="64"), f"[0]: config: block_m: {NATURAL} '64'"),
         (
             lambda body: body["parameters"][1].update(value="Q"),
             "one refers to 'Q', which it does not declare",
@@ -223,14 +227,17 @@ def test_wrong_head(change: Change, words: str) -> None:
         ),
         (lambda body: body["parameters"][2]["tensor_map"].update(inner="Q"), "one refers to 'Q', which it does not"),
         (lambda body: body["quantities"].pop(), "one declares other quantities than a product of this version has"),
-        (lambda body: body["guards"][0].update(relation="above"), "relation 'above' is unknown; known: equals"),
-        (lambda body: body["attributes"][0].update(name="fast"), "name 'fast' is unknown; known: cooperative"),
+        (
+            lambda body: body["guards"][0].update(relation="above"),
+            "expected one of equals, multiple_of, below, at_least, found 'above'",
+        ),
+        (lambda body: body["attributes"][0].update(name="fast"), f"name: expected one of {ATTRIBUTES}, found 'fast'"),
         (
             lambda body: body["attributes"][0].update(value=[1, 1]),
-            "attributes[0]: value: expected a list, found [1, 1]",
+            "attributes[0]: value: expected a list of 3, found [1, 1]",
         ),
-        (lambda body: body["attributes"][0].update(value=[1, 1, -1]), "value[2]: expected int, found -1"),
-        (lambda body: body["image"].update(sha256="md5"), "the image of one: 'md5' is not a sha256"),
+        (lambda body: body["attributes"][0].update(value=[1, 1, -1]), f"value[2]: {NATURAL} -1"),
+        (lambda body: body["image"].update(sha256="md5"), f"[0]: image: {DIGEST} 'md5'"),
         (lambda body: body["image"].update(offset=64), "the image of one is at 64, expected at 0"),
         (lambda body: body["image"].update(bytes=64), "the PTX of one is at 64, expected at 128"),
         (lambda body: body["ptx"].update(bytes=10**6), "the image of two is at 128, expected at 1000128"),
@@ -256,6 +263,13 @@ def test_paths_stay_inside_the_pack(path: str) -> None:
     assert words in refused(changed_head(lambda body: body["library"].update(path=path)))
     assert words in refused(changed_head(lambda body: body["sources"][0].update(path=path)))
     assert words in refused(changed_head(lambda body: body["kernels_file"].update(path=path)))
+
+
+def test_values_as_deep_as_json_can_be() -> None:
+    """A value that was read just so is shown in an error, or that it is deep, though Python cannot print it."""
+    for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit()):
+        value = b"[" * depth + b"]" * depth
+        refused(HEAD, b'[{"parameters": [{"tensor_map": {"dtype": ' + value + b"}}]}]")
 
 
 def test_altered_but_well_formed() -> None:
