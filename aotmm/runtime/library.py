@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.errors import ArtifactError, DriverError, NoKernelError
 from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import autograd, composite, fast, ops
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
-    from aotmm.runtime.launcher import Launcher, Selection
+    from aotmm.runtime.launcher import Launcher, Problem, Selection
     from aotmm.runtime.pack import Pack
 
 Activation = str | tuple[str, float] | None
@@ -245,49 +246,39 @@ class Library:
             self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
-    def explain(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        activation: Activation = None,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        fast_accum: bool = False,
-    ) -> Selection:
+    def explain(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
-        Launches nothing. If the strides need several launches, it explains the first. Without `out` the result counts
-        as aligned, as torch allocates it.
+        If the strides need several launches, it explains the first.
+
+        Args:
+            a, b, options: those of `matmul`.
 
         Raises:
-            TypeError, ValueError, NoKernelError, DriverError: as `matmul`, for tensors that it would refuse.
+            ValueError: nothing is launched, because the result is empty.
+            TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as `matmul`.
         """
-        if not a.is_cuda:
-            raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
-        _check_factors(bias, scale_a, scale_b)
-        ops.default_output(b.dtype)  # refuses types that no kernel reads
-        shape = result_shape(a, b)
-        if out is None:
-            dtype = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
-            like = torch.empty(shape, dtype=dtype, device="meta")
-        else:
-            _check_out(out_dtype, out)
-            _check_shape(out, shape)
-            ops.output_dtype(out.dtype)
-            like = out
-        found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
-        if not found:
-            raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
-        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
-        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-        problem = ops.problem(found[0], scale_a, scale_b, _NAMES[code], slope, tf32=tf32, fast=fast_accum)
-        asked = [pack.launcher for pack in self.asked(a.device.index)]
-        answers = [launcher.explain(problem, launcher.device(a.device.index)) for launcher in asked]
+        problem, ordinal = self.problem(a, b, **options), a.device.index
+        launchers = [pack.launcher for pack in self.asked(ordinal)]
+        answers = [launcher.explain(problem, launcher.device(ordinal)) for launcher in launchers]
         return next((answer for answer in answers if answer.chosen), answers[0])
+
+    def problem(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Problem:
+        """Return the problem that `matmul` launches first for these arguments, for the functions of `launcher`.
+
+        It is `matmul` up to that launch, which is left out. So torch computes what comes before it, such as the casts
+        of autocast. A result without `out` is allocated, and freed at once. An `out` stays as it is.
+
+        Raises:
+            ValueError: nothing is launched, because the result is empty.
+            TypeError, ValueError, NotImplementedError: as `matmul`.
+        """
+        try:
+            result = _dry_run(self._ops.dry_run).matmul(a, b, **options)
+        except DriverError:  # the launch that is left out; nothing else of a dry run needs a driver
+            return self._ops.problem()
+        why = f"is on {result.device}" if result.numel() else "is empty"
+        raise ValueError(f"nothing is launched: the result of shape {tuple(result.shape)} {why}")
 
     def preload(self, device: int | None = None) -> None:
         """Load every kernel that fits GPU number `device` now; the default is the current GPU.
@@ -365,6 +356,12 @@ def _check_out(out_dtype: torch.dtype | None, out: object, *read: torch.Tensor |
 def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
     if out.shape != shape:
         raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(shape)}")
+
+
+@functools.cache
+def _dry_run(number: int) -> Library:
+    """Return the library of that number, whose launches are left out."""
+    return Library((), number, None, None)
 
 
 _lock = threading.Lock()

@@ -16,7 +16,7 @@ import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
 from aotmm.runtime import fast
-from aotmm.runtime.shapes import Product, result_shape
+from aotmm.runtime.shapes import result_shape
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Problem
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
-_BATCHED = 3  # dimensions
 _STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
 _OPTIONS = 9  # arguments after a and b in the schema of aotmm::mm
@@ -47,12 +46,13 @@ class Ops:
 
     def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], list[int]]) -> None:
         """Use `resolve(library, device)`, called once for each, which returns launchers' addresses."""
-        if not hasattr(native, "aotmm_torch_connect"):
+        if not hasattr(native, "aotmm_torch_dry_run"):
             raise ArtifactError(f"{_LIBRARY} is of another version; in a checkout, `make artifacts` builds it")
         self._native = native
         self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self._native.aotmm_torch_connect.argtypes = [_Find, _Resolver]
         self._native.aotmm_torch_connect.restype = ctypes.c_char_p
+        self.dry_run = ctypes.c_int.in_dll(native, "aotmm_torch_dry_run").value  # a library's number: see `problem`
         self._resolve = resolve
         self._callback = _Resolver(self._on_first_use)  # the native side keeps its address
         self._unresolved = threading.local()
@@ -99,6 +99,13 @@ class Ops:
     def declined(self) -> bool:
         """Return whether the calling thread's last product was refused for its arguments, not by the driver."""
         return bool(self._native.aotmm_torch_declined())
+
+    def problem(self) -> Problem:
+        """Return the problem that the calling thread's last product of library `dry_run` would have launched."""
+        from aotmm.runtime.launcher import CProblem, Problem  # only here: `load` should be quick
+
+        self._native.aotmm_torch_problem.restype = ctypes.POINTER(CProblem)
+        return Problem.from_c(self._native.aotmm_torch_problem().contents)
 
     def _on_first_use(self, library: int, device: int) -> int:
         try:
@@ -250,57 +257,6 @@ def result_dtype(dtype: torch.dtype, code: int) -> torch.dtype:
 def tf32_allowed() -> bool:
     """Return torch's setting, however it was made: the older getters raise once the newer one was used."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
-
-
-def problem(
-    product: Product,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    activation: str,
-    slope: float,
-    *,
-    tf32: bool,
-    fast: bool,
-) -> Problem:
-    """Return the problem for selection; an `out` on the meta device counts as aligned."""
-    from aotmm.runtime.launcher import Problem
-
-    def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Return the strides between matrices, rows and columns; 0 for a single matrix."""
-        z = tensor.stride(0) if tensor.dim() == _BATCHED and tensor.shape[0] != 1 else 0
-        return z, tensor.stride(-2), tensor.stride(-1)
-
-    a, b, c = (strides(tensor) for tensor in (product.a, product.b, product.out))
-    bias = product.bias
-    bias_strides = (0, 0, 1) if bias is None else (0, 0, bias.stride(-1)) if bias.dim() == 1 else strides(bias)
-    return Problem(
-        M=product.out.shape[-2],
-        N=product.out.shape[-1],
-        K=product.a.shape[-1],
-        strides_a=a[1:],
-        strides_b=b[1:],
-        strides_c=c[1:],
-        dtype_a=TORCH_DTYPES[product.a.dtype],
-        dtype_b=TORCH_DTYPES[product.b.dtype],
-        dtype_c=TORCH_DTYPES[product.out.dtype],
-        activation=activation,
-        a_ptr=product.a.data_ptr(),
-        b_ptr=product.b.data_ptr(),
-        c_ptr=0 if product.out.is_meta else product.out.data_ptr(),
-        allow_tf32=tf32,
-        fast_accum=fast,
-        batch=product.out.shape[0] if product.out.dim() == _BATCHED else 1,
-        batch_strides=(a[0], b[0], c[0]),
-        bias_ptr=0 if bias is None else bias.data_ptr(),
-        bias_strides=bias_strides,
-        scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(),
-        scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
-        scale_strides=(
-            0 if scale_a is None or scale_a.numel() == 1 else scale_a.stride(-2),
-            0 if scale_b is None or scale_b.numel() == 1 else scale_b.stride(-1),
-        ),
-        slope=slope,
-    )
 
 
 def _fake_mm(  # the op's schema: torch calls it by position

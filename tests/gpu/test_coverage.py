@@ -273,7 +273,7 @@ def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
     rejected = [verdict.rejected for verdict in found.evaluations if verdict.same_types and verdict.rejected]
     assert any("is not 1" in reason for reason in rejected)
     assert chosen(lib, a.repeat(8, 1, 1), b[None]) == chosen(lib, a.repeat(8, 1), b), "one b for all is more rows of a"
-    with pytest.raises(TypeError, match=r"no kernels for torch\.float64"):
+    with pytest.raises(TypeError, match=r"no kernels for this dtype: .* float64 on cuda"):
         lib.explain(a, b.double())
     kernel, plan = chosen(lib, a[:, 1:], b[1:])
     assert "copy A" in plan.launches or not any(guard.value == "a_ptr" for guard in kernel.guards)

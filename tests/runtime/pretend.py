@@ -24,6 +24,7 @@ class Gpu:
     Attributes:
         runs: products that were launched.
         sizes: (batch, M, N, K) of the last one.
+        first: the first of them since this was None.
         workspace: bytes that its plans need.
         refuse: "" or the status to answer with, "kernel" or "driver".
     """
@@ -31,6 +32,7 @@ class Gpu:
     def __init__(self) -> None:
         self.runs = 0
         self.sizes = (0, 0, 0, 0)
+        self.first: Any = None
         self.workspace = 0
         self.refuse = ""
 
@@ -147,6 +149,7 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
         out[...] = np.maximum(c, 0) if p.activation else c
         gpu.runs += 1
         gpu.sizes = (p.batch, p.M, p.N, p.K)
+        gpu.first = gpu.first or real.Problem.from_c(p)
         return real.OK
 
     fields: dict[str, Any] = {field[0]: field[1] for field in real._CLauncher._fields_}
