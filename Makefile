@@ -19,7 +19,7 @@ BUILDING := tests/attacks tests/build tests/packaging
 EXECUTING := tests/emulators tests/kernels tests/native
 
 # Files of tests that need no packs; some of them are in folders whose other tests do.
-UNIT := $(wildcard tests/test_*.py) tests/runtime/test_shapes.py tests/build/test_variants.py tests/build/test_cache.py \
+UNIT := $(wildcard tests/test_*.py) tests/runtime/test_views.py tests/build/test_variants.py tests/build/test_cache.py \
 	tests/build/test_pack.py tests/packaging/test_requirements.py
 # Runs the targets that follow, two at a time, all of them to their ends.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going

@@ -13,10 +13,10 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from aotmm.errors import ArtifactError, DriverError, NoKernelError
 from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import autograd, composite, fast, ops
+from aotmm.runtime import autograd, composite, direct_call, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.installed import find_packs
-from aotmm.runtime.shapes import products, result_shape
+from aotmm.runtime.views import products, result_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Library:
         self._table = table
         self._ops = ops.register(_resolve)
         composite.register()
-        self._fast = self._ops.fast
+        self._direct_call = self._ops.direct_call
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
         self._matmul = torch.ops.aotmm.matmul.default
@@ -69,9 +69,9 @@ class Library:
         return _load, (self._path, self._table)
 
     @property
-    def has_fast_call(self) -> bool:
+    def has_direct_call(self) -> bool:
         """Return whether `matmul` of plain tensors bypasses torch's dispatcher; this depends on Python and torch."""
-        return self._fast is not fast.declined
+        return self._direct_call is not direct_call.declined
 
     @property
     def number(self) -> int:
@@ -140,7 +140,7 @@ class Library:
         try:
             if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
                 code = None if activation is None else _activation(activation)
-                product = self._fast(self._number, a, b, out, bias, code)
+                product = self._direct_call(self._number, a, b, out, bias, code)
                 if product is None:
                     return autograd.record(a, b, bias, self._options)
                 if product is not NotImplemented:

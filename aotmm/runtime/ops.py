@@ -15,8 +15,8 @@ import torch
 import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
-from aotmm.runtime import fast
-from aotmm.runtime.shapes import result_shape
+from aotmm.runtime import direct_call
+from aotmm.runtime.views import result_shape
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Problem
@@ -70,7 +70,7 @@ class Ops:
             # Operands keep their order in memory, but not meaningless strides: for those Inductor would name every
             # argument in the calls that it writes, which takes longer than the call.
             self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
-        self.fast = fast.connect(native, torch_library)
+        self.direct_call = direct_call.connect(native, torch_library)
 
     def override(self, key: str, library: int, own_key: str) -> None:
         """Send torch's own mm and bmm of dispatch key `key` to library number `library`.

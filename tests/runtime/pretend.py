@@ -1,6 +1,6 @@
 """A GPU that is not there: CPU tensors count as GPU tensors, a launcher of NumPy's multiplies them, all else is real.
 
-Everything between a call and the driver runs as on a GPU: the fast module, torch's dispatcher and allocator, the ops,
+Everything between a call and the driver runs as on a GPU: the direct call, torch's dispatcher and allocator, the ops,
 the overrides. What pretends is torch's answers to a few questions about devices. `run` is for a process of its own,
 because ops are registered once.
 """
@@ -63,14 +63,14 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     import torch
 
     import aotmm
-    from aotmm.runtime import fast, library, ops, override
+    from aotmm.runtime import direct_call, library, ops, override
 
     gpu = Gpu()
     keep, addresses = _torch_answers()
     own = ops._address
     ops.find = ops._Find(lambda name: None if name in absent else addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    fast._CUDA = _CPU_IN_DLPACK
+    direct_call._CUDA = _CPU_IN_DLPACK
     override._KEY = "CPU"
     launcher = _launcher(gpu)
     library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there

@@ -20,7 +20,7 @@ from aotmm.cli.report import doctor_text
 from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
 from aotmm.pack import table
 from aotmm.pack.table import Sample, Shape, Table
-from aotmm.runtime import fast, library
+from aotmm.runtime import direct_call, library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.diagnosis import diagnose
 from aotmm.runtime.launcher import CDevice, Problem
@@ -211,10 +211,10 @@ def test_repr(lib: Library) -> None:
     assert repr(lib.packs[1]) == f"<sm80 pack in {folder}>"
 
 
-def test_doctor_tells_of_the_fast_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_of_the_direct_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """`aotmm doctor` says whether this Python and torch carry it."""
-    assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_fast_call
-    monkeypatch.setattr(lib, "_fast", fast.declined)
+    assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_direct_call
+    monkeypatch.setattr(lib, "_direct_call", direct_call.declined)
     assert "plain tensors go through torch's dispatcher, as this Python" in doctor_text(diagnose(None))
 
 
