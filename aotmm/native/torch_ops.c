@@ -336,13 +336,13 @@ EXPORT int aotmm_torch_declined(void) {
 
 /* ------------------------------------------------------------------------------------------ the dry run */
 
-/* `explain` asks what `matmul` would launch. It calls `matmul` of library DRY_RUN, whose launcher keeps the problem and
-   refuses it: nothing is launched, and a product that is launched pays nothing for it. */
-static __thread aotmm_problem kept;
+/* `explain` asks for the first launch of `matmul`. It calls `matmul` of library DRY_RUN, whose launcher records the
+   problem and refuses it. Nothing is launched, and products of other libraries pay nothing for it. */
+static __thread aotmm_problem recorded;
 
-static int keep(const aotmm_problem *problem, int ordinal, uint64_t workspace_limit, aotmm_plan *plan) {
+static int record(const aotmm_problem *problem, int ordinal, uint64_t workspace_limit, aotmm_plan *plan) {
   (void)ordinal, (void)workspace_limit, (void)plan;
-  kept = *problem;
+  recorded = *problem;
   return AOTMM_DRIVER;
 }
 
@@ -351,12 +351,12 @@ static const aotmm_error *refusal(void) {
   return &error;
 }
 
-static const aotmm_launcher dry_run = {.plan = keep, .last_error = refusal};
+static const aotmm_launcher dry_run = {.plan = record, .last_error = refusal};
 
 EXPORT const int aotmm_torch_dry_run = DRY_RUN;
 
 /* Return the problem of the calling thread's last product of library DRY_RUN. */
-EXPORT const aotmm_problem *aotmm_torch_problem(void) { return &kept; }
+EXPORT const aotmm_problem *aotmm_torch_problem(void) { return &recorded; }
 
 /* ------------------------------------------------------------------------------------------- the ops */
 

@@ -24,8 +24,8 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0  # noqa: SLF001 - no public getters
 
 
-def followed(*tensors: torch.Tensor | None) -> bool:
-    """Return whether functorch or forward-mode AD follows one of the tensors."""
+def tracked(*tensors: torch.Tensor | None) -> bool:
+    """Return whether functorch or forward-mode AD tracks one of the tensors."""
     if not transformed():
         return False
     wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public getter

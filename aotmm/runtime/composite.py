@@ -26,7 +26,7 @@ _SCHEMA = (
 )
 
 
-def wanted(a: torch.Tensor, b: torch.Tensor, *factors: torch.Tensor | None) -> bool:
+def needed(a: torch.Tensor, b: torch.Tensor, *factors: torch.Tensor | None) -> bool:
     """Return whether a product of these tensors needs this module."""
     recording = torch.is_grad_enabled()
     return (

@@ -148,7 +148,9 @@ class Library:
             return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, fast_accum=fast_accum)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-            self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self.asked)
+            self._ops.reraise(
+                error, {name: value for name, value in tensors.items() if value is not None}, self.packs_for
+            )
         except AttributeError:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise
@@ -175,9 +177,9 @@ class Library:
             _check_factors(bias, scale_a, scale_b)
         if out is not None:
             _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
-            if autograd.followed(out, a, b, bias, scale_a, scale_b):
+            if autograd.tracked(out, a, b, bias, scale_a, scale_b):
                 raise NotImplementedError("matmul with out= is for neither torch.func nor forward mode; use no out")
-        elif composite.wanted(a, b, bias, scale_a, scale_b):
+        elif composite.needed(a, b, bias, scale_a, scale_b):
             rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
             return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
@@ -259,7 +261,7 @@ class Library:
             TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as `matmul`.
         """
         problem, ordinal = self.problem(a, b, **options), a.device.index
-        launchers = [pack.launcher for pack in self.asked(ordinal)]
+        launchers = [pack.launcher for pack in self.packs_for(ordinal)]
         answers = [launcher.explain(problem, launcher.device(ordinal)) for launcher in launchers]
         return next((answer for answer in answers if answer.chosen), answers[0])
 
@@ -289,7 +291,7 @@ class Library:
         if not torch.cuda.is_available():
             raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for; `aotmm doctor` says why")
         ordinal = torch.cuda.current_device() if device is None else device
-        for pack in self.asked(ordinal):
+        for pack in self.packs_for(ordinal):
             pack.launcher.preload(ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
@@ -299,14 +301,14 @@ class Library:
             NoKernelError: no pack has kernels for it; the message names the GPU, the packs and the command to run.
             ArtifactError: the pack's library is missing or altered.
         """
-        return self.serving(ordinal).launcher
+        return self.pack_for(ordinal).launcher
 
-    def serving(self, ordinal: int) -> Pack:
+    def pack_for(self, ordinal: int) -> Pack:
         """Return the first pack that runs on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
-        return self.asked(ordinal)[0]
+        return self.packs_for(ordinal)[0]
 
-    def asked(self, ordinal: int) -> tuple[Pack, ...]:
-        """Return the packs that are asked in turn for a kernel for GPU number `ordinal`: the best pack and its arch's.
+    def packs_for(self, ordinal: int) -> tuple[Pack, ...]:
+        """Return the packs that may serve GPU number `ordinal`, in order: the best pack, then the others of its arch.
 
         Raises:
             NoKernelError: as `launcher`.
@@ -421,4 +423,4 @@ def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) 
 
 def _resolve(number: int, ordinal: int) -> list[int]:
     """Return the addresses of the launchers of library `number` for a GPU. The ops call this at their first use."""
-    return [pack.launcher.address for pack in _libraries[number].asked(ordinal)]
+    return [pack.launcher.address for pack in _libraries[number].packs_for(ordinal)]

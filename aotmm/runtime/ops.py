@@ -56,7 +56,7 @@ class Ops:
         self._resolve = resolve
         self._callback = _Resolver(self._on_first_use)  # the native side keeps its address
         self._unresolved = threading.local()
-        self.unserved: set[tuple[int, int]] = set()  # (library, GPU) without a pack
+        self.unsupported: set[tuple[int, int]] = set()  # (library, GPU) without a pack
         lacking = self._native.aotmm_torch_connect(find, self._callback)
         if lacking is None and serves_gpus() and find(_STREAM) is None:
             lacking = _STREAM
@@ -113,7 +113,7 @@ class Ops:
         except BaseException as error:  # noqa: BLE001 - none can pass through C, `reraise` raises it
             self._unresolved.error = error
             if isinstance(error, NoKernelError):
-                self.unserved.add((library, device))
+                self.unsupported.add((library, device))
             return _FAILED
         return _OK
 
@@ -125,12 +125,14 @@ class Ops:
                     "another version, which building it again mends, or these are too many"
                 )
 
-    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], asked: Callable[[int], Sequence[Pack]]) -> NoReturn:
+    def reraise(
+        self, cause: RuntimeError, tensors: dict[str, Any], packs_for: Callable[[int], Sequence[Pack]]
+    ) -> NoReturn:
         """Raise the calling thread's last error, of which torch made the RuntimeError `cause`.
 
         Args:
             tensors: the arguments by name, for the message.
-            asked: the packs that are asked for kernels for a GPU.
+            packs_for: returns the packs that may serve a GPU, in order.
         """
         from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
@@ -153,7 +155,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], text, found, asked(tensors["a"].device.index))
+                _refuse_types(tensors["a"], tensors["b"], text, found, packs_for(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, mostly out of memory
             a, b = tensors["a"], tensors["b"]
@@ -277,9 +279,9 @@ def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> tor
 def torch_library(part: str) -> ctypes.CDLL | None:
     """Return one of torch's own libraries, which are already loaded; None if this torch has none of that name."""
     name = f"lib{part}.so"
-    for place in (name, str(Path(torch.__file__).parent / "lib" / name)):
+    for path in (name, str(Path(torch.__file__).parent / "lib" / name)):
         try:
-            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
     return None

@@ -43,7 +43,7 @@ def libraries() -> list[Any]:
 
 def types(lib: Library) -> list[str]:
     """The input types of the pack that serves this GPU, tf32 aside, which is fp32 to a user."""
-    kernels = lib.serving(0).manifest.kernels
+    kernels = lib.pack_for(0).manifest.kernels
     pairs = sorted({(kernel.dtype_a, kernel.dtype_b) for kernel in kernels if kernel.role == "product"})
     return [a if a == b else f"{a}-{b}" for a, b in pairs if a != "tf32"]
 

@@ -194,7 +194,7 @@ def test_panels(lib: Library, generator: torch.Generator, layout: str, bias: boo
             out.fill_(float("nan"))
             launcher.run(plan, problem, 0, torch.cuda.current_stream().cuda_stream, workspace.data_ptr())
             assert torch.equal(out, want), (limit, plan)
-    if lib.serving(0).arch == "sm90":
+    if lib.pack_for(0).arch == "sm90":
         assert len(seen - {(0, 0)}) > 1, seen
 
 
@@ -205,10 +205,10 @@ def test_copies_beyond_the_limit(lib: Library, generator: torch.Generator) -> No
     b = torch.randint(-1, 2, (k, n), generator=generator, device="cuda").half()
     kernel, plan = chosen(lib, a, b)
     assert plan.workspace_bytes <= WORKSPACE_LIMIT
-    assert plan.panel_m or lib.serving(0).arch != "sm90", (kernel.name, plan)
+    assert plan.panel_m or lib.pack_for(0).arch != "sm90", (kernel.name, plan)
     assert torch.equal(lib.matmul(a, b), torch.matmul(a, b))  # no sum has more than 11 bits
     _, even = chosen(lib, a, b[:, :50_000].contiguous())
-    assert plan.cost < 2 * even.cost or lib.serving(0).arch != "sm90", "as predicted"
+    assert plan.cost < 2 * even.cost or lib.pack_for(0).arch != "sm90", "as predicted"
 
 
 # -------------------------------------------------------------------------------------------------- CUDA graphs

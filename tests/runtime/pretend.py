@@ -75,7 +75,7 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     launcher = _launcher(gpu)
     library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there
     lib = aotmm.load()
-    lib.asked = lambda _ordinal: lib.packs[:1]  # type: ignore[assignment]
+    lib.packs_for = lambda _ordinal: lib.packs[:1]  # type: ignore[assignment]
     gpu.keep = (keep, launcher)  # type: ignore[attr-defined]
     assert torch.ops.aotmm.mm
     return gpu, lib
