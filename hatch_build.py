@@ -32,7 +32,7 @@ from aotmm.runtime.pack import open_pack, read_verified
 from aotmm.target import HOSTS, host
 
 GLIBC = (2, 17)  # what the tag guards and `aotmm.build.link` links for
-TORCH_LIBRARIES = ("libaotmm_torch.so", "_fast.abi3.so")
+TORCH_LIBRARIES = ("libaotmm_torch.so", "_direct_call.abi3.so")
 ELF_MACHINE = 18  # where an ELF file says what it is for
 
 

@@ -26,13 +26,13 @@ from aotmm.target import HOSTS, Target, host
 
 NATIVE = Path(__file__).parent.parent / "native"
 TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
-FAST_MODULE = NATIVE / "_fast.abi3.so"
-TORCH_SOURCES = ("torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c", "fast.c")
+DIRECT_CALL = NATIVE / "_direct_call.abi3.so"
+TORCH_SOURCES = ("arithmetic.h", "torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c", "direct_call.c")
 _ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
-LAUNCH_CORE = ("core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c", "kernel.c")
+LAUNCH_CORE = ("arithmetic.h", "core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c", "kernel.c")
 _FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
@@ -100,8 +100,8 @@ def link_launcher(
 def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
     """Link the torch libraries if they are missing or older than their sources; return whether they were linked.
 
-    These are libaotmm_torch.so, and _fast.abi3.so, a Python module for every Python of the stable ABI: those of this
-    checkout, or for processor `machine` in `folder`.
+    These are libaotmm_torch.so, and _direct_call.abi3.so, a Python module for every Python of the stable ABI: those of
+    this checkout, or for processor `machine` in `folder`.
 
     Raises:
         CompileError: the C compiler failed. PackError: a library cannot be written.
@@ -112,7 +112,7 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
     for source in TORCH_SOURCES:
         digest.update((NATIVE / source).read_bytes() + b"\0")
     key = digest.hexdigest()
-    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"), FAST_MODULE: ("fast.c",)}
+    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"), DIRECT_CALL: ("direct_call.c",)}
     libraries = {(folder or path.parent) / path.name: sources for path, sources in sources_of.items()}
     if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
         return False
@@ -156,7 +156,7 @@ def _temporary_folder() -> str:
 
 
 def _launcher_sources(target: Target) -> list[Path]:
-    return [NATIVE / name for name in (*LAUNCH_CORE, f"driver_{target.backend}.c")]
+    return [NATIVE / name for name in (*LAUNCH_CORE, f"{target.backend}.c")]
 
 
 def _run(command: list[str], output: Path, folder: Path, machine: str) -> None:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @scheduler_option
 @click.option(
     "--cache",
-    "place",
+    "location",
     metavar="DIR|URL",
     help="Cache of compiled kernels, which machines may share; a URL needs the cache extra.  "
     "[default: .cache in --out]",
@@ -73,7 +73,7 @@ def build(
     out: Path | None,
     jobs: int,
     scheduler: str | None,
-    place: str | None,
+    location: str | None,
     cache_size: str,
     as_json: bool,
 ) -> None:
@@ -93,7 +93,7 @@ def build(
     with needs_build_extra():
         from aotmm import build as builder
         from aotmm.build.cache import Cache
-    cache = Cache(out / ".cache" if place is None else place, _bytes(cache_size))
+    cache = Cache(out / ".cache" if location is None else location, _bytes(cache_size))
     try:
         with kernels_done(processes(jobs) if scheduler is None else f"on {scheduler}") as progress:
             reports = builder.build(

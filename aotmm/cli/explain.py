@@ -125,8 +125,8 @@ def explain(
             raise SpecError(str(error)) from error
         if selection.chosen is not None:
             break
-    judged = [row for row in selection.evaluations if row.kernel.role in ("product", "partial")]
-    refused = [row for row in judged if row.rejected is not None]
+    evaluated = [row for row in selection.evaluations if row.kernel.role in ("product", "partial")]
+    refused = [row for row in evaluated if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
     types = f"{element.name} x {other.name} -> {problem.dtype_c}"
     what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"

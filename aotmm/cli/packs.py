@@ -133,11 +133,11 @@ def verify(
     --rebuild of a pack that was built with it.
     """
     refuse_ignored(("without --rebuild", not rebuild, ("configs", "dtypes", "jobs")))
-    from aotmm.pack.verify import verify as verdicts_of
+    from aotmm.pack.verify import verify as verify_path
 
     with TemporaryDirectory(prefix="aotmm-") as folder:
         again = _builder(Path(folder), configs, dtypes, jobs) if rebuild else None
-        found = _installed_verified(again) if path is None else verdicts_of(path, again)
+        found = _installed_verified(again) if path is None else verify_path(path, again)
     if as_json:
         print_json([asdict(row) for row in found])
     else:
@@ -197,20 +197,20 @@ _QUALITIES: dict[str, Callable[[Kernel], set[str]]] = {
 }
 
 
-def _filter(packs: Sequence[Pack], wanted: dict[str, tuple[str, ...]]) -> Callable[[Kernel], bool]:
-    """Return a test of kernels: whether one has a wanted value of each quality, where any are wanted.
+def _filter(packs: Sequence[Pack], values_of: dict[str, tuple[str, ...]]) -> Callable[[Kernel], bool]:
+    """Return a test of kernels: whether one has a given value of each quality that has any.
 
     Raises SpecError for a value that no kernel of `packs` has.
     """
     kernels = [kernel for pack in packs for kernel in pack.manifest.kernels]
-    for quality, values in wanted.items():
+    for quality, values in values_of.items():
         known = {value for kernel in kernels for value in _QUALITIES[quality](kernel)}
         unknown = [repr(value) for value in values if value not in known]
         if unknown:
             has = ", ".join(sorted(known))
             raise SpecError(f"unknown {quality} {', '.join(unknown)}; the kernels of these packs have: {has}")
     return lambda kernel: all(
-        not values or _QUALITIES[quality](kernel) & set(values) for quality, values in wanted.items()
+        not values or _QUALITIES[quality](kernel) & set(values) for quality, values in values_of.items()
     )
 
 

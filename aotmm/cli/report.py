@@ -279,12 +279,12 @@ def doctor_text(found: Diagnosis) -> str:
             rows.append(("", f"{gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block"))
     if found.load_error is not None:
         rows.append(("aotmm.load", found.load_error))
-    if found.fast_call is not None:
+    if found.direct_call is not None:
         past, through = (
             "past torch's dispatcher",
             "through torch's dispatcher, as this Python or torch lacks another way",
         )
-        rows.append(("lib.matmul", f"plain tensors go {past if found.fast_call else through}"))
+        rows.append(("lib.matmul", f"plain tensors go {past if found.direct_call else through}"))
     rows += [("to do", advice) for advice in found.advice]
     return facts(rows)
 

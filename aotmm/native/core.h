@@ -1,9 +1,10 @@
 /* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c),
    the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel (kernel.c) through a driver
-   (driver_cuda.c or driver_hip.c). Tables declared `extern` here are in the generated launcher.c. */
+   (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
+#include "arithmetic.h"
 #include "launcher.h"
 
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 56, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
@@ -91,18 +92,6 @@ typedef struct copy_layout {
   int transposed;
   int64_t lines, length, pitch, bytes;
 } copy_layout;
-
-static inline int64_t ceil_div(int64_t a, int64_t b) {
-  if (((uint64_t)a | (uint64_t)b) >> 32) return a / b + (a % b != 0);
-  uint32_t quotient = (uint32_t)a / (uint32_t)b; /* most are small, and 64-bit division is slow */
-  return (int64_t)quotient + (quotient * (uint32_t)b != (uint32_t)a);
-}
-
-/* a * b for numbers from 0; INT64_MAX on overflow. */
-static inline int64_t saturated(int64_t a, int64_t b) {
-  int64_t product;
-  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
 
 /* Bytes of any stride, modulo a power of two. */
 static inline uint64_t rest_of(int64_t stride, int64_t element_bytes, uint64_t power) {

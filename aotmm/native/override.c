@@ -48,14 +48,14 @@ static uint64_t python_keys; /* the DispatchKeySet of Python's kernels */
 static int silent; /* torch's C functions log nothing, from 2.13 on */
 static int (*tf32_allowed)(void);
 static int64_t library;
-static uint32_t unserved; /* GPUs for which there is no pack, a bit for each */
+static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each */
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
 /* torch.mm multiplies matrices of one floating type, torch.bmm as many of them on both sides. */
 static int taken(const request *r, int dim) {
   const view *a = &r->a, *b = &r->b;
   return a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim && a->dtype == b->dtype &&
-         !(a->device < 32 && unserved >> a->device & 1) &&
+         !(a->device < 32 && unsupported >> a->device & 1) &&
          (a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32) &&
          (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
 }
@@ -68,7 +68,7 @@ static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result,
   r.allow_tf32 = r.a.dtype == AOTMM_FP32 && tf32_allowed();
   if (aotmm_torch_multiply(&r, result) == 0) return 1;
   if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r.a.device < 32)
-    __atomic_fetch_or(&unserved, 1u << r.a.device, __ATOMIC_RELAXED);
+    __atomic_fetch_or(&unsupported, 1u << r.a.device, __ATOMIC_RELAXED);
   if (!aotmm_torch_declined()) *wrong = aotmm_torch_last_error()->error.text;
   return 0;
 }
@@ -166,7 +166,7 @@ EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(c
     if (!(found[i] = find(names[i]))) return names[i];
   memcpy(&own, found, sizeof own);
   silent = find("torch_exception_get_what_without_backtrace") != NULL, python_keys = keys;
-  library = to, tf32_allowed = tf32, unserved = 0;
+  library = to, tf32_allowed = tf32, unsupported = 0;
   if (torch.aoti_torch_library_init_impl("aten", key, "aotmm", 0, &registration) ||
       torch.torch_library_impl(registration, "mm", mm, TORCH_2_10) ||
       torch.torch_library_impl(registration, "mm.out", mm_out, TORCH_2_10) ||

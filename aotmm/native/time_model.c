@@ -15,9 +15,9 @@ static const int32_t min_m_from[] = AOTMM_MIN_M;
 
 /* Return the index in AOTMM_MIN_M for M rows. */
 int min_m_index(int64_t M) {
-  int place = 0;
-  for (int i = 1; i < AOTMM_MIN_M_COUNT; i++) place += M >= min_m_from[i];
-  return place;
+  int index = 0;
+  for (int i = 1; i < AOTMM_MIN_M_COUNT; i++) index += M >= min_m_from[i];
+  return index;
 }
 
 double copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
@@ -86,11 +86,11 @@ static void set_places(const aotmm_tuning *t) {
 }
 
 /* Return the times of a shape, or NULL. */
-static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *wanted) {
-  for (uint32_t place = place_in(t, wanted); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
+static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *key) {
+  for (uint32_t place = place_in(t, key); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
     const aotmm_shape *shape = t->shapes + t->places[place] - 1;
-    if (shape->M == wanted->M && shape->N == wanted->N && shape->K == wanted->K && shape->element_bytes == wanted->element_bytes &&
-        shape->fast_accum == wanted->fast_accum && shape->layout == wanted->layout)
+    if (shape->M == key->M && shape->N == key->N && shape->K == key->K && shape->element_bytes == key->element_bytes &&
+        shape->fast_accum == key->fast_accum && shape->layout == key->layout)
       return t->times + (size_t)(t->places[place] - 1) * t->config_count;
   }
   return NULL;
@@ -102,10 +102,10 @@ void find_measured(query *s) {
   int rows_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AK), cols_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AM);
   int rows_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BN), cols_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
   if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
-  aotmm_shape wanted = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
-  wanted.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
-  for (wanted.fast_accum = 0; wanted.fast_accum <= (p->fast_accum != 0); wanted.fast_accum++)
-    s->measured[wanted.fast_accum] = find_times(s->tuning, &wanted);
+  aotmm_shape key = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
+  key.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
+  for (key.fast_accum = 0; key.fast_accum <= (p->fast_accum != 0); key.fast_accum++)
+    s->measured[key.fast_accum] = find_times(s->tuning, &key);
 }
 
 __attribute__((constructor)) static void prepare(void) { set_places(&aotmm_built_tuning); }

@@ -11,7 +11,8 @@
 
 #include "torch_ops.h"
 
-enum { MAX_LIBRARIES = 256, MAX_DEVICES = 32, MAX_PACKS = 8 /* for a device */ };
+enum { DRY_RUN = 255 /* number of a library of `dry_run` alone */ };
+enum { MAX_LIBRARIES = DRY_RUN + 1, MAX_DEVICES = 32, MAX_PACKS = 8 /* for a device */ };
 enum { DTYPES = sizeof((int[])AOTMM_DEFAULT_OUTPUTS) / sizeof(int) };
 
 struct torch_functions torch;
@@ -62,7 +63,7 @@ EXPORT const torch_error *aotmm_torch_last_error(void) { return &last_error; }
    lowest rank that has a kernel for it; bind higher ranks first. Return AOTMM_INVALID for a number out of range, or a
    launcher of another ABI. */
 EXPORT int aotmm_torch_bind(int library, int device, int rank, const aotmm_launcher *launcher) {
-  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES || rank < 0 || rank >= MAX_PACKS ||
+  if (library < 0 || library >= DRY_RUN || device < 0 || device >= MAX_DEVICES || rank < 0 || rank >= MAX_PACKS ||
       launcher->abi != AOTMM_ABI || launcher->problem_bytes != sizeof(aotmm_problem))
     return AOTMM_INVALID;
   __atomic_store_n(&launchers[library][device][rank], launcher, __ATOMIC_RELEASE);
@@ -333,6 +334,30 @@ EXPORT int aotmm_torch_declined(void) {
   return last_error.kind != KIND_LAUNCHER || last_error.error.status == AOTMM_NO_KERNEL;
 }
 
+/* ------------------------------------------------------------------------------------------ the dry run */
+
+/* `explain` asks for the first launch of `matmul`. It calls `matmul` of library DRY_RUN, whose launcher records the
+   problem and refuses it. Nothing is launched, and products of other libraries pay nothing for it. */
+static __thread aotmm_problem recorded;
+
+static int record(const aotmm_problem *problem, int ordinal, uint64_t workspace_limit, aotmm_plan *plan) {
+  (void)ordinal, (void)workspace_limit, (void)plan;
+  recorded = *problem;
+  return AOTMM_DRIVER;
+}
+
+static const aotmm_error *refusal(void) {
+  static const aotmm_error error = {.status = AOTMM_DRIVER, .text = "a dry run launches nothing"};
+  return &error;
+}
+
+static const aotmm_launcher dry_run = {.plan = record, .last_error = refusal};
+
+EXPORT const int aotmm_torch_dry_run = DRY_RUN;
+
+/* Return the problem of the calling thread's last product of library DRY_RUN. */
+EXPORT const aotmm_problem *aotmm_torch_problem(void) { return &recorded; }
+
 /* ------------------------------------------------------------------------------------------- the ops */
 
 static double as_double(value v) {
@@ -421,6 +446,7 @@ EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolv
   if (!free_value) return "operator delete";
   memcpy(&delete_value, &free_value, sizeof free_value);
   resolver = resolve;
+  for (int device = 0; device < MAX_DEVICES; device++) launchers[DRY_RUN][device][0] = &dry_run;
   void *kernels;
   if (torch.aoti_torch_library_init_impl("aotmm", "CompositeExplicitAutograd", "aotmm", 0, &kernels) ||
       torch.torch_library_impl(kernels, "mm", op_mm, TORCH_2_10) ||

@@ -1,7 +1,8 @@
-/* Products of torch tensors, as torch_ops.c computes them for the ops, for override.c and for the fast call. */
+/* Products of torch tensors, as torch_ops.c computes them for the ops, for override.c and for the direct call. */
 #ifndef AOTMM_TORCH_OPS_H
 #define AOTMM_TORCH_OPS_H
 
+#include "arithmetic.h"
 #include "launcher.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -48,12 +49,6 @@ typedef struct matrix { /* (batch, rows, cols); a matrix is a batch of one */
   uint64_t address;
   int32_t dim, dtype, device, bytes; /* torch's, AOTMM_*, ordinal, of one element */
 } matrix;
-
-/* Multiply, up to INT64_MAX: strides of single elements, and of views that are never read, may be any. */
-static inline int64_t saturated(int64_t a, int64_t b) {
-  int64_t product;
-  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
 
 /* Return whether two elements of the matrix share memory; 1 also for some exotic strides where none do. */
 int overlaps_itself(const matrix *);

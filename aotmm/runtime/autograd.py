@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
-from aotmm.runtime.shapes import by_views, result_shape
+from aotmm.runtime.views import by_views, result_shape
 
 # Arguments of aotmm::mm after the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
 Options = tuple[int, float, bool, bool, int, int]
@@ -24,8 +24,8 @@ def transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0  # noqa: SLF001 - no public getters
 
 
-def followed(*tensors: torch.Tensor | None) -> bool:
-    """Return whether functorch or forward-mode AD follows one of the tensors."""
+def tracked(*tensors: torch.Tensor | None) -> bool:
+    """Return whether functorch or forward-mode AD tracks one of the tensors."""
     if not transformed():
         return False
     wrapped: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor  # noqa: SLF001 - no public getter
@@ -47,8 +47,8 @@ def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, option
 
 
 def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
-    if options[-1] < 0:  # the types that the fast call takes here, fp16 and bf16, depend on no other option
-        product = ops.registered().fast(options[-2], a, b, None, bias, None)
+    if options[-1] < 0:  # the types that the direct call takes here, fp16 and bf16, depend on no other option
+        product = ops.registered().direct_call(options[-2], a, b, None, bias, None)
         if product is not None and product is not NotImplemented:
             return product  # type: ignore[no-any-return]
     if bias is None and options == _PLAIN:  # the op fills in its defaults faster than Python passes them

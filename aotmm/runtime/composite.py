@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import autograd, ops, sharding
-from aotmm.runtime.shapes import by_views
+from aotmm.runtime import autograd, dtensor, ops
+from aotmm.runtime.views import by_views
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # types that autocast casts
@@ -26,7 +26,7 @@ _SCHEMA = (
 )
 
 
-def wanted(a: torch.Tensor, b: torch.Tensor, *factors: torch.Tensor | None) -> bool:
+def needed(a: torch.Tensor, b: torch.Tensor, *factors: torch.Tensor | None) -> bool:
     """Return whether a product of these tensors needs this module."""
     recording = torch.is_grad_enabled()
     return (
@@ -75,7 +75,7 @@ def matmul(
         if tensor is not None:
             required = required or tensor.requires_grad
             if type(tensor) not in _PLAIN:
-                sharding.register()
+                dtensor.register()
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
     rest = (tf32, fast_accum, library, -1 if out_dtype is None else ops.output_code(out_dtype))
     if (required and torch.is_grad_enabled()) or (autograd.transformed() and a.dtype in _DIFFERENTIABLE):
@@ -97,7 +97,7 @@ def matmul(
 @functools.cache
 def register() -> torch.library.Library:
     """Register aotmm::matmul, and aotmm::mm with autocast, vmap and DTensor, as long as the result lives."""
-    sharding.register()
+    dtensor.register()
     fragment = torch.library.Library("aotmm", "FRAGMENT")  # type: ignore[no-untyped-call]
     fragment.define(_SCHEMA)  # type: ignore[no-untyped-call]
     fragment.impl("matmul", matmul, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]

@@ -65,7 +65,7 @@ class Diagnosis:
         torch: its version; None if it cannot be imported.
         torch_build: "CUDA 12.9", "ROCm 7.1" or "CPU".
         load_error: why `aotmm.load` fails although torch and the packs are there.
-        fast_call: whether `lib.matmul` of plain tensors bypasses torch's dispatcher; None if nothing could be loaded.
+        direct_call: whether `lib.matmul` of plain tensors bypasses torch's dispatcher; None if nothing could be loaded.
         cuda_driver: the newest CUDA that NVIDIA's driver supports, as "12.9"; None without that driver.
         advice: steps to make GPUs usable.
     """
@@ -75,7 +75,7 @@ class Diagnosis:
     torch: str | None
     torch_build: str | None
     load_error: str | None
-    fast_call: bool | None
+    direct_call: bool | None
     cuda_driver: str | None
     packs: tuple[PackState, ...]
     devices: tuple[DeviceState, ...]
@@ -92,9 +92,9 @@ def diagnose(root: Path | None) -> Diagnosis:
     usable = [pack for pack, _ in packs if pack is not None]
     exit_code = 0 if len(usable) == len(packs) else ArtifactError.exit_code
     version, build, advice = _torch()
-    load_error = fast_call = None
+    load_error = direct_call = None
     if version is not None and exit_code == 0:
-        load_error, exit_code, fast_call = _load(root)
+        load_error, exit_code, direct_call = _load(root)
     driver = _cuda_driver()
     if driver is not None and (old := _old_driver(driver, usable)):
         advice.append(old)
@@ -115,7 +115,7 @@ def diagnose(root: Path | None) -> Diagnosis:
         version,
         build,
         load_error,
-        fast_call,
+        direct_call,
         None if driver is None else _version(driver),
         tuple(state for _, state in packs),
         tuple(devices),
@@ -185,7 +185,7 @@ def _torch() -> tuple[str | None, str | None, list[str]]:
 
 
 def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
-    """Return why `aotmm.load` fails, its exit code, and whether there is the fast call.
+    """Return why `aotmm.load` fails, its exit code, and whether there is the direct call.
 
     torch may be too old, or the native library not built.
     """
@@ -193,7 +193,7 @@ def _load(root: Path | None) -> tuple[str | None, int, bool | None]:
         library = aotmm.load(root)
     except AotmmError as error:
         return str(error), error.exit_code, None
-    return None, 0, library.has_fast_call
+    return None, 0, library.has_direct_call
 
 
 def _cuda_driver() -> int | None:

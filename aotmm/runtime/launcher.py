@@ -23,7 +23,7 @@ from ctypes import (
 )
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
 from aotmm.problem import (
@@ -52,6 +52,20 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
     TOO_MUCH_WORKSPACE,
 ) = range(8)
 COPY_A, COPY_B, COPY_C = 1, 2, 4
+# Fields of Problem: their C fields, and their values by the number that C has for them.
+_STRIDES = {
+    "strides_a": ("stride_am", "stride_ak"),
+    "strides_b": ("stride_bk", "stride_bn"),
+    "strides_c": ("stride_cm", "stride_cn"),
+    "batch_strides": ("stride_az", "stride_bz", "stride_cz"),
+    "bias_strides": ("stride_bias_z", "stride_bias_m", "stride_bias_n"),
+    "scale_strides": ("stride_scale_a", "stride_scale_b"),
+}
+_CODES: dict[str, tuple[Any, ...]] = {
+    "activation": tuple(ACTIVATIONS),
+    **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), DTYPE_CODES),
+    **dict.fromkeys(("allow_tf32", "fast_accum"), (False, True)),
+}
 # By stride: the size that it equals in a matrix without gaps between its lines.
 _SIZE_OF = {"stride_am": "K", "stride_ak": "M", "stride_bk": "N", "stride_bn": "K", "stride_cm": "N", "stride_cn": "M"}
 
@@ -197,33 +211,24 @@ class Problem:
     scale_strides: tuple[int, int] = (0, 0)
     slope: float = LEAKY_SLOPE
 
+    @classmethod
+    def from_c(cls, problem: CProblem) -> Problem:
+        """Return a C problem as a value."""
+        fields = {name: getattr(problem, name) for name, *_ in CProblem._fields_}
+        for name, strides in _STRIDES.items():
+            fields[name] = tuple(fields.pop(stride) for stride in strides)
+        for name, values in _CODES.items():
+            fields[name] = values[fields[name]]
+        return cls(**fields)
+
     def to_c(self) -> CProblem:
         """Return it for the C interface."""
-        return CProblem(
-            a_ptr=self.a_ptr,
-            b_ptr=self.b_ptr,
-            c_ptr=self.c_ptr,
-            M=self.M,
-            N=self.N,
-            K=self.K,
-            **dict(zip(("stride_am", "stride_ak"), self.strides_a, strict=True)),
-            **dict(zip(("stride_bk", "stride_bn"), self.strides_b, strict=True)),
-            **dict(zip(("stride_cm", "stride_cn"), self.strides_c, strict=True)),
-            **dict(zip(("stride_az", "stride_bz", "stride_cz"), self.batch_strides, strict=True)),
-            **dict(zip(("stride_bias_z", "stride_bias_m", "stride_bias_n"), self.bias_strides, strict=True)),
-            **dict(zip(("stride_scale_a", "stride_scale_b"), self.scale_strides, strict=True)),
-            batch=self.batch,
-            bias_ptr=self.bias_ptr,
-            scale_a_ptr=self.scale_a_ptr,
-            scale_b_ptr=self.scale_b_ptr,
-            activation=tuple(ACTIVATIONS).index(self.activation),
-            allow_tf32=self.allow_tf32,
-            fast_accum=self.fast_accum,
-            slope=self.slope,
-            dtype_a=DTYPE_CODES.index(self.dtype_a),
-            dtype_b=DTYPE_CODES.index(self.dtype_b),
-            dtype_c=DTYPE_CODES.index(self.dtype_c),
-        )
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        for name, strides in _STRIDES.items():
+            fields.update(zip(strides, fields.pop(name), strict=True))
+        for name, values in _CODES.items():
+            fields[name] = values.index(fields[name])
+        return CProblem(**fields)
 
 
 @dataclass(frozen=True, slots=True)

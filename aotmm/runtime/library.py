@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.errors import ArtifactError, DriverError, NoKernelError
 from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import autograd, composite, fast, ops
+from aotmm.runtime import autograd, composite, direct_call, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.installed import find_packs
-from aotmm.runtime.shapes import products, result_shape
+from aotmm.runtime.views import products, result_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
-    from aotmm.runtime.launcher import Launcher, Selection
+    from aotmm.runtime.launcher import Launcher, Problem, Selection
     from aotmm.runtime.pack import Pack
 
 Activation = str | tuple[str, float] | None
@@ -55,7 +56,7 @@ class Library:
         self._table = table
         self._ops = ops.register(_resolve)
         composite.register()
-        self._fast = self._ops.fast
+        self._direct_call = self._ops.direct_call
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
         self._matmul = torch.ops.aotmm.matmul.default
@@ -68,9 +69,9 @@ class Library:
         return _load, (self._path, self._table)
 
     @property
-    def has_fast_call(self) -> bool:
+    def has_direct_call(self) -> bool:
         """Return whether `matmul` of plain tensors bypasses torch's dispatcher; this depends on Python and torch."""
-        return self._fast is not fast.declined
+        return self._direct_call is not direct_call.declined
 
     @property
     def number(self) -> int:
@@ -139,7 +140,7 @@ class Library:
         try:
             if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
                 code = None if activation is None else _activation(activation)
-                product = self._fast(self._number, a, b, out, bias, code)
+                product = self._direct_call(self._number, a, b, out, bias, code)
                 if product is None:
                     return autograd.record(a, b, bias, self._options)
                 if product is not NotImplemented:
@@ -147,7 +148,9 @@ class Library:
             return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, fast_accum=fast_accum)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
-            self._ops.reraise(error, {name: value for name, value in tensors.items() if value is not None}, self.asked)
+            self._ops.reraise(
+                error, {name: value for name, value in tensors.items() if value is not None}, self.packs_for
+            )
         except AttributeError:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise
@@ -174,9 +177,9 @@ class Library:
             _check_factors(bias, scale_a, scale_b)
         if out is not None:
             _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
-            if autograd.followed(out, a, b, bias, scale_a, scale_b):
+            if autograd.tracked(out, a, b, bias, scale_a, scale_b):
                 raise NotImplementedError("matmul with out= is for neither torch.func nor forward mode; use no out")
-        elif composite.wanted(a, b, bias, scale_a, scale_b):
+        elif composite.needed(a, b, bias, scale_a, scale_b):
             rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
             return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
@@ -245,49 +248,39 @@ class Library:
             self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
-    def explain(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        activation: Activation = None,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        fast_accum: bool = False,
-    ) -> Selection:
+    def explain(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
-        Launches nothing. If the strides need several launches, it explains the first. Without `out` the result counts
-        as aligned, as torch allocates it.
+        If the strides need several launches, it explains the first.
+
+        Args:
+            a, b, options: those of `matmul`.
 
         Raises:
-            TypeError, ValueError, NoKernelError, DriverError: as `matmul`, for tensors that it would refuse.
+            ValueError: nothing is launched, because the result is empty.
+            TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as `matmul`.
         """
-        if not a.is_cuda:
-            raise TypeError(f"aotmm multiplies CUDA and ROCm tensors, a is on {a.device}")
-        _check_factors(bias, scale_a, scale_b)
-        ops.default_output(b.dtype)  # refuses types that no kernel reads
-        shape = result_shape(a, b)
-        if out is None:
-            dtype = ops.default_output(a.dtype) if out_dtype is None else ops.output_dtype(out_dtype)
-            like = torch.empty(shape, dtype=dtype, device="meta")
-        else:
-            _check_out(out_dtype, out)
-            _check_shape(out, shape)
-            ops.output_dtype(out.dtype)
-            like = out
-        found = products(a, b, like, bias, rows_scaled=_per_row(scale_a))
-        if not found:
-            raise ValueError(f"the result of shape {tuple(like.shape)} is empty, nothing is launched")
-        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
-        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-        problem = ops.problem(found[0], scale_a, scale_b, _NAMES[code], slope, tf32=tf32, fast=fast_accum)
-        asked = [pack.launcher for pack in self.asked(a.device.index)]
-        answers = [launcher.explain(problem, launcher.device(a.device.index)) for launcher in asked]
+        problem, ordinal = self.problem(a, b, **options), a.device.index
+        launchers = [pack.launcher for pack in self.packs_for(ordinal)]
+        answers = [launcher.explain(problem, launcher.device(ordinal)) for launcher in launchers]
         return next((answer for answer in answers if answer.chosen), answers[0])
+
+    def problem(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Problem:
+        """Return the problem that `matmul` launches first for these arguments, for the functions of `launcher`.
+
+        It is `matmul` up to that launch, which is left out. So torch computes what comes before it, such as the casts
+        of autocast. A result without `out` is allocated, and freed at once. An `out` stays as it is.
+
+        Raises:
+            ValueError: nothing is launched, because the result is empty.
+            TypeError, ValueError, NotImplementedError: as `matmul`.
+        """
+        try:
+            result = _dry_run(self._ops.dry_run).matmul(a, b, **options)
+        except DriverError:  # the launch that is left out; nothing else of a dry run needs a driver
+            return self._ops.problem()
+        why = f"is on {result.device}" if result.numel() else "is empty"
+        raise ValueError(f"nothing is launched: the result of shape {tuple(result.shape)} {why}")
 
     def preload(self, device: int | None = None) -> None:
         """Load every kernel that fits GPU number `device` now; the default is the current GPU.
@@ -298,7 +291,7 @@ class Library:
         if not torch.cuda.is_available():
             raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for; `aotmm doctor` says why")
         ordinal = torch.cuda.current_device() if device is None else device
-        for pack in self.asked(ordinal):
+        for pack in self.packs_for(ordinal):
             pack.launcher.preload(ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
@@ -308,14 +301,14 @@ class Library:
             NoKernelError: no pack has kernels for it; the message names the GPU, the packs and the command to run.
             ArtifactError: the pack's library is missing or altered.
         """
-        return self.serving(ordinal).launcher
+        return self.pack_for(ordinal).launcher
 
-    def serving(self, ordinal: int) -> Pack:
+    def pack_for(self, ordinal: int) -> Pack:
         """Return the first pack that runs on GPU number `ordinal`. Raises NoKernelError as `launcher`."""
-        return self.asked(ordinal)[0]
+        return self.packs_for(ordinal)[0]
 
-    def asked(self, ordinal: int) -> tuple[Pack, ...]:
-        """Return the packs that are asked in turn for a kernel for GPU number `ordinal`: the best pack and its arch's.
+    def packs_for(self, ordinal: int) -> tuple[Pack, ...]:
+        """Return the packs that may serve GPU number `ordinal`, in order: the best pack, then the others of its arch.
 
         Raises:
             NoKernelError: as `launcher`.
@@ -365,6 +358,12 @@ def _check_out(out_dtype: torch.dtype | None, out: object, *read: torch.Tensor |
 def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:
     if out.shape != shape:
         raise ValueError(f"out is {tuple(out.shape)}, it must be {tuple(shape)}")
+
+
+@functools.cache
+def _dry_run(number: int) -> Library:
+    """Return the library of that number, whose launches are left out."""
+    return Library((), number, None, None)
 
 
 _lock = threading.Lock()
@@ -424,4 +423,4 @@ def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) 
 
 def _resolve(number: int, ordinal: int) -> list[int]:
     """Return the addresses of the launchers of library `number` for a GPU. The ops call this at their first use."""
-    return [pack.launcher.address for pack in _libraries[number].asked(ordinal)]
+    return [pack.launcher.address for pack in _libraries[number].packs_for(ordinal)]

@@ -15,8 +15,8 @@ import torch
 import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
-from aotmm.runtime import fast
-from aotmm.runtime.shapes import Product, result_shape
+from aotmm.runtime import direct_call
+from aotmm.runtime.views import result_shape
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Problem
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
-_BATCHED = 3  # dimensions
 _STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
 _OPTIONS = 9  # arguments after a and b in the schema of aotmm::mm
@@ -47,16 +46,17 @@ class Ops:
 
     def __init__(self, native: ctypes.CDLL, resolve: Callable[[int, int], list[int]]) -> None:
         """Use `resolve(library, device)`, called once for each, which returns launchers' addresses."""
-        if not hasattr(native, "aotmm_torch_connect"):
+        if not hasattr(native, "aotmm_torch_dry_run"):
             raise ArtifactError(f"{_LIBRARY} is of another version; in a checkout, `make artifacts` builds it")
         self._native = native
         self._native.aotmm_torch_bind.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self._native.aotmm_torch_connect.argtypes = [_Find, _Resolver]
         self._native.aotmm_torch_connect.restype = ctypes.c_char_p
+        self.dry_run = ctypes.c_int.in_dll(native, "aotmm_torch_dry_run").value  # a library's number: see `problem`
         self._resolve = resolve
         self._callback = _Resolver(self._on_first_use)  # the native side keeps its address
         self._unresolved = threading.local()
-        self.unserved: set[tuple[int, int]] = set()  # (library, GPU) without a pack
+        self.unsupported: set[tuple[int, int]] = set()  # (library, GPU) without a pack
         lacking = self._native.aotmm_torch_connect(find, self._callback)
         if lacking is None and serves_gpus() and find(_STREAM) is None:
             lacking = _STREAM
@@ -70,7 +70,7 @@ class Ops:
             # Operands keep their order in memory, but not meaningless strides: for those Inductor would name every
             # argument in the calls that it writes, which takes longer than the call.
             self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
-        self.fast = fast.connect(native, torch_library)
+        self.direct_call = direct_call.connect(native, torch_library)
 
     def override(self, key: str, library: int, own_key: str) -> None:
         """Send torch's own mm and bmm of dispatch key `key` to library number `library`.
@@ -100,13 +100,20 @@ class Ops:
         """Return whether the calling thread's last product was refused for its arguments, not by the driver."""
         return bool(self._native.aotmm_torch_declined())
 
+    def problem(self) -> Problem:
+        """Return the problem that the calling thread's last product of library `dry_run` would have launched."""
+        from aotmm.runtime.launcher import CProblem, Problem  # only here: `load` should be quick
+
+        self._native.aotmm_torch_problem.restype = ctypes.POINTER(CProblem)
+        return Problem.from_c(self._native.aotmm_torch_problem().contents)
+
     def _on_first_use(self, library: int, device: int) -> int:
         try:
             self._bind(library, device)
         except BaseException as error:  # noqa: BLE001 - none can pass through C, `reraise` raises it
             self._unresolved.error = error
             if isinstance(error, NoKernelError):
-                self.unserved.add((library, device))
+                self.unsupported.add((library, device))
             return _FAILED
         return _OK
 
@@ -118,12 +125,14 @@ class Ops:
                     "another version, which building it again mends, or these are too many"
                 )
 
-    def reraise(self, cause: RuntimeError, tensors: dict[str, Any], asked: Callable[[int], Sequence[Pack]]) -> NoReturn:
+    def reraise(
+        self, cause: RuntimeError, tensors: dict[str, Any], packs_for: Callable[[int], Sequence[Pack]]
+    ) -> NoReturn:
         """Raise the calling thread's last error, of which torch made the RuntimeError `cause`.
 
         Args:
             tensors: the arguments by name, for the message.
-            asked: the packs that are asked for kernels for a GPU.
+            packs_for: returns the packs that may serve a GPU, in order.
         """
         from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
 
@@ -146,7 +155,7 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], text, found, asked(tensors["a"].device.index))
+                _refuse_types(tensors["a"], tensors["b"], text, found, packs_for(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, mostly out of memory
             a, b = tensors["a"], tensors["b"]
@@ -252,57 +261,6 @@ def tf32_allowed() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def problem(
-    product: Product,
-    scale_a: torch.Tensor | None,
-    scale_b: torch.Tensor | None,
-    activation: str,
-    slope: float,
-    *,
-    tf32: bool,
-    fast: bool,
-) -> Problem:
-    """Return the problem for selection; an `out` on the meta device counts as aligned."""
-    from aotmm.runtime.launcher import Problem
-
-    def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-        """Return the strides between matrices, rows and columns; 0 for a single matrix."""
-        z = tensor.stride(0) if tensor.dim() == _BATCHED and tensor.shape[0] != 1 else 0
-        return z, tensor.stride(-2), tensor.stride(-1)
-
-    a, b, c = (strides(tensor) for tensor in (product.a, product.b, product.out))
-    bias = product.bias
-    bias_strides = (0, 0, 1) if bias is None else (0, 0, bias.stride(-1)) if bias.dim() == 1 else strides(bias)
-    return Problem(
-        M=product.out.shape[-2],
-        N=product.out.shape[-1],
-        K=product.a.shape[-1],
-        strides_a=a[1:],
-        strides_b=b[1:],
-        strides_c=c[1:],
-        dtype_a=TORCH_DTYPES[product.a.dtype],
-        dtype_b=TORCH_DTYPES[product.b.dtype],
-        dtype_c=TORCH_DTYPES[product.out.dtype],
-        activation=activation,
-        a_ptr=product.a.data_ptr(),
-        b_ptr=product.b.data_ptr(),
-        c_ptr=0 if product.out.is_meta else product.out.data_ptr(),
-        allow_tf32=tf32,
-        fast_accum=fast,
-        batch=product.out.shape[0] if product.out.dim() == _BATCHED else 1,
-        batch_strides=(a[0], b[0], c[0]),
-        bias_ptr=0 if bias is None else bias.data_ptr(),
-        bias_strides=bias_strides,
-        scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(),
-        scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
-        scale_strides=(
-            0 if scale_a is None or scale_a.numel() == 1 else scale_a.stride(-2),
-            0 if scale_b is None or scale_b.numel() == 1 else scale_b.stride(-1),
-        ),
-        slope=slope,
-    )
-
-
 def _fake_mm(  # the op's schema: torch calls it by position
     a: torch.Tensor,
     b: torch.Tensor,
@@ -321,9 +279,9 @@ def _fake_mm_out(*operands: object, out: torch.Tensor, **options: object) -> tor
 def torch_library(part: str) -> ctypes.CDLL | None:
     """Return one of torch's own libraries, which are already loaded; None if this torch has none of that name."""
     name = f"lib{part}.so"
-    for place in (name, str(Path(torch.__file__).parent / "lib" / name)):
+    for path in (name, str(Path(torch.__file__).parent / "lib" / name)):
         try:
-            return ctypes.CDLL(place, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+            return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         except OSError:
             continue
     return None

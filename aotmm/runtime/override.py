@@ -116,7 +116,7 @@ def _multiply(
     fits = (
         alpha == 1
         and beta in (0, 1)
-        and (library, a.device.index or 0) not in registered.unserved
+        and (library, a.device.index or 0) not in registered.unsupported
         and a.dtype in _FLOATS
         and a.dtype is b.dtype is bias.dtype
         and a.dim() == b.dim() == dim >= bias.dim()

@@ -97,7 +97,7 @@ class Cluster:
         self._gpus = gpus
         self._name = uuid.uuid4().hex
         self._contract: Any = None
-        self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # Dask's future, and the wanted worker
+        self._sent: dict[Future[Any], tuple[Any, str | None]] = {}  # Dask's future, and the preferred worker
 
     def submit(self, task: Any) -> Future[Any]:
         """Submit as `WorkerPool.submit`; `task` is pickled. Its result may be an AotmmError: a worker is refused."""

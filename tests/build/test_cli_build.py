@@ -475,7 +475,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
         ),
     )
     monkeypatch.setitem(sys.modules, "torch", module)
-    monkeypatch.setattr("aotmm.load", lambda _path: SimpleNamespace(has_fast_call=True))
+    monkeypatch.setattr("aotmm.load", lambda _path: SimpleNamespace(has_direct_call=True))
     monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999))
     return facts
 

@@ -100,7 +100,7 @@ def test_without_a_home(tmp_path: Path, home: str | None) -> None:
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     names_of = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names_of == sorted([link.TORCH_LIBRARY.name, link.FAST_MODULE.name])
+    assert names_of == sorted([link.TORCH_LIBRARY.name, link.DIRECT_CALL.name])
     assert list(temporary.iterdir()) == []
 
 

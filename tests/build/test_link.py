@@ -22,7 +22,7 @@ from aotmm.target import HOSTS, host, target
 from tests.build.packs import content, tiny_pack
 from tests.samples import SHIPPED, code_in, installed, kernel
 
-# What the fast module takes of CPython, all of it in the limited API of Python 3.10.
+# What the direct call's module takes of CPython, all of it in the limited API of Python 3.10.
 LIMITED_API = {
     *("PyCapsule_GetPointer", "PyDict_GetItemWithError", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString"),
     *("PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong"),
@@ -160,11 +160,11 @@ def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_
             (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(link, "NATIVE", tmp_path)
     assert key() == found[0]
-    for name in (*link.LAUNCH_CORE, "driver_cuda.c"):
+    for name in (*link.LAUNCH_CORE, "cuda.c"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n")
         found.append(key())
     assert len(set(found)) == len(found) == 6 + len(link.LAUNCH_CORE)
-    (tmp_path / "driver_hip.c").write_bytes(b"")
+    (tmp_path / "hip.c").write_bytes(b"")
     assert key() == found[-1]
 
 
@@ -196,7 +196,7 @@ def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (tmp_path / name).write_bytes((link.NATIVE / name).read_bytes())
     monkeypatch.setattr(link, "NATIVE", tmp_path)
     monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "libaotmm_torch.so")
-    monkeypatch.setattr(link, "FAST_MODULE", tmp_path / "_fast.abi3.so")
+    monkeypatch.setattr(link, "DIRECT_CALL", tmp_path / "_direct_call.abi3.so")
     return tmp_path
 
 
@@ -208,8 +208,8 @@ def test_torch_library_is_linked_when_needed(native: Path, changed: str) -> None
     with (native / changed).open("a") as handle:
         handle.write("/* changed */\n")
     assert link.link_torch_library()
-    assert sorted(path.name for path in native.glob("*.so")) == ["_fast.abi3.so", "libaotmm_torch.so"]
-    link.FAST_MODULE.unlink()
+    assert sorted(path.name for path in native.glob("*.so")) == ["_direct_call.abi3.so", "libaotmm_torch.so"]
+    link.DIRECT_CALL.unlink()
     assert link.link_torch_library()
     assert not list(native.glob(".torch-*"))
 
@@ -217,12 +217,12 @@ def test_torch_library_is_linked_when_needed(native: Path, changed: str) -> None
 def test_what_torch_needs_loads_anywhere(native: Path) -> None:
     """Neither needs more than glibc; of CPython the module uses the limited API of 3.10 alone."""
     assert link.link_torch_library()
-    for library in (link.TORCH_LIBRARY, link.FAST_MODULE):
+    for library in (link.TORCH_LIBRARY, link.DIRECT_CALL):
         dynamic = ELFFile(io.BytesIO(library.read_bytes())).get_section_by_name(".dynamic")
         assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
-    symbols = ELFFile(io.BytesIO((native / "_fast.abi3.so").read_bytes())).get_section_by_name(".dynsym")
+    symbols = ELFFile(io.BytesIO((native / "_direct_call.abi3.so").read_bytes())).get_section_by_name(".dynsym")
     used = {symbol.name for symbol in symbols.iter_symbols() if re.match("_?Py", symbol.name)}
-    assert used - {"PyInit__fast"} == LIMITED_API
+    assert used - {"PyInit__direct_call"} == LIMITED_API
 
 
 def test_torch_library_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, native: Path) -> None:

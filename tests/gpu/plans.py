@@ -21,13 +21,13 @@ WIDTHS = (1, 2, 4)  # bytes of an element
 
 def config_names(lib: Library, role: str, dtype: str) -> list[str]:
     """The configs of this GPU's pack which have kernels of `role` for `dtype` that add up in fp32."""
-    kernels = lib.serving(0).manifest.kernels
+    kernels = lib.pack_for(0).manifest.kernels
     return sorted({k.config_name for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
 
 
 def layout_of(lib: Library, config_name: str, dtype: str) -> str:
     """The first layout in which the pack has that config for `dtype`."""
-    kernels = lib.serving(0).manifest.kernels
+    kernels = lib.pack_for(0).manifest.kernels
     found = {k.layout for k in kernels if (k.config_name, k.dtype_a) == (config_name, dtype)}
     return next(layout for layout in LAYOUTS if {layout, "any"} & found)
 
@@ -47,10 +47,10 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         these products are launched programmatically.
     folder: where the table goes, which is also what tells the library from others that take the same.
     """
-    helpers = {kernel.config_name for kernel in lib.serving(0).manifest.kernels if kernel.role in ("reduce", "copy")}
+    helpers = {kernel.config_name for kernel in lib.pack_for(0).manifest.kernels if kernel.role in ("reduce", "copy")}
     free = itertools.product(sorted({config_name, *helpers}), WIDTHS, (False, True), MIN_M)
     tuned = Table(
-        arch=lib.serving(0).arch,
+        arch=lib.pack_for(0).arch,
         device=folder.name,
         driver="none",
         torch="none",

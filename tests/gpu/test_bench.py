@@ -38,7 +38,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tiny")
 def test_a_run(tmp_path: Path, lib: Library) -> None:
     """One command measures, checks, writes everything, and continues what it finds."""
-    fp8 = any(kernel.dtype_a == "fp8e4" for kernel in lib.serving(0).manifest.kernels)
+    fp8 = any(kernel.dtype_a == "fp8e4" for kernel in lib.pack_for(0).manifest.kernels)
     what = ["squares256", "ragged", "epilogue", *["fp8"] * fp8]
     arguments = ["bench", *what, "--out", str(tmp_path)]
     for name in ("aotmm", "aotmm_plain", "torch", "unfused", "addmm", "scaled_mm"):

@@ -40,7 +40,7 @@ def run(program: Path, *words: str | Path) -> list[str]:
 @pytest.mark.parametrize("sizes", [(), (1000, 1000, 1000), (33, 40, 65536)], ids=str)
 def test_c(lib: Library, tmp_path: Path, sizes: tuple[int, ...]) -> None:
     """The C program is right on every GPU."""
-    pack = lib.serving(0)
+    pack = lib.pack_for(0)
     lines = run(compiled("c", pack.folder, tmp_path), pack.folder / pack.head.library.path, *map(str, sizes))
     assert len(lines) == torch.cuda.device_count()
     for number, line in enumerate(lines):
@@ -49,7 +49,7 @@ def test_c(lib: Library, tmp_path: Path, sizes: tuple[int, ...]) -> None:
 
 def test_cpp(lib: Library, tmp_path: Path) -> None:
     """So is the C++ program, on the first."""
-    pack = lib.serving(0)
+    pack = lib.pack_for(0)
     (line,) = run(compiled("cpp", pack.folder, tmp_path), pack.folder / pack.head.library.path, pack.arch)
     assert line.endswith(": 0 of 60000 elements are wrong")
 

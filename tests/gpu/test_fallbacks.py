@@ -42,7 +42,7 @@ def test_text_for_what_is_newer(older: Pack, generator: torch.Generator, limit: 
     """With the pack for sm80 alone its PTX runs, exactly; doctor says so, and every kernel of it can be loaded."""
     limit(600)  # the driver compiles each
     forced = aotmm.load(older.folder)
-    assert forced.serving(0).arch == "sm80"
+    assert forced.pack_for(0).arch == "sm80"
     assert ways_to_run("sm80", device(0).arch) == "ptx"
     state = diagnose(older.folder).devices[0]
     assert (state.pack, state.way, state.error) == ("sm80", "ptx", None)
@@ -56,6 +56,6 @@ def test_the_best_code_is_taken(lib: Library) -> None:
     archs = {pack.arch for pack in lib.packs}
     state = diagnose(None).devices[0]
     if device(0).arch in archs:
-        assert (lib.serving(0).arch, state.way) == (device(0).arch, "exact")
+        assert (lib.pack_for(0).arch, state.way) == (device(0).arch, "exact")
     else:
         assert state.way in ("compatible", "ptx")

@@ -125,7 +125,7 @@ if setting == "set_float32_matmul_precision":
     torch.set_float32_matmul_precision("high")
 else:
     setattr(torch.backends.cuda.matmul, setting, True if setting == "allow_tf32" else "tf32")
-has_tf32 = any(kernel.dtype_a == "tf32" for kernel in lib.serving(0).manifest.kernels)
+has_tf32 = any(kernel.dtype_a == "tf32" for kernel in lib.pack_for(0).manifest.kernels)
 assert (lib.matmul(a, b) != a).all() == has_tf32
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)

@@ -15,8 +15,6 @@ import torch
 import aotmm
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
-from aotmm.runtime.ops import problem
-from aotmm.runtime.shapes import products
 from tests.gpu.judge import integers, lay_out, torch_dtype
 from tests.gpu.plans import chosen, config_names, layout_of, preferring
 
@@ -186,18 +184,17 @@ def test_panels(lib: Library, generator: torch.Generator, layout: str, bias: boo
     residual = torch.randint(-8, 9, (m, n), generator=generator, device="cuda").half() if bias else None
     want = (exact_a @ exact_b + (0 if residual is None else residual.double())).half()
     launcher, out, seen = lib.launcher(0), torch.empty_like(want), set()
-    found = products(a, b, out, residual, rows_scaled=False)
-    asked = problem(found[0], None, None, "none", 0.01, tf32=False, fast=False)
+    problem = lib.problem(a, b, out=out, bias=residual)
     for limit in (1 << 21, 1 << 22, 3 << 21, 1 << 23, 1 << 24):
-        plan = launcher.plan(asked, 0, limit)
+        plan = launcher.plan(problem, 0, limit)
         assert plan.workspace_bytes <= limit
         seen.add((plan.panel_m, plan.panel_n))
         workspace = torch.empty(plan.workspace_bytes, device="cuda", dtype=torch.uint8)
         for _ in range(20):
             out.fill_(float("nan"))
-            launcher.run(plan, asked, 0, torch.cuda.current_stream().cuda_stream, workspace.data_ptr())
+            launcher.run(plan, problem, 0, torch.cuda.current_stream().cuda_stream, workspace.data_ptr())
             assert torch.equal(out, want), (limit, plan)
-    if lib.serving(0).arch == "sm90":
+    if lib.pack_for(0).arch == "sm90":
         assert len(seen - {(0, 0)}) > 1, seen
 
 
@@ -208,10 +205,10 @@ def test_copies_beyond_the_limit(lib: Library, generator: torch.Generator) -> No
     b = torch.randint(-1, 2, (k, n), generator=generator, device="cuda").half()
     kernel, plan = chosen(lib, a, b)
     assert plan.workspace_bytes <= WORKSPACE_LIMIT
-    assert plan.panel_m or lib.serving(0).arch != "sm90", (kernel.name, plan)
+    assert plan.panel_m or lib.pack_for(0).arch != "sm90", (kernel.name, plan)
     assert torch.equal(lib.matmul(a, b), torch.matmul(a, b))  # no sum has more than 11 bits
     _, even = chosen(lib, a, b[:, :50_000].contiguous())
-    assert plan.cost < 2 * even.cost or lib.serving(0).arch != "sm90", "as predicted"
+    assert plan.cost < 2 * even.cost or lib.pack_for(0).arch != "sm90", "as predicted"
 
 
 # -------------------------------------------------------------------------------------------------- CUDA graphs

@@ -18,7 +18,7 @@ SHAPES = [[512, 512, 512, "nn"], [256, 384, 4096, "nt"], [257, 129, 65, "tn"]]
 def test_tune(tmp_path: Path) -> None:
     """Times of every shape, resumable in parts, in a table by which a library selects."""
     lib = aotmm.load()
-    pack = lib.serving(0)
+    pack = lib.pack_for(0)
     shapes, out = tmp_path / "shapes.json", tmp_path / "tuned.json"
     sweeps = {"ours": {"about": "few", "shapes": SHAPES}}
     shapes.write_text(json.dumps({"held_out_seed": 1, "sweeps": sweeps}))

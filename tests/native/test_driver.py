@@ -1,4 +1,4 @@
-"""The launch path, driver_cuda.c and driver_hip.c: which calls a fake driver sees, and what becomes of failures.
+"""The launch path, cuda.c and hip.c: which calls a fake driver sees, and what becomes of failures.
 
 The fake drivers refuse what real ones refuse (`driver.misuse`); what they do not model stands in their README.
 """

@@ -110,8 +110,8 @@ def test_packs_are_asked_in_turn(tmp_path: Path) -> None:
     refuse = f"refuse{WORKSPACE_LIMIT}"
     fake = FakeTorch(tmp_path, ("lacking", "lacking", "launcher", "lacking"))
     assert fake.multiply(4, 5, 6, into_out=True) == (f"{refuse} {refuse} {PLAN} run0", "")
-    for rank in (8, -1):
-        assert fake.ops.aotmm_torch_bind(0, 3, rank, None) != 0
+    for library, rank in ((0, 8), (0, -1), (255, 0)):
+        assert fake.ops.aotmm_torch_bind(library, 3, rank, None) != 0
 
 
 @own_process

@@ -34,7 +34,7 @@ MAX_WHEEL_BYTES = 20_000_000
 GLIBC_LIBRARIES = {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 FOLDERS = ("aotmm", "docs", "examples", "templates", "tests")
 TORCH_LIBRARY = Path("aotmm/native/libaotmm_torch.so")
-FAST_MODULE = Path("aotmm/native/_fast.abi3.so")
+DIRECT_CALL = Path("aotmm/native/_direct_call.abi3.so")
 
 
 def _run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +97,7 @@ def sources(tmp_path: Path) -> Path:
 @pytest.fixture
 def built(sources: Path) -> Path:
     """The same with the libraries for torch and one pack."""
-    for library in (TORCH_LIBRARY, FAST_MODULE):
+    for library in (TORCH_LIBRARY, DIRECT_CALL):
         shutil.copy(ROOT / library, sources / library)
     shutil.copytree(ROOT / "artifacts" / "gfx90a", sources / "artifacts" / "gfx90a")
     return sources
@@ -107,7 +107,7 @@ def test_wheel_holds_exactly_its_files(wheel: Path) -> None:
     """The wheel has the package, the templates, what serves torch and every file of every pack, and nothing else."""
     expected = {str(path) for path in _tracked() if path.parts[0] == "aotmm"}
     expected |= {f"aotmm/{path}" for path in _tracked() if path.parts[0] == "templates"}
-    expected |= {str(TORCH_LIBRARY), str(FAST_MODULE)}
+    expected |= {str(TORCH_LIBRARY), str(DIRECT_CALL)}
     expected |= {f"aotmm/artifacts/{arch}/{name}" for arch in SHIPPED for name in _pack_files(arch)}
     information = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/aotmm.cdx.json")
     expected |= {f"{SDIST}.dist-info/{name}" for name in information}
@@ -179,7 +179,7 @@ def test_libraries_need_only_glibc(wheel: Path) -> None:
     """No shared library of the wheel links anything but parts of glibc."""
     with zipfile.ZipFile(wheel) as archive:
         libraries = {Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
-    assert libraries.keys() == {TORCH_LIBRARY.name, FAST_MODULE.name, *(f"libaotmm_{arch}.so" for arch in SHIPPED)}
+    assert libraries.keys() == {TORCH_LIBRARY.name, DIRECT_CALL.name, *(f"libaotmm_{arch}.so" for arch in SHIPPED)}
     for name, data in libraries.items():
         dynamic = ELFFile(io.BytesIO(data)).get_section_by_name(".dynamic")
         assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= GLIBC_LIBRARIES, name
@@ -202,8 +202,8 @@ def _no_torch_library(root: Path) -> None:
     (root / TORCH_LIBRARY).unlink()
 
 
-def _no_fast_module(root: Path) -> None:
-    (root / FAST_MODULE).unlink()
+def _no_direct_call(root: Path) -> None:
+    (root / DIRECT_CALL).unlink()
 
 
 def _half_a_pack(root: Path) -> None:
@@ -230,7 +230,7 @@ def _newer_glibc(root: Path) -> None:
     [
         (_no_packs, "there is no pack in artifacts/"),
         (_no_torch_library, "libaotmm_torch.so is missing"),
-        (_no_fast_module, "_fast.abi3.so is missing"),
+        (_no_direct_call, "_direct_call.abi3.so is missing"),
         (_half_a_pack, "it has no manifest.json"),
         (_altered_library, "was altered"),
         (_altered_manifest, "the file was altered"),

@@ -69,7 +69,9 @@ wanted = [sum(a[i * K + k] * b[k * N + j] for k in range(K)) for i in range(M) f
 print(plan.launches, list(c) == wanted, str(pack.folder), pack.owner)
 """
 # Imports the module of the stable ABI, whose symbols this Python has to have, all of them.
-STABLE_ABI = "import aotmm.native._fast as fast; print(sorted(name for name in vars(fast) if name[0] != '_'))"
+STABLE_ABI = (
+    "import aotmm.native._direct_call as module; print(sorted(name for name in vars(module) if name[0] != '_'))"
+)
 
 
 def _run(*command: str | Path, cwd: Path, fails: bool = False, **environment: str) -> str:
@@ -179,9 +181,9 @@ def test_tags(wheels: dict[str, Path], others: dict[str, Path]) -> None:
 def test_stable_abi(wheels: dict[str, Path], others: dict[str, Path], tmp_path: Path) -> None:
     """abi3audit finds nothing in the module that the limited API of Python 3.10 lacks, for either processor."""
     for number, wheel in enumerate((wheels[f"aotmm-{VERSION}"], others[f"aotmm-{VERSION}+sm90"])):
-        module = tmp_path / str(number) / "_fast.abi3.so"
+        module = tmp_path / str(number) / "_direct_call.abi3.so"
         module.parent.mkdir()
-        module.write_bytes(_contents(wheel)["aotmm/native/_fast.abi3.so"])
+        module.write_bytes(_contents(wheel)["aotmm/native/_direct_call.abi3.so"])
         words = ("abi3audit", "--strict", "--assume-minimum-abi3", "3.10", "--report", module)
         (report,) = json.loads(_run(sys.executable, "-m", *words, cwd=tmp_path))["specs"].values()
         assert report["kind"] == "object"

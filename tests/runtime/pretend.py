@@ -1,6 +1,6 @@
 """A GPU that is not there: CPU tensors count as GPU tensors, a launcher of NumPy's multiplies them, all else is real.
 
-Everything between a call and the driver runs as on a GPU: the fast module, torch's dispatcher and allocator, the ops,
+Everything between a call and the driver runs as on a GPU: the direct call, torch's dispatcher and allocator, the ops,
 the overrides. What pretends is torch's answers to a few questions about devices. `run` is for a process of its own,
 because ops are registered once.
 """
@@ -24,6 +24,7 @@ class Gpu:
     Attributes:
         runs: products that were launched.
         sizes: (batch, M, N, K) of the last one.
+        first: the first of them since this was None.
         workspace: bytes that its plans need.
         refuse: "" or the status to answer with, "kernel" or "driver".
     """
@@ -31,6 +32,7 @@ class Gpu:
     def __init__(self) -> None:
         self.runs = 0
         self.sizes = (0, 0, 0, 0)
+        self.first: Any = None
         self.workspace = 0
         self.refuse = ""
 
@@ -61,19 +63,19 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     import torch
 
     import aotmm
-    from aotmm.runtime import fast, library, ops, override
+    from aotmm.runtime import direct_call, library, ops, override
 
     gpu = Gpu()
     keep, addresses = _torch_answers()
     own = ops._address
     ops.find = ops._Find(lambda name: None if name in absent else addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    fast._CUDA = _CPU_IN_DLPACK
+    direct_call._CUDA = _CPU_IN_DLPACK
     override._KEY = "CPU"
     launcher = _launcher(gpu)
     library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there
     lib = aotmm.load()
-    lib.asked = lambda _ordinal: lib.packs[:1]  # type: ignore[assignment]
+    lib.packs_for = lambda _ordinal: lib.packs[:1]  # type: ignore[assignment]
     gpu.keep = (keep, launcher)  # type: ignore[attr-defined]
     assert torch.ops.aotmm.mm
     return gpu, lib
@@ -147,6 +149,7 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
         out[...] = np.maximum(c, 0) if p.activation else c
         gpu.runs += 1
         gpu.sizes = (p.batch, p.M, p.N, p.K)
+        gpu.first = gpu.first or real.Problem.from_c(p)
         return real.OK
 
     fields: dict[str, Any] = {field[0]: field[1] for field in real._CLauncher._fields_}

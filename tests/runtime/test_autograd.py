@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from aotmm.problem import ACTIVATIONS
 from aotmm.runtime.library import Library
 from tests.runtime.stand_in import Call
-from tests.unit.runtime.test_shapes import batches, integers, laid_out
+from tests.unit.runtime.test_views import batches, integers, laid_out
 
 # Shapes of a, b and bias, in all the ways in which matmul broadcasts.
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]] = [

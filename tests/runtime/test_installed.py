@@ -40,7 +40,7 @@ lib = aotmm.load()
 print(lib)
 for arch in sys.argv[1:]:
     library.device = lambda ordinal: Device(ordinal, "Some GPU", arch)
-    print(arch, lib.serving(0).folder)
+    print(arch, lib.pack_for(0).folder)
 """
 
 
@@ -146,5 +146,5 @@ def test_packs_for_one_arch_are_asked_in_turn(added: Path, monkeypatch: pytest.M
         ("gfx90a", [("gfx90a", "")]),
     ):
         monkeypatch.setattr(library, "device", lambda ordinal, arch=arch: Device(ordinal, "Some GPU", arch))
-        assert [(pack.arch, pack.owner) for pack in lib.asked(0)] == asked
-        assert lib.serving(0) is lib.asked(0)[0]
+        assert [(pack.arch, pack.owner) for pack in lib.packs_for(0)] == asked
+        assert lib.pack_for(0) is lib.packs_for(0)[0]

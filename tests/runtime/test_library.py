@@ -20,13 +20,14 @@ from aotmm.cli.report import doctor_text
 from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
 from aotmm.pack import table
 from aotmm.pack.table import Sample, Shape, Table
-from aotmm.runtime import fast, library
+from aotmm.runtime import direct_call, library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.diagnosis import diagnose
 from aotmm.runtime.launcher import CDevice, Problem
 from aotmm.runtime.library import Library
 from aotmm.runtime.ops import Ops
 from aotmm.target import TARGETS
+from tests.runtime.pretend import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -210,10 +211,10 @@ def test_repr(lib: Library) -> None:
     assert repr(lib.packs[1]) == f"<sm80 pack in {folder}>"
 
 
-def test_doctor_tells_of_the_fast_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_of_the_direct_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """`aotmm doctor` says whether this Python and torch carry it."""
-    assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_fast_call
-    monkeypatch.setattr(lib, "_fast", fast.declined)
+    assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_direct_call
+    monkeypatch.setattr(lib, "_direct_call", direct_call.declined)
     assert "plain tensors go through torch's dispatcher, as this Python" in doctor_text(diagnose(None))
 
 
@@ -258,22 +259,57 @@ def test_wrong_arguments(
         lib.matmul(*arguments, **options)
 
 
-@pytest.mark.parametrize(
-    ("error", "text", "options"),
-    [
-        (ValueError, r"out is \(4, 5\), it must be \(4, 4\)", {"out": torch.zeros(4, 5, dtype=torch.float16)}),
-        (TypeError, r"unknown out_dtype torch\.int16", {"out": torch.zeros(4, 4, dtype=torch.int16)}),
-        (TypeError, "out must be a tensor, found list", {"out": [0.0] * 4}),
-        (TypeError, "out has its own dtype", {"out": X, "out_dtype": torch.float16}),
-    ],
-)
-def test_explain_refuses_as_matmul_does(
-    lib: Library, monkeypatch: pytest.MonkeyPatch, error: type[Exception], text: str, options: dict[str, Any]
-) -> None:
-    """`explain` tells of no launch that `matmul` would refuse for its `out`."""
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    with pytest.raises(error, match=text):
-        lib.explain(X, X.T, **options)
+def test_explained_is_what_matmul_launches() -> None:
+    """`problem` is what `matmul` launches first, or its error with the same words; it launches and writes nothing."""
+    run(
+        """
+from dataclasses import replace
+import contextlib
+def outcome(call, *arguments, **options):
+    try: return call(*arguments, **options)
+    except Exception as error: return f"{type(error).__name__}: {error}"
+def launched(*arguments, **options):
+    gpu.first, runs = None, gpu.runs
+    versions = [x._version for x in (*arguments, *options.values()) if isinstance(x, torch.Tensor)]
+    found = outcome(lib.problem, *arguments, **options)
+    assert gpu.runs == runs, "nothing was launched"
+    assert versions == [x._version for x in (*arguments, *options.values()) if isinstance(x, torch.Tensor)]
+    result = outcome(lib.matmul, *arguments, **options)
+    if isinstance(result, str):
+        assert found == result, (found, result)
+        return result
+    if gpu.first is None: return found
+    if "out" not in options: gpu.first, found = (replace(each, c_ptr=0) for each in (gpu.first, found))
+    assert found == gpu.first, (found, gpu.first)
+    return found.batch, found.M, found.N, found.K
+a, b, bias = torch.randn(4, 8).half(), torch.randn(8, 6).half(), torch.randn(6).half()
+out = torch.empty(6, 4).half().T
+assert launched(a, b) == launched(a, b, out=out) == launched(a.float(), b.float()) == (1, 4, 6, 8)
+assert launched(a, b, bias=bias, activation="relu") == launched(a, b, out_dtype=torch.float32) == (1, 4, 6, 8)
+for mode in (contextlib.nullcontext(), torch.no_grad()):
+    with mode: assert launched(a, b.clone().requires_grad_(), bias=bias, activation="relu") == (1, 4, 6, 8)
+assert launched(a.expand(3, 4, 8), b) == (3, 4, 6, 8)
+assert launched(torch.randn(3, 4, 8).half(), b) == launched(torch.randn(3, 2, 2, 8).half(), b) == (1, 12, 6, 8)
+x, y = torch.randn(2, 3, 4, 8).half(), torch.randn(3, 2, 8, 6).half().transpose(0, 1)
+assert launched(x, y) == (3, 4, 6, 8), "the first of two"
+assert launched(a[0], b[:, 0]) == (1, 1, 1, 8)
+assert launched(a[:0], b) == "ValueError: nothing is launched: the result of shape (0, 6) is empty"
+assert launched(a.to("meta"), b.to("meta")) == "ValueError: nothing is launched: the result of shape (4, 6) is on meta"
+for options, words in (
+    ({"out": torch.empty(4, 5).half()}, "ValueError: out has the wrong shape"),
+    ({"out": torch.empty(4, 6).short()}, "TypeError: aotmm has no kernels for this dtype"),
+    ({"out": [0.0] * 4}, "TypeError: out must be a tensor, found list"),
+    ({"out": out, "out_dtype": torch.float16}, "TypeError: out_dtype is for a new result"),
+    ({"out": a.new_empty(4, 6).requires_grad_()}, "NotImplementedError: matmul with out= has no gradient"),
+    ({"bias": bias[:5]}, "ValueError: bias must broadcast"),
+    ({"activation": "swish"}, "ValueError: unknown activation 'swish'"),
+    ({"scale_a": bias}, "TypeError: scales must be float32"),
+):
+    assert launched(a, b, **options).startswith(words), words
+assert launched(a, a).startswith("ValueError: the inner sizes differ")
+assert launched(a, [1.0]).startswith("TypeError: matmul takes tensors, found Tensor and list")
+"""
+    )
 
 
 def test_op_refuses_too(lib: Library) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 HALL = {"aotmm", "aotmm.errors", "aotmm.target", "aotmm.problem", "aotmm.pack", "aotmm.workers.pool"}
-RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the fast module, where Python loads it
+RUNTIME = HALL | {"aotmm.runtime", "aotmm.native", "torch"}  # native: the direct call's module, where Python loads it
 BUILD = HALL | {"aotmm.kernels", "aotmm.build", "aotmm.workers.dask"}
 
 # Room -> what it may import beside the standard library; a name stands for everything below it, but "aotmm" for

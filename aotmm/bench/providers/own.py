@@ -13,9 +13,7 @@ import aotmm
 from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, Provider
 from aotmm.problem import WORKSPACE_LIMIT
-from aotmm.runtime import ops
 from aotmm.runtime.library import Library
-from aotmm.runtime.shapes import products
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Plan, Problem
@@ -66,10 +64,7 @@ def _plan(case: Case, operands: Operands) -> Plan:
 
 def _problem(case: Case, operands: Operands) -> Problem:
     """Return the case for the launcher's C interface."""
-    options = _options(case, operands)
-    (product,) = products(operands.a, operands.b, operands.out, options.get("bias"), rows_scaled=False)
-    scales = options.get("scale_a"), options.get("scale_b")
-    return ops.problem(product, *scales, case.activation or "none", 0.0, tf32=False, fast=case.fast_accum)
+    return library().problem(operands.a, operands.b, out=operands.out, **_options(case, operands))
 
 
 def _describe(case: Case, operands: Operands) -> str:

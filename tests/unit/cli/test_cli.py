@@ -733,7 +733,7 @@ def test_doctor_json_keys(tmp_path: Path) -> None:
         "torch",
         "torch_build",
         "load_error",
-        "fast_call",
+        "direct_call",
         "cuda_driver",
         "packs",
         "devices",

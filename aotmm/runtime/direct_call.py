@@ -1,4 +1,4 @@
-"""The fast call: `lib.matmul` without torch's dispatcher, for plain GPU tensors without modes or transforms."""
+"""The direct call: `lib.matmul` without torch's dispatcher, for plain GPU tensors without modes or transforms."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Matmul = Callable[..., Any]
 
 
 def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> Matmul:
-    """Return `matmul` of native/fast.c, or `declined` if this Python or torch does not support it.
+    """Return `matmul` of native/direct_call.c, or `declined` if this Python or torch does not support it.
 
     Args:
         ours: libaotmm_torch.so, initialised.
         torch_library: finds one of torch's own libraries.
     """
     try:
-        module = importlib.import_module("aotmm.native._fast")  # not built, or for no free-threaded Python
+        module = importlib.import_module("aotmm.native._direct_call")  # not built, or for no free-threaded Python
         libraries = [ours, *(torch_library(name) for name in ("torch_cpu", "torch_python", "c10"))]
         handles = [library._handle for library in libraries if library is not None]  # noqa: SLF001 - what dlsym takes
         lacking = module.connect(

@@ -1,4 +1,4 @@
-"""The fast call on a GPU that is not there: what it computes, what it leaves to the op, and what it costs in memory."""
+"""The direct call on a GPU that is not there: what it computes, what it leaves to the op, and its cost in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import aotmm
-from aotmm.runtime import fast, ops
+from aotmm.runtime import direct_call, ops
 from tests.runtime.pretend import run
 
 MAKE = """
@@ -74,7 +74,7 @@ assert not out[:, 4].any()
 
 
 def test_recorded() -> None:
-    """Where nothing but a gradient keeps the fast call from serving, autograd records it, forward and backward."""
+    """Where nothing but a gradient keeps the direct call from serving, autograd records it, forward and backward."""
     run(
         MAKE
         + """
@@ -99,7 +99,7 @@ with torch.no_grad(): assert not lib.matmul(a, b.clone().requires_grad_()).requi
 
 
 def test_what_the_op_serves() -> None:
-    """Whatever else of torch's has a say in is not the fast call's: modes, autograd, subclasses, lazy views."""
+    """Whatever else of torch's has a say in is not the direct call's: modes, autograd, subclasses, lazy views."""
     told = run(
         MAKE
         + """
@@ -109,7 +109,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 class Mine(torch.Tensor): pass
-def asked(x=a, y=b, out=None, bias=None): return isinstance(lib._fast(0, x, y, out, bias, None), torch.Tensor)
+def asked(x=a, y=b, out=None, bias=None): return isinstance(lib._direct_call(0, x, y, out, bias, None), torch.Tensor)
 def inside(mode):
     with mode: return asked()
 found = {"plain": asked()}
@@ -166,9 +166,9 @@ def error(*arguments, **options):
     except Exception as error: return f"{type(error).__name__}: {error}"
 def both(*arguments, **options):
     first = error(*arguments, **options)
-    lib._fast = lambda *_: NotImplemented
+    lib._direct_call = lambda *_: NotImplemented
     second = error(*arguments, **options)
-    lib._fast = lib._ops.fast
+    lib._direct_call = lib._ops.direct_call
     assert first == second, (first, second)
     return first
 assert both(a, a).startswith("ValueError: the inner sizes differ: a is (M, K), b must be (K, N): a is (4, 8) float16")
@@ -190,10 +190,12 @@ def test_nothing_leaks() -> None:
         MAKE
         + """
 import sys, resource
-out, lib._fast(0, a, b, None, None, None)
+out, lib._direct_call(0, a, b, None, None, None)
 out = torch.empty(4, 6).half()
 ways = (
-    lambda: lib.matmul(a, b), lambda: lib.matmul(a, b, out=out), lambda: lib._fast(0, a, b.float(), None, None, None)
+    lambda: lib.matmul(a, b),
+    lambda: lib.matmul(a, b, out=out),
+    lambda: lib._direct_call(0, a, b.float(), None, None, None),
 )
 def counts(): return [sys.getrefcount(x) for x in (a, b, out, None, NotImplemented)]
 for way in ways:
@@ -202,7 +204,7 @@ for way in ways:
     for _ in range(100_000): way()
     assert all(abs(x - y) < 20 for x, y in zip(counts(), before)), (counts(), before)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 4096  # KiB; a leaked tensor has 200 B
-""".replace("out, lib._fast(0, a, b, None, None, None)\n", "")
+""".replace("out, lib._direct_call(0, a, b, None, None, None)\n", "")
     )
 
 
@@ -229,7 +231,7 @@ assert not wrong
 
 
 def test_traced() -> None:
-    """torch.compile sees an op of aotmm and not the fast call, without a break in its graph."""
+    """torch.compile sees an op of aotmm and not the direct call, without a break in its graph."""
     run(
         MAKE
         + """
@@ -254,18 +256,18 @@ assert any(name.startswith("aotmm.") for name in seen), seen
 )
 def test_self_test(key_set: Callable[[], tuple[int, int]]) -> None:
     """Words that do not follow torch's modes are not trusted."""
-    assert fast.inference_keys(key_set) is None
+    assert direct_call.inference_keys(key_set) is None
 
 
 def test_self_test_passes_on_this_torch() -> None:
     """The words of this torch do, and are the same whatever mode the caller is in."""
-    if not aotmm.load().has_fast_call:
+    if not aotmm.load().has_direct_call:
         pytest.skip("this Python does not load the module")
-    key_set = importlib.import_module("aotmm.native._fast").key_set
-    found = fast.inference_keys(key_set)
+    key_set = importlib.import_module("aotmm.native._direct_call").key_set
+    found = direct_call.inference_keys(key_set)
     assert found not in (None, (0, 0))
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert fast.inference_keys(key_set) == found
+        assert direct_call.inference_keys(key_set) == found
 
 
 def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,10 +278,10 @@ def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_module(_name: str) -> None:
         raise ImportError
 
-    assert fast.connect(ours, lambda _: None) is fast.declined
+    assert direct_call.connect(ours, lambda _: None) is direct_call.declined
     monkeypatch.setattr(importlib, "import_module", no_module)
-    assert fast.connect(ours, ops.torch_library) is fast.declined
-    assert fast.declined(0, 1, 2) is NotImplemented
+    assert direct_call.connect(ours, ops.torch_library) is direct_call.declined
+    assert direct_call.declined(0, 1, 2) is NotImplemented
 
 
 def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +289,9 @@ def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert aotmm.load()
     other = ops.torch_library("torch_cpu")
     assert other is not None
-    assert fast.connect(other, ops.torch_library) is fast.declined
+    assert direct_call.connect(other, ops.torch_library) is direct_call.declined
     monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", "no capsule")
-    assert fast.connect(ops.registered()._native, ops.torch_library) is fast.declined
+    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.declined
     monkeypatch.undo()
     monkeypatch.delattr(torch._C, "_len_torch_function_stack")
-    assert fast.connect(ops.registered()._native, ops.torch_library) is fast.declined
+    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.declined

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from aotmm.runtime import sharding
+from aotmm.runtime import dtensor
 from aotmm.runtime.library import Library
 
 if not dist.is_available():
@@ -101,7 +101,7 @@ def test_two_dimensions(lib: Library, mesh: DeviceMesh) -> None:
 def test_nothing_without_dtensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody uses DTensor it is not imported."""
     monkeypatch.delitem(sys.modules, "torch.distributed.tensor")
-    sharding.register()
+    dtensor.register()
     assert "torch.distributed.tensor" not in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""The fast call on a GPU: the op's bits by a shorter way, on the right stream and device, and nothing kept."""
+"""The direct call on a GPU: the op's bits by a shorter way, on the right stream and device, and nothing kept."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ assert not wrong, len(wrong)
 
 @pytest.fixture(autouse=True)
 def connected(lib: Library) -> None:
-    """The fast call is there."""
-    if not lib.has_fast_call:
-        pytest.skip("this Python does not load the fast module")
+    """The direct call is there."""
+    if not lib.has_direct_call:
+        pytest.skip("this Python does not load the direct call's module")
 
 
 def taken(lib: Library, *arguments: object, out: object = None, bias: object = None) -> bool:
-    """Whether the fast call multiplies these."""
-    return isinstance(lib._fast(0, *arguments, out, bias, None), torch.Tensor)
+    """Whether the direct call multiplies these."""
+    return isinstance(lib._direct_call(0, *arguments, out, bias, None), torch.Tensor)
 
 
 @pytest.mark.parametrize("name", sorted({*dtypes(), "int8"} - {"fp32"}))

@@ -1,4 +1,4 @@
-/* _fast.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded.
+/* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded.
  *
  * DLPack's C exchange API reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
  * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
@@ -290,6 +290,6 @@ static PyMethodDef methods[] = {{"matmul", matmul, METH_FASTCALL, NULL},
                                 {"key_set", read_keys, METH_FASTCALL, NULL},
                                 {"trust", trust, METH_FASTCALL, NULL},
                                 {0}};
-static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_fast", .size = -1, .methods = methods};
+static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_direct_call", .size = -1, .methods = methods};
 
-EXPORT PyObject *PyInit__fast(void) { return PyModule_Create2(&definition, ABI_VERSION); }
+EXPORT PyObject *PyInit__direct_call(void) { return PyModule_Create2(&definition, ABI_VERSION); }

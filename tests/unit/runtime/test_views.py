@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from aotmm.runtime.shapes import products, result_shape
+from aotmm.runtime.views import products, result_shape
 
 CASES = 2000
 RANKS = ((5,), (3, 5), (2, 3, 5), (4, 2, 3, 5), (2, 1, 4, 3, 5))
