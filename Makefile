@@ -112,6 +112,6 @@ lock: ## pins what .venv-build is made of, with hashes, in requirements-build.tx
 	@echo "installing $(TORCH) and what tests and lint need into .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@.venv/bin/python -m pip install -qq "$(TORCH)"
-	@$(REQUIREMENTS) test lint cluster | .venv/bin/python -m pip install -qq -r /dev/stdin
+	@$(REQUIREMENTS) test lint cluster tune | .venv/bin/python -m pip install -qq -r /dev/stdin
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
