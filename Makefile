@@ -108,5 +108,5 @@ lock: ## pins what .venv-build is made of, with hashes, in requirements-build.tx
 	@echo "installing $(TORCH) and what tests and lint need into .venv"
 	$(new_environment)
 	@.venv/bin/python -m pip install -qq $(PIP)
-	@.venv/bin/python -m pip install -qq "$(TORCH)" --group dev -e '.[cluster]'
+	@.venv/bin/python -m pip install -qq "$(TORCH)" --group dev -e '.[cluster,tune]'
 	@touch $@

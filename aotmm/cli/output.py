@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aotmm.cli.progress import Lines
-from aotmm.errors import build_extra_missing, torch_missing
+from aotmm.errors import SpecError, build_extra_missing, torch_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,10 +105,12 @@ def needs_build_extra() -> Iterator[None]:
 
 @contextmanager
 def needs_torch(command: str) -> Iterator[None]:
-    """Turn a failed import of torch in the block into an error that tells how to install it."""
+    """Turn a failed import of torch or of the tune extra in the block into an error that tells how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
+        if error.name in {"numpy", "scipy"}:
+            raise SpecError(f'{command} needs {error.name}, of the tune extra: pip install "aotmm[tune]"') from error
         if error.name != "torch":
             raise
         raise torch_missing(command) from error

@@ -9,19 +9,21 @@ drawn a little to its start: a constant that no sample determines stays at its p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
 
-_ITERATIONS = 60
 _PRIOR = 0.1  # weight of the start, in samples: with less, constants that few samples determine are far off
 _LOAD = 5e-5  # ns per byte that tiles load, to start from: 20 TB/s, more than any L2
 _SERIAL = 0.4  # part of the shorter of computing and moving that does not overlap with the other
 _OUTLIER = 0.1  # relative error from which on a sample counts less
 _BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
+_Array = NDArray[np.float64]
 
 
 class Point(NamedTuple):
@@ -71,14 +73,12 @@ def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
 
     Constants that no launch determines stay at `start`, by default at physical estimates.
     """
-    with _one_thread():
-        samples = _Samples(*torch.tensor(points, dtype=torch.float64).T)
-        starts = _starts(samples) if start is None else torch.tensor([start], dtype=torch.float64).log()
-        logs, losses = _descend(samples, starts)
-        best = logs[losses.argmin()]
-        wrong = (samples.predicted(best[None])[0] - samples.ns.log()).square()
-        error = (wrong.mul(samples.weight).sum() / samples.weight.sum()).sqrt()
-        return Fit(Constants(*best.exp().tolist()), float(error))
+    samples = _Samples(*np.array(points, dtype=float).T)
+    starts = [np.log(each) for each in (_starts(samples) if start is None else [start])]
+    found = [least_squares(samples.residuals, each, samples.slopes, method="lm", args=(each,)) for each in starts]
+    best = min(found, key=lambda result: float(result.cost)).x
+    error = np.sqrt(np.average(samples.wrong(best) ** 2, weights=samples.weight))
+    return Fit(Constants(*np.exp(best).tolist()), float(error))
 
 
 def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
@@ -86,100 +86,70 @@ def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
 
     ns is a measured time less the other kernels' part; it may be noisy, even negative.
     """
-    rows = torch.tensor(times, dtype=torch.float64)
+    counts, sizes, ns = np.array(times).T
     best, least = Constants(0.0, 0.0, 0.0, 0.0, 0.0), float("inf")
     for bandwidth in _BANDWIDTHS:
         byte = 1e-3 / bandwidth
-        base = max(0.0, float(((rows[:, 2] - rows[:, 1] * byte) / rows[:, 0]).median()))
-        wrong = rows[:, 0] * base + rows[:, 1] * byte - rows[:, 2]
+        base = max(0.0, float(np.median((ns - sizes * byte) / counts)))
         # Relative to the time, but at least to that of a launch: differences of similar times are noise.
-        loss = float((wrong / (rows[:, 2].abs() + 1000.0)).abs().mean())
+        loss = float(np.mean(np.abs(counts * base + sizes * byte - ns) / (np.abs(ns) + 1000.0)))
         if loss < least:
             best, least = Constants(base, 0.0, 0.0, byte, 0.0), loss
     return best
 
 
 class _Samples(NamedTuple):
-    """The fields of all points, as columns."""
+    """The fields of all points, as columns. `logs` are the logarithms of constants, (5,)."""
 
-    waves: torch.Tensor
-    steps: torch.Tensor
-    moved: torch.Tensor
-    loads: torch.Tensor
-    ns: torch.Tensor
-    known: torch.Tensor
-    weight: torch.Tensor
+    waves: _Array
+    steps: _Array
+    moved: _Array
+    loads: _Array
+    ns: _Array
+    known: _Array
+    weight: _Array
 
-    def predicted(self, logs: torch.Tensor) -> torch.Tensor:
-        """Return logarithms of the times (starts, points) for constants with logarithms `logs` (starts, 5)."""
-        return torch.log(self.known + sum(self._parts(logs)))
+    def wrong(self, logs: _Array) -> _Array:
+        """Return the logarithms of predicted over measured times."""
+        wrong: _Array = np.log((self.known + self._parts(logs).sum(axis=1)) / self.ns)
+        return wrong
 
-    def derivatives(self, logs: torch.Tensor) -> torch.Tensor:
-        """Return the derivatives (starts, points, 5) of `predicted` by `logs`."""
+    def residuals(self, logs: _Array, start: _Array) -> _Array:
+        """Return the values whose squares add up to twice the loss, (points + 5,).
+
+        Those of samples are roots of a Huber loss, in which outliers count less. The last five draw the constants to
+        `start`.
+        """
+        wrong = self.wrong(logs)
+        roots = np.where(np.abs(wrong) < _OUTLIER, wrong, np.copysign(_outlier_root(wrong), wrong))
+        return np.concatenate([np.sqrt(self.weight) * roots, math.sqrt(_PRIOR) * (logs - start)])
+
+    def slopes(self, logs: _Array, _start: _Array) -> _Array:
+        """Return the derivatives of `residuals` by `logs`, (points + 5, 5)."""
         parts = self._parts(logs)
-        return torch.stack(parts, -1) / (self.known + sum(parts))[..., None]
+        shares = parts / (self.known + parts.sum(axis=1))[:, None]
+        scales = np.sqrt(self.weight) * _OUTLIER / _outlier_root(self.wrong(logs))
+        return np.concatenate([shares * scales[:, None], math.sqrt(_PRIOR) * np.eye(len(logs))])
 
-    def _parts(self, logs: torch.Tensor) -> list[torch.Tensor]:
-        """Return the part of each constant in the time, (starts, points) each."""
-        base, step, tile, byte, load = logs.exp().T[..., None]
-        busy = [self.waves * self.steps * step, self.waves * tile]
-        moving = [self.moved * byte, self.loads * load]
-        computes = sum(busy) > sum(moving)
-        shares = (torch.where(computes, 1.0, _SERIAL), torch.where(computes, _SERIAL, 1.0))
-        return [base.expand_as(computes), *(shares[0] * part for part in busy), *(shares[1] * part for part in moving)]
-
-
-def _starts(samples: _Samples) -> torch.Tensor:
-    """Return logarithms of the descent's initial constants: fast and slow memory, small and large base."""
-    rest = (samples.ns - samples.known).clamp(min=0.1 * samples.ns)
-    step = float((rest / (samples.waves * samples.steps)).quantile(0.1))
-    byte = float((rest / samples.moved).quantile(0.02))
-    base = min(float(rest.min()) / 2, 3000.0)
-    rows = [(base * scale, step, 4 * step, byte * slower, _LOAD) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]
-    return torch.tensor(rows, dtype=torch.float64).log()
+    def _parts(self, logs: _Array) -> _Array:
+        """Return the part of each constant in the times, (points, 5)."""
+        ones = np.ones_like(self.ns)
+        parts = np.exp(logs) * np.stack([ones, self.waves * self.steps, self.waves, self.moved, self.loads], axis=1)
+        computes = parts[:, 1:3].sum(axis=1) > parts[:, 3:].sum(axis=1)
+        parts[~computes, 1:3] *= _SERIAL
+        parts[computes, 3:] *= _SERIAL
+        return parts
 
 
-def _descend(samples: _Samples, starts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run Levenberg-Marquardt from each start; return the final logarithms (starts, 5) and their losses."""
-    logs, damping, prior = (
-        starts,
-        torch.full((len(starts),), 1e-2).double(),
-        _PRIOR * torch.eye(starts.shape[1]).double(),
-    )
-    loss = _loss(samples, logs, starts)
-    for _ in range(_ITERATIONS):
-        wrong = samples.predicted(logs) - samples.ns.log()
-        slopes = samples.derivatives(logs)
-        weighted = (slopes * (samples.weight * _confidence(wrong))[..., None]).mT
-        normal = weighted @ slopes + prior
-        gradient = (weighted @ wrong[..., None])[..., 0] + _PRIOR * (logs - starts)
-        damped = normal + damping[:, None, None] * torch.diag_embed(normal.diagonal(dim1=1, dim2=2))
-        candidates = logs - torch.linalg.solve(damped, gradient).clamp(-1, 1)
-        found = _loss(samples, candidates, starts)
-        better = found < loss
-        logs = torch.where(better[:, None], candidates, logs)
-        loss = torch.where(better, found, loss)
-        damping = torch.where(better, damping / 3, damping * 4)
-    return logs, loss
+def _outlier_root(wrong: _Array) -> _Array:
+    """Return the root of twice the Huber loss of errors from `_OUTLIER` on, and `_OUTLIER` for smaller ones."""
+    return np.sqrt(_OUTLIER * (2 * np.maximum(np.abs(wrong), _OUTLIER) - _OUTLIER))
 
 
-def _confidence(wrong: torch.Tensor) -> torch.Tensor:
-    """Return the weight of each error in a Huber loss: outliers count less."""
-    return _OUTLIER / wrong.abs().clamp(min=_OUTLIER)
-
-
-def _loss(samples: _Samples, logs: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-    wrong = (samples.predicted(logs) - samples.ns.log()).abs()
-    huber = torch.where(wrong < _OUTLIER, wrong.square() / 2, _OUTLIER * (wrong - _OUTLIER / 2))
-    return (samples.weight * huber).sum(1) + _PRIOR * (logs - starts).square().sum(1) / 2
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: on such small matrices, several take many times longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _starts(samples: _Samples) -> list[tuple[float, ...]]:
+    """Return the constants to start from: fast and slow memory, small and large base."""
+    rest = np.maximum(samples.ns - samples.known, 0.1 * samples.ns)
+    step = np.quantile(rest / (samples.waves * samples.steps), 0.1)
+    byte = np.quantile(rest / samples.moved, 0.02)
+    base = min(rest.min() / 2, 3000.0)
+    return [(base * scale, step, 4 * step, byte * slower, _LOAD) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]

@@ -35,6 +35,7 @@ ROOMS = {
     "aotmm.runtime": RUNTIME,
     "aotmm.nn": RUNTIME,
     "aotmm.tune": RUNTIME | {"aotmm.tune", "aotmm.workers.dask"},
+    "aotmm.tune.fit": {"numpy", "scipy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME
     | {"aotmm.bench", "aotmm.tune.measure", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
