@@ -58,7 +58,7 @@ unit: setup
 	.venv/bin/python -m pytest $(UNIT)
 
 unit-measuring: setup
-	.venv/bin/python -m pytest tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
+	.venv/bin/python -m pytest tests/timing tests/bench tests/tune --ignore=tests/tune/test_session.py --ignore=tests/tune/test_cluster.py
 
 # The parts of the tests, which say at their ends what they left out and why.
 building: .venv-build/.stamp

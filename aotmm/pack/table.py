@@ -69,7 +69,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ShapeTimes:
     """One measured shape and its times; `held_out` shapes test the models and are not fitted."""
 
     element_bytes: int
@@ -102,7 +102,7 @@ class Table:
     date: str
     seed: int
     models: tuple[Model, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ShapeTimes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def write(table: Table) -> bytes:
         for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name, row.min_m))
     ]
     shapes = [
-        {name: getattr(shape, name) for name in _names(Shape)}
+        {name: getattr(shape, name) for name in _names(ShapeTimes)}
         | {"times": [[number[s.config_name], *map(int, s[1:])] for s in sorted(shape.times)]}
         for shape in sorted(table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K))
     ]
@@ -243,14 +243,14 @@ def _model(body: object, where: str) -> Model:
     )
 
 
-def _shape(body: object, config_names: list[str], where: str) -> Shape:
-    row = _object(body, Shape, where)
+def _shape(body: object, config_names: list[str], where: str) -> ShapeTimes:
+    row = _object(body, ShapeTimes, where)
     times = tuple(
         _sample(item, config_names, f"{where}: times[{index}]")
         for index, item in enumerate(_list(row["times"], f"{where}: times"))
     )
     _check_unique([sample[:-1] for sample in times], f"{where}: times")
-    return Shape(
+    return ShapeTimes(
         element_bytes=_word(row["element_bytes"], _WIDTHS, f"{where}: element_bytes"),
         layout=_word(row["layout"], LAYOUTS, f"{where}: layout"),
         fast_accum=_bool(row["fast_accum"], f"{where}: fast_accum"),
