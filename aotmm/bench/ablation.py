@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 import aotmm
-from aotmm.bench.cases import Case, Operands, Pool
-from aotmm.bench.check import error, truth
-from aotmm.bench.protocol import GraphStopwatch, in_turn, launches_for
+from aotmm.bench.protocol import GraphStopwatch, in_turn, repeated
 from aotmm.errors import SpecError
 from aotmm.runtime.launcher import Launcher, Problem
-from aotmm.tune.shapes import Shape
+from aotmm.timing.check import truth
+from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import Case, Shape
 
 CONFIGS = Path(__file__).parent / "ablation.toml"
 _ALIGNED = 16  # bytes of every access of a kernel for aligned rows
@@ -41,17 +41,15 @@ def measure(pack: Path) -> dict[str, dict[str, float]]:
     for size in _SIZES:
         case = Case(Shape(size, size, size, "nn"), "fp16")
         sets = pool.operands(case, cache_bytes)
-        right = truth(case, sets[0])
+        right = truth(sets[0].a, sets[0].b, sets[0].out.dtype)
         for name, numbers in pairs.items():
             runs = {}
             for order, number in numbers.items():
                 call = partial(_launch, launcher, number)
                 sets[0].out.fill_(float("nan"))
                 call(sets[0])
-                if not error(right, sets[0].out, roundings=1) <= 1:
-                    raise RuntimeError(f"{launcher.kernels[number].name} computes {case} wrongly")
-                launches = launches_for(stopwatch.record(call, sets, len(sets))(), len(sets))
-                runs[order] = stopwatch.record(call, sets, launches), launches
+                right.confirm(sets[0].out, f"{launcher.kernels[number].name} on {case}")
+                runs[order] = repeated(stopwatch, call, sets)
             times = in_turn(runs)
             found[name][f"{size}^3"] = statistics.median(
                 rows / groups for rows, groups in zip(times["row-major"], times["grouped"], strict=True)

@@ -30,7 +30,7 @@ LATENCY_S = 0.25
 _TILES = 19
 _LOCAL, _DASK = (1, 2), (1, 2, 4)
 _IMAGE_BYTES, _PTX_BYTES = 35_000, 35_000  # the mean of the default pack for sm90; about that of PTX for sm80
-_PARAMETERS, _PROMISES = 31, 18  # likewise
+_PARAMETERS, _GUARDS = 31, 18  # likewise
 # Prints the kernels built, the seconds by the clock and of the process's CPU, and its peak memory.
 _BUILD = """
 import json, resource, sys, time
@@ -115,7 +115,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
             Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(quantities[:_PARAMETERS])
         ),
         quantities=quantities,
-        guards=tuple(Guard(name, "multiple_of", 16) for name in quantities[:_PROMISES]),
+        guards=tuple(Guard(name, "multiple_of", 16) for name in quantities[:_GUARDS]),
         attributes=(),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),

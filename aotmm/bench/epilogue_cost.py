@@ -7,20 +7,22 @@ from functools import partial
 
 import torch
 
-from aotmm.bench.cases import Case, Operands, Pool
-from aotmm.bench.protocol import GraphStopwatch, in_turn, launches_for
+from aotmm.bench.protocol import GraphStopwatch, in_turn, repeated
 from aotmm.bench.providers.own import library
-from aotmm.tune.shapes import Shape
+from aotmm.timing.check import truth
+from aotmm.timing.correctness import Epilogue
+from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import Case, Shape
 
 _SIZES = (2048, 4096, 8192)
 # Dimensions of the bias, which is a residual if it is a matrix, and the activation.
-_EPILOGUES: dict[str, tuple[int, str | None]] = {
-    "none": (0, None),
-    "bias": (1, None),
+_EPILOGUES: dict[str, tuple[int, str]] = {
+    "none": (0, "none"),
+    "bias": (1, "none"),
     "bias, relu": (1, "relu"),
     "bias, gelu": (1, "gelu"),
     "bias, silu": (1, "silu"),
-    "residual": (2, None),
+    "residual": (2, "none"),
 }
 
 
@@ -33,14 +35,15 @@ def measure() -> dict[str, dict[str, float]]:
 
 def _relative(case: Case, pool: Pool, cache_bytes: int) -> dict[str, float]:
     sets, stopwatch = pool.operands(case, cache_bytes), GraphStopwatch()
-    matrix = torch.randn(case.shape.M, case.shape.N, device="cuda", dtype=case.output)
+    matrix = torch.randn(case.shape.M, case.shape.N, device="cuda", dtype=sets[0].out.dtype)
     biases = (None, matrix[0], matrix)
     runs = {}
     for name, (dimensions, activation) in _EPILOGUES.items():
-        call = partial(_call, biases[dimensions], activation)
-        _check(call, sets[0], biases[dimensions], activation)
-        launches = launches_for(stopwatch.record(call, sets, len(sets))(), len(sets))
-        runs[name] = stopwatch.record(call, sets, launches), launches
+        epilogue = Epilogue(activation, bias=biases[dimensions])
+        call = partial(_call, epilogue)
+        call(sets[0])
+        truth(sets[0].a, sets[0].b, sets[0].out.dtype, epilogue).confirm(sets[0].out, f"the product with {name}")
+        runs[name] = repeated(stopwatch, call, sets)
     samples = in_turn(runs)
     return {
         name: statistics.median(x / y for x, y in zip(times, samples["none"], strict=True))
@@ -48,17 +51,6 @@ def _relative(case: Case, pool: Pool, cache_bytes: int) -> dict[str, float]:
     }
 
 
-def _call(bias: torch.Tensor | None, activation: str | None, operands: Operands) -> object:
-    return library().matmul(operands.a, operands.b, out=operands.out, bias=bias, activation=activation)
-
-
-def _check(call: partial[object], operands: Operands, bias: torch.Tensor | None, activation: str | None) -> None:
-    """Raise RuntimeError if the product is wrong."""
-    call(operands)
-    want = operands.a.double() @ operands.b.double()
-    want = want if bias is None else want + bias.double()
-    want = want if activation is None else getattr(torch.nn.functional, activation)(want)
-    size = want.abs() + operands.a.shape[1] ** 0.5  # sums of K products are rounded as numbers of about sqrt(K)
-    worst = float(((operands.out.double() - want).abs() / size).max())
-    if not worst < 2.0**-10:
-        raise RuntimeError(f"the product with {activation} is wrong: relative error {worst}")
+def _call(epilogue: Epilogue, operands: Operands) -> object:
+    activation = None if epilogue.activation == "none" else epilogue.activation
+    return library().matmul(operands.a, operands.b, out=operands.out, bias=epilogue.bias, activation=activation)

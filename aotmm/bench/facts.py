@@ -17,6 +17,7 @@ import torch
 
 import aotmm
 from aotmm.runtime.devices import device
+from aotmm.timing.graph import elapsed_ns
 
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")  # nvidia-smi's names: MHz, MHz, W, degrees C
 _LIMITS = ("driver_version", "power.limit", "clocks.max.sm", "clocks.max.mem")
@@ -54,15 +55,7 @@ def copy_bandwidth() -> float:
     """Return the bytes per second that a copy on the device reads and writes, at best."""
     source = torch.randn(_COPIED // 4, device="cuda")
     goal = torch.empty_like(source)
-    times = []
-    for _ in range(_COPIES):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        goal.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) * 1e-3)
-    return 2 * _COPIED / min(times)
+    return 2e9 * _COPIED / min(elapsed_ns(lambda: goal.copy_(source)) for _ in range(_COPIES))
 
 
 class State:

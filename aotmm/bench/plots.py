@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from statistics import geometric_mean
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from aotmm.bench.cases import PLANS
-from aotmm.bench.results import Results, Row, geometric_mean, spread
+from aotmm.bench.cases import COMPARISONS
+from aotmm.bench.results import Results, Row, spread
 from aotmm.bench.summary import baseline
 
 _COLORS = {"aotmm": "#0072b2", "torch": "#000000", "tutorial": "#d55e00", "cutlass": "#009e73", "scaled_mm": "#000000"}
@@ -62,7 +63,7 @@ def _ratios(results: Results) -> Figure | None:
     dtypes = list(dict.fromkeys(row.case.dtype for row in results.rows))
     columns = [
         (sweep, {dtype: rows for dtype in dtypes if (rows := _with_ratio(results.of(sweep, dtype)))})
-        for sweep in PLANS
+        for sweep in COMPARISONS
         if _with_ratio(results.of(sweep))
     ]
     if not columns:
@@ -70,19 +71,19 @@ def _ratios(results: Results) -> Figure | None:
     figure = Figure(figsize=(14, 5.5))
     axis = figure.subplots()
     labels: dict[str, Any] = {}
-    for place, (_, found) in enumerate(columns):
+    for position, (_, found) in enumerate(columns):
         for dtype, rows in found.items():
             values = [ratio for ratio, _ in sorted(rows, key=lambda pair: pair[1].case.shape.macs)]
-            places = [place + 0.06 + 0.88 * number / len(values) for number in range(len(values))]
-            labels[dtype] = axis.scatter(places, values, s=9, color=_DTYPE_COLORS.get(dtype, "#666666"))
+            positions = [position + 0.06 + 0.88 * number / len(values) for number in range(len(values))]
+            labels[dtype] = axis.scatter(positions, values, s=9, color=_DTYPE_COLORS.get(dtype, "#666666"))
             color = _DTYPE_COLORS.get(dtype, "#666666")
-            axis.hlines(geometric_mean(values), place + 0.04, place + 0.96, color=color, linewidth=1.5)
-        axis.axvline(place, color="#dddddd", linewidth=0.8)
+            axis.hlines(geometric_mean(values), position + 0.04, position + 0.96, color=color, linewidth=1.5)
+        axis.axvline(position, color="#dddddd", linewidth=0.8)
     axis.axhline(1.0, color="#000000", linewidth=0.8)
     axis.set_yscale("log", base=2)
     axis.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0], minor=False)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axis.set_xticks([place + 0.5 for place in range(len(columns))], [sweep for sweep, _ in columns])
+    axis.set_xticks([position + 0.5 for position in range(len(columns))], [sweep for sweep, _ in columns])
     axis.set_xlim(0, len(columns))
     axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
     axis.grid(axis="y", alpha=0.3)

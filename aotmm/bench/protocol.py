@@ -14,11 +14,13 @@ from typing import Protocol
 
 import torch
 
-from aotmm.bench.cases import Case, Operands, Pool, Work
-from aotmm.bench.check import Truth, error, truth
+from aotmm.bench.cases import Work
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row, Times
-from aotmm.tune.measure import recording
+from aotmm.timing.check import Truth, truth
+from aotmm.timing.graph import recorded
+from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import Case
 
 _GRAPH_US = 2000.0  # of one replay: long against the events' resolution and the launch of a graph
 _TOTAL_US = 20000.0  # of all replays of one provider
@@ -46,15 +48,12 @@ class GraphStopwatch:
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
         """Record as `Stopwatch.record`."""
-        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             call(sets[0])  # outside the graph: loads and allocates once
             torch.cuda.synchronize()
-            with recording(graph):
-                for number in range(launches):
-                    call(sets[number % len(sets)])
-        return lambda: replay(graph) / launches
+            replay = recorded(call, [sets[number % len(sets)] for number in range(launches)])
+        return lambda: replay() * 1e-3
 
     def alone(self, call: Call, operands: Operands) -> float:
         """Time as `Stopwatch.alone`."""
@@ -63,16 +62,6 @@ class GraphStopwatch:
         call(operands)
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e6
-
-
-def replay(graph: torch.cuda.CUDAGraph) -> float:
-    """Return microseconds of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +83,8 @@ def measure(
     A provider that cannot run, that fails, or whose product is wrong is not timed; the row says why.
     """
     case, sets = work.case, pool.operands(work.case, cache_bytes)
-    truths = [(operands.out, truth(case, operands)) for operands in (sets[0], sets[-1])]
+    checked = (sets[0], sets[-1])
+    truths = [(x.out, truth(x.a, x.b, x.out.dtype, x.epilogue)) for x in checked]
     ready: dict[str, _Ready] = {}
     not_run: dict[str, str] = {}
     for provider in providers:
@@ -138,13 +128,19 @@ def _prepared(
     for operands in sets:
         operands.out.fill_(float("nan"))
     estimate = run()
-    largest = max(error(true, out, provider.roundings) for out, true in truths)
+    largest = max(true.error(out, provider.roundings) for out, true in truths)
     if not largest <= 1:
         raise NotRunError(f"wrong: the largest error is {largest:.3g} times what is allowed")
     launches = launches_for(estimate, len(sets))
     if launches != len(sets):
         run = stopwatch.record(call, sets, launches)
     return _Ready(call, run, launches, largest, provider.describe(case, sets[0]))
+
+
+def repeated(stopwatch: Stopwatch, call: Call, sets: Sequence[Operands]) -> tuple[Callable[[], float], int]:
+    """Return a recording of as many calls as one replay shall have, and their number."""
+    launches = launches_for(stopwatch.record(call, sets, len(sets))(), len(sets))
+    return stopwatch.record(call, sets, launches), launches
 
 
 def launches_for(us: float, sets: int) -> int:
@@ -182,7 +178,7 @@ def orders(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, ...]]:
     zigzag = [i // 2 if i % 2 == 0 else count - 1 - i // 2 for i in range(count)]  # 0, n - 1, 1, n - 2, ...
     for number in range(rounds):
         shift = number if count > _PAIR else 0
-        order = tuple(names[(place + shift) % count] for place in zigzag)
+        order = tuple(names[(index + shift) % count] for index in zigzag)
         yield order[::-1] if count % 2 and number // count % 2 else order
 
 

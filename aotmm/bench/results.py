@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aotmm.bench.cases import Case
 from aotmm.errors import SpecError
-from aotmm.tune.shapes import Shape
+from aotmm.timing.problems import Case, case_of
 
 FILE_NAME = "results.json"
 FORMAT = 1
@@ -105,11 +104,6 @@ def spread(samples: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(samples), low, high
 
 
-def geometric_mean(ratios: Iterable[float]) -> float:
-    """Return the geometric mean, in which a ratio and its inverse cancel."""
-    return statistics.geometric_mean(ratios)
-
-
 def to_json(results: Results) -> dict[str, Any]:
     """Return the content of results.json."""
     return {"format": FORMAT, **asdict(results)}
@@ -138,12 +132,8 @@ def read(folder: Path) -> Results:
 
 
 def _row(body: dict[str, Any]) -> Row:
-    case = body["case"]
     times = {
         name: Times(**(times | {kind: tuple(times[kind]) for kind in ("graph_us", "isolated_us")}))
         for name, times in body["times"].items()
     }
-    return Row(
-        **(body | {"case": Case(**(case | {"shape": Shape(**case["shape"])})), "times": times})
-        | {"sweeps": tuple(body["sweeps"])}
-    )
+    return Row(**(body | {"case": case_of(body["case"]), "times": times}) | {"sweeps": tuple(body["sweeps"])})

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from aotmm.bench import ablation, epilogue_cost, facts, first_result, overhead, results, scaling
-from aotmm.bench.cases import PLANS, Pool, Work, work
+from aotmm.bench.cases import COMPARISONS, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
 from aotmm.bench.results import Results, Row
 from aotmm.errors import SpecError
-from aotmm.tune import shapes
+from aotmm.timing import problems
+from aotmm.timing.operands import Pool
 
 # Further measurements, by name.
 SUBJECTS: dict[str, Callable[[], Any]] = {
@@ -24,7 +25,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "epilogue_cost": epilogue_cost.measure,
     "scaling": scaling.measure,
 }
-WHAT = (*PLANS, *SUBJECTS)
+WHAT = (*COMPARISONS, *SUBJECTS)
 _VARYING = ("date", "copy_bytes_per_s")  # facts that may differ between a run and its continuation
 _PERIOD_S = 5.0  # between two writes of the results
 
@@ -56,10 +57,10 @@ def run(
             raise SpecError(f"unknown {kind} {', '.join(unknown)}; known: {', '.join(known_names)}")
     ordinal = _gpu()
     found = _known(folder, facts.collect(ordinal))
-    known = shapes.read()
+    known = problems.read()
     wanted = what or WHAT
     done = {row.case for row in found.rows}
-    sweeps = [name for name in wanted if name in PLANS]
+    sweeps = [name for name in wanted if name in COMPARISONS]
     todo = [x for x in work(known, sweeps, dtypes=dtypes, providers=providers, every=every) if x.case not in done]
     written = time.monotonic()
     try:
@@ -100,7 +101,7 @@ def _gpu() -> int:
     return torch.cuda.current_device()
 
 
-def _rows(todo: Sequence[Work], known: shapes.Shapes, ordinal: int, cache_bytes: int) -> Iterator[Row]:
+def _rows(todo: Sequence[Work], known: problems.Shapes, ordinal: int, cache_bytes: int) -> Iterator[Row]:
     """Yield the rows of `todo`, with the state of the GPU meanwhile."""
     pool, stopwatch = Pool(torch.device("cuda", ordinal)), GraphStopwatch()
     with facts.watched(ordinal) as state:

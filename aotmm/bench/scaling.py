@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 import aotmm
+from aotmm.timing.correctness import U_OUT, U_TENSOR_CORE, Epilogue, allowed, sizes, sum_errors
+from aotmm.timing.graph import elapsed_ns
 
 SIZE = 16384
 _WORLDS = (1, 2, 4)
 _REPEATS = 20
 _WARM_UP = 5
 _ROWS = 64  # that are checked
-_U_ACC, _U_OUT = 2.0**-23, 2.0**-8  # of tensor cores, of bf16
 
 
 def measure(size: int = SIZE) -> dict[str, dict[str, float]]:
@@ -49,7 +50,7 @@ def _process(rank: int, world: int, size: int, folder: str) -> None:
     lib, share = aotmm.load(), size // world
     mine = slice(rank * share, (rank + 1) * share)
     columns, a_part, b_part = b[:, mine].contiguous(), a[:, mine].contiguous(), b[mine]
-    part, whole = (torch.empty(size, width, device=device, dtype=torch.bfloat16) for width in (share, size))
+    part, whole = (torch.empty(size, n, device=device, dtype=torch.bfloat16) for n in (share, size))
 
     def by_columns() -> None:
         lib.matmul(a, columns, out=part)
@@ -90,16 +91,15 @@ def _terms(c: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _check(
     c: torch.Tensor, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, rounded: tuple[torch.Tensor, ...], way: str
 ) -> None:
-    """Raise RuntimeError if some rows of c are not a @ b within the bound of docs/numerics.md.
+    """Raise RuntimeError if some rows of c are not a @ b within its bound.
 
     rounded: the intermediate values that were rounded to bf16.
     """
     x, y = a[rows].double(), b.double()
-    k = x.shape[1]
-    likely = 6 * 8 * _U_ACC * max(1.0, k / 16) ** 0.5 * (x.square() @ y.square()).sqrt()
     want = x @ y
-    allowed = (likely + _U_OUT * (want.abs() + likely + sum(rounded))) * (1 + _U_OUT)
-    error = float(((c[rows].double() - want).abs() / allowed).nan_to_num(nan=float("inf")).max())
+    sums = torch.minimum(*sum_errors(x.shape[1], *sizes(x, y), U_TENSOR_CORE))
+    bound = allowed(want, want, sums + U_OUT["bf16"] * sum(rounded), Epilogue(), "bf16")
+    error = float(((c[rows].double() - want).abs() / bound).nan_to_num(nan=float("inf")).max())
     if error > 1:
         raise RuntimeError(f"the product {way} is wrong: its error is {error:.2f} times what is allowed")
 
@@ -110,12 +110,7 @@ def _ms(step: Callable[[], object]) -> float:
     for repeat in range(_WARM_UP + _REPEATS):
         dist.barrier()
         torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        step()
-        end.record()
-        end.synchronize()
-        slowest = torch.tensor(begin.elapsed_time(end), device="cuda")
+        slowest = torch.tensor(elapsed_ns(step) * 1e-6, device="cuda")
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         if repeat >= _WARM_UP:
             times.append(float(slowest))

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 
 from aotmm.bench.providers import NAMES
-from aotmm.bench.results import Results, Row, geometric_mean, spread
+from aotmm.bench.results import Results, Row, spread
 
 _FILE = Path(__file__).parent / "targets.json"
 _FIRST_TARGET = 50.0  # least speedup of the first result over JIT and autotune
@@ -17,8 +18,8 @@ MET, MISSED, NO_TARGET = "met", "missed", ""
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A target of `ours` against another provider on the rows of some sweeps.
+class Goal:
+    """The target of `ours` against another provider on the rows of some sweeps.
 
     mean: least geometric mean of the ratios. worst: least ratio. Both are None for a figure without a target.
     least_m, most_m, fast_accum: limits of the rows that count.
@@ -48,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A target and its figures for one dtype.
+    """A goal and its figures for one dtype.
 
     Attributes:
         shapes: number of ratios. mean, worst: of them. where: the case of the worst one.
@@ -57,7 +58,7 @@ class Line:
         not_run: reasons, by case, for rows without a ratio because of us.
     """
 
-    target: Target
+    goal: Goal
     dtype: str
     shapes: int
     mean: float
@@ -70,36 +71,36 @@ class Line:
     not_run: tuple[str, ...]
 
     @property
-    def verdict(self) -> str:
+    def status(self) -> str:
         """Return whether the target is met, in words. A missing or wrong product of ours misses it."""
-        if self.target.mean is None or self.target.worst is None:
+        if self.goal.mean is None or self.goal.worst is None:
             return NO_TARGET
-        reached = self.mean >= self.target.mean and self.worst >= self.target.worst and not self.not_run
+        reached = self.mean >= self.goal.mean and self.worst >= self.goal.worst and not self.not_run
         return MET if reached else MISSED
 
 
-def targets() -> list[Target]:
-    """Return the committed targets."""
-    return [Target(**(row | {"sweeps": tuple(row["sweeps"])})) for row in json.loads(_FILE.read_text(encoding="utf-8"))]
+def goals() -> list[Goal]:
+    """Return the targets of `targets.json`."""
+    return [Goal(**(row | {"sweeps": tuple(row["sweeps"])})) for row in json.loads(_FILE.read_text(encoding="utf-8"))]
 
 
 def lines(results: Results) -> list[Line]:
     """Return one line per target and dtype that has figures."""
     return [
         line
-        for target in targets()
+        for goal in goals()
         for dtype in dict.fromkeys(row.case.dtype for row in results.rows)
-        for line in _line(target, dtype, target.rows(results, dtype))
+        for line in _line(goal, dtype, goal.rows(results, dtype))
     ]
 
 
-def _line(target: Target, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
-    found = [(ratio, row) for row in rows if (ratio := row.ratio(target.ours, target.against)) is not None]
+def _line(goal: Goal, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
+    found = [(ratio, row) for row in rows if (ratio := row.ratio(goal.ours, goal.against)) is not None]
     if not found:
         return
-    plain = [row.ratio(f"{target.ours}_plain", target.against) for row in rows]
+    plain = [row.ratio(f"{goal.ours}_plain", goal.against) for row in rows]
     yield Line(
-        target=target,
+        goal=goal,
         dtype=dtype,
         shapes=len(found),
         mean=geometric_mean(ratio for ratio, _ in found),
@@ -107,9 +108,9 @@ def _line(target: Target, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
         where=str(min(found, key=lambda pair: pair[0])[1].case),
         plain=_mean(plain),
         plain_worst=min((ratio for ratio in plain if ratio is not None), default=None),
-        isolated=_mean([row.isolated_ratio(target.ours, target.against) for row in rows]),
+        isolated=_mean([row.isolated_ratio(goal.ours, goal.against) for row in rows]),
         held_out=_mean([ratio for ratio, row in found if row.held_out]),
-        not_run=tuple(f"{row.case}: {row.not_run[target.ours]}" for row in rows if target.ours in row.not_run),
+        not_run=tuple(f"{row.case}: {row.not_run[goal.ours]}" for row in rows if goal.ours in row.not_run),
     )
 
 
@@ -133,15 +134,15 @@ def target_table(results: Results) -> list[tuple[str, ...]]:
     """Return the targets under `TARGET_HEADER`. With a ratio above 1, aotmm is faster."""
     return [
         (
-            line.target.work,
+            line.goal.work,
             line.dtype,
-            line.target.against,
+            line.goal.against,
             str(line.shapes),
             figure(line.mean),
-            figure(line.target.mean),
+            figure(line.goal.mean),
             figure(line.worst),
-            figure(line.target.worst),
-            line.verdict,
+            figure(line.goal.worst),
+            line.status,
             line.where,
             figure(line.plain),
             figure(line.plain_worst),
@@ -154,16 +155,16 @@ def target_table(results: Results) -> list[tuple[str, ...]]:
 
 def first_result(results: Results) -> list[tuple[str, str, str]]:
     """Return the targets of the first result: name, figure, evaluation; empty if it was not measured."""
-    sums = {way: steps["sum"] for way, steps in results.other.get("first_result", {}).items()}
+    sums = {method: steps["sum"] for method, steps in results.other.get("first_result", {}).items()}
     if "aotmm" not in sums:
         return []
     found = []
-    for way, times in sums.items():
-        if way != "aotmm":
-            ratio, least = times / sums["aotmm"], 1.0 if way == "torch.matmul" else _FIRST_TARGET
+    for method, times in sums.items():
+        if method != "aotmm":
+            ratio, least = times / sums["aotmm"], 1.0 if method == "torch.matmul" else _FIRST_TARGET
             found.append(
                 (
-                    f"first result, {way}",
+                    f"first result, {method}",
                     f"{times:.0f} ms, ours {sums['aotmm']:.0f} ms: {ratio:.1f} times sooner, at least {least:.0f}",
                     MET if ratio >= least else MISSED,
                 )
@@ -175,21 +176,21 @@ def overhead(results: Results) -> list[tuple[str, str, str]]:
     """Return the targets of calls: name, figure, evaluation; empty if they were not measured."""
     return [
         (
-            f"call, {way}",
+            f"call, {method}",
             f"{figures['min us']:.2f} us, {figures[RATIO]:.2f} of torch's, at most {figures[LIMIT]:.2f}",
             MET if figures[RATIO] <= figures[LIMIT] else MISSED,
         )
-        for way, figures in results.other.get("overhead", {}).items()
+        for method, figures in results.other.get("overhead", {}).items()
         if LIMIT in figures
     ]
 
 
 def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows of a further measurement: a row per way, a column per figure."""
+    """Return header and rows of a further measurement: a row per method, a column per figure."""
     columns = tuple(dict.fromkeys(column for figures in values.values() for column in figures))
     rows = [
-        (way, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
-        for way, figures in values.items()
+        (method, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
+        for method, figures in values.items()
     ]
     return (name, *columns), rows
 

@@ -64,7 +64,7 @@ def bench(
     """Measure this GPU and other libraries on it.
 
     WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
-    aotmm/tune/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all.
+    aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
@@ -83,10 +83,10 @@ def bench(
         return
     with needs_torch("aotmm bench"):
         from aotmm.bench import results, summary
-        from aotmm.bench.cases import PLANS
+        from aotmm.bench.cases import COMPARISONS
         from aotmm.bench.render import render
         from aotmm.bench.run import run, run_ablation
-    refuse_ignored((f"on {', '.join(what)}", bool(what) and PLANS.keys().isdisjoint(what), of_sweeps))
+    refuse_ignored((f"on {', '.join(what)}", bool(what) and COMPARISONS.keys().isdisjoint(what), of_sweeps))
 
     folder = rendered or out
     if rendered is not None:
@@ -105,8 +105,8 @@ def bench(
         print_json(results.to_json(found))
     else:
         click.echo(report.table(summary.TARGET_HEADER, summary.target_table(found)))
-        for name, text, verdict in [*summary.first_result(found), *summary.overhead(found)]:
-            click.echo(f"{name}: {text} {verdict}")
+        for name, text, status in [*summary.first_result(found), *summary.overhead(found)]:
+            click.echo(f"{name}: {text} {status}")
         for name, values in found.other.items():
             click.echo(f"\n{report.table(*summary.other_table(name, values))}")
     for path in render(found, folder):

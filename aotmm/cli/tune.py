@@ -21,7 +21,7 @@ from aotmm.target import TARGETS
     "file",
     metavar="FILE",
     type=FILE,
-    help="File of shapes to time.  [default: aotmm/tune/shapes.json]",
+    help="File of shapes to time.  [default: aotmm/timing/shapes.json]",
 )
 @click.option(
     "--dtype",
@@ -73,23 +73,24 @@ def tune(
     from aotmm.runtime.installed import find_packs
 
     with needs_torch("aotmm tune"):
-        from aotmm.tune import session, shapes, summary
+        from aotmm.timing import problems
+        from aotmm.tune import session, summary
     seconds = _seconds(budget)
     packs = find_packs(folder)
     pack = packs_of(packs, arch, folder)[0]
     measured = None
     if refit:
-        verdict = session.refit(pack, out, dtypes)
+        quality = session.refit(pack, out, dtypes)
     else:
-        wanted = shapes.read() if file is None else shapes.read(file)
+        shapes = problems.read() if file is None else problems.read(file)
         with shapes_done(arch, budget) as progress:
-            measured, verdict = session.tune(
-                pack, packs, wanted, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
+            measured, quality = session.tune(
+                pack, packs, shapes, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
             )
     if as_json:
-        print_json(summary.body(measured, verdict) | {"table": str(out)})
+        print_json(summary.body(measured, quality) | {"table": str(out)})
     else:
-        for line in summary.text(measured, verdict):
+        for line in summary.text(measured, quality):
             click.echo(line)
         click.echo(f"wrote {out}")
     if measured is not None and measured.left_out:

@@ -78,7 +78,7 @@ class _Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(_Product):
+class ShapeTimes(_Product):
     """One measured shape and its times; `held_out` shapes test the models and are not fitted."""
 
     times: tuple[Sample, ...]
@@ -108,7 +108,7 @@ class Table(_Origin):
     `date` is YYYY-MM-DD; `seed` is that of the held-out split.
     """
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[ShapeTimes, ...]
 
 
 class _Row(NamedTuple):
@@ -222,7 +222,7 @@ def parse(data: bytes, where: str) -> Table:
     return Table(
         **{name: getattr(file, name) for name in _names(_Origin)},
         shapes=tuple(
-            Shape(
+            ShapeTimes(
                 **{name: getattr(shape, name) for name in _names(_Product)},
                 times=tuple(Sample(names[row.config], row.split, bool(row.pdl), *row[3:]) for row in shape.times),
             )
@@ -243,7 +243,7 @@ def write(table: Table) -> bytes:
         for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name, row.min_m))
     ]
     shapes = [
-        {name: getattr(shape, name) for name in _names(Shape)}
+        {name: getattr(shape, name) for name in _names(ShapeTimes)}
         | {"times": [[number[s.config_name], *map(int, s[1:])] for s in sorted(shape.times)]}
         for shape in sorted(table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K))
     ]

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from aotmm.pack.table import Sample
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, Launcher, Plan, Problem
-from aotmm.tune.cases import Case
+from aotmm.timing.problems import Case
 
 _LEAST_STEPS = 2  # along K, of a slice
-_MOST_UNITS = 8  # tiles times slices for each multiprocessor: more work needs no splitting
+_MOST_WORK_TILES = 8  # tiles times slices, for each multiprocessor: more work needs no splitting
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to compute a case: a plan, and its kernel's names."""
+    """One plan for a case, and its kernel's names."""
 
     family: str
     config_name: str
@@ -44,14 +44,15 @@ def output_of(launcher: Launcher, dtype: str) -> str:
 
 
 def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> Problem:
-    """Return the case's problem with its matrices at these addresses."""
+    """Return the case's problem, without scales, with its matrices at these addresses."""
+    M, N, K, layout = case.shape.M, case.shape.N, case.shape.K, case.shape.layout
     return Problem(
-        M=case.M,
-        N=case.N,
-        K=case.K,
-        strides_a=(case.K, 1) if case.layout[0] == "n" else (1, case.M),
-        strides_b=(case.N, 1) if case.layout[1] == "n" else (1, case.K),
-        strides_c=(case.N, 1),
+        M=M,
+        N=N,
+        K=K,
+        strides_a=(K, 1) if layout[0] == "n" else (1, M),
+        strides_b=(N, 1) if layout[1] == "n" else (1, K),
+        strides_c=(N, 1),
         dtype_a=case.dtype,
         dtype_b=case.dtype,
         dtype_c=dtype_c,
@@ -92,7 +93,7 @@ def candidates(
         splits = [1]
         if kernel.role == "partial":
             most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
-            enough = max(SPLITS[0], _MOST_UNITS * device.multiprocessors // tiles)
+            enough = max(SPLITS[0], _MOST_WORK_TILES * device.multiprocessors // tiles)
             splits = [split for split in SPLITS if split <= min(most, enough) and split * slab <= WORKSPACE_LIMIT]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from aotmm.pack.schema import Kernel, occupancy
-from aotmm.pack.table import MIN_M, Model, Sample, Shape
+from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.fit import Constants, Fit, Point, fit, fit_helper
@@ -58,13 +58,13 @@ class Gpu(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    shape: Shape
+    shape: ShapeTimes
     sample: Sample
     kernel: Kernel
     weight: float
 
 
-def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[Shape]) -> list[Fitted]:
+def fit_models(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -> list[Fitted]:
     """Return the models of every config with samples on `shapes`, and of their helper kernels."""
     kinds: dict[Key, Kernel] = {}
     for kernel in kernels:

@@ -43,8 +43,8 @@ class _Contender(NamedTuple):
     ns: float
 
 
-def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], None]) -> Outcome:
-    """Time `chosen`, those expected to be fast first, and call `tell` before each launch.
+def race(chosen: Iterable[Candidate], timer: Timer, heartbeat: Callable[[Running], None]) -> Outcome:
+    """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
     with pdl. No sample of a config that is wrong anywhere counts.
@@ -56,7 +56,7 @@ def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], No
     for candidate in chosen:
         if candidate.config_name in wrong or (candidate.plan.pdl and candidate.plain() in dict(slow)):
             continue
-        tell(Running(candidate.family, candidate.config_name, str(candidate)))
+        heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
         found = _try(candidate, timer, best)
         error = timer.error(candidate)
         if error is not None:
@@ -70,9 +70,9 @@ def race(chosen: Iterable[Candidate], timer: Timer, tell: Callable[[Running], No
     slow += [(row.candidate, row.ns) for row in contenders if row.ns > _CONTENDER * best]
     samples = [candidate.sample(ns) for candidate, ns in slow if candidate.config_name not in wrong]
     racing = [row for row in contenders if row.ns <= _CONTENDER * best]
-    times = _rounds(racing, _ROUNDS, tell)
+    times = _rounds(racing, _ROUNDS, heartbeat)
     if times and min(times) >= _FINAL_FROM_NS:
-        times = _final(racing, times, timer, tell)
+        times = _final(racing, times, timer, heartbeat)
     samples += [row.candidate.sample(ns) for row, ns in zip(racing, times, strict=True)]
     return Outcome(tuple(samples), wrong)
 
@@ -102,35 +102,37 @@ def _replayed(candidate: Candidate, timer: Timer, launches: int) -> tuple[Callab
     return replay, replay()
 
 
-def _rounds(racing: list[_Contender], rounds: int, tell: Callable[[Running], None]) -> list[float]:
+def _rounds(racing: list[_Contender], rounds: int, heartbeat: Callable[[Running], None]) -> list[float]:
     """Return the median time of each."""
     times: list[list[float]] = [[] for _ in racing]
     for number in range(rounds):
         # Back and forth, so that no candidate always follows the same one.
-        for place in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
-            candidate = racing[place].candidate
-            tell(Running(candidate.family, candidate.config_name, str(candidate)))
-            times[place].append(racing[place].replay())
+        for index in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
+            candidate = racing[index].candidate
+            heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+            times[index].append(racing[index].replay())
     return [statistics.median(found) for found in times]
 
 
-def _final(racing: list[_Contender], times: list[float], timer: Timer, tell: Callable[[Running], None]) -> list[float]:
+def _final(
+    racing: list[_Contender], times: list[float], timer: Timer, heartbeat: Callable[[Running], None]
+) -> list[float]:
     """Return the times after a race of the fastest in long replays, which decides between them.
 
     Their times are scaled so that the best is as fast as before: the others were not raced at that clock.
     """
-    places = [place for place, ns in enumerate(times) if ns <= _FINALIST * min(times)]
-    if len(places) == 1:
+    indices = [index for index, ns in enumerate(times) if ns <= _FINALIST * min(times)]
+    if len(indices) == 1:
         return times
     finalists = []
-    for place in places:
-        candidate = racing[place].candidate
-        tell(Running(candidate.family, candidate.config_name, str(candidate)))
-        replay, ns = _replayed(candidate, timer, max(_LAUNCHES[0], round(_FINAL_NS / times[place])))
+    for index in indices:
+        candidate = racing[index].candidate
+        heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+        replay, ns = _replayed(candidate, timer, max(_LAUNCHES[0], round(_FINAL_NS / times[index])))
         finalists.append(_Contender(candidate, replay, ns))
-    found = _rounds(finalists, _FINAL_ROUNDS, tell)
+    found = _rounds(finalists, _FINAL_ROUNDS, heartbeat)
     scale = min(times) / min(found)
     decided = list(times)
-    for place, ns in zip(places, found, strict=True):
-        decided[place] = ns * scale
+    for index, ns in zip(indices, found, strict=True):
+        decided[index] = ns * scale
     return decided

@@ -10,11 +10,11 @@ from typing import IO
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.table import Sample
-from aotmm.tune.cases import Case
+from aotmm.timing.problems import Case, case_of
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class Environment:
     """Common facts of the samples of one record: GPU, versions, and the digest of the measured pack."""
 
     arch: str
@@ -34,7 +34,7 @@ class Record:
         left_out: configs and families not to run, and why.
     """
 
-    def __init__(self, path: Path, head: Head) -> None:
+    def __init__(self, path: Path, environment: Environment) -> None:
         """Open the record `path`, or start it.
 
         Raises:
@@ -49,7 +49,7 @@ class Record:
         except OSError as error:
             raise ArtifactError(f"{path} cannot be written: {error}") from error
         try:
-            self._resume(head)
+            self._resume(environment)
         except ArtifactError:
             self._file.close()
             raise
@@ -72,30 +72,30 @@ class Record:
         """Delete the file: its content is in a table now."""
         self._path.unlink()
 
-    def _resume(self, head: Head) -> None:
+    def _resume(self, environment: Environment) -> None:
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):  # the last run ended while it wrote this line
             self._file.truncate(sum(map(len, lines[:-1])))
             lines.pop()
         if not lines:
-            self._write(asdict(head))
+            self._write(asdict(environment))
             return
         try:
             first, *rest = [json.loads(line) for line in lines]
-            found = Head(**first)
+            found = Environment(**first)
             for row in rest:
                 if "case" in row:
-                    self.samples[Case(**row["case"])] = tuple(Sample(*item) for item in row["times"])
+                    self.samples[case_of(row["case"])] = tuple(Sample(*item) for item in row["times"])
                 else:
                     self.left_out[row["left_out"]] = row["why"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ArtifactError(f"{self._path} is no record of a measurement: {error}; delete it") from error
-        if found != head:
+        if found != environment:
             other = [
-                f"{name} {value!r}, not {getattr(head, name)!r}"
+                f"{name} {value!r}, not {getattr(environment, name)!r}"
                 for name, value in asdict(found).items()
-                if value != getattr(head, name)
+                if value != getattr(environment, name)
             ]
             raise ArtifactError(
                 f"{self._path} was measured with {'; '.join(other)}; delete it or write to another --out"

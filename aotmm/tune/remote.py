@@ -20,7 +20,7 @@ from aotmm.workers.pool import Heartbeat, Worker, WorkerFactory, local
 Files = dict[str, bytes]
 
 
-def maker(pack: Pack) -> WorkerFactory:
+def worker_factory(pack: Pack) -> WorkerFactory:
     """Return a worker factory that measures `pack` on a process's first GPU, on any machine. Raises ArtifactError."""
     return functools.partial(measuring, functools.partial(_measurer, packed(pack)))
 
@@ -41,12 +41,12 @@ def unpacked(files: Files) -> Path:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Return driver, torch, and this process's first GPU; another process asks, which then releases the GPU.
+    """Return driver, torch, and this process's first GPU; read in another process, which then releases the GPU.
 
     Raises:
         WorkerDiedError: there is no GPU.
     """
-    with local([_telling], TIMEOUTS) as pool:
+    with local([_facts_worker], TIMEOUTS) as pool:
         found: dict[str, str] = pool.submit(None).result()
     return found
 
@@ -65,8 +65,8 @@ def _measurer(files: Files) -> GpuMeasurer:
     return GpuMeasurer(unpacked(files), 0)
 
 
-def _telling() -> Worker:
-    def work(_task: None, _tell: Heartbeat) -> dict[str, str]:
+def _facts_worker() -> Worker:
+    def work(_task: None, _heartbeat: Heartbeat) -> dict[str, str]:
         gpu = device(0)
         return {"GPU": gpu.name, "arch": gpu.arch, "driver": driver(), "torch": torch.__version__}
 

@@ -1,4 +1,4 @@
-"""`aotmm tune`, from the cases to the table: measure -> record -> fit -> judge, each a module of this folder."""
+"""`aotmm tune`, from the cases to the table: measure -> record -> fit -> regret, each a module of this folder."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,19 @@ import torch
 import aotmm
 from aotmm.errors import AotmmError, NoKernelError
 from aotmm.pack import table
-from aotmm.pack.table import Sample, Shape, Table
+from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.launcher import CDevice
 from aotmm.runtime.pack import Pack
 from aotmm.target import target
-from aotmm.tune import judge, remote
-from aotmm.tune.cases import DEFAULTS, Case, cases
+from aotmm.timing.problems import Case, Shapes, held_out
+from aotmm.tune import regret, remote
+from aotmm.tune.cases import DEFAULTS, cases
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Fitted, Gpu, fit_models
-from aotmm.tune.record import Head, Record
+from aotmm.tune.record import Environment, Record
 from aotmm.tune.remote import driver
-from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import WorkerPool, local
@@ -37,10 +37,10 @@ Progress = Callable[[int, int, str], None]  # cases done, all cases, the last ev
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Result of a measurement: samples by case, and configs left out with reasons; `total` cases were wanted."""
+class Measurement:
+    """Result of a measurement: samples by case, and configs left out with reasons; of `total` cases."""
 
-    head: Head
+    environment: Environment
     samples: dict[Case, tuple[Sample, ...]]
     left_out: dict[str, str]
     total: int
@@ -52,19 +52,19 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class Quality:
     """Quality of a table.
 
     Attributes:
         held_out: regret on shapes that neither models nor selection saw.
         models: regret on the other shapes, of a selection that knows only the models.
-        spared: configs whose absence costs almost nothing.
+        pruned: configs whose absence costs almost nothing.
         fitted: the models, with their errors.
     """
 
-    held_out: judge.Regret
-    models: judge.Regret
-    spared: tuple[judge.Spared, ...]
+    held_out: regret.Regret
+    models: regret.Regret
+    pruned: tuple[regret.Pruned, ...]
     fitted: tuple[Fitted, ...]
 
 
@@ -78,7 +78,7 @@ def tune(
     budget_s: float,
     scheduler: str | None = None,
     progress: Progress,
-) -> tuple[Measured, Evaluation]:
+) -> tuple[Measurement, Quality]:
     """Measure the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and write the table `out`.
 
     The best of `packs` for a GPU serves it. Samples are kept beside `out` while cases are left to measure; the next
@@ -93,29 +93,22 @@ def tune(
         ArtifactError: the samples beside `out` are of another GPU or pack.
         AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written.
     """
-    wanted = cases(shapes, dtypes, target(pack.arch))
+    chosen = cases(shapes, dtypes, target(pack.arch))
     record = out.with_name(f"{out.name}.partial")
-    with _here(pack, packs) if scheduler is None else _there(pack, packs, scheduler) as (pool, gpu):
+    with _local_gpus(pack, packs) if scheduler is None else _cluster_gpus(pack, packs, scheduler) as (pool, gpu):
         device = device_of(pool)
-        head = Head(
-            pack.arch,
-            gpu["GPU"],
-            gpu["driver"],
-            gpu["torch"],
-            aotmm.__version__,
-            pack.head.digest,
-            shapes.held_out_seed,
-        )
-        measured = measure(wanted, pool, head, record, budget_s=budget_s, progress=progress)
-    done, verdict = fit(pack, table_of(measured), device, {case.element_bytes: case.dtype for case in wanted})
+        versions = gpu["driver"], gpu["torch"], aotmm.__version__
+        environment = Environment(pack.arch, gpu["GPU"], *versions, pack.head.digest, shapes.held_out_seed)
+        measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
+    done, quality = fit(pack, table_of(measured), device, {case.element_bytes: case.dtype for case in chosen})
     write(done, out)
     if measured.complete:
         record.unlink()
-    return measured, verdict
+    return measured, quality
 
 
 @contextmanager
-def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
+def _local_gpus(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
     """Yield a pool of this machine's GPUs, and their facts. Raises NoKernelError."""
     gpus = serving(pack, packs)
     facts = {"GPU": gpus[0].name, "driver": driver(), "torch": torch.__version__}
@@ -125,9 +118,9 @@ def _here(pack: Pack, packs: Sequence[Pack]) -> Iterator[tuple[WorkerPool, dict[
 
 
 @contextmanager
-def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
+def _cluster_gpus(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
     """Yield a pool of the cluster's GPUs, and their facts. Raises AotmmError, NoKernelError."""
-    with cluster(scheduler, remote.maker(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as pool:
+    with cluster(scheduler, remote.worker_factory(pack), TIMEOUTS, remote.gpu_facts, {}, gpus=True) as pool:
         name, arch = pool.facts["GPU"], pool.facts["arch"]
         best = best_pack(packs, arch)
         if best is None or best[0] is not pack:
@@ -135,17 +128,17 @@ def _there(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator[tuple[
         yield pool, pool.facts
 
 
-def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Evaluation:
+def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Quality:
     """Fit the models of the table in `path` again, to its samples. Needs no GPU.
 
     Raises:
         ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
     """
     row = target(pack.arch)
-    widths = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
-    done, verdict = fit(pack, table.read(path), CDevice(row.multiprocessors, row.shared_bytes), widths)
+    measured_dtypes = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
+    done, quality = fit(pack, table.read(path), CDevice(row.multiprocessors, row.shared_bytes), measured_dtypes)
     write(done, path)
-    return verdict
+    return quality
 
 
 def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
@@ -159,14 +152,14 @@ def serving(pack: Pack, packs: Sequence[Pack]) -> list[Device]:
 
 
 def measure(
-    wanted: Sequence[Case],
+    chosen: Sequence[Case],
     pool: WorkerPool,
-    head: Head,
+    environment: Environment,
     path: Path,
     *,
     budget_s: float,
     progress: Progress,
-) -> Measured:
+) -> Measurement:
     """Measure the cases for `budget_s` seconds with a pool, continuing from the record `path`.
 
     Raises:
@@ -174,9 +167,9 @@ def measure(
         AotmmError: as `workers.measure_all`.
     """
     deadline = time.monotonic() + budget_s
-    with closing(Record(path, head)) as record:
-        todo = [case for case in wanted if case not in record.samples]
-        progress(len(wanted) - len(todo), len(wanted), "")
+    with closing(Record(path, environment)) as record:
+        todo = [case for case in chosen if case not in record.samples]
+        progress(len(chosen) - len(todo), len(chosen), "")
         left_out = frozenset(record.left_out)
         for event in measure_all(todo, pool, left_out=left_out, deadline=deadline):
             if isinstance(event, Done):
@@ -185,32 +178,28 @@ def measure(
             else:
                 record.leave_out(*event)
                 text = f"left out {event.name}: {event.why}"
-            progress(sum(case in record.samples for case in wanted), len(wanted), text)
-        samples = {case: record.samples[case] for case in wanted if case in record.samples}
-        return Measured(head, samples, dict(record.left_out), len(wanted))
+            progress(sum(case in record.samples for case in chosen), len(chosen), text)
+        samples = {case: record.samples[case] for case in chosen if case in record.samples}
+        return Measurement(environment, samples, dict(record.left_out), len(chosen))
 
 
-def table_of(measured: Measured) -> Table:
+def table_of(measured: Measurement) -> Table:
     """Return the table of a measurement, without models. It has no samples of configs that were left out."""
-    head = measured.head
+    environment = asdict(measured.environment)
+    del environment["pack"]
     return Table(
-        arch=head.arch,
-        device=head.device,
-        driver=head.driver,
-        torch=head.torch,
-        aotmm=head.aotmm,
+        **environment,
         date=datetime.now(timezone.utc).date().isoformat(),
-        seed=head.seed,
         models=(),
         shapes=tuple(
-            Shape(
+            ShapeTimes(
                 element_bytes=case.element_bytes,
-                layout=case.layout,
+                layout=case.shape.layout,
                 fast_accum=case.fast_accum,
-                M=case.M,
-                N=case.N,
-                K=case.K,
-                held_out=case.held_out,
+                M=case.shape.M,
+                N=case.shape.N,
+                K=case.shape.K,
+                held_out=held_out(measured.environment.seed, case.shape),
                 times=tuple(sample for sample in samples if sample.config_name not in measured.left_out),
             )
             for case, samples in measured.samples.items()
@@ -218,7 +207,7 @@ def table_of(measured: Measured) -> Table:
     )
 
 
-def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Evaluation]:
+def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Quality]:
     """Return `raw` with models fitted to the shapes that are not held out, and its evaluation. Needs no GPU.
 
     `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table.
@@ -228,10 +217,10 @@ def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tupl
     found = fit_models(launcher.kernels, Gpu(target(pack.arch), device.multiprocessors), training)
     # As it will be read, so that the written table is evaluated.
     done = table.parse(table.write(replace(raw, models=tuple(row.model for row in found))), "the new table")
-    return done, Evaluation(
-        held_out=judge.held_out_regret(launcher, device, done, dtypes),
-        models=judge.model_regret(launcher, device, done, dtypes),
-        spared=tuple(judge.spare(done.shapes)),
+    return done, Quality(
+        held_out=regret.held_out_regret(launcher, device, done, dtypes),
+        models=regret.model_regret(launcher, device, done, dtypes),
+        pruned=tuple(regret.prune(done.shapes)),
         fitted=tuple(found),
     )
 

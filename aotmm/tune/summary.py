@@ -6,55 +6,56 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from aotmm.tune.judge import MOST_MEAN, MOST_WORST, Choice, Regret
-from aotmm.tune.session import Evaluation, Measured
+from aotmm.tune.regret import MOST_MEAN, MOST_WORST, Choice, Regret
+from aotmm.tune.session import Measurement, Quality
 
 TARGETS = (1.03, 1.15)  # mean and worst regret of selection on unseen shapes, at most
 _SHOWN = 10  # choices of the largest regret
 
 
-def text(measured: Measured | None, verdict: Evaluation) -> Iterator[str]:
-    """Yield lines: the measurement, if any; errors of the models, regret of selection, configs to spare."""
+def text(measured: Measurement | None, quality: Quality) -> Iterator[str]:
+    """Yield lines: the measurement, if any; errors of the models, regret of selection, configs to prune."""
     if measured is not None:
         yield from _measured_text(measured)
-    for row in verdict.fitted:
+    for row in quality.fitted:
         model = row.model
         what = f"element_bytes {model.element_bytes}" + ", fast" * model.fast_accum + f", from {model.min_m} rows on"
         constants = f"{model.base_ns:.0f} ns, {model.ns_per_k_step:.1f}/step, {model.ns_per_tile:.0f}/tile"
         constants += f", {model.ns_per_byte:.3g}/byte, {model.ns_per_loaded_byte:.3g}/byte loaded"
         error = "" if row.error is None else f", error {row.error:.1%}"
         yield f"model {model.config_name} ({what}): {constants}; {row.samples} samples{error}"
-    yield from _regret_text("models alone, shapes they were fitted to", verdict.models)
-    yield from _regret_text("held-out shapes", verdict.held_out)
+    yield from _regret_text("models alone, shapes they were fitted to", quality.models)
+    yield from _regret_text("held-out shapes", quality.held_out)
     yield f"targets on held-out shapes: mean {TARGETS[0]}, worst {TARGETS[1]}"
     yield f"could be left out one after the other, mean regret up to {MOST_MEAN}, worst up to {MOST_WORST}:"
-    for spared in verdict.spared:
-        yield f"  {spared.config_name} ({spared.element_bytes} bytes): mean {spared.mean:.4f}, worst {spared.worst:.3f}"
+    for pruned in quality.pruned:
+        yield f"  {pruned.config_name} ({pruned.element_bytes} bytes): mean {pruned.mean:.4f}, worst {pruned.worst:.3f}"
 
 
-def body(measured: Measured | None, verdict: Evaluation) -> dict[str, Any]:
+def body(measured: Measurement | None, quality: Quality) -> dict[str, Any]:
     """Return the same for JSON."""
     found: dict[str, Any] = {}
     if measured is not None:
         found = {
             "measured": len(measured.samples),
             "total": measured.total,
-            "device": measured.head.device,
+            "device": measured.environment.device,
             "left_out": measured.left_out,
         }
     return found | {
-        "models": [{**asdict(row.model), "samples": row.samples, "error": row.error} for row in verdict.fitted],
+        "models": [{**asdict(row.model), "samples": row.samples, "error": row.error} for row in quality.fitted],
         "regret": {
-            "models": _regret_body(verdict.models),
-            "held_out": _regret_body(verdict.held_out),
+            "models": _regret_body(quality.models),
+            "held_out": _regret_body(quality.held_out),
         },
-        "spared": [row._asdict() for row in verdict.spared],
+        "spared": [row._asdict() for row in quality.pruned],
     }
 
 
-def _measured_text(measured: Measured) -> Iterator[str]:
+def _measured_text(measured: Measurement) -> Iterator[str]:
     samples = sum(map(len, measured.samples.values()))
-    yield f"{len(measured.samples)} of {measured.total} shapes measured on {measured.head.device}, {samples} samples"
+    device = measured.environment.device
+    yield f"{len(measured.samples)} of {measured.total} shapes measured on {device}, {samples} samples"
     if not measured.complete:
         yield "the time ran out; the same command again goes on from here"
     for name, why in measured.left_out.items():

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from aotmm.errors import AotmmError
 from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
-from aotmm.tune.cases import Case
+from aotmm.timing.problems import Case
 from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool
 
 _STRIKES = 2  # configs of one family that hang before all of it is left out
@@ -45,8 +45,8 @@ class Measurer(Protocol):
     def device(self) -> CDevice:
         """Return the facts of the GPU."""
 
-    def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
-        """Time every config and family that is not in `left_out`, and call `tell` before each launch."""
+    def measure(self, case: Case, left_out: frozenset[str], heartbeat: Callable[[Running], None]) -> Outcome:
+        """Time every config and family that is not in `left_out`, and call `heartbeat` before each launch."""
 
 
 class Done(NamedTuple):
@@ -67,8 +67,8 @@ def measuring(make: Callable[[], Measurer]) -> Worker:
     """Return a process's worker, with a measurer of `make`; a task is a case with `left_out`, or asks the device."""
     measurer = make()
 
-    def work(task: tuple[Case, frozenset[str]] | None, tell: Heartbeat) -> Outcome | CDevice:
-        return measurer.device if task is None else measurer.measure(*task, tell)
+    def work(task: tuple[Case, frozenset[str]] | None, heartbeat: Heartbeat) -> Outcome | CDevice:
+        return measurer.device if task is None else measurer.measure(*task, heartbeat)
 
     return work
 

@@ -18,7 +18,7 @@ from jinja2 import UndefinedError
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
 from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
-from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
+from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -332,10 +332,10 @@ def test_tuning_table_in_the_source() -> None:
         Sample(mine, 7, pdl=True, copies=0, ns=600),
     )
     shapes = (
-        Shape(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
-        Shape(2, "nn", fast_accum=True, M=8, N=16, K=32, held_out=False, times=samples[:1]),
-        Shape(2, "nn", fast_accum=True, M=9, N=16, K=32, held_out=False, times=samples[4:]),
-        Shape(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
+        ShapeTimes(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
+        ShapeTimes(2, "nn", fast_accum=True, M=8, N=16, K=32, held_out=False, times=samples[:1]),
+        ShapeTimes(2, "nn", fast_accum=True, M=9, N=16, K=32, held_out=False, times=samples[4:]),
+        ShapeTimes(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
     )
     models = tuple(
         Model(

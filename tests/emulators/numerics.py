@@ -22,13 +22,14 @@ import numpy as np
 
 from tests.emulators.core import Array, bf16_bits
 
-_LARGEST = {
+LARGEST = {
     "fp16": 65504.0,
     "bf16": float.fromhex("0x1.fep127"),
     "fp32": float.fromhex("0x1.fffffep127"),
     "int32": 2.0**31 - 1,
 }
-_INTEGERS = {"fp16": 2048, "bf16": 256, "fp32": 4096, "tf32": 2048, "fp8e5": 8, "fp8e4": 16, "int8": 127}
+# Largest integer that the type holds with every smaller one.
+LARGEST_INTEGER = {"fp16": 2048, "bf16": 256, "fp32": 4096, "tf32": 2048, "fp8e5": 8, "fp8e4": 16, "int8": 127}
 _STORAGE = {"fp16": np.float16, "fp32": np.float32, "tf32": np.float32, "int8": np.int8, "int32": np.int32}
 
 
@@ -98,11 +99,10 @@ def integer_inputs(
     """
     rng = np.random.default_rng(0)
     limit = min(2.0**accumulator_bits, 60000.0 if out == "fp16" else np.inf)
-    top = int(max(1, min(_INTEGERS[dtype], np.sqrt(limit / max(1, k)))))
+    exact, mean = LARGEST_INTEGER[dtype], limit / max(1, k)
+    top = int(max(1, min(exact, np.sqrt(mean))))
     if out == "fp16":  # mean of C is k * top**2 / 4, not its maximum
-        top = int(
-            max(1, min(_INTEGERS[dtype], np.sqrt(2.5 * limit / max(1, k)), np.sqrt(2.0**accumulator_bits / max(1, k))))
-        )
+        top = int(max(1, min(exact, np.sqrt(2.5 * mean), np.sqrt(2.0**accumulator_bits / max(1, k)))))
     density = min(1.0, 2.0 * limit / max(1.0, k * top * top))
 
     def draw(shape: tuple[int, ...]) -> Array:
@@ -112,7 +112,7 @@ def integer_inputs(
     while True:
         a, b = draw((*batch, m, k)), draw((*batch, k, n))
         total = np.abs(a) @ np.abs(b)
-        if not total.size or total.max() < min(limit, _LARGEST[out]):
+        if not total.size or total.max() < min(limit, LARGEST[out]):
             break
         if density < 1e-6:
             raise ValueError("no exact inputs for this shape and output type")

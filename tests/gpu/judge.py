@@ -1,9 +1,4 @@
-"""What a right product is, on the GPU: exact inputs, error bounds, and operands in every memory layout.
-
-u_acc = 2^-23 (tensor cores cut), u_out by output type. Sources: Blanchard, Higham et al. 2020 (block FMA error
-analysis) for the deterministic bound of a sum; the probabilistic one has six standard deviations for the worst case.
-Each scale and the bias round once more, to fp32 (docs/numerics.md).
-"""
+"""Products on the GPU against `aotmm.timing.correctness`: exact inputs, and operands in every memory layout."""
 
 from __future__ import annotations
 
@@ -12,22 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from aotmm.problem import DTYPES
-
-U_ACC = 2.0**-23
-U_FP32 = 2.0**-24  # of the epilogue
-U_OUT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-ETA = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134, torch.float32: 2.0**-150}
-# Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
-U_FP8 = 2.0**-13
-# Largest integer that the type holds with every smaller one.
-LARGEST_INTEGER = {"fp16": 2048, "bf16": 256, "fp32": 4096, "tf32": 2048, "fp8e5": 8, "fp8e4": 16, "int8": 127}
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's dtype for one of `aotmm.problem.DTYPES`."""
-    dtype: torch.dtype = getattr(torch, DTYPES[name].torch)
-    return dtype
+from aotmm.timing.check import OUTPUT_NAMES, activated
+from aotmm.timing.correctness import U_FP8, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.operands import torch_dtype
+from tests.emulators.numerics import LARGEST_INTEGER
 
 
 @dataclass(frozen=True)
@@ -89,49 +72,6 @@ def random(rows: int, cols: int, name: str, *, generator: torch.Generator) -> to
     return values.to(torch_dtype(name)).double()
 
 
-def activated(x: torch.Tensor, activation: str, slope: float = 0.01) -> torch.Tensor:
-    """The activation of float64 values x, with torch's formulas; leaky_relu in the kernels' fp32 arithmetic."""
-    functional = torch.nn.functional
-    if activation == "relu":
-        return functional.relu(x)
-    if activation == "leaky_relu":
-        return torch.where(x >= 0, x.float(), x.float() * torch.tensor(slope, device=x.device)).double()
-    if activation == "gelu":
-        return functional.gelu(x)
-    if activation == "gelu_tanh":
-        # torch's formula, (1 + tanh(y)) / 2 = sigmoid(2 y), without its cancellation
-        return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x**3))
-    return {"none": x.clone, "silu": lambda: functional.silu(x), "sigmoid": x.sigmoid, "tanh": x.tanh}[activation]()
-
-
-# Largest slope of each activation: by how much it can magnify an error of the sum.
-LIPSCHITZ = {"gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25}
-
-
-def epilogue_error(x: torch.Tensor, y: torch.Tensor, activation: str) -> torch.Tensor:
-    """What evaluating the epilogue in fp32 may add, for the exact argument x and value y: a few units of 2^-23.
-
-    The exponential of sigmoids has a relative error that grows with its argument, and overflows before y vanishes;
-    gelu's argument is a fit as well; tanh is the difference of a sigmoid and a constant.
-    """
-    if activation in ("gelu", "gelu_tanh", "silu", "sigmoid"):
-        argument = 1.6 * (x + 0.0448 * x**3) if activation in ("gelu", "gelu_tanh") else x
-        fit = 2.0**-19 * x.abs() if activation == "gelu" else 0.0
-        return fit + 2.0**-22 * y.abs() * (4 + argument.abs()) + 2.0**-120
-    return (2.0**-19 if activation == "tanh" else 2.0**-22) * y.abs() + 2.0**-24 * x.abs()
-
-
-@dataclass(frozen=True)
-class Epilogue:
-    """What is done to the sums: fp32 scales (M, 1) and (1, N), a bias that broadcasts, an activation."""
-
-    activation: str = "none"
-    slope: float = 0.01
-    bias: torch.Tensor | None = None
-    scale_a: torch.Tensor | None = None
-    scale_b: torch.Tensor | None = None
-
-
 def judge(
     c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, name: str, epilogue: Epilogue, *, exact: bool, fast: bool = False
 ) -> Judgement:
@@ -139,33 +79,15 @@ def judge(
 
     exact: everything before the output's rounding is exact, so c must be the correctly rounded value, bit for bit.
     """
-    product, spread, square = a @ b, a.abs() @ b.abs(), ((a * a) @ (b * b)).sqrt()
-    scales = [factor.double() for factor in (epilogue.scale_a, epilogue.scale_b) if factor is not None]
-    for factor in scales:
-        product, spread, square = product * factor, spread * factor.abs(), square * factor.abs()
-    x = product if epilogue.bias is None else product + epilogue.bias.double()
-    want = activated(x, epilogue.activation, epilogue.slope)
+    u_acc = U_FP8 if fast or name.startswith("fp8") else U_TENSOR_CORE
+    product = a @ b
+    bounds = [argument(product, error, epilogue) for error in sum_errors(a.shape[-1], *sizes(a, b), u_acc)]
+    want = activated(bounds[0][0], epilogue.activation, epilogue.slope)
     mismatches = int((c != want.to(c.dtype)).sum()) if exact else 0
     if c.dtype is torch.int32:
         return Judgement(mismatches, float(mismatches > 0), float(mismatches > 0))
-    k = a.shape[-1]
-    u_acc = U_FP8 if name.startswith("fp8") else U_ACC
-    if fast:
-        u_acc = U_FP8
-    lipschitz = max(
-        LIPSCHITZ.get(epilogue.activation, 1.0), epilogue.slope if epilogue.activation == "leaky_relu" else 0
-    )
-    rounding = U_OUT[c.dtype]
-    det_inner = (k * u_acc / (1 - k * u_acc) if k * u_acc < 1 else float("inf")) * spread
-    prob_inner = (8 * u_acc * max(1.0, k / 16) ** 0.5 * 6) * square
-    scaled = len(scales) * U_FP32 / (1 - len(scales) * U_FP32)
-    added = 0.0 if epilogue.bias is None else U_FP32
-    error = (c.double() - want).abs()
     ratios = []
-    for summed in (det_inner, prob_inner):
-        inner = summed + scaled * (product.abs() + summed)
-        inner = inner + added * (x.abs() + inner)
-        inexact = lipschitz * inner + epilogue_error(x, want, epilogue.activation)
-        bound = inexact + rounding * (want.abs() + inexact) + ETA[c.dtype]
-        ratios.append(float((error / bound).nan_to_num(nan=float("inf")).max()) if c.numel() else 0.0)
+    for x, inexact in bounds:
+        ratio = (c.double() - want).abs() / allowed(want, x, inexact, epilogue, OUTPUT_NAMES[c.dtype])
+        ratios.append(float(ratio.nan_to_num(nan=float("inf")).max()) if c.numel() else 0.0)
     return Judgement(mismatches, *ratios)

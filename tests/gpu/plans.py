@@ -11,7 +11,7 @@ import torch
 import aotmm
 from aotmm.pack import table
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
+from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import Plan
 from aotmm.runtime.library import Library
@@ -59,7 +59,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         seed=0,
         models=tuple(Model(*key, 0.0, 0.0, 0.0, 0.0, 0.0) for key in free),
         shapes=tuple(
-            Shape(
+            ShapeTimes(
                 width,
                 layout,
                 fast,

@@ -7,7 +7,10 @@ import torch
 
 from aotmm.problem import ACTIVATIONS
 from aotmm.runtime.library import Library
-from tests.gpu.judge import U_ACC, U_OUT, Epilogue, integers, judge, lay_out, torch_dtype
+from aotmm.timing.check import OUTPUT_NAMES
+from aotmm.timing.correctness import U_OUT, U_TENSOR_CORE, Epilogue, allowed
+from aotmm.timing.operands import torch_dtype
+from tests.gpu.judge import integers, judge, lay_out
 from tests.gpu.judge import random as normal
 
 NAMES = ("fp16", "bf16", "fp32")
@@ -88,8 +91,8 @@ def test_bias(lib: Library, generator: torch.Generator, name: str, bias: tuple[i
     c.backward(g)  # type: ignore[no-untyped-call]
     assert z.grad is not None
     want, spread = (value.double().sum_to_size(bias) for value in (g, g.abs()))
-    inexact = 3 * 48 * U_ACC * spread
-    assert ((z.grad.double() - want).abs() <= inexact + U_OUT[dtype] * (want.abs() + inexact)).all()
+    bound = allowed(want, want, 3 * 48 * U_TENSOR_CORE * spread, Epilogue(), OUTPUT_NAMES[dtype])
+    assert ((z.grad.double() - want).abs() <= bound).all()
     right(w.grad, a.T, g.double().reshape(-1, 72), name, exact=False)
 
 
@@ -110,7 +113,7 @@ def test_activations(lib: Library, activation: str | tuple[str, float]) -> None:
     assert torch.equal(torch.autograd.grad(got, x, g)[0], torch.autograd.grad(want, x, g)[0])
     with torch.no_grad():
         fused = lib.matmul(x, w, bias=bias, activation=activation)
-    assert ((fused - got).abs() <= 4 * U_OUT[torch.float16] * (want.abs() + 1)).all()
+    assert ((fused - got).abs() <= 4 * U_OUT["fp16"] * (want.abs() + 1)).all()
 
 
 def test_torch_func(lib: Library) -> None:

@@ -11,16 +11,17 @@ import torch
 from click.testing import CliRunner
 
 from aotmm.bench import run as bench
-from aotmm.bench.cases import PLANS, Case, Pool
-from aotmm.bench.check import error, truth
+from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.protocol import GraphStopwatch
 from aotmm.bench.providers import NotRunError, provider
 from aotmm.bench.results import Row, read
 from aotmm.cli import main
 from aotmm.errors import SpecError
 from aotmm.runtime.library import Library
-from aotmm.tune import shapes
-from aotmm.tune.shapes import Shape
+from aotmm.timing import problems
+from aotmm.timing.check import truth
+from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Case, Shape
 
 ENTRIES = [[256, 256, 256, "nn"], [256, 264, 200, "nn"]]
 
@@ -28,11 +29,11 @@ ENTRIES = [[256, 256, 256, "nn"], [256, 264, 200, "nn"]]
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every sweep has two small shapes, fp8 and epilogue one, in nt."""
-    sweeps = {name: ENTRIES if name not in ("fp8", "epilogue") else [[256, 256, 256, "nt"]] for name in PLANS}
+    sweeps = {name: ENTRIES if name not in ("fp8", "epilogue") else [[256, 256, 256, "nt"]] for name in COMPARISONS}
     body = {name: {"about": "", "shapes": rows} for name, rows in sweeps.items()}
     (tmp_path / "tiny.json").write_text(json.dumps({"held_out_seed": 1, "sweeps": body}))
-    found = shapes.read(tmp_path / "tiny.json")
-    monkeypatch.setattr("aotmm.bench.run.shapes.read", lambda: found)
+    found = problems.read(tmp_path / "tiny.json")
+    monkeypatch.setattr("aotmm.bench.run.problems.read", lambda: found)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -103,5 +104,6 @@ def _check(name: str, case: Case) -> None:
     for operands in sets:
         operands.out.fill_(float("nan"))
     assert run() > 0
-    assert error(truth(case, sets[-1]), sets[-1].out, row.roundings) <= 1
+    right = truth(sets[-1].a, sets[-1].b, sets[-1].out.dtype, sets[-1].epilogue)
+    assert right.error(sets[-1].out, row.roundings) <= 1
     assert row.describe(case, sets[0])

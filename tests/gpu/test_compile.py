@@ -14,7 +14,8 @@ import torch
 import aotmm
 import aotmm.nn
 from aotmm.runtime.library import Library
-from tests.gpu.judge import Epilogue, judge
+from aotmm.timing.correctness import Epilogue
+from tests.gpu.judge import judge
 from tests.gpu.judge import random as normal
 
 pytest.importorskip("triton", reason="Inductor needs Triton for what is not a product")

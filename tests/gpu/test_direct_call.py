@@ -12,7 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotmm.runtime.library import Library
-from tests.gpu.judge import lay_out, random, torch_dtype
+from aotmm.timing.operands import torch_dtype
+from tests.gpu.judge import lay_out, random
 from tests.gpu.test_matmul import dtypes
 
 SIZES = [(1, 1, 1), (70, 90, 100), (128, 256, 512), (64, 64, 16384)]  # the last one in slices of K

@@ -19,7 +19,9 @@ from aotmm.runtime.devices import device
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.target import ways_to_run
-from tests.gpu.judge import Epilogue, Judgement, integers, judge, lay_out, random, torch_dtype
+from aotmm.timing.correctness import Epilogue
+from aotmm.timing.operands import torch_dtype
+from tests.gpu.judge import Judgement, integers, judge, lay_out, random
 
 # Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
 FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]

@@ -13,7 +13,9 @@ import torch
 from aotmm.errors import NoKernelError
 from aotmm.runtime.devices import best_pack, device
 from aotmm.runtime.library import Library
-from tests.gpu.judge import Epilogue, integers, judge, lay_out, random, torch_dtype
+from aotmm.timing.correctness import Epilogue
+from aotmm.timing.operands import torch_dtype
+from tests.gpu.judge import integers, judge, lay_out, random
 
 SIZES = [(1, 1, 1), (3, 5, 7), (70, 90, 100), (128, 128, 128), (257, 129, 255), (512, 768, 896), (33, 65, 0)]
 

@@ -15,7 +15,8 @@ import torch
 import aotmm
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
-from tests.gpu.judge import integers, lay_out, torch_dtype
+from aotmm.timing.operands import torch_dtype
+from tests.gpu.judge import integers, lay_out
 from tests.gpu.plans import chosen, config_names, layout_of, preferring
 
 LIMIT_S = 60

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from aotmm.runtime.library import Library
-from tests.gpu.judge import U_ACC, U_OUT
+from aotmm.timing.check import OUTPUT_NAMES
+from aotmm.timing.correctness import U_OUT, U_TENSOR_CORE, Epilogue, allowed
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # torch's operators that are products, and how the library says the same.
@@ -67,10 +68,11 @@ def test_sample_inputs(lib: Library, name: str, dtype: torch.dtype) -> None:
         spread = info.op(inputs.abs(), *(x.abs() if torch.is_tensor(x) else x for x in arguments), **sample.kwargs)
         assert got.shape == want.shape
         assert got.dtype is dtype
-        k = 64 * U_ACC  # no sample is longer
-        bound = k * spread.detach() + U_OUT[dtype] * (want.abs() + k * spread.detach()) + 2.0**-25
+        output = OUTPUT_NAMES[dtype]
+        error = 64 * U_TENSOR_CORE * spread.detach()  # no sample is longer
+        bound = allowed(want, want, error, Epilogue(), output)
         if name == "addmm":  # beta * input is rounded before
-            bound += U_OUT[dtype] * inputs.detach().abs()
+            bound += U_OUT[output] * inputs.detach().abs()
         assert ((got.double() - want).abs() <= bound).all()
         done += 1
     assert done

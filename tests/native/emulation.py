@@ -30,8 +30,9 @@ from aotmm.problem import DTYPES, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
+from aotmm.timing.correctness import ETA, Epilogue
 from tests.emulators import core, fake_driver, gfx90a, numerics, sm80
-from tests.native.truth import ETA, LARGEST, Epilogue, Judgement, judge, truth
+from tests.native.truth import Judgement, judge, truth
 
 ARCHS = ("sm80", "gfx90a")
 SPARSE_BYTES = 1 << 30
@@ -238,7 +239,11 @@ def extremes(shape: tuple[int, ...], dtype: str) -> Array:
     """Values of `dtype` of both signs: half where activations bend, half of every magnitude; zeros, infinities, NaN."""
     count = int(np.prod(shape)) // 4
     magnitudes = np.concatenate(
-        [np.linspace(0.0, 12.0, count), np.geomspace(2 * ETA[dtype], LARGEST[dtype], count - 2), [np.inf, np.nan]]
+        [
+            np.linspace(0.0, 12.0, count),
+            np.geomspace(2 * ETA[dtype], numerics.LARGEST[dtype], count - 2),
+            [np.inf, np.nan],
+        ]
     )
     values = np.concatenate([magnitudes, -magnitudes])
     return np.resize(values, shape)
@@ -391,7 +396,7 @@ class Case:
             x, want, bounds = truth(a, b, self.epilogue, dtype=product.dtype, flushes=arch == "gfx90a")
             got = numerics.decode(self.operands["C"].view, product.out)
             rounded = numerics.decode(numerics.encode(want, product.out), product.out)
-            return judge(got, rounded, want, x, bounds, product.out, product.activation)
+            return judge(got, rounded, want, x, bounds, product.out, self.epilogue)
 
     def stray_stores(self, launches: list[dict[str, Array]]) -> int:
         """Bytes of C that all launches together did not store exactly once, and bytes beside it that they stored."""

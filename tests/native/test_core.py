@@ -18,7 +18,7 @@ from aotmm.build import render
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.schema import Guard, Kernel
-from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
+from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import INVALID, CDevice, CPlan, Launcher, Problem
 from aotmm.runtime.pack import load_verified, open_pack
@@ -159,7 +159,7 @@ def tuning_for(arch: str) -> Table:
             )
             for name in names
         )
-        shapes.append(Shape(width, layout, fast, m, n, k, held_out=False, times=times))
+        shapes.append(ShapeTimes(width, layout, fast, m, n, k, held_out=False, times=times))
     return Table(arch, "none", "none", "none", "0", "2026-11-20", 0, models, tuple(shapes))
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Kernel, Parameter, TensorMap, occupancy
-from aotmm.pack.table import MIN_M, Model, Sample, Shape, Table
+from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
 from aotmm.runtime.pack import open_pack
@@ -538,7 +538,7 @@ def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- memory and tables
 def table_of(arch: str, *times: Sample, models: tuple[Model, ...] = ()) -> Table:
     """A table with these times for 512 x 512 x 1024 and no other shape."""
-    shape = Shape(2, "nn", fast_accum=False, M=512, N=512, K=1024, held_out=False, times=times)
+    shape = ShapeTimes(2, "nn", fast_accum=False, M=512, N=512, K=1024, held_out=False, times=times)
     return Table(arch, "none", "none", "none", "0", "2026-11-20", 0, models, (shape,))
 
 

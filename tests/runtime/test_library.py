@@ -19,7 +19,7 @@ import aotmm
 from aotmm.cli.report import doctor_text
 from aotmm.errors import AotmmError, ArtifactError, CompileError, DriverError, NoKernelError, PackError, SpecError
 from aotmm.pack import table
-from aotmm.pack.table import Sample, Shape, Table
+from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.runtime import direct_call, library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.diagnosis import diagnose
@@ -49,7 +49,7 @@ def test_load_of_nothing_says_what_to_do(tmp_path: Path) -> None:
         aotmm.load(tmp_path / "absent")
 
 
-def tuned(arch: str, *shapes: Shape, device: str = "a test") -> bytes:
+def tuned(arch: str, *shapes: ShapeTimes, device: str = "a test") -> bytes:
     """A tuning table that knows nothing but these shapes."""
     return table.write(Table(arch, device, "none", "none", aotmm.__version__, "2026-11-20", 0, (), shapes))
 
@@ -85,7 +85,7 @@ def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
     for config_name in config_names:
         path = tmp_path / f"{config_name}.json"
         times = (Sample(config_name, split=1, pdl=False, copies=0, ns=7),)
-        path.write_bytes(tuned("sm90", Shape(2, "nn", False, 512, 512, 512, False, times)))  # noqa: FBT003
+        path.write_bytes(tuned("sm90", ShapeTimes(2, "nn", False, 512, 512, 512, False, times)))  # noqa: FBT003
         (mine,) = [other for other in aotmm.load(table=path).packs if other.arch == "sm90"]
         chosen.append(mine.launcher.explain(problem, device).chosen)
     assert [row and row.kernel.config_name for row in chosen] == config_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -17,8 +18,8 @@ from aotmm.errors import AotmmError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
 from aotmm.runtime.pack import Pack, open_pack, open_packs
+from aotmm.timing.problems import Shapes
 from aotmm.tune import remote, session
-from aotmm.tune.shapes import Shapes
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all, measuring
 from aotmm.workers.dask import Cluster, cluster
 from aotmm.workers.pool import Timeouts
@@ -61,7 +62,7 @@ def test_one_task_per_gpu(running: Dask, tmp_path: Path) -> None:
         assert gpus.places() == 2
         assert (device_of(gpus).multiprocessors, gpus.facts["GPU"]) == (132, "NVIDIA H200")
         events = list(measure_all(cases, gpus))
-    assert sorted(event.case for event in events if isinstance(event, Done)) == cases
+    assert Counter(event.case for event in events if isinstance(event, Done)) == Counter(cases)
     lines = [line.split() for line in log.read_text().splitlines()]
     assert {name for name, _, _ in lines} == {"gpu0", "gpu1"}
     for gpu in ("gpu0", "gpu1"):
@@ -93,7 +94,7 @@ def test_a_worker_is_killed(running: Dask, tmp_path: Path) -> None:
             found.append(event)
             if len(found) == 4:
                 running.send("gpu0", signal.SIGKILL)
-    assert sorted(event.case for event in found if isinstance(event, Done)) == cases
+    assert Counter(event.case for event in found if isinstance(event, Done)) == Counter(cases)
     assert [event for event in found if isinstance(event, LeftOut)] == []
 
 
@@ -129,7 +130,8 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
     """`aotmm tune --scheduler` measures the cases on the workers and writes their table, with what their GPU is."""
     running.worker("gpu0", *GPU)
     monkeypatch.setattr(remote, "gpu_facts", worker_facts)
-    monkeypatch.setattr(remote, "maker", lambda _pack: partial(measuring, partial(on_worker, tmp_path / "log")))
+    factory = partial(measuring, partial(on_worker, tmp_path / "log"))
+    monkeypatch.setattr(remote, "worker_factory", lambda _pack: factory)
     monkeypatch.setattr(session, "fit", lambda _pack, raw, _device, _dtypes: (raw, None))
     monkeypatch.setattr(session, "cases", lambda *_: [case(1), case(2)])
     out = tmp_path / "sm90.json"
@@ -137,7 +139,8 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
         pack, [pack], Shapes(1, ()), out, budget_s=60, scheduler=running.address, progress=lambda *_: None
     )
     assert measured.complete
-    assert (measured.head.device, measured.head.driver, measured.head.pack) == ("NVIDIA H200", "580", pack.head.digest)
+    gpu = measured.environment
+    assert (gpu.device, gpu.driver, gpu.pack) == ("NVIDIA H200", "580", pack.head.digest)
     assert [(shape.M, len(shape.times)) for shape in table.read(out).shapes] == [(1, 4), (2, 4)]
     monkeypatch.setattr(session, "best_pack", lambda *_: None)
     with pytest.raises(NoKernelError, match=r"the cluster's GPUs, NVIDIA H200 \(sm90\), are not served by the pack"):

@@ -24,14 +24,16 @@ from aotmm.runtime.devices import Device
 from aotmm.runtime.launcher import CDevice, Plan
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.target import target
-from aotmm.tune import session, shapes
+from aotmm.timing import problems
+from aotmm.timing.problems import Case, Shape, held_out
+from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of
-from aotmm.tune.cases import Case, cases
-from aotmm.tune.record import Head
+from aotmm.tune.cases import cases
+from aotmm.tune.record import Environment
 from tests.unit.tune.fakes import Fake, case, pool
 
 H200 = CDevice(132, 232448)
-HEAD = Head("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
+ENVIRONMENT = Environment("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, problems.read().held_out_seed)
 ADDRESS = 4096
 DTYPES_OF = {2: "fp16", 1: "fp8e4"}
 
@@ -43,7 +45,7 @@ def pack() -> Pack:
 
 
 def _product(M: int, N: int, K: int, layout: str = "nn", dtype: str = "fp16") -> Case:
-    return Case(dtype, fast_accum=False, layout=layout, M=M, N=N, K=K, held_out=False)
+    return Case(Shape(M, N, K, layout), dtype)
 
 
 # ------------------------------------------------------------------------------------------------------- candidates
@@ -53,11 +55,11 @@ def _candidates(pack: Pack, wanted: Case, left_out: frozenset[str] = frozenset()
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8e4"])
-def test_every_schedule_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> None:
+def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> None:
     """Of each config every split and launch once, by its plainest kernel; what is expected to be fast comes first."""
     found = _candidates(pack, _product(512, 512, 8192, "nt", dtype))
-    ways = [(config_name, plan.split, plan.pdl) for config_name, plan in found]
-    assert len(ways) == len(set(ways))
+    plans = [(config_name, plan.split, plan.pdl) for config_name, plan in found]
+    assert len(plans) == len(set(plans))
     kernels = pack.launcher.kernels
     mine = [k for k in kernels if k.dtype_a == k.dtype_b == dtype and not k.fast_accum and k.layout in ("nt", "any")]
     assert {config_name for config_name, _ in found} == {
@@ -113,16 +115,17 @@ def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
     dice = random.Random(f"{kernel.config_name} {wanted} {plan.split}")  # noqa: S311 - no secret
     efficiency = random.Random(kernel.config_name).uniform(0.6, 0.95)  # noqa: S311 - no secret
     config, element_bytes = kernel.config, DTYPES[wanted.dtype].bytes
-    rows, cols = math.ceil(wanted.M / config.block_m), math.ceil(wanted.N / config.block_n)
+    M, N, K = wanted.shape.M, wanted.shape.N, wanted.shape.K
+    rows, cols = math.ceil(M / config.block_m), math.ceil(N / config.block_n)
     blocks = occupancy(kernel, target("sm90"))
     waves = math.ceil(rows * cols * plan.split / (H200.multiprocessors * blocks // kernel.num_ctas))
-    steps = math.ceil(math.ceil(wanted.K / config.block_k) / plan.split)
+    steps = math.ceil(math.ceil(K / config.block_k) / plan.split)
     step = config.block_m * config.block_n * config.block_k / (7000 * efficiency) * blocks * 16 / kernel.vector_bytes
-    sizes = (wanted.M * wanted.K * element_bytes, wanted.K * wanted.N * element_bytes, wanted.M * wanted.N * 2)
+    sizes = (M * K * element_bytes, K * N * element_bytes, M * N * 2)
     moved, more = sizes[0] + sizes[1] + sizes[2], 0.0
     if kernel.role == "partial":
         moved += plan.split * rows * cols * config.block_m * config.block_n * 4 - sizes[2]
-        more += 1200 + wanted.M * wanted.N * (4 * plan.split + 2) / 4000
+        more += 1200 + M * N * (4 * plan.split + 2) / 4000
     more += sum(1500 + 2 * size / 3000 for bit, size in enumerate(sizes) if plan.copies >> bit & 1)
     busy, moving = waves * (steps * step + 900), moved / 3900
     ns = 2200 + max(busy, moving) + 0.4 * min(busy, moving) + more
@@ -131,9 +134,9 @@ def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
 
 
 @pytest.fixture(scope="module")
-def measured(pack: Pack) -> session.Measured:
+def measured(pack: Pack) -> session.Measurement:
     """A third of the sweeps of `shapes.json`, timed by `_simulated`."""
-    precise = [one for one in cases(shapes.read(), (), target("sm90")) if not one.fast_accum]
+    precise = [one for one in cases(problems.read(), (), target("sm90")) if not one.fast_accum]
     wanted = [
         one
         for kept in precise[::3]
@@ -148,36 +151,36 @@ def measured(pack: Pack) -> session.Measured:
             found.sample(_simulated(launcher.kernels[found.plan.kernel], one, found.plan))
             for found in candidates(launcher, H200, problem)
         )
-    return session.Measured(HEAD, samples, {}, len(wanted))
+    return session.Measurement(ENVIRONMENT, samples, {}, len(wanted))
 
 
 @pytest.fixture(scope="module")
-def fitted(pack: Pack, measured: session.Measured) -> tuple[Table, session.Evaluation]:
+def fitted(pack: Pack, measured: session.Measurement) -> tuple[Table, session.Quality]:
     """The table of these times, and how good it is."""
     return session.fit(pack, session.table_of(measured), H200, DTYPES_OF)
 
 
 def test_selection_by_the_models_is_nearly_the_best(
-    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Evaluation]
+    pack: Pack, measured: session.Measurement, fitted: tuple[Table, session.Quality]
 ) -> None:
     """Where times follow the model, the launcher chooses well on shapes that it has never seen."""
-    made, verdict = fitted
-    held_out = [one for one in measured.samples if one.held_out]
-    assert len(verdict.held_out.choices) == len(held_out) > 15
-    assert len(verdict.models.choices) == len(measured.samples) - len(held_out)
-    for regret in (verdict.held_out, verdict.models):
+    made, quality = fitted
+    unseen = [one for one in measured.samples if held_out(ENVIRONMENT.seed, one.shape)]
+    assert len(quality.held_out.choices) == len(unseen) > 15
+    assert len(quality.models.choices) == len(measured.samples) - len(unseen)
+    for regret in (quality.held_out, quality.models):
         assert regret.unmeasured == 0
         assert regret.mean < 1.015
         assert regret.worst < 1.15
     # Configs that are far from the best everywhere count little, so their models stay near where they began.
-    errors = [row.error for row in verdict.fitted if row.error is not None]
+    errors = [row.error for row in quality.fitted if row.error is not None]
     assert statistics.median(errors) < 0.05
     assert max(errors) < 0.25
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.config_name] for model in made.models} == {"product", "partial", "reduce", "copy"}
 
 
-def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Evaluation]) -> None:
+def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Quality]) -> None:
     """With its times in the table, the best plan without copies is chosen, as it was measured."""
     made, launcher = fitted[0], pack.launcher
     launcher.retune(made)
@@ -186,7 +189,7 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
         if shape.fast_accum or best.ns > min(sample.ns for sample in shape.times):
             continue  # precise sums or copies may pay
         dtype = DTYPES_OF[shape.element_bytes]
-        one = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
+        one = Case(Shape(shape.M, shape.N, shape.K, shape.layout), dtype, fast_accum=shape.fast_accum)
         plan = launcher.select(problem_of(one, output_of(launcher, dtype), ADDRESS, ADDRESS, ADDRESS), H200)
         assert plan.measured
         assert (launcher.kernels[plan.kernel].config_name, plan.split, plan.cost) == (
@@ -197,24 +200,36 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
 
 
 def test_models_do_not_see_held_out_shapes(
-    pack: Pack, measured: session.Measured, fitted: tuple[Table, session.Evaluation]
+    pack: Pack, measured: session.Measurement, fitted: tuple[Table, session.Quality]
 ) -> None:
     """Other times on held-out shapes give the same models."""
     changed = {
-        one: tuple(sample._replace(ns=7 * sample.ns) for sample in samples) if one.held_out else samples
+        one: tuple(
+            sample._replace(ns=(7 if held_out(ENVIRONMENT.seed, one.shape) else 1) * sample.ns) for sample in samples
+        )
         for one, samples in measured.samples.items()
     }
-    other = session.Measured(HEAD, changed, {}, measured.total)
+    other = session.Measurement(ENVIRONMENT, changed, {}, measured.total)
     made, _ = session.fit(pack, session.table_of(other), H200, DTYPES_OF)
     assert made.models == fitted[0].models
     assert made.shapes != fitted[0].shapes
 
 
-def test_what_was_left_out_is_not_in_the_table(measured: session.Measured) -> None:
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_fifth_is_held_out_as_the_shapes_say(dtype: str) -> None:
+    """The split in a table is that of the shapes, whatever the type."""
+    found = cases(problems.read(), (dtype,), target("sm90"))
+    made = session.table_of(session.Measurement(ENVIRONMENT, dict.fromkeys(found, ()), {}, len(found)))
+    held_out = {(row.M, row.N, row.K, row.layout) for row in made.shapes if row.held_out}
+    ours = [shape for sweep in problems.read().sweeps if sweep.name != "fp8" for shape in sweep.shapes]
+    assert held_out == {(s.M, s.N, s.K, s.layout) for s in ours if problems.read().held_out(s)}
+
+
+def test_what_was_left_out_is_not_in_the_table(measured: session.Measurement) -> None:
     """Neither where it failed nor where it had worked before."""
     names = {sample.config_name for samples in measured.samples.values() for sample in samples}
     bad = min(names)
-    found = session.table_of(session.Measured(HEAD, measured.samples, {bad: "it hangs"}, measured.total))
+    found = session.table_of(session.Measurement(ENVIRONMENT, measured.samples, {bad: "it hangs"}, measured.total))
     assert {sample.config_name for shape in found.shapes for sample in shape.times} == names - {bad}
 
 
@@ -223,23 +238,23 @@ def test_a_budget_ends_a_measurement_and_the_next_one_goes_on(tmp_path: Path) ->
     """What was left is measured by the next call, and nothing twice."""
     wanted = [case(size) for size in range(1, 41)]
     fake = Fake(tmp_path / "log", pause_s=0.02)
-    told: list[tuple[int, int, str]] = []
+    events: list[tuple[int, int, str]] = []
 
-    def tell(done: int, total: int, text: str) -> None:
-        told.append((done, total, text))
+    def progress(done: int, total: int, text: str) -> None:
+        events.append((done, total, text))
 
-    def run(budget_s: float) -> session.Measured:
+    def run(budget_s: float) -> session.Measurement:
         with pool(fake) as gpus:
-            return session.measure(wanted, gpus, HEAD, tmp_path / "record", budget_s=budget_s, progress=tell)
+            return session.measure(wanted, gpus, ENVIRONMENT, tmp_path / "record", budget_s=budget_s, progress=progress)
 
     first = run(2.0)
     assert not first.complete
     second = run(100.0)
     assert second.complete
     assert list(second.samples) == wanted
-    assert told[0] == (0, 40, "")
-    assert (len(first.samples), 40, "") in told
-    assert told[-1] == (40, 40, "40x40x40 nn fp16")
+    assert events[0] == (0, 40, "")
+    assert (len(first.samples), 40, "") in events
+    assert events[-1] == (40, 40, "40x40x40 nn fp16")
     begun = [int(line.split()[-1]) for line in (tmp_path / "log").read_text().splitlines() if "begins" in line]
     assert sorted(begun) == list(range(1, 41))
 
@@ -247,21 +262,21 @@ def test_a_budget_ends_a_measurement_and_the_next_one_goes_on(tmp_path: Path) ->
 def test_what_hung_is_not_run_by_the_next_call(tmp_path: Path) -> None:
     """The record remembers what was left out, and why."""
     hanging = Fake(tmp_path / "log", trouble=(("tile_a", "hang"),))
-    told: list[str] = []
+    events: list[str] = []
 
-    def tell(_done: int, _total: int, text: str) -> None:
-        told.append(text)
+    def progress(_done: int, _total: int, text: str) -> None:
+        events.append(text)
 
-    def run(fake: Fake) -> session.Measured:
+    def run(fake: Fake) -> session.Measurement:
         wanted, record = [case(1), case(2)], tmp_path / "record"
         with pool(fake) as gpus:
-            return session.measure(wanted, gpus, HEAD, record, budget_s=100, progress=tell)
+            return session.measure(wanted, gpus, ENVIRONMENT, record, budget_s=100, progress=progress)
 
     assert list(run(hanging).left_out) == ["tile_a"]
-    assert told[1].startswith("left out tile_a: it gave no sign of life")
-    told.clear()
+    assert events[1].startswith("left out tile_a: it gave no sign of life")
+    events.clear()
     assert list(run(Fake(tmp_path / "log")).left_out) == ["tile_a"]
-    assert told == [""]
+    assert events == [""]
 
 
 # ------------------------------------------------------------------------------------------------------ command line
@@ -297,7 +312,7 @@ def test_budgets_that_are_none(budget: str, tmp_path: Path) -> None:
     assert "is no time like 90s, 8m or 1h" in text
 
 
-def test_refit(measured: session.Measured, tmp_path: Path) -> None:
+def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
     """A table's models can be fitted again anywhere; what was measured stays as it is."""
     path = tmp_path / "sm90.json"
     session.write(session.table_of(measured), path)
@@ -322,14 +337,14 @@ def test_refit_of_nothing(tmp_path: Path) -> None:
 
 
 def test_progress_in_a_log(
-    measured: session.Measured,
-    fitted: tuple[Table, session.Evaluation],
+    measured: session.Measurement,
+    fitted: tuple[Table, session.Quality],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a terminal tuning tells that it begins, each tenth, and what is left out."""
 
-    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measured, session.Evaluation]:
+    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measurement, session.Quality]:
         for step in ((4, 20, ""), (5, 20, "a shape"), (5, 20, "left out tile_a: it hangs"), (6, 20, "a shape")):
             progress(*step)
         return measured, fitted[1]
@@ -344,12 +359,12 @@ def test_progress_in_a_log(
 
 
 def test_a_kernel_that_was_left_out_is_an_error_in_the_end(
-    measured: session.Measured,
-    fitted: tuple[Table, session.Evaluation],
+    measured: session.Measurement,
+    fitted: tuple[Table, session.Quality],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What was found is told, and the command fails with the name."""
+    """What was found is printed, and the command fails with the name."""
     found = replace(measured, left_out={"tile_a": "its result is wrong"})
     monkeypatch.setattr(session, "tune", lambda *_, **__: (found, fitted[1]))
     code, text, error = _tune("--arch", "sm90", "--out", tmp_path / "sm90.json")

@@ -34,12 +34,13 @@ ROOMS = {
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
     "aotmm.nn": RUNTIME,
-    "aotmm.tune": RUNTIME | {"aotmm.tune", "aotmm.workers.dask"},
+    "aotmm.timing": HALL | {"aotmm.timing", "torch"},
+    "aotmm.timing.correctness": HALL,  # for tests without torch too
+    "aotmm.tune": RUNTIME | {"aotmm.timing", "aotmm.tune", "aotmm.workers.dask"},
     "aotmm.tune.fit": {"numpy", "scipy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
-    "aotmm.bench": RUNTIME
-    | {"aotmm.bench", "aotmm.tune.measure", "aotmm.tune.shapes", "triton", "matplotlib", "jinja2", "tomli"},
-    "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.tune", "aotmm.bench", "click", "rich"},
+    "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli"},
+    "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.timing", "aotmm.tune", "aotmm.bench", "click", "rich"},
     "aotmm.__main__": {"aotmm.errors", "aotmm.cli"},
 }
 

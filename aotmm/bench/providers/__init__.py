@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from aotmm.bench.cases import Case, Operands
+from aotmm.timing.operands import Operands
+from aotmm.timing.problems import Case
 
 Call = Callable[[Operands], object]  # writes `out`, on torch's current stream, without waiting for it
 

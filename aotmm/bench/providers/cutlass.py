@@ -17,8 +17,10 @@ from pathlib import Path
 
 import torch
 
-from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.timing.graph import elapsed_ns
+from aotmm.timing.operands import Operands
+from aotmm.timing.problems import Case
 
 _SOURCE = Path(__file__).parent / "cutlass.cu"
 _PACKAGE = "nvidia-cutlass"
@@ -170,16 +172,12 @@ def _microseconds(call: Callable[[Operands], object], sets: Sequence[Operands], 
     """Return the least time per product over a few turns through the sets."""
     call(sets[0])
     few = sets[:16]
-    least = float("inf")
-    for _ in range(turns):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+
+    def turn() -> None:
         for operands in few:
             call(operands)
-        end.record()
-        end.synchronize()
-        least = min(least, float(start.elapsed_time(end)) * 1e3 / len(few))
-    return least
+
+    return min(elapsed_ns(turn) for _ in range(turns)) * 1e-3 / len(few)
 
 
 PROVIDERS = (

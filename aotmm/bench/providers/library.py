@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.timing.operands import Operands, torch_dtype
+from aotmm.timing.problems import Case
 
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu_,
@@ -22,13 +23,15 @@ def _mm(case: Case, _: Sequence[Operands]) -> Call:
 
 
 def _scaled_mm(case: Case, _: Sequence[Operands]) -> Call:
+    output = torch_dtype(case.output)
+
     def call(operands: Operands) -> object:
         return torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
             operands.a,
             operands.b,
-            scale_a=operands.scale_a,
-            scale_b=operands.scale_b,
-            out_dtype=case.output,
+            scale_a=operands.epilogue.scale_a,
+            scale_b=operands.epilogue.scale_b,
+            out_dtype=output,
             use_fast_accum=case.fast_accum,
             out=operands.out,
         )
@@ -40,7 +43,7 @@ def _unfused(case: Case, _: Sequence[Operands]) -> Call:
     activate = _ACTIVATIONS[case.activation]
 
     def call(operands: Operands) -> object:
-        return activate(torch.mm(operands.a, operands.b, out=operands.out).add_(operands.bias))
+        return activate(torch.mm(operands.a, operands.b, out=operands.out).add_(operands.epilogue.bias))
 
     return call
 
@@ -49,7 +52,7 @@ def _addmm(case: Case, _: Sequence[Operands]) -> Call:
     activate = _ACTIVATIONS[case.activation]
 
     def call(operands: Operands) -> object:
-        return activate(torch.addmm(operands.bias, operands.a, operands.b, out=operands.out))
+        return activate(torch.addmm(operands.epilogue.bias, operands.a, operands.b, out=operands.out))
 
     return call
 

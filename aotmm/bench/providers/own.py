@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import aotmm
-from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, Provider
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
+from aotmm.timing.operands import Operands
+from aotmm.timing.problems import Case
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Plan, Problem
@@ -27,9 +28,10 @@ def library() -> Library:
 
 def _options(case: Case, operands: Operands) -> dict[str, Any]:
     """Return the arguments of `matmul` beside A, B and C; none for a plain product, which is the shortest call."""
-    if case.scaled:
-        return {"scale_a": operands.scale_a, "scale_b": operands.scale_b, "fast_accum": case.fast_accum}
-    return {} if case.activation is None else {"bias": operands.bias, "activation": case.activation}
+    epilogue = operands.epilogue
+    if epilogue.scale_a is not None:
+        return {"scale_a": epilogue.scale_a, "scale_b": epilogue.scale_b, "fast_accum": case.fast_accum}
+    return {} if case.activation is None else {"bias": epilogue.bias, "activation": case.activation}
 
 
 def _prepare(case: Case, _: Sequence[Operands]) -> Call:

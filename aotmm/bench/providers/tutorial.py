@@ -16,8 +16,9 @@ import triton
 import triton.language as tl
 
 import aotmm
-from aotmm.bench.cases import Case, Operands
 from aotmm.bench.providers import Call, NotRunError, Provider
+from aotmm.timing.operands import Operands
+from aotmm.timing.problems import Case
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,7 +118,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, brief: bool =
 
 
 def _prepare(case: Case, sets: Sequence[Operands]) -> Call:
-    if case.activation is not None or case.storage.itemsize == 1:
+    if case.activation is not None or case.element_bytes == 1:
         raise NotRunError("the tutorial's kernel multiplies 16-bit types and has no bias")
     matmul(sets[0].a, sets[0].b, sets[0].out, brief=True)
     return lambda operands: matmul(operands.a, operands.b, operands.out, brief=True)

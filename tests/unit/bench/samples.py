@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from aotmm.bench.cases import PLANS, Case, Operands, work
+from aotmm.bench.cases import COMPARISONS, work
 from aotmm.bench.providers import Call, Provider
 from aotmm.bench.results import Results, Row, Times
-from aotmm.tune.shapes import read
+from aotmm.timing.operands import Operands, torch_dtype
+from aotmm.timing.problems import Case, read
 
 _SPEED = {
     "tutorial": 0.6,
@@ -54,11 +55,11 @@ class FakeStopwatch:
 def product(case: Case, operands: Operands) -> torch.Tensor:
     """What a right provider writes, rounded once."""
     x = operands.a.double() @ operands.b.double()
-    if case.scaled:
-        x = x * float(operands.scale_a) * float(operands.scale_b)
+    if case.element_bytes == 1:
+        x = x * float(operands.epilogue.scale_a) * float(operands.epilogue.scale_b)
     if case.activation is not None:
-        x = getattr(torch.nn.functional, case.activation)(x + operands.bias.double())
-    return x.to(case.output)
+        x = getattr(torch.nn.functional, case.activation)(x + operands.epilogue.bias.double())
+    return x.to(torch_dtype(case.output))
 
 
 def right(name: str = "right") -> Provider:
@@ -70,7 +71,7 @@ def sample() -> Results:
     """A run of everything, with times that follow from the work and a speed for each provider."""
     shapes = read()
     rows = []
-    for number, item in enumerate(work(shapes, list(PLANS))):
+    for number, item in enumerate(work(shapes, list(COMPARISONS))):
         case = item.case
         base = 3.0 + case.shape.macs / 3.5e8 + case.bytes / 4e6
         times = {

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from aotmm.bench.cases import Case, Operands, Pool, Work
+from aotmm.bench.cases import Work
 from aotmm.bench.protocol import in_turn, launches_for, measure, orders
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row
-from aotmm.tune.shapes import Shape
+from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import Case, Shape
 from tests.unit.bench.samples import FakeStopwatch, product, right
 
 CASE = Case(Shape(100, 64, 96, "nt"), "fp16")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotmm.bench.cases import Case, Pool
-from aotmm.bench.check import error, truth
 from aotmm.bench.providers import NAMES, NotRunError, cutlass, library, provider
-from aotmm.tune.shapes import Shape
+from aotmm.timing.check import truth
+from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Case, Shape
 
 SOURCE = (Path(cutlass.__file__).parent / "cutlass.cu").read_text()
 
@@ -43,7 +43,8 @@ def test_torch(name: str, case: Case) -> None:
     sets = Pool(torch.device("cpu")).operands(case, cache_bytes=1)
     row = provider(name)
     row.prepare(case, sets)(sets[0])
-    assert error(truth(case, sets[0]), sets[0].out, row.roundings) <= 1
+    right = truth(sets[0].a, sets[0].b, sets[0].out.dtype, sets[0].epilogue)
+    assert right.error(sets[0].out, row.roundings) <= 1
 
 
 def test_torch_mm_has_no_epilogue() -> None:

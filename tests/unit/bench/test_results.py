@@ -1,4 +1,4 @@
-"""The figures: medians, quantiles, geometric means, ratios over rounds; and the file that they are computed from."""
+"""The figures: medians, quantiles, ratios over rounds; and the file that they are computed from."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.bench.cases import Case
-from aotmm.bench.results import Row, Times, geometric_mean, read, spread, to_json, write
+from aotmm.bench.results import Row, Times, read, spread, to_json, write
 from aotmm.errors import SpecError
-from aotmm.tune.shapes import Shape
+from aotmm.timing.problems import Case, Shape
 from tests.unit.bench.samples import sample
 
 
@@ -22,12 +21,6 @@ def test_spread() -> None:
     """Median with the quantiles at 20 and 80 %, interpolated between samples."""
     assert spread([5.0, 1.0, 2.0, 4.0, 3.0, 6.0]) == (3.5, 2.0, 5.0)
     assert spread([7.0]) == (7.0, 7.0, 7.0)
-
-
-def test_geometric_mean() -> None:
-    """Twice as fast and half as fast cancel."""
-    assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
-    assert geometric_mean(x for x in (1.0, 8.0, 8.0)) == pytest.approx(4.0)
 
 
 def test_ratios_are_of_the_same_round() -> None:

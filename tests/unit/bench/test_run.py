@@ -11,11 +11,11 @@ import torch
 
 from aotmm.bench import results
 from aotmm.bench import run as bench
-from aotmm.bench.cases import Pool
 from aotmm.bench.facts import STATE, State
 from aotmm.bench.results import Row
 from aotmm.errors import SpecError
-from aotmm.tune.shapes import Shape, Shapes, Sweep
+from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Shape, Shapes, Sweep
 from tests.unit.bench.samples import FakeStopwatch, right
 
 FACTS = {
@@ -44,16 +44,16 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(bench, "GraphStopwatch", FakeStopwatch)
     monkeypatch.setattr(bench, "Pool", lambda _: Pool(torch.device("cpu")))
     monkeypatch.setattr(bench, "provider", right)
-    monkeypatch.setattr("aotmm.tune.shapes.read", lambda: SHAPES)
+    monkeypatch.setattr("aotmm.timing.problems.read", lambda: SHAPES)
     monkeypatch.setattr(bench, "SUBJECTS", {"overhead": lambda: {"a call": {"us": 1.0}}})
     return here
 
 
 def _run(folder: Path, *what: str, **options: Any) -> list[str]:
     """What a run reports, in order."""
-    told: list[str] = []
-    bench.run(what, folder, lambda row: told.append(row if isinstance(row, str) else str(row.case)), **options)
-    return told
+    reported: list[str] = []
+    bench.run(what, folder, lambda row: reported.append(row if isinstance(row, str) else str(row.case)), **options)
+    return reported
 
 
 def test_a_run_is_continued(tmp_path: Path, stand_ins: dict[str, Any]) -> None:

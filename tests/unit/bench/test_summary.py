@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from aotmm.bench.cases import Case
 from aotmm.bench.results import Results, Row, Times
 from aotmm.bench.summary import (
     CSV_HEADER,
@@ -14,13 +13,13 @@ from aotmm.bench.summary import (
     Line,
     csv_rows,
     first_result,
+    goals,
     lines,
     overhead,
     row_text,
     target_table,
 )
-from aotmm.bench.summary import targets as committed
-from aotmm.tune.shapes import Shape
+from aotmm.timing.problems import Case, Shape
 from tests.unit.bench.samples import sample
 
 # What the work was asked to reach: geometric mean and worst ratio, by sweep.
@@ -48,15 +47,15 @@ def _times(us: float) -> Times:
 
 
 def _line(results: Results, work: str) -> Line:
-    return next(line for line in lines(results) if line.target.work == work)
+    return next(line for line in lines(results) if line.goal.work == work)
 
 
 def test_targets_are_those_that_were_set() -> None:
     """No target is softened, and figures beside them have none."""
-    stated = [row for row in committed() if row.mean is not None]
+    stated = [row for row in goals() if row.mean is not None]
     assert [(row.against, row.sweeps, row.mean, row.worst) for row in stated] == WANTED
     assert all(row.ours == "aotmm" for row in stated)
-    assert all(row.worst is None for row in committed() if row.mean is None)
+    assert all(row.worst is None for row in goals() if row.mean is None)
 
 
 def test_a_line() -> None:
@@ -70,9 +69,9 @@ def test_a_line() -> None:
     assert line.plain_worst == pytest.approx(0.25)
     assert line.isolated == pytest.approx((30 / 20 * 15 / 20) ** 0.5)
     assert line.held_out == pytest.approx(0.5)
-    assert line.verdict == "missed"
+    assert line.status == "missed"
     few = _line(Results({}, rows), "LLM layers, M <= 64")
-    assert (few.shapes, few.verdict) == (1, "met")
+    assert (few.shapes, few.status) == (1, "met")
 
 
 def test_a_product_that_was_not_computed_misses_the_target() -> None:
@@ -80,7 +79,7 @@ def test_a_product_that_was_not_computed_misses_the_target() -> None:
     good, bad = _row(Shape(8, 64, 64, "nt"), 2.0), _row(Shape(16, 64, 64, "nt"), 2.0)
     bad = replace(bad, times={"torch": bad.times["torch"]}, not_run={"aotmm": "wrong: 3 times what is allowed"})
     line = _line(Results({}, [good, bad]), "LLM layers, M <= 64")
-    assert (line.shapes, line.verdict) == (1, "missed")
+    assert (line.shapes, line.status) == (1, "missed")
     assert line.not_run == ("16x64x64 nt fp16: wrong: 3 times what is allowed",)
 
 
@@ -88,7 +87,7 @@ def test_tables() -> None:
     """A cell for each column; every provider and every reason not to run has a row in the CSV."""
     found = sample()
     table = target_table(found)
-    assert len(table) == 2 * len([row for row in committed() if row.sweeps != ("fp8",)]) + 2
+    assert len(table) == 2 * len([row for row in goals() if row.sweeps != ("fp8",)]) + 2
     assert {len(row) for row in table} == {len(TARGET_HEADER)}
     rows = list(csv_rows(found))
     assert {len(row) for row in rows} == {len(CSV_HEADER)}
@@ -105,19 +104,19 @@ def test_tables() -> None:
 def test_first_result() -> None:
     """Sooner than torch, and fifty times sooner than JIT and autotune."""
     found = first_result(sample())
-    assert [(what, verdict) for what, _, verdict in found] == [
+    assert [(what, status) for what, _, status in found] == [
         ("first result, torch.matmul", "met"),
         ("first result, tutorial", "met"),
     ]
     slow = Results({}, other={"first_result": {"aotmm": {"sum": 100.0}, "torch.matmul": {"sum": 90.0}}})
-    assert [verdict for *_, verdict in first_result(slow)] == ["missed"]
+    assert [status for *_, status in first_result(slow)] == ["missed"]
     assert first_result(Results({})) == []
 
 
 def test_overhead() -> None:
-    """A verdict for each call that has a limit."""
+    """A status of each call that has a limit."""
     limit = "call, lib.matmul(a, b)", "4.00 us, 0.50 of torch's, at most 0.55"
     assert overhead(sample()) == [(*limit, "met")]
     slow = Results({}, other={"overhead": {"lib.matmul(a, b)": {"min us": 5.0, "of torch's": 0.6, "at most": 0.55}}})
-    assert [verdict for *_, verdict in overhead(slow)] == ["missed"]
+    assert [status for *_, status in overhead(slow)] == ["missed"]
     assert overhead(Results({})) == []

@@ -12,7 +12,7 @@ import pytest
 
 from aotmm.errors import ArtifactError
 from aotmm.pack import table
-from aotmm.pack.table import Model, Sample, Shape, Table
+from aotmm.pack.table import Model, Sample, ShapeTimes, Table
 
 FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
 SLOW = Sample("ws_a", 1, pdl=False, copies=0, ns=1000)
@@ -63,8 +63,8 @@ TABLE = Table(
         ),
     ),
     shapes=(
-        Shape(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
-        Shape(2, "nt", fast_accum=False, M=1, N=512, K=1024, held_out=True, times=()),
+        ShapeTimes(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
+        ShapeTimes(2, "nt", fast_accum=False, M=1, N=512, K=1024, held_out=True, times=()),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Measurers without a GPU, which real worker processes run: they note what they do, and hang or fail where told to."""
+"""Measurers without a GPU, which real worker processes run: they note what they do, and hang or fail where asked to."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from aotmm.pack.table import Sample
 from aotmm.runtime.launcher import CDevice
-from aotmm.tune.cases import Case
+from aotmm.timing.problems import Case, Shape
 from aotmm.tune.workers import Outcome, Running, measuring
 from aotmm.workers.pool import Timeouts, WorkerPool, local
 
-SCHEDULES = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
+CONFIGS = {"ws_a": "ws", "ws_b": "ws", "ws_c": "ws", "tile_a": "tile"}  # and their families
 
 
-def case(size: int, *, held_out: bool = False) -> Case:
+def case(size: int) -> Case:
     """A square product."""
-    return Case("fp16", fast_accum=False, layout="nn", M=size, N=size, K=size, held_out=held_out)
+    return Case(Shape(size, size, size, "nn"), "fp16")
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Fake:
         """Itself: it is what makes a measurer, and the measurer."""
         return self
 
-    def measure(self, case: Case, left_out: frozenset[str], tell: Callable[[Running], None]) -> Outcome:
+    def measure(self, case: Case, left_out: frozenset[str], heartbeat: Callable[[Running], None]) -> Outcome:
         """One sample per config: 1000 ns."""
-        self._note(f"{self.name} begins {case.M}")
+        self._note(f"{self.name} begins {case.shape.M}")
         samples, wrong = [], {}
-        for config_name, family in SCHEDULES.items():
+        for config_name, family in CONFIGS.items():
             if {config_name, family} & left_out:
                 continue
-            tell(Running(family, config_name, "split 1"))
+            heartbeat(Running(family, config_name, "split 1"))
             time.sleep(self.pause_s)
-            what = dict(self.trouble).get(config_name) if self.after <= case.M else None
+            what = dict(self.trouble).get(config_name) if self.after <= case.shape.M else None
             if what == "hang":
                 time.sleep(3600)
             elif what == "exit":
@@ -70,7 +70,7 @@ class Fake:
                 wrong[config_name] = "error 7"
                 continue
             samples.append(Sample(config_name, 1, pdl=False, copies=0, ns=1000))
-        self._note(f"{self.name} ends {case.M}")
+        self._note(f"{self.name} ends {case.shape.M}")
         return Outcome(tuple(samples), wrong)
 
     def _note(self, line: str) -> None:

@@ -6,24 +6,22 @@ import pytest
 
 from aotmm.errors import SpecError
 from aotmm.target import target
-from aotmm.tune.cases import Case, cases
-from aotmm.tune.shapes import Shape, Shapes, Sweep, read
+from aotmm.timing.problems import Case, Shape, Shapes, Sweep
+from aotmm.tune.cases import cases
 
 SQUARES = Sweep("squares", "", tuple(Shape(64 * i, 64 * i, 64 * i, "nn") for i in range(1, 41)))
 AGAIN = Sweep("again", "", SQUARES.shapes[:10])
 SKINNY = Sweep("skinny", "", tuple(Shape(i, 4096, 4096, "nt", "a name") for i in range(1, 11)))
-NARROW = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
-SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, NARROW))
+FP8 = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
+SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, FP8))
 
 
-def test_one_type_stands_for_each_width() -> None:
-    """fp16 on the wide sweeps, fp8e4 on its own, both ways to sum; every product once."""
+def test_one_type_stands_for_each_element_size() -> None:
+    """fp16 on the other sweeps, fp8e4 on its own, both ways to sum; every product once."""
     found = cases(SHAPES, (), target("sm90"))
     assert len(found) == len(set(found)) == 40 + 10 + 2
-    narrow = [case for case in found if case.element_bytes == 1]
-    assert sorted(narrow) == [
-        Case("fp8e4", fast, "nt", 1024, 1024, 1024, SHAPES.held_out(NARROW.shapes[0])) for fast in (False, True)
-    ]
+    fp8 = [case for case in found if case.element_bytes == 1]
+    assert fp8 == [Case(FP8.shapes[0], "fp8e4", fast_accum=fast) for fast in (False, True)]
     assert {case.dtype for case in found if case.element_bytes == 2} == {"fp16"}
 
 
@@ -34,26 +32,16 @@ def test_what_an_arch_does_not_have_is_left_out() -> None:
     assert [(case.dtype, case.fast_accum) for case in asked] == [("fp8e5", False)]
 
 
-def test_a_fifth_is_held_out_as_the_shapes_say() -> None:
-    """The split is that of the shapes, whatever the type."""
-    for name in ("fp16", "bf16"):
-        held_out = {
-            (case.M, case.N, case.K, case.layout) for case in cases(read(), (name,), target("sm90")) if case.held_out
-        }
-        ours = [shape for sweep in read().sweeps if sweep.name != "fp8" for shape in sweep.shapes]
-        assert held_out == {(s.M, s.N, s.K, s.layout) for s in ours if read().held_out(s)}
-
-
 @pytest.mark.parametrize("part", [0.2, 0.5])
 def test_every_part_has_the_same_mix(part: float) -> None:
     """Where time runs out, each sweep was seen to the same part, and not only its small shapes."""
     found = cases(SHAPES, (), target("sm90"))
     first = found[: int(part * len(found))]
     for sweep in (SQUARES, SKINNY):
-        shapes = {(shape.M, shape.N, shape.K) for shape in sweep.shapes}
-        seen = [case for case in first if (case.M, case.N, case.K) in shapes]
+        shapes = {str(shape) for shape in sweep.shapes}
+        seen = [case for case in first if str(case.shape) in shapes]
         assert len(seen) == pytest.approx(part * len(shapes), abs=2)
-    assert max(case.M for case in first) > 64 * 30
+    assert max(case.shape.M for case in first) > 64 * 30
 
 
 @pytest.mark.parametrize(

@@ -1,54 +1,59 @@
-"""Operands of a measurement: addresses and tensors speak of the same memory."""
+"""Measurements of one case, with launches that the CPU does: the operands behind each launch, and the check."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from aotmm.problem import DTYPES, LAYOUTS
-from aotmm.tune.cases import Case
-from aotmm.tune.measure import Operands, normal, sizes_of
+from aotmm.problem import LAYOUTS
+from aotmm.runtime.launcher import Plan, Problem
+from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Case, Shape
+from aotmm.tune import measure
+from aotmm.tune.candidates import Candidate, problem_of
+from aotmm.tune.measure import GpuTimer
 
-
-def _operands(layout: str, dtype: str = "fp16") -> Operands:
-    case = Case(dtype, fast_accum=False, layout=layout, M=5, N=7, K=33, held_out=False)
-    return Operands(
-        case, "bf16", normal(2000, dtype, "cpu"), torch.zeros(4096, dtype=torch.uint8), sizes_of(case, "bf16")
-    )
+CANDIDATE = Candidate("tile", "tile_a", Plan(kernel=0))
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "fp8e4"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_reference_is_the_product_at_the_addresses(layout: str, dtype: str) -> None:
-    """A and B, read by address and strides as a kernel does, give the reference, in every layout."""
-    operands = _operands(layout, dtype)
-    problem = operands.problem(0)
-    size = DTYPES[dtype].bytes
-    starts = [(pointer - operands.random.data_ptr()) // size for pointer in (problem.a_ptr, problem.b_ptr)]
-    a = operands.random.as_strided((5, 33), problem.strides_a, starts[0]).float()
-    b = operands.random.as_strided((33, 7), problem.strides_b, starts[1]).float()
-    assert torch.equal(operands.reference(), a @ b)
-    assert operands.result().data_ptr() == problem.c_ptr
-    assert operands.result().shape == (5, 7)
-    assert operands.result().dtype == torch.bfloat16
+def test_a_problem_has_the_strides_of_its_operands(layout: str, dtype: str) -> None:
+    """A and B, read by a problem's strides as a kernel does, are the operands that the check multiplies."""
+    case = Case(Shape(5, 7, 33, layout), dtype)
+    operands = Pool(torch.device("cpu")).operands(case, 1, "bf16")[0]
+    problem = problem_of(case, "bf16", *(x.data_ptr() for x in (operands.a, operands.b, operands.out)))
+    assert torch.equal(operands.a.as_strided((5, 33), problem.strides_a).float(), operands.a.float())
+    assert torch.equal(operands.b.as_strided((33, 7), problem.strides_b).float(), operands.b.float())
+    assert operands.out.stride() == problem.strides_c
+    assert operands.out.dtype is torch.bfloat16
 
 
-def test_operands_rotate_and_do_not_overlap() -> None:
-    """Sets follow each other in aligned places, as many as there is room for, and then begin again."""
-    operands = _operands("nn")
-    a, b, c = operands.sizes
-    assert (a, b, c) == (512, 512, 256)
-    problems = [operands.problem(number) for number in range(4)]
-    start = operands.random.data_ptr()
-    assert [problem.a_ptr - start for problem in problems] == [0, 1024, 2048, 0]
-    assert all(problem.b_ptr - problem.a_ptr == a for problem in problems)
-    first = operands.results.data_ptr()
-    assert [operands.problem(number).c_ptr - first for number in (0, 1, 15, 16)] == [0, c, 15 * c, 0]
+def test_every_set_has_its_turn_and_the_first_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs go through all sets and end with the first; its result is right, or wrong, or was never written."""
+    torch.manual_seed(3)
+    order: list[int] = []
+    factor = 1.0
+    case = Case(Shape(300, 40, 64, "nt"), "fp16")
+    sets = Pool(torch.device("cpu")).operands(case, cache_bytes=2 * case.bytes)
+    assert len(sets) == 4
+    problems = [problem_of(case, "fp16", 0, 0, number) for number in range(len(sets))]
 
+    def launch(_: Candidate, problem: Problem) -> None:
+        order.append(problem.c_ptr)
+        row = sets[problem.c_ptr]
+        row.out.copy_(factor * (row.a.double() @ row.b.double()))
 
-def test_random_numbers_are_normal() -> None:
-    """Mean 0, deviation 1, also of a type that has no generator."""
-    for dtype in ("fp16", "fp8e4"):
-        values = normal(100_000, dtype, "cpu").float()
-        assert abs(float(values.mean())) < 0.02
-        assert float(values.std()) == pytest.approx(1, abs=0.02)
+    monkeypatch.setattr(measure, "recorded", lambda launch, sets: [launch(each) for each in sets])
+    monkeypatch.setattr(measure, "elapsed_ns", lambda run: run())
+    timer = GpuTimer(launch, problems, sets[0])
+    for launches, wanted in ((2, [3, 0]), (4, [1, 2, 3, 0]), (6, [3, 0, 1, 2, 3, 0])):
+        order.clear()
+        timer.record(CANDIDATE, launches)
+        assert order == wanted
+        assert timer.error(CANDIDATE) is None
+    factor = 1.01
+    timer.single(CANDIDATE)
+    assert "times what is allowed" in str(timer.error(CANDIDATE))
+    sets[0].out[7, 7] = float("nan")
+    assert timer.error(CANDIDATE) == "its error is inf times what is allowed"

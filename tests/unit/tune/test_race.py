@@ -47,7 +47,7 @@ class MadeUp:
         return replay
 
     def error(self, candidate: Candidate) -> str | None:
-        """As told."""
+        """As asked."""
         return "error 9" if candidate.config_name in self.wrong else None
 
 
@@ -93,8 +93,8 @@ def test_graphs_are_long_enough_and_not_too_long() -> None:
 def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
     """Those of the others are."""
     timer = MadeUp({"a": 100_000, "slow": 300_000})
-    ways = [candidate(name, pdl=early) for name in ("a", "slow") for early in (False, True)]
-    samples = race(ways, timer, lambda _: None).samples
+    plans = [candidate(name, pdl=early) for name in ("a", "slow") for early in (False, True)]
+    samples = race(plans, timer, lambda _: None).samples
     assert sorted((sample.config_name, sample.pdl) for sample in samples) == [
         ("a", False),
         ("a", True),
@@ -102,7 +102,7 @@ def test_programmatic_launches_of_the_slow_are_not_timed() -> None:
     ]
 
 
-def test_nothing_of_a_wrong_schedule_counts() -> None:
+def test_nothing_of_a_wrong_config_counts() -> None:
     """A wrong result makes a config's other plans worthless too, and it is run no more."""
 
     class WrongWhenSplit(MadeUp):
@@ -116,12 +116,12 @@ def test_nothing_of_a_wrong_schedule_counts() -> None:
     assert timer.singles.count("a") == 2  # not with split 4
 
 
-def test_every_launch_is_told_before() -> None:
+def test_every_launch_is_announced() -> None:
     """So that a hang has a name."""
-    told: list[Running] = []
-    race([candidate("a"), candidate("b", split=4)], MadeUp({"a": 1e5, "b": 1e5}), told.append)
-    assert told[:2] == [Running("ws", "a", "split 1, copies 0"), Running("ws", "b", "split 4, copies 0")]
-    assert len(told) == 2 + 2 * 7 + 2 + 2 * 3
+    beats: list[Running] = []
+    race([candidate("a"), candidate("b", split=4)], MadeUp({"a": 1e5, "b": 1e5}), beats.append)
+    assert beats[:2] == [Running("ws", "a", "split 1, copies 0"), Running("ws", "b", "split 4, copies 0")]
+    assert len(beats) == 2 + 2 * 7 + 2 + 2 * 3
 
 
 def test_long_replays_decide_between_the_fastest() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from aotmm.errors import AotmmError
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all
-from tests.unit.tune.fakes import SCHEDULES, Fake, case, pool, unable
+from tests.unit.tune.fakes import CONFIGS, Fake, case, pool, unable
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def _schedules(event: Done) -> list[str]:
+def _configs(event: Done) -> list[str]:
     return [sample.config_name for sample in event.outcome.samples]
 
 
@@ -27,7 +28,7 @@ def test_cases_are_dealt_out(log: Path) -> None:
     cases = [case(size) for size in range(1, 13)]
     with pool(*(Fake(log, name, pause_s=0.02) for name in ("gpu0", "gpu1"))) as gpus:
         events = list(measure_all(cases, gpus))
-    assert sorted(event.case for event in events if isinstance(event, Done)) == cases
+    assert Counter(event.case for event in events if isinstance(event, Done)) == Counter(cases)
     begun = [line for line in log.read_text().splitlines() if "begins" in line]
     assert len(begun) == len(cases)
     assert {line.split()[0] for line in begun} == {"gpu0", "gpu1"}
@@ -42,14 +43,14 @@ def test_what_hangs_or_fails_is_left_out(log: Path, trouble: str, why: str) -> N
     assert [type(event) for event in events] == [Done, LeftOut, Done, Done]
     first, left, *rest = events
     assert isinstance(first, Done)
-    assert _schedules(first) == list(SCHEDULES)
+    assert _configs(first) == list(CONFIGS)
     assert isinstance(left, LeftOut)
     assert left.name == "ws_b"
     assert why in left.why
     assert "2x2x2 nn fp16, split 1" in left.why
     for event in rest:
         assert isinstance(event, Done)
-        assert _schedules(event) == ["ws_a", "ws_c", "tile_a"]
+        assert _configs(event) == ["ws_a", "ws_c", "tile_a"]
 
 
 def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
@@ -60,7 +61,7 @@ def test_a_family_that_hangs_twice_is_left_out(log: Path) -> None:
     assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a", "ws_b", "ws"]
     done = events[-1]
     assert isinstance(done, Done)
-    assert _schedules(done) == ["tile_a"]
+    assert _configs(done) == ["tile_a"]
 
 
 def test_a_wrong_result_is_left_out(log: Path) -> None:
@@ -70,7 +71,7 @@ def test_a_wrong_result_is_left_out(log: Path) -> None:
         events = list(measure_all(cases, gpus))
     assert [type(event) for event in events] == [Done, LeftOut, Done]
     assert events[1] == LeftOut("tile_a", "its result is wrong on 1x1x1 nn fp16: error 7")
-    assert all("tile_a" not in _schedules(event) for event in events if isinstance(event, Done))
+    assert all("tile_a" not in _configs(event) for event in events if isinstance(event, Done))
 
 
 def test_the_other_worker_goes_on(log: Path) -> None:
@@ -78,7 +79,7 @@ def test_the_other_worker_goes_on(log: Path) -> None:
     cases = [case(size) for size in range(1, 9)]
     with pool(Fake(log, "gpu0", trouble=(("ws_a", "hang"),)), Fake(log, "gpu1", pause_s=0.02)) as gpus:
         events = list(measure_all(cases, gpus))
-    assert sorted(event.case for event in events if isinstance(event, Done)) == cases
+    assert Counter(event.case for event in events if isinstance(event, Done)) == Counter(cases)
     assert [event.name for event in events if isinstance(event, LeftOut)] == ["ws_a"]
 
 
@@ -109,7 +110,7 @@ def test_a_worker_that_cannot_start_is_an_error() -> None:
             list(measure_all([case(1)], gpus))
 
 
-def test_processes_end_with_their_crew(log: Path) -> None:
+def test_processes_end_with_their_pool(log: Path) -> None:
     """Who stops listening in the middle leaves no process behind."""
     with pool(Fake(log, pause_s=0.05)) as gpus:
         next(measure_all([case(1), case(2)], gpus))

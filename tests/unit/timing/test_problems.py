@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import SpecError
-from aotmm.tune.shapes import Shape, Sweep, read
+from aotmm.timing.problems import Shape, Sweep, read
 
 OURS = read()
 VECTOR = 8  # 16-bit elements in 16 bytes

@@ -1,4 +1,4 @@
-"""The shapes to tune and measure, by sweep (`shapes.json`), and the fifth of them that tuning does not see."""
+"""The products to tune and measure: shapes by sweep (`shapes.json`), and the fifth of them that tuning does not see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
-from aotmm.problem import LAYOUTS
+from aotmm.problem import DTYPES, LAYOUTS
 
 FILE = Path(__file__).parent / "shapes.json"
 _PARTS = 5  # one of them is held out
@@ -32,6 +32,47 @@ class Shape:
     def macs(self) -> int:
         """Return the multiply-adds of the product."""
         return self.M * self.N * self.K
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One product: contiguous A and B in the layout of `shape`, C row-major.
+
+    Attributes:
+        dtype: of A and B (`problem.DTYPES`).
+        activation: that after a bias vector of N; None for the plain product.
+        fast_accum: fp8 sums in the tensor cores' own precision.
+    """
+
+    shape: Shape
+    dtype: str
+    activation: str | None = None
+    fast_accum: bool = False
+
+    def __str__(self) -> str:
+        bias = f", bias and {self.activation}" if self.activation else ""
+        return f"{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}"
+
+    @property
+    def element_bytes(self) -> int:
+        """Return the bytes of an element of A and B."""
+        return DTYPES[self.dtype].bytes
+
+    @property
+    def output(self) -> str:
+        """Return the type of C: bf16 for fp8 operands, otherwise theirs."""
+        return "bf16" if self.element_bytes == 1 else self.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Return the least traffic: A and B read, C written."""
+        M, N, K = self.shape.M, self.shape.N, self.shape.K
+        return (M * K + K * N) * self.element_bytes + M * N * DTYPES[self.output].bytes
+
+
+def case_of(body: dict[str, Any]) -> Case:
+    """Return the case of which `body` is the `asdict`, as in JSON. Raises TypeError or KeyError if it is none."""
+    return Case(**(body | {"shape": Shape(**body["shape"])}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +99,14 @@ class Shapes:
         raise SpecError(f"unknown sweep {name!r}; known: {', '.join(sweep.name for sweep in self.sweeps)}")
 
     def held_out(self, shape: Shape) -> bool:
-        """Return whether tuning must not see `shape`: one shape in five, chosen by its sizes and layout only."""
-        digest = hashlib.sha256(f"{self.held_out_seed} {shape}".encode()).digest()
-        return int.from_bytes(digest[:8], "big") % _PARTS == 0
+        """Return whether tuning must not see `shape`."""
+        return held_out(self.held_out_seed, shape)
+
+
+def held_out(seed: int, shape: Shape) -> bool:
+    """Return whether `shape` is of the held-out fifth, chosen by its sizes and layout only."""
+    digest = hashlib.sha256(f"{seed} {shape}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % _PARTS == 0
 
 
 def read(path: Path = FILE) -> Shapes:
@@ -80,7 +126,7 @@ def read(path: Path = FILE) -> Shapes:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SpecError(
-            f"{path} is no file of shapes: {type(error).__name__} {error}; aotmm/tune/shapes.json is one"
+            f"{path} is no file of shapes: {type(error).__name__} {error}; aotmm/timing/shapes.json is one"
         ) from error
 
 

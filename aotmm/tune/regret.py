@@ -1,4 +1,4 @@
-"""Quality of a table: the regret of the launcher's own selection, and the configs that could be left out.
+"""Quality of a table: the regret of the launcher's own selection, and the configs that could be pruned.
 
 Regret of a choice is its time divided by that of the fastest plan measured on the shape: 1 is perfect.
 """
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from aotmm.pack.table import Sample, Shape, Table
+from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, Launcher
+from aotmm.timing.problems import Case, Shape
 from aotmm.tune.candidates import output_of, problem_of
-from aotmm.tune.cases import Case
 
 _ALIGNED = 4096  # an address that breaks no guard
 MOST_MEAN = 1.005  # regret that leaving out configs may cost, over all shapes of their element_bytes
@@ -25,7 +25,7 @@ MOST_WORST = 1.05  # and on any one of them
 class Choice(NamedTuple):
     """The selection for a shape, in words; its regret, None if that plan was not measured; and the best plan."""
 
-    shape: Shape
+    shape: ShapeTimes
     chosen: str
     regret: float | None
     best: Sample
@@ -78,7 +78,7 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 
 
 def _regret(
-    launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[Shape], after: Table, dtypes: dict[int, str]
+    launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[ShapeTimes], after: Table, dtypes: dict[int, str]
 ) -> Regret:
     rows = {(s.element_bytes, s.layout, s.M, s.N, s.K, s.fast_accum): s.times for s in after.shapes}
     launcher.retune(by)
@@ -97,9 +97,9 @@ def _regret(
 
 
 def _choice(
-    launcher: Launcher, device: CDevice, shape: Shape, times: dict[bool, tuple[Sample, ...]], dtype: str
+    launcher: Launcher, device: CDevice, shape: ShapeTimes, times: dict[bool, tuple[Sample, ...]], dtype: str
 ) -> Choice:
-    case = Case(dtype, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K, shape.held_out)
+    case = Case(Shape(shape.M, shape.N, shape.K, shape.layout), dtype, fast_accum=shape.fast_accum)
     problem = problem_of(case, output_of(launcher, dtype), _ALIGNED, _ALIGNED, _ALIGNED)
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)
     kernel = launcher.kernels[plan.kernel]
@@ -112,7 +112,7 @@ def _choice(
     return Choice(shape, text, None, best)
 
 
-class Spared(NamedTuple):
+class Pruned(NamedTuple):
     """A config that could be left out, with the regret without it and all before it."""
 
     element_bytes: int
@@ -121,23 +121,23 @@ class Spared(NamedTuple):
     worst: float
 
 
-def spare(shapes: Iterable[Shape]) -> list[Spared]:
+def prune(shapes: Iterable[ShapeTimes]) -> list[Pruned]:
     """Return configs whose absence costs almost nothing, by element_bytes, in the order in which to drop them.
 
     The search is greedy: the config that costs least goes first, until the next would cost more than `MOST_MEAN` on
     average or `MOST_WORST` somewhere. The only config of a shape stays.
     """
-    by_width: dict[int, list[dict[str, int]]] = {}
+    by_bytes: dict[int, list[dict[str, int]]] = {}
     for shape in shapes:
         times: dict[str, int] = {}
         for sample in shape.times:
             times[sample.config_name] = min(sample.ns, times.get(sample.config_name, sample.ns))
         if times:
-            by_width.setdefault(shape.element_bytes, []).append(times)
-    return [row for element_bytes, rows in sorted(by_width.items()) for row in _spare(element_bytes, rows)]
+            by_bytes.setdefault(shape.element_bytes, []).append(times)
+    return [row for element_bytes, rows in sorted(by_bytes.items()) for row in _prune(element_bytes, rows)]
 
 
-def _spare(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
+def _prune(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Pruned]:
     best = [min(times.values()) for times in rows]
     left = {config_name for times in rows for config_name in times}
     while left:
@@ -146,7 +146,7 @@ def _spare(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Spared]:
         if mean > MOST_MEAN or worst > MOST_WORST:
             return
         left.remove(config_name)
-        yield Spared(element_bytes, config_name, mean, worst)
+        yield Pruned(element_bytes, config_name, mean, worst)
 
 
 def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:

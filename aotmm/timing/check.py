@@ -1,0 +1,83 @@
+"""The check of a product on its device: a comparison of many rows with float64, by the bounds of `correctness`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from aotmm.timing.correctness import U_FP8, U_OUT, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.operands import torch_dtype
+
+OUTPUT_NAMES = {torch_dtype(name): name for name in U_OUT}
+_BAND = 16  # one of so many rows is compared, and every column: hardly a tile has fewer rows
+_ALL = 256  # up to so many rows, every one is compared
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Right values of some rows of C: exact values, and the error allowed to a result that is rounded once.
+
+    Attributes:
+        rows: their numbers.
+        want: float64 values. allowed: the smaller of the two bounds.
+        rounded: error allowed to one more rounding to the output's type.
+    """
+
+    rows: torch.Tensor
+    want: torch.Tensor
+    allowed: torch.Tensor
+    rounded: torch.Tensor
+
+    def error(self, out: torch.Tensor, roundings: int = 1) -> float:
+        """Return the largest error of `out` (M, N) over the allowed one; infinite if any element is not finite.
+
+        Args:
+            roundings: number of roundings to the output's type.
+        """
+        if not bool(out.isfinite().all()):
+            return float("inf")
+        bound = self.allowed + (roundings - 1) * self.rounded
+        return float(((out[self.rows].double() - self.want).abs() / bound).max())
+
+    def confirm(self, out: torch.Tensor, name: str) -> None:
+        """Raise RuntimeError, with `name`, if `out` is not right."""
+        error = self.error(out)
+        if not error <= 1:
+            raise RuntimeError(f"{name} is wrong: its error is {error:.3g} times what is allowed")
+
+
+def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilogue | None = None) -> Truth:
+    """Return the truth about the product of a (M, K) and b (K, N) in type `output`, in float64.
+
+    Args:
+        a, b: fp16, bf16, fp32 or fp8.
+        epilogue: with a bias of N or (M, N), and scales of one element.
+    """
+    rows = torch.arange(len(a), device=a.device)
+    if len(a) > _ALL:
+        starts = rows[::_BAND]
+        rows = torch.cat([(starts + torch.randint_like(starts, _BAND)).clamp(max=len(a) - 1), rows[-1:]])
+    epilogue = epilogue or Epilogue()
+    if epilogue.bias is not None and epilogue.bias.dim() > 1:
+        epilogue = replace(epilogue, bias=epilogue.bias[rows])
+    u_acc, u_out = U_FP8 if a.itemsize == 1 else U_TENSOR_CORE, U_OUT[OUTPUT_NAMES[output]]
+    a, b = a[rows].double(), b.double()
+    spread, deviation = sizes(a, b)
+    x, error = argument(a @ b, torch.minimum(*sum_errors(a.shape[1], spread, deviation, u_acc)), epilogue)
+    want = activated(x, epilogue.activation, epilogue.slope)
+    scaled_spread, _ = argument(spread, 0.0, replace(epilogue, bias=None))
+    rounded = 2 * u_out * (abs(scaled_spread) + abs(x) + abs(want))
+    return Truth(rows, want, allowed(want, x, error, epilogue, OUTPUT_NAMES[output]), rounded)
+
+
+def activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:
+    """Return the activation of float64 values, by torch's formulas; leaky_relu in the kernels' fp32 arithmetic."""
+    if activation == "leaky_relu":
+        return torch.where(x >= 0, x.float(), x.float() * torch.tensor(slope, device=x.device)).double()
+    if activation == "gelu_tanh":  # (1 + tanh(y)) / 2 = sigmoid(2 y), without its cancellation
+        return x * torch.sigmoid(1.5957691216057308 * (x + 0.044715 * x**3))
+    if activation == "none":
+        return x
+    found: torch.Tensor = getattr(torch.nn.functional, activation)(x)
+    return found
