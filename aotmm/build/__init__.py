@@ -18,6 +18,7 @@ from aotmm.build.cache import Cache
 from aotmm.build.compile import Compiled
 from aotmm.build.gate import Gate, mismatches
 from aotmm.build.pack import new_pack
+from aotmm.build.torch_library import link_torch_library
 from aotmm.build.variants import ConfigSet, config_set, variants
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
 from aotmm.kernels import Variant
@@ -104,7 +105,7 @@ def build(
         for name, wanted in work.items():
             progress(name, 0, len(wanted))
         if in_checkout():  # wheels bring it along
-            link.link_torch_library(None if host(machine) == host() else out, machine)
+            link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")
         with _worker_pool(jobs, scheduler, compiler) as pool, kept.settled():
             compilers = _Compilers(pool, kept, gate, progress)

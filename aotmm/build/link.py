@@ -1,4 +1,4 @@
-"""Step 4, C -> shared libraries: link launchers and the torch library with a compiler that pip can install.
+"""Step 4, C -> shared library: link a launcher with a compiler that pip can install.
 
 `python -m ziglang cc` makes the same bytes on every machine and needs no C toolchain; CC overrides it.
 """
@@ -21,19 +21,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from aotmm.build import render
-from aotmm.errors import CompileError, PackError, build_extra_missing
+from aotmm.errors import CompileError, build_extra_missing
 from aotmm.target import HOSTS, Target, host
 
 NATIVE = Path(__file__).parent.parent / "native"
-TORCH_LIBRARY = NATIVE / "libaotmm_torch.so"
-DIRECT_CALL = NATIVE / "_direct_call.abi3.so"
-TORCH_SOURCES = ("arithmetic.h", "torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c", "direct_call.c")
 _ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 LAUNCH_CORE = ("arithmetic.h", "core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c", "kernel.c")
-_FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
 def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
@@ -62,7 +59,7 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
 
 def library_key(target: Target, source: str, header: str, compiler_name: str, machine: str = "") -> str:
     """Return the digest of all inputs of the launcher of `target`; the images' digests are in its source."""
-    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{_FLAGS}\0{source}\0{header}\0".encode())
+    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0{source}\0{header}\0".encode())
     for path in _launcher_sources(target):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -84,8 +81,8 @@ def link_launcher(
     embedded.write_bytes(images)
     # zig's cache knows a header by its name beside the sources: the digest keeps another folder's launcher.h apart
     header = f"-DAOTMM_HEADER={hashlib.sha256((folder / 'launcher.h').read_bytes()).hexdigest()}"
-    _run(
-        [*command, *_FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
+    link(
+        [*command, *FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
         output,
         folder,
         machine,
@@ -95,41 +92,6 @@ def link_launcher(
     if begin < 0:
         raise CompileError(f"{output.name} does not hold {embedded.name}; the C compiler ignored .incbin")
     return output, begin
-
-
-def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
-    """Link the torch libraries if they are missing or older than their sources; return whether they were linked.
-
-    These are libaotmm_torch.so, and _direct_call.abi3.so, a Python module for every Python of the stable ABI: those of
-    this checkout, or for processor `machine` in `folder`.
-
-    Raises:
-        CompileError: the C compiler failed. PackError: a library cannot be written.
-    """
-    command, name = compiler(machine)
-    header = render.header()
-    digest = hashlib.sha256(f"{name}\0{host(machine)}\0{_FLAGS}\0{header}\0".encode())
-    for source in TORCH_SOURCES:
-        digest.update((NATIVE / source).read_bytes() + b"\0")
-    key = digest.hexdigest()
-    sources_of = {TORCH_LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"), DIRECT_CALL: ("direct_call.c",)}
-    libraries = {(folder or path.parent) / path.name: sources for path, sources in sources_of.items()}
-    if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
-        return False
-    # c10 exceptions pass through these functions, so they need unwind tables
-    flags = (*_FLAGS, "-fexceptions", f'-DAOTMM_KEY="{key}"')
-    for library, sources in libraries.items():
-        try:
-            with tempfile.TemporaryDirectory(prefix=".torch-", dir=library.parent) as place:
-                work = Path(place)
-                (work / "launcher.h").write_text(header)
-                output = work / library.name
-                paths = [str(NATIVE / source) for source in sources]
-                _run([*command, *flags, "-I.", f"-I{NATIVE}", *paths, "-ldl"], output, work, machine)
-                output.replace(library)
-        except OSError as error:
-            raise PackError(f"{library} cannot be written: {error}") from error
-    return True
 
 
 def _zig_cache() -> dict[str, str]:
@@ -159,7 +121,12 @@ def _launcher_sources(target: Target) -> list[Path]:
     return [NATIVE / name for name in (*LAUNCH_CORE, f"{target.backend}.c")]
 
 
-def _run(command: list[str], output: Path, folder: Path, machine: str) -> None:
+def link(command: list[str], output: Path, folder: Path, machine: str) -> None:
+    """Run the C compiler's `command` in `folder`, which writes the library `output` there for processor `machine`.
+
+    Raises:
+        CompileError: it failed, or the library is for another machine.
+    """
     try:
         done = subprocess.run(
             [*command, f"-Wl,-soname,{output.name}", "-o", output.name],

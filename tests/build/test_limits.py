@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aotmm import build as building
-from aotmm.build import build, link
+from aotmm.build import build, link, torch_library
 from aotmm.build.compile import Compiled
 from aotmm.errors import AotmmError, CompileError, PackError
 from aotmm.kernels import Variant
@@ -38,8 +38,8 @@ num_warps = 4
 LINK = """
 import sys
 from pathlib import Path
-from aotmm.build import link
-print(link.link_torch_library(Path(sys.argv[1])))
+from aotmm.build.torch_library import link_torch_library
+print(link_torch_library(Path(sys.argv[1])))
 """
 
 
@@ -100,7 +100,7 @@ def test_without_a_home(tmp_path: Path, home: str | None) -> None:
     done = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     names_of = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert names_of == sorted([link.TORCH_LIBRARY.name, link.DIRECT_CALL.name])
+    assert names_of == sorted([torch_library.LIBRARY.name, torch_library.DIRECT_CALL.name])
     assert list(temporary.iterdir()) == []
 
 

@@ -14,7 +14,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from aotmm.build import build, link, render
-from aotmm.errors import CompileError, PackError
+from aotmm.errors import CompileError
 from aotmm.pack.schema import Kernel
 from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
@@ -23,13 +23,6 @@ from tests.build.packs import content, tiny_pack
 from tests.samples import SHIPPED, code_in, installed, kernel
 
 # What the direct call's module takes of CPython, all of it in the limited API of Python 3.10.
-LIMITED_API = {
-    *("PyCapsule_GetPointer", "PyDict_GetItemWithError", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString"),
-    *("PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong"),
-    *("PyLong_AsVoidPtr", "PyModule_Create2", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs"),
-    *("PyTuple_GetItem", "PyTuple_Pack", "PyType_GetSlot", "PyUnicode_InternFromString", "Py_BuildValue"),
-    *("Py_DecRef", "Py_IncRef", "_Py_FalseStruct", "_Py_NoneStruct", "_Py_NotImplementedStruct"),
-}
 GLIBC_LIBRARY = r"(libc|libdl|libpthread|ld-linux)\b.*\.so\.\d"
 
 
@@ -187,46 +180,3 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CompileError) as caught:
         link.compiler()
     assert str(caught.value) == f"aotmm build needs a C compiler (ziglang, or set CC){advice}"
-
-
-@pytest.fixture
-def native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A copy of the sources of what serves torch, where it is linked then."""
-    for name in link.TORCH_SOURCES:
-        (tmp_path / name).write_bytes((link.NATIVE / name).read_bytes())
-    monkeypatch.setattr(link, "NATIVE", tmp_path)
-    monkeypatch.setattr(link, "TORCH_LIBRARY", tmp_path / "libaotmm_torch.so")
-    monkeypatch.setattr(link, "DIRECT_CALL", tmp_path / "_direct_call.abi3.so")
-    return tmp_path
-
-
-@pytest.mark.parametrize("changed", link.TORCH_SOURCES)
-def test_torch_library_is_linked_when_needed(native: Path, changed: str) -> None:
-    """Both files are linked once, and again only after a source changed."""
-    assert link.link_torch_library()
-    assert not link.link_torch_library()
-    with (native / changed).open("a") as handle:
-        handle.write("/* changed */\n")
-    assert link.link_torch_library()
-    assert sorted(path.name for path in native.glob("*.so")) == ["_direct_call.abi3.so", "libaotmm_torch.so"]
-    link.DIRECT_CALL.unlink()
-    assert link.link_torch_library()
-    assert not list(native.glob(".torch-*"))
-
-
-def test_what_torch_needs_loads_anywhere(native: Path) -> None:
-    """Neither needs more than glibc; of CPython the module uses the limited API of 3.10 alone."""
-    assert link.link_torch_library()
-    for library in (link.TORCH_LIBRARY, link.DIRECT_CALL):
-        dynamic = ELFFile(io.BytesIO(library.read_bytes())).get_section_by_name(".dynamic")
-        assert all(re.fullmatch(GLIBC_LIBRARY, tag.needed) for tag in dynamic.iter_tags("DT_NEEDED"))
-    symbols = ELFFile(io.BytesIO((native / "_direct_call.abi3.so").read_bytes())).get_section_by_name(".dynsym")
-    used = {symbol.name for symbol in symbols.iter_symbols() if re.match("_?Py", symbol.name)}
-    assert used - {"PyInit__direct_call"} == LIMITED_API
-
-
-def test_torch_library_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, native: Path) -> None:
-    """Where the torch library cannot be written the error is a PackError that names it."""
-    monkeypatch.setattr(link, "TORCH_LIBRARY", native / "absent" / "libaotmm_torch.so")
-    with pytest.raises(PackError, match=r"absent/libaotmm_torch\.so cannot be written: "):
-        link.link_torch_library()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.build import link
+from aotmm.build import link, torch_library
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, CPlan, Problem
 from aotmm.runtime.pack import open_pack
@@ -112,7 +112,7 @@ def test_torch_library_loads(machine: Path) -> None:
     """What serves torch loads on aarch64, every symbol of glibc's found, and shows what the runtime asks for."""
     (machine / "load.c").write_text(LOAD)
     program = _compile(machine / "load", machine / "load.c")
-    library = other_host("aarch64", ARCH) / link.TORCH_LIBRARY.name
+    library = other_host("aarch64", ARCH) / torch_library.LIBRARY.name
     assert _run(machine, program, library, "aotmm_torch_multiply") == (0, "")
     assert _run(machine, program, library, "absent")[0] == 1
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from aotmm.build import link
+from aotmm.build import link, torch_library
 from aotmm.errors import NoKernelError
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import CDevice, Plan, Problem
@@ -35,7 +35,7 @@ MOST_PANELS = 64
 @contextlib.contextmanager
 def sanitized() -> Iterator[None]:
     """Whatever is linked inside traps where C leaves open how it goes on."""
-    with mock.patch.object(link, "_FLAGS", (*link._FLAGS, *SANITIZED)):
+    with mock.patch.object(link, "FLAGS", (*link.FLAGS, *SANITIZED)):
         yield
 
 
@@ -126,8 +126,8 @@ def test_absurd_products_are_launched(tmp_path: Path) -> None:
 def test_absurd_tensors(tmp_path: Path) -> None:
     """The torch ops overflow nowhere for strides up to 2^63 - 1; a single row may have any."""
     with sanitized():
-        link.link_torch_library(tmp_path)
-    fake = FakeTorch(tmp_path, library=tmp_path / link.TORCH_LIBRARY.name)
+        torch_library.link_torch_library(tmp_path)
+    fake = FakeTorch(tmp_path, library=tmp_path / torch_library.LIBRARY.name)
     strides = (ctypes.c_int64 * 6).in_dll(fake.torch, "strides")
     for chosen in itertools.product((0, 2**62, 2**63 - 1), repeat=6):
         strides[:] = list(chosen)

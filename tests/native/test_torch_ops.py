@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aotmm.build import link, render
+from aotmm.build import link, render, torch_library
 from aotmm.problem import WORKSPACE_LIMIT
 from tests.native.emulation import own_process
 
@@ -21,7 +21,7 @@ class FakeTorch:
     """The ops, registered with the stand-in."""
 
     def __init__(
-        self, folder: Path, launchers: tuple[str, ...] = ("launcher",), library: Path = link.TORCH_LIBRARY
+        self, folder: Path, launchers: tuple[str, ...] = ("launcher",), library: Path = torch_library.LIBRARY
     ) -> None:
         """Builds the stand-in in `folder`; these of its launchers are asked in turn, by a copy of `library`."""
         command, _ = link.compiler()
@@ -30,7 +30,7 @@ class FakeTorch:
         subprocess.run(
             [*command, "-shared", "-fPIC", f"-I{folder}", str(HERE / "fake_torch.c"), "-o", str(torch)], check=True
         )
-        link.link_torch_library()
+        torch_library.link_torch_library()
         self.torch = ctypes.CDLL(str(torch))
         self.ops = ctypes.CDLL(str(shutil.copy(library, folder / "libops.so")))  # with a state of its own
         find_type = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)
