@@ -248,19 +248,39 @@ class Library:
             self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
-    def explain(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Selection:
+    def explain(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        activation: Activation = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        fast_accum: bool = False,
+    ) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
         If the strides need several launches, it explains the first.
-
-        Args:
-            a, b, options: those of `matmul`.
 
         Raises:
             ValueError: nothing is launched, because the result is empty.
             TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as `matmul`.
         """
-        problem, ordinal = self.problem(a, b, **options), a.device.index
+        problem = self.problem(
+            a,
+            b,
+            out=out,
+            bias=bias,
+            activation=activation,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            out_dtype=out_dtype,
+            fast_accum=fast_accum,
+        )
+        ordinal = a.device.index
         launchers = [pack.launcher for pack in self.packs_for(ordinal)]
         answers = [launcher.explain(problem, launcher.device(ordinal)) for launcher in launchers]
         return next((answer for answer in answers if answer.chosen), answers[0])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aotmm.errors import DriverError, NoKernelError
-from aotmm.pack.schema import Kernel, Parameter, TensorMap, occupancy
+from aotmm.pack.schema import Guard, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
@@ -452,17 +452,23 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-def with_map(kernel: Kernel, *, value: str, inner: str, stride: str) -> Kernel:
+def with_map(kernel: Kernel, *, value: str, inner: str, stride: str, guards: tuple[Guard, ...] = ()) -> Kernel:
     """The kernel with a tensor map of the (M, `inner`) matrix at `value` besides, which its binary knows nothing of."""
     if kernel.role != "product" or kernel.layout != "nn":
         return kernel
-    mapped = TensorMap("fp16", inner=inner, outer="M", stride=stride, box_inner=64, box_outer=32, swizzle=3)
+    mapped = TensorMap("fp16", inner, "M", stride, box_inner=64, box_outer=32, swizzle=3, guards=guards)
     end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
     return replace(kernel, parameters=(*kernel.parameters, Parameter("map", "tensordesc", value, end, 128, mapped)))
 
 
 with_map_of_a = functools.partial(with_map, value="a_ptr", inner="K", stride="stride_am")
-with_map_of_bias = functools.partial(with_map, value="bias_ptr", inner="N", stride="stride_bias_m")
+BOXED = (
+    Guard("bias_rank", "equals", 2),
+    Guard("stride_bias_n", "equals", 1),
+    Guard("bias_ptr", "multiple_of", 16),
+    Guard("stride_bias_m", "multiple_of", 8),
+)
+with_map_of_bias = functools.partial(with_map, value="bias_ptr", inner="N", stride="stride_bias_m", guards=BOXED)
 
 
 @ON_CUDA
@@ -590,7 +596,7 @@ def test_tables(pack: Path) -> None:
         mm._raise(mm._c.retune(ctypes.byref(negative)))
     between = CTable(model_count=1)
     between.models = (CModel * 1)(CModel(config_name=product.encode(), element_bytes=2, min_m=2, base_ns=100.0))
-    with pytest.raises(ValueError, match="model 0 of the table is for rows from 2 on: AOTMM_MIN_M has no such number"):
+    with pytest.raises(ValueError, match="model 0 of the table is for M from 2 on: AOTMM_MIN_M has no such number"):
         mm._raise(mm._c.retune(ctypes.byref(between)))
 
 
