@@ -31,6 +31,8 @@ define new_environment
 endef
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Of numpy and torch: more, beside another part of the tests, wait for each other and burn most of the time so.
+check test: export OMP_NUM_THREADS := 1
 
 .PHONY: help artifacts setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
