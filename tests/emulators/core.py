@@ -13,6 +13,7 @@ import bisect
 import collections
 import dataclasses
 import functools
+import hashlib
 import importlib.util
 import os
 import shutil
@@ -129,14 +130,30 @@ def find_nvdisasm() -> str:
     )
 
 
+_LISTINGS: list[Path] = []
+
+
+def share_listings(folder: Path) -> None:
+    """Keeps what disassemblers print in `folder`, where other processes find it: nvdisasm takes half a second."""
+    _LISTINGS.append(folder)
+
+
 def disassembly(command, image, suffix):
-    """Text that `command` prints for `image` (bytes), which is passed as a temporary file."""
+    """Text that `command`, one for each `suffix`, prints for `image` (bytes), which is passed as a temporary file."""
+    names = [folder / (hashlib.sha256(image).hexdigest() + suffix) for folder in _LISTINGS]
+    for name in names:
+        if name.exists():
+            return name.read_text()
     with tempfile.TemporaryDirectory(prefix="aotmm-disassembly-") as folder:
         place = Path(folder, "image" + suffix)
         place.write_bytes(image)
         result = _run([*command, place])
     if result.returncode:
         raise Fault(f"{Path(command[0]).name} refused the image: {result.stderr.strip()[:300]}")
+    for name in names:
+        beside = name.with_suffix(f".{os.getpid()}")
+        beside.write_text(result.stdout)
+        beside.replace(name)  # whole, or not there
     return result.stdout
 
 
@@ -536,7 +553,7 @@ def fma32(a, b, c):
     product = np.multiply(a, b, dtype=F64)
     total = np.asarray(product + c)
     low = total.view(I64) & 0x1FFFFFFF
-    unsafe = (low == 0x10000000) | (np.abs(total) < 2.0**-125)
+    unsafe = (low == 0x10000000) | ((np.abs(total) < 2.0**-125) & (total != 0))
     if unsafe.any():
         total = odd_sum(np.broadcast_to(product, total.shape), np.broadcast_to(np.asarray(c, F64), total.shape))
     return total.astype(F32)

@@ -6,11 +6,14 @@ function there, `own_process` makes a test run there.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import importlib
 import mmap
 import os
+import shutil
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -35,7 +38,7 @@ from tests.emulators import core, fake_driver, gfx90a, numerics, sm80
 from tests.native.truth import Judgement, judge, truth
 
 ARCHS = ("sm80", "gfx90a")
-SPARSE_BYTES = 1 << 30
+SPARSE_BYTES = 1 << 26
 MAP_NORESERVE = 0x4000  # Source: mmap(2), Linux; Python has it from 3.13 on
 STORAGE: dict[str, Any] = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32, "int32": np.int32}
 FP8_SPECIAL = {"fp8e5": (0x7F, 0x7C, 0xFC)}  # NaN and infinities, which `numerics.encode` saturates
@@ -64,7 +67,10 @@ def missing(arch: str) -> str | None:
 # ------------------------------------------------------------------------------------------------------ processes
 @functools.cache
 def _workers() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(min(os.cpu_count() or 1, 8), mp_context=get_context("spawn"))
+    listings = Path(tempfile.mkdtemp(prefix="aotmm-listings-"))
+    atexit.register(shutil.rmtree, listings)
+    count, begin = min(os.cpu_count() or 1, 8), core.share_listings
+    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin, initargs=(listings,))
 
 
 def submit(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -211,7 +217,7 @@ def panels(plan: Plan, product: Product | Problem) -> int:
 def place(values: Array, product: Product, *, transposed: bool, step: int = 1) -> Operand:
     """`values` (batch, rows, cols) in memory as `product` wants it; between them is NaN, in int8 -1.
 
-    Operands of gigabytes take no memory but their elements: each row is a buffer of its own, nothing lies between.
+    Large operands take no memory but their elements: each row is a buffer of its own, nothing lies between.
     """
     values = values.swapaxes(1, 2) if transposed else values
     batch, lines, length = values.shape

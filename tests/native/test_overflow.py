@@ -39,10 +39,11 @@ def sanitized() -> Iterator[None]:
         yield
 
 
-def sanitized_pack(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def sanitized_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of all roles whose launcher traps."""
     with sanitized():
-        return changed_pack(plans_pack("sm80"), folder, lambda kernel: kernel)
+        return changed_pack(plans_pack("sm80"), tmp_path_factory.mktemp("sanitized"), lambda kernel: kernel)
 
 
 def absurd(rng: np.random.Generator) -> Problem:
@@ -77,9 +78,9 @@ def absurd(rng: np.random.Generator) -> Problem:
 
 
 @own_process
-def test_absurd_products_are_judged(tmp_path: Path) -> None:
+def test_absurd_products_are_judged(sanitized_pack: Path) -> None:
     """Selection overflows nowhere for strides and sizes up to 2^63 - 1, with any limit: there is a plan or none."""
-    mm, rng = open_pack(sanitized_pack(tmp_path)).launcher, np.random.default_rng(14)
+    mm, rng = open_pack(sanitized_pack).launcher, np.random.default_rng(14)
     device, planned = CDevice(108, 166_912), 0
     for number in range(PROBLEMS):
         problem, limit = absurd(rng), LIMITS[number % len(LIMITS)]
@@ -93,11 +94,11 @@ def test_absurd_products_are_judged(tmp_path: Path) -> None:
 
 
 @own_process
-def test_absurd_products_are_launched(tmp_path: Path) -> None:
+def test_absurd_products_are_launched(sanitized_pack: Path) -> None:
     """Launching overflows nowhere: with any workspace, in any panels, plans are refused or launched."""
     if reason := missing("sm80"):
         pytest.skip(reason)
-    emulator, rng = Emulator(sanitized_pack(tmp_path), execute=False), np.random.default_rng(15)
+    emulator, rng = Emulator(sanitized_pack, execute=False), np.random.default_rng(15)
     workspaces, sizes = (0, 2**40, 2**63 - 256), (0, 128, 2**20, 2**62, 2**63 - 128, 2**63 - 1, -128)
     mains = [n for n, kernel in enumerate(emulator.kernels) if kernel.role in ("product", "partial")]
     launched = 0

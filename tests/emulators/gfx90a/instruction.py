@@ -50,7 +50,11 @@ class Instruction:
             raise self.unknown("modifier " + ", ".join(sorted(extra)))
 
     def operands(self):
-        return [Operand(token, self.program) for token in self.tokens]
+        known = self.program.operands
+        for token in self.tokens:
+            if token not in known:
+                known[token] = Operand(token, self.program)
+        return [known[token] for token in self.tokens]
 
     def guarded(self, reads, writes, step):
         """`step`, which must not touch a register that an outstanding load will write."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 
@@ -71,11 +72,14 @@ class Operand:
 
     def registers(self, count=None):
         """Scoreboard numbers of the registers named here."""
-        if self.kind == "v":
-            return frozenset(range(self.index, self.index + (count or self.count)))
-        if self.kind == "s":
-            return frozenset(range(SREG + self.index, SREG + self.index + (count or self.count)))
-        return frozenset()
+        if self.kind not in ("v", "s"):
+            return frozenset()
+        return _numbers(self.index + (SREG if self.kind == "s" else 0), count or self.count)
+
+
+@functools.cache
+def _numbers(first, count):
+    return frozenset(range(first, first + count))
 
 
 def split(text):

@@ -48,7 +48,7 @@ class Program:
         self.lds_unit = (
             1 if re.search(r"ds_\w*_[bui]8\b|ds_\w*_[ui]8_", names) else 2 if re.search(r"ds_\w*_[bui]16", names) else 4
         )
-        self.steps = {}
+        self.steps, self.operands = {}, {}  # as far as they were decoded, by address and by text
 
     def step(self, pc):
         """(function(batch) -> None | pc | STOP, next pc) of the instruction at byte address `pc`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -22,6 +23,20 @@ INT_COMPARE = {
 
 def _pieces(text):
     return [piece.strip() for piece in re.split(r",\s*(?![^\[\(\{]*[\]\)\}])", text) if piece.strip()]
+
+
+def _shared(method):
+    """`method` of an operand's text, called once per kernel and text: most operands occur often."""
+
+    @functools.wraps(method)
+    def known(self, *text):
+        found = self.program.operands
+        key = (method, *text)
+        if key not in found:
+            found[key] = method(self, *text)
+        return found[key]
+
+    return known
 
 
 class Instruction:
@@ -101,6 +116,7 @@ class Instruction:
             return U32(place if found.group(1) == "lo" else 0)
         return None
 
+    @_shared
     def source(self, text, part=0, signs=True):
         """function(batch) -> uint32 lanes of an integer operand; `part` 1 is the upper word of a 64-bit operand."""
         text = re.sub(r"\.(64|X4|X8|X16|U32|ROW|COL)\b", "", text)
@@ -144,6 +160,7 @@ class Instruction:
         bank, register, offset = found.groups()
         return int(bank, 16), None if register is None else self.checked(register), int(offset or "0", 16)
 
+    @_shared
     def real(self, text):
         """function(batch) -> float32 lanes of a floating operand (literals are values here, not patterns)."""
         negate = text.startswith("-") and not re.match(r"-[\d.I]", text)
@@ -169,6 +186,7 @@ class Instruction:
             return lambda b: (raw(b) ^ sign).view(F32)
         return lambda b: raw(b).view(F32)
 
+    @_shared
     def predicate(self, text):
         invert, name = text.startswith("!"), text.lstrip("!")
         found = re.match(r"(U?)P([0-6T])$", name)
@@ -213,6 +231,7 @@ class Instruction:
         low, high = self.source(text), self.source(text, 1)
         return lambda b: low(b).astype(U64) | (high(b).astype(U64) << U64(32))
 
+    @_shared
     def predicate_result(self, text):
         """function(batch, bool value, mask) that writes a predicate; PT discards."""
         if text in ("PT", "UPT"):
@@ -227,6 +246,7 @@ class Instruction:
         index = int(text[1:])
         return lambda b, value, mask: np.copyto(b.P[index], value, where=mask)
 
+    @_shared
     def address(self, text, wide):
         """function(batch) -> int64 (W, 32); `wide`: a plain register is the low half of a 64-bit address."""
         text = re.sub(r"^desc\[[^\]]*\]", "", text)

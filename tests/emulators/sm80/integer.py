@@ -72,13 +72,20 @@ class Integer(Instruction):
             for carry in carries:
                 total = total + carry(b)
             put(b, (total & MASK32).astype(U32), where)
-            if outs:
-                over = total >> 32
-                outs[0](b, over > 0, mask)
-                if len(outs) > 1:
-                    outs[1](b, over > 1, mask)
+            for number, out in enumerate(outs):
+                out(b, (total >> 32) > number, mask)
 
-        return step
+        if outs or carries or any(sign == "~" for _, sign in terms):
+            return step
+        (x, *more) = [self.source(text) for text in values if text not in ("RZ", "URZ")] or [self.source("RZ")]
+
+        def without_carry(b, mask, where):
+            total = x(b)
+            for fetch in more:
+                total = total + fetch(b)
+            put(b, total, where)
+
+        return without_carry
 
     def _viadd(self):
         self.allow()
@@ -242,6 +249,18 @@ class Integer(Instruction):
         if len(rest) > (carry is not None):
             raise self.unknown("operand count")
 
+        def without_carry(b, mask, where):
+            value = x(b)
+            if high:
+                upper = (value.view(I32) >> 31).view(U32) if sign else top(b)
+                value = (upper << U32(shift)) | (value >> U32(32 - shift)) if shift else upper
+            else:
+                value = value << U32(shift)
+            put(b, value + y(b), where)
+
+        if out is None and carry is None:
+            return without_carry
+
         def step(b, mask, where):
             low = x(b)
             if high:
@@ -312,6 +331,10 @@ class Integer(Instruction):
             value = ((p if code & 4 == 0 else q) >> U32(8 * (code & 3))) & U32(255)
             return np.where(value >> U32(7), U32(255), U32(0)) if code & 8 else value
 
+        code = self.literal(self.args[2])
+        if code is not None and not code & 0x8888:
+            return self._bytes_moved(put, x, y, int(code))
+
         def step(b, mask, where):
             p, q, selector = x(b), y(b), s(b)
             codes = np.unique(selector[mask] if np.shape(selector) == mask.shape else selector) & U32(0xFFFF)
@@ -322,6 +345,26 @@ class Integer(Instruction):
                     value = value | (byte(p, q, code >> (4 * k) & 15) << U32(8 * k))
                 result = value if result is None else np.where((selector & U32(0xFFFF)) == code, value, result)
             put(b, result, where)
+
+        return step
+
+    @staticmethod
+    def _bytes_moved(put, x, y, code):
+        """PRMT by a constant: bytes that move by the same distance move together."""
+        moves = {}
+        for k in range(4):
+            origin = code >> (4 * k) & 7
+            key = origin > 3, 8 * (k - (origin & 3))
+            moves[key] = moves.get(key, 0) | 0xFF << (8 * k)
+        moves = [(upper, distance, U32(kept)) for (upper, distance), kept in moves.items()]
+
+        def step(b, mask, where):
+            words, value = (x(b), y(b)), U32(0)
+            for upper, distance, kept in moves:
+                word = words[upper]
+                word = word << U32(distance) if distance > 0 else word >> U32(-distance) if distance else word
+                value = value | (word & kept)
+            put(b, value, where)
 
         return step
 

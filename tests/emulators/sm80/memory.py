@@ -44,7 +44,7 @@ class MemoryAccess(Instruction):
             raise self.unknown()
         size = self._size()
         index = self.checked(self.args[0], max(1, size // 4))
-        where_is = self.address(self.args[1], wide="E" in self.mods)
+        where_is = self.address(self.args[1], "E" in self.mods)
 
         def step(b, mask, where):
             b.active = mask
@@ -57,7 +57,7 @@ class MemoryAccess(Instruction):
         self.allow(*_CACHE, *_SIZES)
         size = self._size()
         count = max(1, size // 4)
-        where_is, index = self.address(self.args[0], wide="E" in self.mods), self.checked(self.args[1], count)
+        where_is, index = self.address(self.args[0], "E" in self.mods), self.checked(self.args[1], count)
 
         def step(b, mask, where):
             b.active = mask
@@ -249,7 +249,7 @@ class MemoryAccess(Instruction):
             function = lambda old, new, other: (old[:, None].view(F16) + new[:, None].view(F16)).view(U32)[:, 0]
         else:
             function = lambda old, new, other: old + new
-        where_is = self.address(place, wide=True)
+        where_is = self.address(place, True)
         index = self.checked(value)
         other = self.checked(compare) if compare else None
         out = self.checked(target) if target else None

@@ -58,6 +58,7 @@ class Program:
             else 4
         )
         self.steps = [None] * len(self.text)
+        self.operands = {}  # what the decoder made of each text
 
     def step(self, pc):
         if not 0 <= pc < len(self.text):
