@@ -342,6 +342,8 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(partial, 3, workspace_bytes=BIG), replace(problem, activation="tanh")),  # no reduce has it
         (Plan(number_of(emulator, "copy")), problem),
         (Plan(product), problem_of(2**33, 2**33, 8)),
+        *((Plan(product, group_m=number), problem) for number in (0, 17, 2**32 - 1)),
+        (Plan(partial, 3, workspace_bytes=BIG, group_m=0), problem),
         (Plan(product, panel_m=64), problem),
         (Plan(product, panel_n=-128), problem),
         (Plan(product, panel_m=-(2**63)), problem),
@@ -445,7 +447,7 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
         for said in (False, True):
             assert early(Plan(product, pdl=said), problem) == [said]
             split = Plan(partial, 2, pdl=said, workspace_bytes=BIG)
-            assert early(split, problem) == [said, said]
+            assert early(split, problem) == [said, True]  # a reduce waits, whatever comes before it
     copied = Plan(product, copies=COPY_A, pdl=True, workspace_bytes=BIG)
     assert early(copied, short) == [False, True]
     assert not emulator.plan(short, partial).pdl
@@ -658,14 +660,14 @@ def test_empty_products_have_empty_plans(pack: Path) -> None:
     """Products without elements have plans that launch nothing, found without a driver."""
     mm = open_pack(pack).launcher
     for problem in (problem_of(0, 64, 64), problem_of(64, 0, 64)):
-        assert mm.plan(problem, 0, BIG) == Plan(0)
+        assert mm.plan(problem, 0, BIG) == Plan(0, group_m=1)
 
 
 def test_plans_as_values() -> None:
     """A plan goes to C and back unchanged, and says what it launches."""
     cut = {"panel_m": 128, "panel_n": 2**40}
-    plan = Plan(7, 4, COPY_A | COPY_B, 99, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, 16, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
     assert Plan.from_c(plan.to_c()) == plan
-    assert ctypes.sizeof(CPlan) == 56
+    assert ctypes.sizeof(CPlan) == 64
     assert plan.launches == ("copy A", "copy B", "partial", "reduce")
     assert Plan(0, copies=COPY_C).launches == ("product", "copy C")
