@@ -408,6 +408,51 @@ def test_scratch_memory_of_kernels(pack: Path, tmp_path: Path) -> None:
         emulator.launcher.matmul(problem, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "multiprocessors", "group_m"),
+    [
+        (4096, 16, 4),  # 4 x 4 tiles
+        (4096, 64, 8),  # 8 x 8
+        (4096, 256, 16),
+        (4096, 32, 8),  # as well as 4
+        (4096, 2, 1),  # as well as 2
+        (4096, 100_000, 16),  # all tiles at once
+        (64, 64, 1),  # one row of tiles
+        (192, 64, 4),  # three
+        (576, 108, 16),  # nine: 9 + 12 tiles, where 8 rows have 8 + 14
+        (0, 64, 1),
+    ],
+)
+def test_groups_read_least(pack: Path, rows: int, multiprocessors: int, group_m: int) -> None:
+    """Groups have the rows for which tiles computed at once, one for a multiprocessor here, read least of A and B."""
+    mm = open_pack(pack).launcher
+    for role in ("product", "partial"):
+        number = next(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == (role, "nn"))
+        problem, device = problem_of(rows, 4096, 4096), CDevice(multiprocessors, 166_912)
+        plan = mm.check(problem, device, number).plan
+        assert plan is None if rows == 0 and role == "partial" else plan and plan.group_m == group_m
+
+
+@own_process
+def test_plans_choose_the_group(pack: Path) -> None:
+    """Kernels get the group_m of the plan, in every panel."""
+    emulator = Emulator(pack, execute=False)
+    product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
+    for group_m in (1, 3, 16):
+        emulator.driver.launches.clear()
+        plan = Plan(partial, 2, group_m=group_m, workspace_bytes=BIG)
+        emulator.launcher.run(plan, problem_of(70, 136, 520), 0, 0, 1 << 44)
+        cut = Plan(product, group_m=group_m, copies=COPY_A, workspace_bytes=BIG, panel_m=128)
+        emulator.launcher.run(cut, problem_of(256, 136, 520), 0, 0, 1 << 44)
+        mains = {emulator.kernels[number].image.sha256: emulator.kernels[number] for number in (product, partial)}
+        found = [
+            arguments(mains[_digest(launch.image)], launch.params)["group_m"]
+            for launch in emulator.driver.launches
+            if _digest(launch.image) in mains
+        ]
+        assert found == [group_m] * 3
+
+
 # ------------------------------------------------------------------------------------------------------- launching
 @own_process
 def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
