@@ -80,14 +80,10 @@ def run(
     return found
 
 
-def run_ablation(pack: Path, folder: Path) -> Results:
-    """Add the ablation to the results in `folder`, measured with `pack`, a build of `ablation.CONFIGS`.
-
-    Raises:
-        SpecError, AotmmError: as `run`, and if the pack is not such a build.
-    """
+def run_ablation(folder: Path) -> Results:
+    """Add the ablation to the results in `folder`. Raises SpecError, AotmmError as `run`."""
     found = _known(folder, facts.collect(_gpu()))
-    found.other["ablation"] = ablation.measure(pack)
+    found.other["ablation"] = ablation.measure()
     results.write(found, folder)
     return found
 

@@ -21,6 +21,7 @@ from aotmm.problem import (
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
+    GROUPS,
     LAYOUTS,
     PRODUCT_QUANTITIES,
     QUANTITIES,
@@ -29,6 +30,7 @@ from aotmm.problem import (
     SPLITS,
     STATED_QUANTITIES,
     TENSOR_MAP_TYPES,
+    USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
 from aotmm.target import TARGETS, Target
@@ -60,6 +62,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             relations=RELATIONS,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
+            groups=GROUPS,
+            usual_group=USUAL_GROUP,
             min_m_from=MIN_M,
         )
     )

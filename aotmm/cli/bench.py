@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import click
 
 from aotmm.cli import report
 from aotmm.cli.options import FOLDER, json_option, refuse_ignored
-from aotmm.cli.output import kernels_done, needs_build_extra, needs_torch, print_json, processes
+from aotmm.cli.output import needs_build_extra, needs_torch, print_json
 from aotmm.errors import WrongResultError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @click.command()
@@ -35,12 +28,6 @@ if TYPE_CHECKING:
 @click.option("--overhead", is_flag=True, help="Measure only the cost of calls, as WHAT overhead does.")
 @click.option("--ablation", is_flag=True, help="Measure grouped against row-major order of tiles instead.")
 @click.option(
-    "--pack",
-    metavar="DIR",
-    type=FOLDER,
-    help="For --ablation: pack of aotmm/bench/ablation.toml.  [default: built now]",
-)
-@click.option(
     "--render",
     "rendered",
     metavar="DIR",
@@ -57,7 +44,6 @@ def bench(
     every: int,
     overhead: bool,
     ablation: bool,
-    pack: Path | None,
     rendered: Path | None,
     as_json: bool,
 ) -> None:
@@ -72,9 +58,8 @@ def bench(
     of_sweeps = ("dtypes", "providers", "every")
     builds = what == ("build_scaling",)
     refuse_ignored(
-        ("with --render", rendered is not None, ("what", "out", *of_sweeps, "overhead", "ablation", "pack")),
+        ("with --render", rendered is not None, ("what", "out", *of_sweeps, "overhead", "ablation")),
         ("with --ablation", ablation, ("what", *of_sweeps, "overhead")),
-        ("without --ablation", not ablation, ("pack",)),
         ("with --overhead", overhead, ("what", *of_sweeps)),
         ("on build_scaling", builds, ("out", *of_sweeps)),
     )
@@ -92,8 +77,7 @@ def bench(
     if rendered is not None:
         found = results.read(rendered)
     elif ablation:
-        with _ablation_pack(pack) as built:
-            found = run_ablation(built, out)
+        found = run_ablation(out)
     else:
 
         def progress(row: results.Row | str) -> None:
@@ -129,20 +113,3 @@ def _bench_builds(*, as_json: bool) -> None:
         (name, *(f"{row[column]:.1f}" if column in row else "" for column in columns)) for name, row in found.items()
     ]
     click.echo(report.table(("build_scaling", *columns), rows))
-
-
-@contextmanager
-def _ablation_pack(given: Path | None) -> Iterator[Path]:
-    """Yield the pack for the ablation: the given one, or one built for this machine's GPU."""
-    if given is not None:
-        yield given
-        return
-    from aotmm.bench.ablation import CONFIGS
-    from aotmm.runtime.devices import device
-
-    with needs_build_extra(), TemporaryDirectory() as folder:
-        from aotmm import build as builder
-
-        with kernels_done(processes(os.cpu_count() or 1)) as progress:
-            builder.build((device(0).arch,), Path(folder), configs=str(CONFIGS), progress=progress)
-        yield Path(folder)

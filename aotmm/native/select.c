@@ -274,6 +274,22 @@ static panels cut_at(const query *s, int64_t most_cols) {
   return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
 }
 
+/* Return the group_m of launcher.h. */
+static uint32_t group_of(const query *s, uint32_t kernel) {
+  static const uint8_t groups[] = AOTMM_GROUPS;
+  const int64_t block_m = aotmm_kernels[kernel].block_m, block_n = aotmm_kernels[kernel].block_n;
+  const int64_t down = ceil_div(s->problem->M, block_m), tiles = tiles_of(kernel, s->problem->M, s->problem->N);
+  int64_t at_once = concurrent_tiles(s, kernel), fewest = INT64_MAX;
+  uint32_t best = 0;
+  if (at_once > tiles) at_once = tiles;
+  for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
+    int64_t rows = i && groups[i] > down ? down : groups[i];
+    int64_t elements = rows * block_m + ceil_div(at_once, rows) * block_n;
+    if (elements < fewest || (elements == fewest && groups[i] == AOTMM_USUAL_GROUP)) fewest = elements, best = groups[i];
+  }
+  return best;
+}
+
 enum { ANY_KERNEL = UINT32_MAX };
 
 /* Replace *best by the best plan in panels, with this kernel or with any, if that costs less (cost < 0: no plan). */
@@ -294,6 +310,7 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
       search_kernel(&s, kernel, &found);
     if (found.best.cost < 0) continue;
     found.best.cost = saturated(saturated(cut.down, cut.across), found.best.cost);
+    found.best.group_m = group_of(&s, found.best.kernel);
     found.best.panel_m = cut.rows, found.best.panel_n = cut.cols;
     if (best->cost < 0 || found.best.cost < best->cost) *best = found.best;
   }
@@ -304,6 +321,7 @@ static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t l
   search found = nothing_found();
   start(&s, p, NULL, device, limit);
   search_all(&s, &found);
+  if (found.best.cost >= 0) found.best.group_m = group_of(&s, found.best.kernel);
   if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
@@ -325,6 +343,7 @@ static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t
   search found = nothing_found();
   start(&s, p, NULL, device, limit);
   int32_t reason = search_kernel(&s, kernel, &found);
+  if (found.best.cost >= 0) found.best.group_m = group_of(&s, kernel);
   if (s.excluded) consider_panels(&s, kernel, &found.best);
   if (found.best.cost >= 0) {
     evaluation->plan = found.best;
@@ -411,7 +430,7 @@ int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, ao
   int status = valid(problem);
   if (status) return status;
   if (problem->M == 0 || problem->N == 0) {
-    *plan = (aotmm_plan){.split = 1};
+    *plan = (aotmm_plan){.split = 1, .group_m = 1};
     return AOTMM_OK;
   }
   if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;

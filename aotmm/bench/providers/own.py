@@ -45,7 +45,11 @@ def _prepare(case: Case, _: Sequence[Operands]) -> Call:
 
 def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
     """Return the launches of `matmul`, without pdl."""
-    plan = replace(_plan(case, sets[0]), pdl=False)
+    return launches_of(replace(plan_of(case, sets[0]), pdl=False), case, sets)
+
+
+def launches_of(plan: Plan, case: Case, sets: Sequence[Operands]) -> Call:
+    """Return the launches of a plan for the case."""
     ordinal = sets[0].a.device.index
     launcher = library().launcher(ordinal)
     workspace = torch.empty(plan.workspace_bytes, device=sets[0].a.device, dtype=torch.uint8)
@@ -58,7 +62,7 @@ def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
     return call
 
 
-def _plan(case: Case, operands: Operands) -> Plan:
+def plan_of(case: Case, operands: Operands) -> Plan:
     """Return the plan of `matmul`."""
     ordinal = operands.a.device.index
     return library().launcher(ordinal).plan(_problem(case, operands), ordinal, WORKSPACE_LIMIT)
@@ -71,7 +75,7 @@ def _problem(case: Case, operands: Operands) -> Problem:
 
 def _describe(case: Case, operands: Operands) -> str:
     """Return the plan in words: its kernel, slices of K, copies, and the time that it was chosen for."""
-    plan = _plan(case, operands)
+    plan = plan_of(case, operands)
     kernel = library().launcher(operands.a.device.index).kernels[plan.kernel]
     words = [kernel.name, f"split {plan.split}" * (plan.split > 1), *(x for x in plan.launches if x.startswith("copy"))]
     words += ["pdl" * plan.pdl]

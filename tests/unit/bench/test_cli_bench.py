@@ -32,7 +32,7 @@ def test_help_names_everything() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_no_gpu(tmp_path: Path) -> None:
     """It says so, what to do elsewhere, and writes nothing."""
-    for words in ((), ("--overhead",), ("--ablation", "--pack", tmp_path)):
+    for words in ((), ("--overhead",), ("--ablation",)):
         found = _run("--out", tmp_path / "out", *words)
         assert found.exit_code == SpecError.exit_code
         assert "sees no GPU to measure; --render DIR" in found.output
