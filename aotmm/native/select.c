@@ -63,7 +63,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->problem = p;
   s->cut = cut;
   s->device = device;
-  s->tuning = current_tuning();
+  s->tuning = tuning_for(device);
   s->min_m = min_m_index(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
