@@ -140,7 +140,9 @@ def explain(
     else:
         more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
         click.echo(f"{what}{more}, addresses multiples of {align} B")
-        click.echo(f"on {arch}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block")
+        click.echo(
+            f"on {arch}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block"
+        )
         click.echo(f"times: {origin}\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected), everything=everything))
     if selection.chosen is None:
