@@ -31,6 +31,8 @@ class Target(NamedTuple):
         tflops: nominal speed with dense fp16 operands, for estimates without measurements.
         bandwidth: nominal bandwidth of its memory in GB/s, likewise.
         shared_bytes: most shared memory (LDS) that one block can have, in bytes.
+        device: its driver's name for the product of these figures, "" if it has no tuning table.
+        clock_mhz: highest clock of that device's multiprocessors, 0 if unknown.
         like: the architecture whose entries of config sets are for this one too, "" for none.
         min_driver: lowest value of cuDriverGetVersion, 0 if none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
@@ -50,6 +52,8 @@ class Target(NamedTuple):
     tflops: float
     bandwidth: float
     shared_bytes: int
+    device: str = ""
+    clock_mhz: int = 0
     like: str = ""
     min_driver: int = 0
     ptx_version: int | None = None
@@ -119,7 +123,7 @@ _ROWS = (
     Target(
         name="sm90", gpus="H100, H200", status=EXECUTED, executed_on="an H200",
         dtypes=_HOPPER, multiprocessors=132, tflops=989.5, bandwidth=4800.0, shared_bytes=232_448,
-        min_driver=12_000, fast_accum=True,
+        device="NVIDIA H200", clock_mhz=1980, min_driver=12_000, fast_accum=True,
     ),
     Target(
         name="sm100", gpus="B200, GB200", status=COMPILED, executed_on="nothing",
@@ -161,6 +165,33 @@ _ROWS = (
 )  # fmt: skip
 
 TARGETS = {row.name: row for row in _ROWS}
+
+
+class HiddenFacts(NamedTuple):
+    """Speeds of one multiprocessor that follow from no attribute of the driver.
+
+    Attributes:
+        tensor_tflops: dense fp16 products, if its tensor cores are slower than others' at that clock; 0 if not.
+        sustained: large products at the device's power limit, over those of an H100 SXM.
+    """
+
+    tensor_tflops: float = 0.0
+    sustained: float = 1.0
+
+
+# By the driver's name. An H20 has the multiprocessors, clock and memory of the others, but 148 TFLOP/s (NVIDIA's data
+# sheet; 989.5 for an H100 SXM). Cards have 350 W (H100 PCIe, 114 multiprocessors) and 400 W (H100 NVL) for 700 W: the best
+# products that github.com/mag-/gpu_benchmark found have 499.5 and 488.5 TFLOP/s for 821.2 of an H100 SXM. For an H200 NVL
+# (600 W) there is only its data sheet: 835.5 for 989.5. Not here, because attributes tell all of them: GH200 (852.5 of
+# 821.2; 4.0 or 4.9 TB/s by the clock of its memory), and slices of MIG, which have the bus and L2 of their share
+# (measured on an A100: 640 bits of 5120 for 10 GB of 80; arcs-njit-edu.github.io/Docs/MIG/profile-comparison).
+HIDDEN_FACTS = {
+    "NVIDIA H20": HiddenFacts(tensor_tflops=148.0 / 78),
+    "NVIDIA H20-3e": HiddenFacts(tensor_tflops=148.0 / 78),
+    "NVIDIA H100 PCIe": HiddenFacts(sustained=499.5 / 821.2 * 132 / 114),
+    "NVIDIA H100 NVL": HiddenFacts(sustained=488.5 / 821.2),
+    "NVIDIA H200 NVL": HiddenFacts(sustained=835.5 / 989.5),
+}
 
 # Processors of machines that packs are linked for, by the machine number of their ELF files. Source: ELF-64 gABI.
 HOSTS = {"x86_64": 62, "aarch64": 183}

@@ -138,8 +138,8 @@ def _build_pack(
     )
     kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
-    tuning = table.shipped(row.name)
-    source, header = render.source(row, kernels, tuning), render.header((row.name,))
+    tables = table.shipped(row.name)
+    source, header = render.source(row, kernels, tables), render.header((row.name,))
     library_key = link.library_key(row, source, header, compiler_name, machine)
     provenance = Provenance(
         aotmm=__version__,
@@ -148,7 +148,7 @@ def _build_pack(
         c_compiler=compiler_name,
         config_set=chosen.name,
         kernel_sources=sources,
-        tuning="" if tuning is None else f"{tuning.device}, driver {tuning.driver}, {tuning.date}",
+        tuning="; ".join(f"{each.device}, driver {each.driver}, {each.date}" for each in tables),
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
         status=row.status,

@@ -29,7 +29,10 @@ _ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
-LAUNCH_CORE = ("arithmetic.h", "core.h", "problem.c", "guards.c", "time_model.c", "select.c", "launch.c", "kernel.c")
+LAUNCH_CORE = (
+    *("arithmetic.h", "core.h", "problem.c", "guards.c"),
+    *("tuning.c", "time_model.c", "select.c", "launch.c", "kernel.c"),
+)
 FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,6 +18,7 @@ from aotmm.problem import (
     ABI,
     ACTIVATIONS,
     ATTRIBUTES,
+    DEVICE_NAME_BYTES,
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
@@ -33,7 +34,7 @@ from aotmm.problem import (
     USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
-from aotmm.target import TARGETS, Target
+from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _BASE_NS = 2000.0  # of a launch and its first loads, without a table
@@ -60,6 +61,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             quantities={role: QUANTITIES[role] for role in ("product", "copy")},
             stated=PRODUCT_QUANTITIES[:STATED_QUANTITIES],
             relations=RELATIONS,
+            name_bytes=DEVICE_NAME_BYTES,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
             groups=GROUPS,
@@ -85,10 +87,10 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
     return tuple(kernels), bytes(block)
 
 
-def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = None) -> str:
+def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
     """Return launcher.c: the tables of `kernels`, in order, whose images are in the block that `arranged` made.
 
-    `tuning` has their times; missing constants are estimated.
+    `tables` have their times on one device each; missing constants are estimated.
     """
     quantity_lists = list(dict.fromkeys(kernel.quantities for kernel in kernels))
     own_guards = [(quantity_lists.index(kernel.quantities), kernel.guards) for kernel in kernels]
@@ -100,7 +102,6 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
     ]
     guard_lists = list(dict.fromkeys((*own_guards, *map_guards)))
     config_names = sorted({kernel.config_name for kernel in kernels})
-    known = Measured([], [], []) if tuning is None else measured(tuning, config_names)
     made = _groups(kernels)
     guard_tests: list[_GuardTest] = []
     guarded: dict[_GuardList, tuple[int, int]] = {}  # begin and count of their tests
@@ -116,10 +117,6 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
             "occupancy": occupancy(kernel, target),
-            "constants": [constants(kernel, target, tuning, rows) for rows in MIN_M],
-            "measured": known.config_names.index(kernel.config_name)
-            if kernel.config_name in known.config_names
-            else "AOTMM_UNMEASURED",
             "maps": [
                 _map(item.tensor_map)
                 | {"guards": guard_lists.index((number, item.tensor_map.guards)) if item.tensor_map.guards else None}
@@ -154,12 +151,27 @@ def source(target: Target, kernels: tuple[Kernel, ...], tuning: Table | None = N
             order=made.order,
             siblings=made.siblings,
             groups=made.groups,
-            shapes=known.shapes,
-            place_count=2 << max(0, len(known.shapes) - 1).bit_length(),
-            times=known.times,
-            measured_count=len(known.config_names),
+            tunings=[_tuning(kernels, target, table) for table in tables or (None,)],
+            hidden=[(name, *facts) for name, facts in HIDDEN_FACTS.items()],
         )
     )
+
+
+def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) -> dict[str, object]:
+    """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
+    known = Measured([], [], []) if table is None else measured(table, {kernel.config_name for kernel in kernels})
+    numbers = {name: number for number, name in enumerate(known.config_names)}
+    facts = ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")
+    return {
+        "device": "" if table is None else table.device,
+        "facts": [getattr(table, name, 0) for name in facts],
+        "constants": [[constants(kernel, target, table, rows) for rows in MIN_M] for kernel in kernels],
+        "config_names": [numbers.get(kernel.config_name, "AOTMM_UNMEASURED") for kernel in kernels],
+        "shapes": known.shapes,
+        "place_count": 2 << max(0, len(known.shapes) - 1).bit_length(),
+        "times": known.times,
+        "measured_count": len(known.config_names),
+    }
 
 
 def _guard_tests(number: int, quantities: tuple[str, ...], guards: tuple[Guard, ...]) -> list[_GuardTest]:

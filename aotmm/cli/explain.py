@@ -92,11 +92,12 @@ def explain(
     is the full model of its arch. DTYPE tf32 stands for fp32 operands with TF32 allowed.
     """
     from aotmm.runtime.installed import find_packs
-    from aotmm.runtime.launcher import CDevice, Problem
+    from aotmm.runtime.launcher import Problem
+    from aotmm.runtime.tuning import nominal_device
 
     if batch * max(m * k, k * n, m * n) > _MAX_SIZE:
         raise SpecError(f"M={m} N={n} K={k} batch={batch}: an operand would have more than 2^63 - 1 elements")
-    (element, other), gpu = (DTYPES[name] for name in input_types(dtype_in)), target(arch)
+    (element, other), device = (DTYPES[name] for name in input_types(dtype_in)), nominal_device(target(arch))
     problem = Problem(
         M=m,
         N=n,
@@ -120,11 +121,12 @@ def explain(
     )
     for pack in packs_of(find_packs(folder), arch, folder):
         try:
-            selection = pack.launcher.explain(problem, CDevice(gpu.multiprocessors, gpu.shared_bytes))
+            selection = pack.launcher.explain(problem, device)
         except ValueError as error:
             raise SpecError(str(error)) from error
         if selection.chosen is not None:
             break
+    origin = pack.launcher.origin(device)
     evaluated = [row for row in selection.evaluations if row.kernel.role in ("product", "partial")]
     refused = [row for row in evaluated if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
@@ -132,12 +134,16 @@ def explain(
     what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
     if as_json:
         body = _selection_to(selection, rejected, len(refused) - len(rejected))
-        device = {"multiprocessors": gpu.multiprocessors, "shared_bytes": gpu.shared_bytes}
-        print_json({"arch": arch, "folder": str(pack.folder), "problem": asdict(problem), "device": device, **body})
+        head = {"arch": arch, "folder": str(pack.folder), "problem": asdict(problem)}
+        facts = {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
+        print_json({**head, "device": facts, "tuning": asdict(origin), **body})
     else:
         more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
         click.echo(f"{what}{more}, addresses multiples of {align} B")
-        click.echo(f"on {arch}: {gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block\n")
+        click.echo(
+            f"on {arch}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block"
+        )
+        click.echo(f"times: {origin}\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected), everything=everything))
     if selection.chosen is None:
         products = [kernel for kernel in pack.manifest.kernels if kernel.role == "product"]

@@ -270,7 +270,7 @@ def doctor_text(found: Diagnosis) -> str:
             size, where = f"{pack.bytes / 1e6:.1f} MB", _where(pack.folder, pack.owner)
             rows.append(("pack", f"{pack.arch}: {pack.kernels} kernels, {size}, intact, {where}"))
             rows.append(("", f"kernels that aotmm ships for it were run on {pack.executed_on}"))
-            rows.append(("", f"goes by times {f'measured on {pack.tuning}' if pack.tuning else 'that are estimates'}"))
+            rows.append(("", f"times: {f'measured on {pack.tuning}' if pack.tuning else 'estimates'}"))
     for gpu in found.devices:
         rows.append((f"device {gpu.ordinal}", f"{gpu.name}, {gpu.arch}"))
         if gpu.error is not None:
@@ -278,6 +278,7 @@ def doctor_text(found: Diagnosis) -> str:
         else:
             rows.append(("", f"uses pack {gpu.pack}: {_WAYS[gpu.way or '']}"))
             rows.append(("", f"{gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block"))
+            rows.append(("", f"times: {gpu.tuning}"))
     if found.load_error is not None:
         rows.append(("aotmm.load", found.load_error))
     if found.direct_call is not None:

@@ -11,7 +11,7 @@ from aotmm.cli.output import needs_torch, print_json, shapes_done
 from aotmm.errors import AotmmError
 from aotmm.pack.files import in_checkout
 from aotmm.pack.table import shipped_path
-from aotmm.target import TARGETS
+from aotmm.target import TARGETS, target
 
 
 @click.command()
@@ -41,7 +41,7 @@ from aotmm.target import TARGETS
     "--out",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Table to write.  [default: the one for packs of this checkout]",
+    help="Table to write.  [default: that of the GPU in this checkout]",
 )
 @click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
 @scheduler_option
@@ -69,7 +69,8 @@ def tune(
     if out is None:
         if not in_checkout():
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
-        out = shipped_path(arch)
+        if refit:
+            out = shipped_path(arch, target(arch).device)
     from aotmm.runtime.installed import find_packs
 
     with needs_torch("aotmm tune"):
@@ -79,12 +80,12 @@ def tune(
     packs = find_packs(folder)
     pack = packs_of(packs, arch, folder)[0]
     measured = None
-    if refit:
+    if refit and out is not None:
         quality = session.refit(pack, out, dtypes)
     else:
         shapes = problems.read() if file is None else problems.read(file)
         with shapes_done(arch, budget) as progress:
-            measured, quality = session.tune(
+            measured, quality, out = session.tune(
                 pack, packs, shapes, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
             )
     if as_json:

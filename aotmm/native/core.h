@@ -1,5 +1,5 @@
-/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), the time model (time_model.c),
-   the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel (kernel.c) through a driver
+/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), tuning tables
+   (tuning.c), the time model (time_model.c), the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel (kernel.c) through a driver
    (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
@@ -23,6 +23,7 @@ typedef struct aotmm_constants {
 
 /* A tuning table for this library's kernels. */
 typedef struct aotmm_tuning {
+  aotmm_device device; /* of the table; no multiprocessors: there is none, all constants are estimates */
   const aotmm_constants (*constants)[AOTMM_MIN_M_COUNT]; /* by kernel */
   const uint16_t *config_names;        /* by kernel: its config's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
@@ -30,6 +31,13 @@ typedef struct aotmm_tuning {
   uint32_t *places;                 /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
   uint32_t shape_count, config_count, place_count; /* place_count: a power of two above shape_count */
 } aotmm_tuning;
+
+/* What drivers do not tell of the multiprocessors of a GPU. */
+typedef struct aotmm_hidden_facts {
+  const char *name;     /* of the device, without its slice */
+  double tensor_tflops; /* of one multiprocessor, dense fp16; 0: no limit but the table's steps */
+  double sustained;     /* speed of large products of one multiprocessor, over that of an H100 SXM */
+} aotmm_hidden_facts;
 
 /* A guard: (value & mask) - least, unsigned, is at most `span`. */
 typedef struct aotmm_guard_test {
@@ -55,7 +63,9 @@ extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by ker
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: guards depend only on an address modulo it */
-extern const aotmm_tuning aotmm_built_tuning;
+extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
+extern const uint32_t aotmm_built_tuning_count;
+extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
 extern const aotmm_siblings aotmm_siblings_of[];
@@ -105,6 +115,7 @@ static inline int contiguous(const quantities *q, int stride) { return q->value[
 
 int valid(const aotmm_problem *);
 int valid_device(const aotmm_device *);
+void set_speeds(aotmm_device *, int clock_khz, int memory_clock_khz, int bus_bits);
 void set_quantities(quantities *, const aotmm_problem *);
 void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
@@ -171,8 +182,6 @@ static inline const aotmm_constants *constants_of(const query *s, uint32_t kerne
   return s->tuning->constants[kernel] + s->min_m;
 }
 
-const aotmm_tuning *current_tuning(void);
-uint32_t tuning_generation(void); /* raised by `retune`, which outdates remembered plans */
 int min_m_index(int64_t M);
 double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
 double reduce_time(const query *, int kernel, uint32_t split);
@@ -180,6 +189,11 @@ int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* `steps` are those of a slice. */
 double main_time(const query *, int placement, uint32_t kernel, int64_t work_tiles, int64_t steps, double bytes);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
+
+/* ---- tuning.c */
+
+const aotmm_tuning *tuning_for(const aotmm_device *);
+uint32_t tuning_generation(void); /* raised by `retune`, which outdates remembered plans */
 void find_measured(query *);
 
 /* ---- kernel.c */
@@ -191,6 +205,7 @@ int launch(uint32_t kernel, const quantities *, uint32_t grid, int pdl, int ordi
 int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_evaluation *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_device_facts(int ordinal, aotmm_device *);
+int aotmm_origin_of(const aotmm_device *, aotmm_origin *);
 int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_run(const aotmm_plan *, const aotmm_problem *, int ordinal, void *stream, void *workspace);
 int aotmm_matmul(const aotmm_problem *, int ordinal, void *stream);

@@ -13,7 +13,11 @@ const uint64_t driver_max_threads = UINT64_MAX; /* blocks alone are limited */
 
 typedef int result; /* CUresult */
 enum {
-  ATTRIBUTE_MULTIPROCESSORS = 16, /* CUdevice_attribute */
+  ATTRIBUTE_CLOCK = 13, /* CUdevice_attribute; kHz */
+  ATTRIBUTE_MULTIPROCESSORS = 16,
+  ATTRIBUTE_MEMORY_CLOCK = 36, /* kHz */
+  ATTRIBUTE_MEMORY_BUS = 37,   /* bits */
+  ATTRIBUTE_L2 = 38,           /* bytes */
   ATTRIBUTE_MAJOR = 75,
   ATTRIBUTE_MINOR = 76,
   ATTRIBUTE_SHARED_OPTIN = 97,
@@ -44,6 +48,7 @@ static struct {
   result (*cuDriverGetVersion)(int *);
   result (*cuDeviceGet)(int *, int);
   result (*cuDeviceGetAttribute)(int *, int, int);
+  result (*cuDeviceGetName)(char *, int, int);
   result (*cuDevicePrimaryCtxRetain)(void **, int);
   result (*cuCtxGetCurrent)(void **);
   result (*cuCtxPushCurrent)(void *);
@@ -72,6 +77,7 @@ static const struct {
     {"cuInit", &cu.cuInit},
     {"cuDeviceGet", &cu.cuDeviceGet},
     {"cuDeviceGetAttribute", &cu.cuDeviceGetAttribute},
+    {"cuDeviceGetName", &cu.cuDeviceGetName},
     {"cuDevicePrimaryCtxRetain", &cu.cuDevicePrimaryCtxRetain},
     {"cuCtxGetCurrent", &cu.cuCtxGetCurrent},
     {"cuCtxPushCurrent_v2", &cu.cuCtxPushCurrent},
@@ -153,16 +159,23 @@ static int open_driver(void) {
 }
 
 static int read_device(int ordinal) {
-  int status = open_driver(), major = 0, minor = 0;
+  int status = open_driver(), major = 0, minor = 0, clock = 0, memory_clock = 0, bus = 0;
+  aotmm_device *facts = &devices[ordinal].facts;
   if (status) return status;
   result code = cu.cuDeviceGet(&devices[ordinal].number, ordinal);
   if (code) return failed(code, ordinal, "cuDeviceGet", "");
   int number = devices[ordinal].number;
-  if ((code = cu.cuDeviceGetAttribute(&devices[ordinal].facts.multiprocessors, ATTRIBUTE_MULTIPROCESSORS, number)) ||
-      (code = cu.cuDeviceGetAttribute(&devices[ordinal].facts.shared_bytes, ATTRIBUTE_SHARED_OPTIN, number)) ||
+  if ((code = cu.cuDeviceGetAttribute(&facts->multiprocessors, ATTRIBUTE_MULTIPROCESSORS, number)) ||
+      (code = cu.cuDeviceGetAttribute(&facts->shared_bytes, ATTRIBUTE_SHARED_OPTIN, number)) ||
+      (code = cu.cuDeviceGetAttribute(&clock, ATTRIBUTE_CLOCK, number)) ||
+      (code = cu.cuDeviceGetAttribute(&memory_clock, ATTRIBUTE_MEMORY_CLOCK, number)) ||
+      (code = cu.cuDeviceGetAttribute(&bus, ATTRIBUTE_MEMORY_BUS, number)) ||
+      (code = cu.cuDeviceGetAttribute(&facts->l2_bytes, ATTRIBUTE_L2, number)) ||
       (code = cu.cuDeviceGetAttribute(&major, ATTRIBUTE_MAJOR, number)) ||
       (code = cu.cuDeviceGetAttribute(&minor, ATTRIBUTE_MINOR, number)))
     return failed(code, ordinal, "cuDeviceGetAttribute", "");
+  if ((code = cu.cuDeviceGetName(facts->name, sizeof facts->name, number))) return failed(code, ordinal, "cuDeviceGetName", "");
+  set_speeds(facts, clock, memory_clock, bus);
   devices[ordinal].capability = 10 * major + minor;
   __atomic_store_n(&devices[ordinal].ready, 1, __ATOMIC_RELEASE);
   return AOTMM_OK;

@@ -6,18 +6,25 @@
 
 #include "core.h"
 
-/* The runtime's property struct differs between versions, so these facts are the arch's. */
-extern const int aotmm_multiprocessors, aotmm_shared_bytes;
+extern const int aotmm_multiprocessors, aotmm_shared_bytes; /* of the arch */
 
 /* Source: HIP runtime API reference, hipModuleLaunchKernel: grid times block is below 2^32. */
 const uint64_t driver_max_threads = UINT32_MAX;
 
 typedef int result; /* hipError_t */
-enum { CAPTURE_RELAXED = 2 /* hipStreamCaptureMode */ };
+enum {
+  CAPTURE_RELAXED = 2, /* hipStreamCaptureMode */
+  ATTRIBUTE_CLOCK = 5, /* hipDeviceAttribute_t since ROCm 5; kHz */
+  ATTRIBUTE_L2 = 19,   /* bytes */
+  ATTRIBUTE_MEMORY_BUS = 59,   /* bits */
+  ATTRIBUTE_MEMORY_CLOCK = 60, /* kHz */
+};
 
 static struct {
   result (*hipInit)(unsigned);
   result (*hipGetDeviceCount)(int *);
+  result (*hipDeviceGetAttribute)(int *, int, int);
+  result (*hipDeviceGetName)(char *, int, int);
   result (*hipGetDevice)(int *);
   result (*hipSetDevice)(int);
   result (*hipThreadExchangeStreamCaptureMode)(int *);
@@ -36,6 +43,8 @@ static const struct {
 } symbols[] = {
     {"hipInit", &hip.hipInit},
     {"hipGetDeviceCount", &hip.hipGetDeviceCount},
+    {"hipDeviceGetAttribute", &hip.hipDeviceGetAttribute},
+    {"hipDeviceGetName", &hip.hipDeviceGetName},
     {"hipGetDevice", &hip.hipGetDevice},
     {"hipSetDevice", &hip.hipSetDevice},
     {"hipThreadExchangeStreamCaptureMode", &hip.hipThreadExchangeStreamCaptureMode},
@@ -47,7 +56,7 @@ static const struct {
     {"hipGetErrorString", &hip.hipGetErrorString},
 };
 
-static aotmm_device facts;
+static aotmm_device facts[AOTMM_MAX_DEVICES];
 static int device_count;
 static int ready; /* the two above are valid */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -74,6 +83,23 @@ static void *open_library(void) {
   return handle;
 }
 
+/* Read a device's facts. Multiprocessors and shared memory are the arch's. */
+static int read_device(int ordinal) {
+  aotmm_device *to = facts + ordinal;
+  int clock = 0, memory_clock = 0, bus = 0;
+  result code;
+  if ((code = hip.hipDeviceGetAttribute(&clock, ATTRIBUTE_CLOCK, ordinal)) ||
+      (code = hip.hipDeviceGetAttribute(&memory_clock, ATTRIBUTE_MEMORY_CLOCK, ordinal)) ||
+      (code = hip.hipDeviceGetAttribute(&bus, ATTRIBUTE_MEMORY_BUS, ordinal)) ||
+      (code = hip.hipDeviceGetAttribute(&to->l2_bytes, ATTRIBUTE_L2, ordinal)))
+    return failed(code, ordinal, "hipDeviceGetAttribute", "");
+  if ((code = hip.hipDeviceGetName(to->name, sizeof to->name, ordinal))) return failed(code, ordinal, "hipDeviceGetName", "");
+  to->multiprocessors = aotmm_multiprocessors;
+  to->shared_bytes = aotmm_shared_bytes;
+  set_speeds(to, clock, memory_clock, bus);
+  return AOTMM_OK;
+}
+
 static int open_driver(void) {
   static int watched;
   void *handle = open_library();
@@ -92,8 +118,8 @@ static int open_driver(void) {
   result code = hip.hipInit(0);
   if (code) return failed(code, -1, "hipInit", "");
   if ((code = hip.hipGetDeviceCount(&device_count))) return failed(code, -1, "hipGetDeviceCount", "");
-  facts.multiprocessors = aotmm_multiprocessors;
-  facts.shared_bytes = aotmm_shared_bytes;
+  for (int i = 0, status; i < device_count && i < AOTMM_MAX_DEVICES; i++)
+    if ((status = read_device(i))) return status;
   __atomic_store_n(&ready, 1, __ATOMIC_RELEASE);
   return AOTMM_OK;
 }
@@ -101,7 +127,7 @@ static int open_driver(void) {
 int driver_device(int ordinal, const aotmm_device **device) {
   if (ordinal < 0 || ordinal >= AOTMM_MAX_DEVICES)
     return aotmm_fail(AOTMM_INVALID, 0, ordinal, "", "device %d: ordinals are 0 to %d", ordinal, AOTMM_MAX_DEVICES - 1);
-  *device = &facts;
+  *device = facts + ordinal;
   if (!__atomic_load_n(&ready, __ATOMIC_ACQUIRE)) {
     if (forked) return aotmm_fail_forked(ordinal);
     pthread_mutex_lock(&lock);

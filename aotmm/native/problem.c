@@ -70,9 +70,19 @@ int valid(const aotmm_problem *p) {
 }
 
 int valid_device(const aotmm_device *device) {
-  if (device->multiprocessors >= 1) return AOTMM_OK;
-  return aotmm_fail(AOTMM_INVALID, 0, -1, "", "multiprocessors=%d: at least 1; did `device` fail?",
-                    device->multiprocessors);
+  if (device->multiprocessors < 1)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "multiprocessors=%d: at least 1; did `device` fail?",
+                      device->multiprocessors);
+  if (!memchr(device->name, 0, sizeof device->name))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "the name of the device has no end in its %d bytes", AOTMM_NAME_BYTES);
+  return AOTMM_OK;
+}
+
+/* Set the speeds of a device from its driver's figures, 0 for those that it does not tell. Memory moves data twice in a
+   clock. */
+void set_speeds(aotmm_device *device, int clock_khz, int memory_clock_khz, int bus_bits) {
+  device->clock_mhz = clock_khz / 1000;
+  device->memory_gbps = (int32_t)((int64_t)memory_clock_khz * 2 * bus_bits / 8 / 1000000);
 }
 
 const operand_values operands[OPERANDS] = {

@@ -63,7 +63,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->problem = p;
   s->cut = cut;
   s->device = device;
-  s->tuning = current_tuning();
+  s->tuning = tuning_for(device);
   s->min_m = min_m_index(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
@@ -189,7 +189,7 @@ static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to
   int fits = 0;
   for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
     uint32_t split = splits[i];
-    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
+    if (steps < (int64_t)split * MIN_STEPS || (measured && split != measured->split)) continue;
     int64_t own = ceil_div(steps, split);
     if (!measured && c->base_ns + (double)own * c->ns_per_k_step >= to->time) return AOTMM_FITS;
     double time = measured ? measured->ns

@@ -1,4 +1,4 @@
-"""The tuning table of one arch: times that `aotmm tune` measured, and the constants of the time model fitted to them.
+"""The tuning table of one device: times that `aotmm tune` measured, and the constants of the time model fitted to them.
 
 Only this module reads or writes the file. Reading is strict: any other content is refused. A table has one line per
 model and per shape, so that two tables compare well.
@@ -7,6 +7,7 @@ model and per shape, so that two tables compare well.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,10 +16,11 @@ from typing import Annotated, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
-from aotmm.problem import LAYOUTS, SPLITS
+from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
-FORMAT = 3
+TABLES = Path(__file__).parents[1] / "tune" / "tables"
+FORMAT = 4
 MAX_TABLE_BYTES = 32 << 20
 MIN_M = (1, 33, 257)  # a model is for C of at least so many rows, up to the next one's
 _MAX_ROWS = range(1 << 20)
@@ -26,6 +28,7 @@ _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
 _Text = Annotated[str, ".{1,200}"]
 _ElementBytes = Annotated[int, (1, 2, 4)]
 _Positive = Annotated[int, range(1, 2**53)]
+_Fact = Annotated[int, range(2**31)]
 
 
 class Sample(NamedTuple):
@@ -92,7 +95,11 @@ class ShapeTimes(_Product):
 @dataclass(frozen=True, slots=True)
 class _Origin:
     arch: Annotated[str, tuple(TARGETS)]
-    device: _Text
+    device: Annotated[str, f"[A-Za-z0-9 ._()/+-]{{1,{DEVICE_NAME_BYTES - 1}}}"]  # likewise
+    multiprocessors: Annotated[int, range(1, 2**31)]
+    clock_mhz: _Fact
+    memory_gbps: _Fact
+    l2_bytes: _Fact
     driver: _Text
     torch: _Text
     aotmm: _Text
@@ -105,7 +112,9 @@ class _Origin:
 class Table(_Origin):
     """One file: place and time of the measurement, the models, and the measured shapes.
 
-    `date` is YYYY-MM-DD; `seed` is that of the held-out split.
+    `device` is the driver's name, and the facts are its: the clock of the multiprocessors (MHz), the bandwidth of the
+    memory (10^9 bytes per second), the L2 cache (bytes); 0 for unknown. `date` is YYYY-MM-DD; `seed` is that of the
+    held-out split.
     """
 
     shapes: tuple[ShapeTimes, ...]
@@ -172,15 +181,15 @@ def measured(table: Table, config_names: Collection[str]) -> Measured:
     )
 
 
-def shipped(arch: str) -> Table | None:
-    """Return the table of `arch` in this installation, if there is one. Raises ArtifactError as `read`."""
-    path = shipped_path(arch)
-    return read(path) if path.exists() else None
+def shipped(arch: str) -> tuple[Table, ...]:
+    """Return the tables of `arch` in this installation, ordered by file. Raises ArtifactError as `read`."""
+    return tuple(read(path) for path in sorted(TABLES.glob(f"{arch}-*.json")))
 
 
-def shipped_path(arch: str) -> Path:
-    """Return the path of the table of `arch` in this installation; it need not exist."""
-    return Path(__file__).parents[1] / "tune" / "tables" / f"{arch}.json"
+def shipped_path(arch: str, device: str) -> Path:
+    """Return the path of the table of `arch` for `device` in this installation; it need not exist."""
+    words = re.sub(r"^(nvidia|amd) |[^a-z0-9]+", lambda found: "" if found[1] else "-", device.lower()).strip("-")
+    return TABLES / f"{arch}-{words}.json"
 
 
 def read(path: str | Path) -> Table:

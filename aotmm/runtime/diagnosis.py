@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from aotmm.runtime.devices import Device
     from aotmm.runtime.pack import Pack
+    from aotmm.runtime.tuning import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class PackState:
 class DeviceState:
     """One GPU: the pack that it would use and how (`aotmm.target.ways_to_run`), or `error`, why it has none.
 
-    `multiprocessors` and `shared_bytes` are the driver's numbers, which selection uses.
+    `multiprocessors` and `shared_bytes` are the driver's numbers, which selection uses, and `tuning` is the table.
     """
 
     ordinal: int
@@ -54,6 +55,7 @@ class DeviceState:
     way: str | None = None
     multiprocessors: int | None = None
     shared_bytes: int | None = None
+    tuning: Origin | None = None
     error: str | None = None
 
 
@@ -249,9 +251,10 @@ def _device(gpu: Device, packs: list[Pack], root: Path | None) -> tuple[DeviceSt
     pack, way = found
     try:
         facts = pack.launcher.device(gpu.ordinal)
+        origin = pack.launcher.origin(facts)
     except AotmmError as error:
         return DeviceState(gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, error=str(error)), error.exit_code
     state = DeviceState(
-        gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, int(facts.multiprocessors), int(facts.shared_bytes)
+        gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, int(facts.multiprocessors), int(facts.shared_bytes), origin
     )
     return state, 0

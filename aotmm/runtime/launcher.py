@@ -11,17 +11,15 @@ from ctypes import (
     byref,
     c_char,
     c_char_p,
-    c_double,
     c_float,
     c_int,
     c_int32,
     c_int64,
-    c_uint16,
     c_uint32,
     c_uint64,
     c_void_p,
 )
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +34,7 @@ from aotmm.problem import (
     USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
+from aotmm.runtime.tuning import CDevice, COrigin, CTable, Origin, c_table
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import Kernel
@@ -81,12 +80,6 @@ class CProblem(Structure):
     ]
 
 
-class CDevice(Structure):
-    """aotmm_device."""
-
-    _fields_ = [("multiprocessors", c_int32), ("shared_bytes", c_int32)]
-
-
 class CPlan(Structure):
     """aotmm_plan."""
 
@@ -101,46 +94,6 @@ class CEvaluation(Structure):
     """aotmm_evaluation."""
 
     _fields_ = [("reason", c_int32), ("guard", c_uint32), ("found", c_int64), ("plan", CPlan)]
-
-
-class CModel(Structure):
-    """aotmm_model."""
-
-    _fields_ = [
-        ("config_name", c_char_p),
-        *((name, c_int32) for name in ("element_bytes", "fast_accum", "min_m")),
-        *(
-            (name, c_double)
-            for name in ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
-        ),
-    ]
-
-
-class CTime(Structure):
-    """aotmm_time."""
-
-    _fields_ = [("ns", c_uint32), ("split", c_uint16), ("pdl", c_uint16)]
-
-
-class CShape(Structure):
-    """aotmm_shape."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("M", "N", "K")),
-        *((name, c_int32) for name in ("element_bytes", "fast_accum", "layout")),
-    ]
-
-
-class CTable(Structure):
-    """aotmm_table."""
-
-    _fields_ = [
-        *((f"{name}_count", c_uint32) for name in ("model", "config_name", "shape")),
-        ("models", POINTER(CModel)),
-        ("config_names", POINTER(c_char_p)),
-        ("shapes", POINTER(CShape)),
-        ("times", POINTER(CTime)),
-    ]
 
 
 class CError(Structure):
@@ -171,6 +124,7 @@ class _CLauncher(Structure):
         ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, c_uint32, POINTER(CEvaluation))),
         ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, POINTER(CPlan))),
         ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),
+        ("origin", CFUNCTYPE(c_int, POINTER(CDevice), POINTER(COrigin))),
         ("plan", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_uint64, POINTER(CPlan))),
         ("run", CFUNCTYPE(c_int, POINTER(CPlan), POINTER(CProblem), c_int, c_void_p, c_void_p)),
         ("matmul", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_void_p)),
@@ -361,6 +315,12 @@ class Launcher:
         self._raise(self._c.device(ordinal, byref(facts)))
         return facts
 
+    def origin(self, device: CDevice) -> Origin:
+        """Return the tuning table that selection on `device` goes by. Needs no GPU. Raises ValueError."""
+        origin = COrigin()
+        self._raise(self._c.origin(byref(device), byref(origin)))
+        return Origin.from_c(origin)
+
     def check(
         self, problem: Problem, device: CDevice, kernel: int, workspace_limit: int = WORKSPACE_LIMIT
     ) -> Evaluation:
@@ -420,19 +380,11 @@ class Launcher:
         self.run(Plan(kernel), problem, ordinal, stream)
 
     def retune(self, table: Table) -> None:
-        """Select by the times in `table` from now on, in every thread; constants that it lacks stay."""
-        from aotmm.pack.table import measured  # only here: the first product should be quick
+        """Select by `table` alone from now on, in every thread, scaled on other devices than its own.
 
-        known = measured(table, {kernel.config_name for kernel in self.kernels})
-        models = [CModel(m.config_name.encode(), *astuple(m)[1:]) for m in table.models]
-        config_names = [name.encode() for name in known.config_names]
-        times = [CTime(*time) for row in known.times for time in row]
-        c_table = CTable(len(models), len(config_names), len(known.shapes))
-        c_table.models = (CModel * len(models))(*models)
-        c_table.config_names = (c_char_p * len(config_names))(*config_names)
-        c_table.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
-        c_table.times = (CTime * len(times))(*times)
-        self._raise(self._c.retune(byref(c_table)))
+        Models that it lacks stay as they were for its device.
+        """
+        self._raise(self._c.retune(byref(c_table(table, {kernel.config_name for kernel in self.kernels}))))
 
     def preload(self, ordinal: int) -> None:
         """Load every kernel that fits device `ordinal`. Raises DriverError."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from aotmm.pack.table import Sample
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
-from aotmm.runtime.launcher import CDevice, Launcher, Plan, Problem
+from aotmm.runtime.launcher import Launcher, Plan, Problem
+from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case
 
 _LEAST_STEPS = 2  # along K, of a slice

@@ -15,10 +15,14 @@ from aotmm.timing.problems import Case, case_of
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Common facts of the samples of one record: GPU, versions, and the digest of the measured pack."""
+    """Common facts of the samples of one record: GPU, as in `Table`, versions, and the digest of the measured pack."""
 
     arch: str
     device: str
+    multiprocessors: int
+    clock_mhz: int
+    memory_gbps: int
+    l2_bytes: int
     driver: str
     torch: str
     aotmm: str

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import WORKSPACE_LIMIT
-from aotmm.runtime.launcher import CDevice, Launcher
+from aotmm.runtime.launcher import Launcher
+from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case, Shape
 from aotmm.tune.candidates import output_of, problem_of
 

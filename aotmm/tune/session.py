@@ -19,8 +19,8 @@ from aotmm.pack import table
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
-from aotmm.runtime.launcher import CDevice
 from aotmm.runtime.pack import Pack
+from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
 from aotmm.timing.problems import Case, Shapes, held_out
 from aotmm.tune import regret, remote
@@ -72,19 +72,20 @@ def tune(
     pack: Pack,
     packs: Sequence[Pack],
     shapes: Shapes,
-    out: Path,
+    out: Path | None,
     *,
     dtypes: Sequence[str] = (),
     budget_s: float,
     scheduler: str | None = None,
     progress: Progress,
-) -> tuple[Measurement, Quality]:
-    """Measure the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and write the table `out`.
+) -> tuple[Measurement, Quality, Path]:
+    """Measure the kernels of `pack` on every GPU that it serves, for `budget_s` seconds, and write their table.
 
-    The best of `packs` for a GPU serves it. Samples are kept beside `out` while cases are left to measure; the next
-    call continues from there.
+    The best of `packs` for a GPU serves it. Samples are kept beside the table while cases are left to measure; the next
+    call continues from there. Return the table's path too.
 
     Args:
+        out: the file to write; None for the table of that GPU in this installation.
         scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.
 
     Raises:
@@ -94,17 +95,24 @@ def tune(
         AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written.
     """
     chosen = cases(shapes, dtypes, target(pack.arch))
-    record = out.with_name(f"{out.name}.partial")
     with _local_gpus(pack, packs) if scheduler is None else _cluster_gpus(pack, packs, scheduler) as (pool, gpu):
         device = device_of(pool)
-        versions = gpu["driver"], gpu["torch"], aotmm.__version__
-        environment = Environment(pack.arch, gpu["GPU"], *versions, pack.head.digest, shapes.held_out_seed)
+        out = out or table.shipped_path(pack.arch, device.name.decode())
+        record = out.with_name(f"{out.name}.partial")
+        environment = environment_of(pack, device, gpu["driver"], gpu["torch"], shapes.held_out_seed)
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
-    done, quality = fit(pack, table_of(measured), device, {case.element_bytes: case.dtype for case in chosen})
+    done, quality = fit(pack, table_of(measured), {case.element_bytes: case.dtype for case in chosen})
     write(done, out)
     if measured.complete:
         record.unlink()
-    return measured, quality
+    return measured, quality, out
+
+
+def environment_of(pack: Pack, device: CDevice, driver: str, torch_version: str, seed: int) -> Environment:
+    """Return the facts of a measurement of `pack` on GPUs like `device`."""
+    facts = device.multiprocessors, device.clock_mhz, device.memory_gbps, device.l2_bytes
+    versions = driver, torch_version, aotmm.__version__
+    return Environment(pack.arch, device.name.decode(), *facts, *versions, pack.head.digest, seed)
 
 
 @contextmanager
@@ -134,9 +142,8 @@ def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Quality:
     Raises:
         ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
     """
-    row = target(pack.arch)
     measured_dtypes = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
-    done, quality = fit(pack, table.read(path), CDevice(row.multiprocessors, row.shared_bytes), measured_dtypes)
+    done, quality = fit(pack, table.read(path), measured_dtypes)
     write(done, path)
     return quality
 
@@ -207,14 +214,16 @@ def table_of(measured: Measurement) -> Table:
     )
 
 
-def fit(pack: Pack, raw: Table, device: CDevice, dtypes: dict[int, str]) -> tuple[Table, Quality]:
-    """Return `raw` with models fitted to the shapes that are not held out, and its evaluation. Needs no GPU.
+def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
+    """Return `raw` with models fitted to the shapes that are not held out, and its evaluation on the device measured.
 
-    `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table.
+    `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no
+    GPU.
     """
-    launcher = pack.launcher
+    launcher, row = pack.launcher, target(pack.arch)
+    device = measured_device(raw, row.shared_bytes)
     training = [shape for shape in raw.shapes if not shape.held_out]
-    found = fit_models(launcher.kernels, Gpu(target(pack.arch), device.multiprocessors), training)
+    found = fit_models(launcher.kernels, Gpu(row, raw.multiprocessors), training)
     # As it will be read, so that the written table is evaluated.
     done = table.parse(table.write(replace(raw, models=tuple(row.model for row in found))), "the new table")
     return done, Quality(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aotmm.errors import AotmmError
 from aotmm.pack.table import Sample
-from aotmm.runtime.launcher import CDevice
+from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case
 from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool
 

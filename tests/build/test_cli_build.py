@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import ArtifactError, CompileError, DriverError, NoKernelError, SpecError
-from aotmm.runtime.launcher import CDevice, Launcher
+from aotmm.runtime.launcher import Launcher
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import HOSTS, TARGETS, host
 
 ROOT = Path(__file__).parents[2]

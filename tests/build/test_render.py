@@ -353,13 +353,18 @@ def test_tuning_table_in_the_source() -> None:
         for width in (1, 2)
         for rows in MIN_M
     )
-    table = Table("sm80", "none", "none", "none", "0", "2026-11-20", 0, models, shapes)
-    text = render.source(target("sm80"), (kernel("one"),), table)
+    table = Table("sm80", "a GPU", 108, 1410, 1555, 40 << 20, "none", "none", "0", "2026-11-20", 0, models, shapes)
+    text = render.source(
+        target("sm80"), (kernel("one"),), (table, dataclasses.replace(table, device="another", shapes=()))
+    )
     constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in MIN_M)
-    assert f"constants[][AOTMM_MIN_M_COUNT] = {{\n    {{{constants}}},\n}};" in text
-    assert "shapes[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
-    assert "times[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
-    assert "config_names[] = {0};" in text
+    assert f"constants_0[][AOTMM_MIN_M_COUNT] = {{\n    {{{constants}}},\n}};" in text
+    assert "shapes_0[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
+    assert "times_0[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
+    assert "config_names_0[] = {0};" in text
+    assert "config_names_1[] = {AOTMM_UNMEASURED};" in text
+    assert '{{108, 0, 1410, 1555, 41943040, "a GPU"},\n     constants_0, config_names_0,' in text
+    assert '{{108, 0, 1410, 1555, 41943040, "another"},\n     constants_1, config_names_1,' in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:

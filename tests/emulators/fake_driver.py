@@ -176,6 +176,10 @@ class FakeDriver:
         """Declares that the handle `stream` belongs to `device`; launches elsewhere are refused."""
         self.lib.fake_stream(stream, device)
 
+    def name(self, device: int, name: str) -> None:
+        """Gives a device another name than the stand-in's own, before anything asks for it."""
+        self.lib.fake_name(device, name.encode())
+
     @property
     def live_modules(self) -> int:
         """How many modules and libraries are loaded and not unloaded."""

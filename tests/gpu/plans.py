@@ -49,10 +49,15 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
     """
     helpers = {kernel.config_name for kernel in lib.pack_for(0).manifest.kernels if kernel.role in ("reduce", "copy")}
     free = itertools.product(sorted({config_name, *helpers}), WIDTHS, (False, True), MIN_M)
+    gpu = lib.pack_for(0).launcher.device(0)
     tuned = Table(
         arch=lib.pack_for(0).arch,
-        device=folder.name,
-        driver="none",
+        device=gpu.name.decode(),
+        multiprocessors=gpu.multiprocessors,
+        clock_mhz=gpu.clock_mhz,
+        memory_gbps=gpu.memory_gbps,
+        l2_bytes=gpu.l2_bytes,
+        driver=folder.name,
         torch="none",
         aotmm=aotmm.__version__,
         date="2026-11-20",

@@ -9,15 +9,16 @@ from __future__ import annotations
 import bisect
 import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from aotmm.build.render import constants
 from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import MIN_M, Sample, Table
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
-from aotmm.runtime.launcher import CDevice, Plan, Problem
-from aotmm.target import Target
+from aotmm.runtime.launcher import Plan, Problem
+from aotmm.runtime.tuning import CDevice, measured_device
+from aotmm.target import HIDDEN_FACTS, HiddenFacts, Target
 
 MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
@@ -294,19 +295,111 @@ class Way:
     values: Values
 
 
-class Reference:
-    """Selection over the kernels of one pack, with the constants and times of `tuning`."""
+Constants = tuple[float, float, float, float, float, int]
 
-    def __init__(self, kernels: tuple[Kernel, ...], target: Target, tuning: Table | None) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Those of a device over those of a table's device; `own`: the table is its own."""
+
+    table: Table
+    own: bool
+    multiprocessors: float = 1.0
+    clock: float = 1.0
+    sustained: float = 1.0
+    memory: float = 1.0
+
+    @property
+    def multiply(self) -> float:
+        """Of the products of one multiprocessor."""
+        return min(self.clock, self.sustained)
+
+    @property
+    def distance(self) -> float:
+        """How far apart the devices are."""
+        compute = self.multiprocessors * self.multiply
+        return max(compute, 1 / compute) * max(self.memory, 1 / self.memory)
+
+
+def hidden_facts(name: str) -> HiddenFacts:
+    """What is listed for the GPU of that name, or that it is a slice of."""
+    return HIDDEN_FACTS.get(name.partition(" MIG ")[0], HiddenFacts())
+
+
+def speeds(table: Table, device: CDevice) -> Speeds:
+    """Those of a device over those of the table's."""
+
+    def ratio(name: str) -> float:
+        mine, theirs = getattr(device, name), getattr(table, name)
+        return float(mine / theirs) if mine > 0 and theirs > 0 else 1.0
+
+    name = device.name.decode()
+    if name == table.device:
+        return Speeds(table, own=True)
+    sustained = hidden_facts(name).sustained / hidden_facts(table.device).sustained
+    facts = ratio("multiprocessors"), ratio("clock_mhz"), sustained, ratio("memory_gbps")
+    return Speeds(table, False, *facts)  # noqa: FBT003
+
+
+class Reference:
+    """Selection over the kernels of one pack, with the constants and times of `tables`, one of each device.
+
+    `before` has the models that they lack: that of a launcher that was retuned.
+    """
+
+    def __init__(
+        self, kernels: tuple[Kernel, ...], target: Target, tables: Sequence[Table], before: Reference | None = None
+    ) -> None:
         self.kernels = kernels
         self.target = target
-        self.constants = [[constants(kernel, target, tuning, rows) for rows in MIN_M] for kernel in kernels]
-        self.shapes = {} if tuning is None else {
-            (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
-            for shape in tuning.shapes
-        }  # fmt: skip
+        self.tables = tuple(tables)
+        self.before = before
+        self._constants: dict[object, list[list[Constants]]] = {}
+        self.constants: list[list[Constants]] = []  # on the device of the last question, as the next one
+        self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
 
-    def constants_of(self, problem: Problem, number: int) -> tuple[float, float, float, float, float, int]:
+    def on(self, device: CDevice) -> Reference:
+        """Itself, with constants and times for a device."""
+        if not self.tables:
+            self.constants = self._of_table(None)
+            return self
+        own = [table for table in self.tables if table.device == device.name.decode()]
+        found = min((speeds(table, device) for table in own or self.tables), key=lambda each: each.distance)
+        self.constants = self._of_table(found.table) if found.own else self._scaled(found, device)
+        self.shapes = {
+            (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
+            for shape in (found.table.shapes if found.own else ())
+        }
+        return self
+
+    def _of_table(self, table: Table | None) -> list[list[Constants]]:
+        key = table and table.device
+        if key not in self._constants:
+            known = set() if table is None else {model.key for model in table.models}
+            before = self.before and table and self.before.on(measured_device(table, 0)).constants
+            self._constants[key] = [
+                [
+                    before[number][place]
+                    if before
+                    and (kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows) not in known
+                    else constants(kernel, self.target, table, rows)
+                    for place, rows in enumerate(MIN_M)
+                ]
+                for number, kernel in enumerate(self.kernels)
+            ]
+        return self._constants[key]
+
+    def _scaled(self, by: Speeds, device: CDevice) -> list[list[Constants]]:
+        tensor = hidden_facts(device.name.decode()).tensor_tflops
+        key = (by.table.device, by.multiprocessors, by.clock, by.sustained, by.memory, tensor)
+        if key not in self._constants:
+            self._constants[key] = [
+                [scaled(kernel, each, by, tensor) for each in ranges]
+                for kernel, ranges in zip(self.kernels, self._of_table(by.table), strict=True)
+            ]
+        return self._constants[key]
+
+    def constants_of(self, problem: Problem, number: int) -> Constants:
         """Those of a kernel for the rows of a problem."""
         return self.constants[number][max(bisect.bisect_right(MIN_M, problem.M) - 1, 0)]
 
@@ -381,6 +474,7 @@ class Reference:
 
     def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Plan | str:
         """The best plan with one kernel, or the kind of reason why there is none."""
+        self.on(device)
         if self.kernels[number].role not in ("product", "partial"):
             return "no product"
         if not same_types(self.kernels[number], problem):
@@ -394,6 +488,7 @@ class Reference:
 
     def select(self, problem: Problem, device: CDevice, limit: int) -> Plan | None:
         """The best plan of all."""
+        self.on(device)
         found = [
             in_panels(plan, cut)
             for part, cut in (whole(problem), *panels(problem, limit))
@@ -556,6 +651,16 @@ def group(kernel: Kernel, problem: Problem, slots: int) -> int:
 
     choices = [group_m for group_m in GROUPS if group_m == 1 or group_m // 2 < down]
     return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))
+
+
+def scaled(kernel: Kernel, of: Constants, by: Speeds, tensor: float) -> Constants:
+    """Constants of a kernel on another device, whose multiprocessors have `tensor` TFLOP/s, or as they are if 0."""
+    base, step, tile, byte, load, blocks = of
+    step, config = step / by.multiply, kernel.config
+    if tensor and kernel.role in ("product", "partial"):
+        macs = float(config.block_m * config.block_n * config.block_k)
+        step = max(step, macs * blocks * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
+    return base, step, tile / by.clock, byte / by.memory, load / (by.multiprocessors * by.clock), blocks
 
 
 def bytes_read(problem: Problem) -> float:

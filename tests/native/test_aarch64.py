@@ -11,8 +11,9 @@ import pytest
 
 from aotmm.build import link, torch_library
 from aotmm.problem import WORKSPACE_LIMIT
-from aotmm.runtime.launcher import CDevice, CPlan, Problem
+from aotmm.runtime.launcher import CPlan, Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, other_host
 from tests.emulators import fake_driver

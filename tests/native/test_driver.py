@@ -21,8 +21,9 @@ import pytest
 from aotmm.build import link
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Attribute, Kernel
-from aotmm.runtime.launcher import CDevice, CProblem, Problem
+from aotmm.runtime.launcher import CProblem, Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
 from tests.build.packs import relinked, run_python
 from tests.native.emulation import Case, Emulator, Product, own_process

@@ -15,8 +15,9 @@ import pytest
 from aotmm.build import link, torch_library
 from aotmm.errors import NoKernelError
 from aotmm.problem import WORKSPACE_LIMIT
-from aotmm.runtime.launcher import CDevice, Plan, Problem
+from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import CDevice
 from tests.build.packs import plans_pack
 from tests.native.emulation import Emulator, missing, own_process, panels
 from tests.native.test_plans import changed_pack

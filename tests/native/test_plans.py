@@ -17,8 +17,9 @@ from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Guard, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
 from aotmm.problem import SPLITS
-from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CDevice, CModel, CPlan, CShape, CTable, Plan, Problem
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CPlan, Plan, Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import CDevice, CModel, CShape, CTable
 from aotmm.target import target
 from tests.build.packs import plans_pack, relinked
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
@@ -589,10 +590,10 @@ def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- memory and tables
-def table_of(arch: str, *times: Sample, models: tuple[Model, ...] = ()) -> Table:
-    """A table with these times for 512 x 512 x 1024 and no other shape."""
+def table_of(arch: str, *times: Sample, models: tuple[Model, ...] = (), device: str = "a fake") -> Table:
+    """A table with these times for 512 x 512 x 1024 and no other shape, by default of the fake driver's device."""
     shape = ShapeTimes(2, "nn", fast_accum=False, M=512, N=512, K=1024, held_out=False, times=times)
-    return Table(arch, "none", "none", "none", "0", "2026-11-20", 0, models, (shape,))
+    return Table(arch, device, 108, 1410, 1555, 40 << 20, "none", "none", "0", "2026-11-20", 0, models, (shape,))
 
 
 @own_process
@@ -627,7 +628,7 @@ def test_tables(pack: Path) -> None:
             for M in (first, last):
                 found = mm.plan(problem_of(M, 512, 1032), 0, BIG)
                 assert ((found.split, found.cost, found.measured) == (1, 117, False)) == (first == rows), (M, found)
-    nothing = Table(emulator.arch, "none", "none", "none", "0", "2026-11-20", 0, (), ())
+    nothing = replace(table_of(emulator.arch), shapes=())
     mm.retune(nothing)
     assert (mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)) == before
     for second in (CShape(M=1, N=1, K=1, element_bytes=2), CShape(M=1, N=1, K=1, element_bytes=1)):

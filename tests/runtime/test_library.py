@@ -23,9 +23,10 @@ from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.runtime import direct_call, library
 from aotmm.runtime.devices import Device, best_pack
 from aotmm.runtime.diagnosis import diagnose
-from aotmm.runtime.launcher import CDevice, Problem
+from aotmm.runtime.launcher import Problem
 from aotmm.runtime.library import Library
 from aotmm.runtime.ops import Ops
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import TARGETS
 from tests.runtime.pretend import run
 
@@ -51,7 +52,8 @@ def test_load_of_nothing_says_what_to_do(tmp_path: Path) -> None:
 
 def tuned(arch: str, *shapes: ShapeTimes, device: str = "a test") -> bytes:
     """A tuning table that knows nothing but these shapes."""
-    return table.write(Table(arch, device, "none", "none", aotmm.__version__, "2026-11-20", 0, (), shapes))
+    facts = 132, 1980, 4916, 60 << 20
+    return table.write(Table(arch, device, *facts, "none", "none", aotmm.__version__, "2026-11-20", 0, (), shapes))
 
 
 def test_a_table_makes_another_library(lib: Library, tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
     """
     pack = next(pack for pack in lib.packs if pack.arch == "sm90")
     problem = Problem(512, 512, 512, (512, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 256, 256, 256)
-    device = CDevice(132, 232_448)
+    device = CDevice(132, 232_448, name=b"a test")
     before = pack.launcher.explain(problem, device)
     fits = [row.kernel for row in before.evaluations if row.rejected is None and row.kernel.role == "product"]
     config_names = sorted({kernel.family: kernel.config_name for kernel in fits}.values())

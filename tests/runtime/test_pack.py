@@ -12,8 +12,9 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack.files import data_folder
 from aotmm.pack.manifest import FILE_NAME, KERNELS_NAME, File, Manifest, file, write
-from aotmm.runtime.launcher import CDevice, Problem
+from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import Pack, load_verified, open_pack, open_packs, read_verified
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import host
 from tests.samples import kernel, manifest
 

@@ -132,12 +132,13 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
     monkeypatch.setattr(remote, "gpu_facts", worker_facts)
     factory = partial(measuring, partial(on_worker, tmp_path / "log"))
     monkeypatch.setattr(remote, "worker_factory", lambda _pack: factory)
-    monkeypatch.setattr(session, "fit", lambda _pack, raw, _device, _dtypes: (raw, None))
+    monkeypatch.setattr(session, "fit", lambda _pack, raw, _dtypes: (raw, None))
     monkeypatch.setattr(session, "cases", lambda *_: [case(1), case(2)])
-    out = tmp_path / "sm90.json"
-    measured, _ = session.tune(
-        pack, [pack], Shapes(1, ()), out, budget_s=60, scheduler=running.address, progress=lambda *_: None
+    monkeypatch.setattr(table, "TABLES", tmp_path)
+    measured, _, out = session.tune(
+        pack, [pack], Shapes(1, ()), None, budget_s=60, scheduler=running.address, progress=lambda *_: None
     )
+    assert out == tmp_path / "sm90-h200.json"
     assert measured.complete
     gpu = measured.environment
     assert (gpu.device, gpu.driver, gpu.pack) == ("NVIDIA H200", "580", pack.head.digest)

@@ -21,8 +21,9 @@ from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import Table
 from aotmm.problem import DTYPES, SPLITS
 from aotmm.runtime.devices import Device
-from aotmm.runtime.launcher import CDevice, Plan
+from aotmm.runtime.launcher import Plan
 from aotmm.runtime.pack import Pack, open_packs
+from aotmm.runtime.tuning import nominal_device
 from aotmm.target import target
 from aotmm.timing import problems
 from aotmm.timing.problems import Case, Shape, held_out
@@ -32,8 +33,11 @@ from aotmm.tune.cases import cases
 from aotmm.tune.record import Environment
 from tests.unit.tune.fakes import Fake, case, pool
 
-H200 = CDevice(132, 232448)
-ENVIRONMENT = Environment("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, problems.read().held_out_seed)
+H200 = nominal_device(target("sm90"))
+ENVIRONMENT = Environment(
+    *("sm90", "NVIDIA H200", 132, 1980, 4916, 60 << 20, "580.1", "2.11.0", "0.1.0", "ab" * 32),
+    problems.read().held_out_seed,
+)
 ADDRESS = 4096
 DTYPES_OF = {2: "fp16", 1: "fp8e4"}
 
@@ -157,7 +161,7 @@ def measured(pack: Pack) -> session.Measurement:
 @pytest.fixture(scope="module")
 def fitted(pack: Pack, measured: session.Measurement) -> tuple[Table, session.Quality]:
     """The table of these times, and how good it is."""
-    return session.fit(pack, session.table_of(measured), H200, DTYPES_OF)
+    return session.fit(pack, session.table_of(measured), DTYPES_OF)
 
 
 def test_selection_by_the_models_is_nearly_the_best(
@@ -210,7 +214,7 @@ def test_models_do_not_see_held_out_shapes(
         for one, samples in measured.samples.items()
     }
     other = session.Measurement(ENVIRONMENT, changed, {}, measured.total)
-    made, _ = session.fit(pack, session.table_of(other), H200, DTYPES_OF)
+    made, _ = session.fit(pack, session.table_of(other), DTYPES_OF)
     assert made.models == fitted[0].models
     assert made.shapes != fitted[0].shapes
 
@@ -344,10 +348,10 @@ def test_progress_in_a_log(
 ) -> None:
     """Without a terminal tuning tells that it begins, each tenth, and what is left out."""
 
-    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measurement, session.Quality]:
+    def tune(*_: object, progress: session.Progress, **__: object) -> tuple[session.Measurement, session.Quality, Path]:
         for step in ((4, 20, ""), (5, 20, "a shape"), (5, 20, "left out tile_a: it hangs"), (6, 20, "a shape")):
             progress(*step)
-        return measured, fitted[1]
+        return measured, fitted[1], tmp_path / "sm90.json"
 
     monkeypatch.setattr(session, "tune", tune)
     code, _, error = _tune("--arch", "sm90", "--out", tmp_path / "sm90.json")
@@ -366,7 +370,7 @@ def test_a_kernel_that_was_left_out_is_an_error_in_the_end(
 ) -> None:
     """What was found is printed, and the command fails with the name."""
     found = replace(measured, left_out={"tile_a": "its result is wrong"})
-    monkeypatch.setattr(session, "tune", lambda *_, **__: (found, fitted[1]))
+    monkeypatch.setattr(session, "tune", lambda *_, **__: (found, fitted[1], tmp_path / "sm90.json"))
     code, text, error = _tune("--arch", "sm90", "--out", tmp_path / "sm90.json")
     assert code == 1
     assert "left out tile_a: its result is wrong" in text

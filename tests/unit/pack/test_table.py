@@ -13,6 +13,7 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack import table
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
+from aotmm.target import TARGETS
 
 FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
 SLOW = Sample("ws_a", 1, pdl=False, copies=0, ns=1000)
@@ -22,6 +23,10 @@ SPLIT = Sample("ws_a_split", 4, pdl=False, copies=0, ns=700)
 TABLE = Table(
     arch="sm90",
     device="NVIDIA H200",
+    multiprocessors=132,
+    clock_mhz=1980,
+    memory_gbps=4916,
+    l2_bytes=60 << 20,
     driver="580.1",
     torch="2.11.0",
     aotmm="0.1.0",
@@ -120,12 +125,17 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 3"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 4"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),
         (_change(("date",), "today"), "date: expected a text like"),
         (_change(("device",), 3), "device: expected a text like"),
+        (_change(("device",), 'a"b'), "device: expected a text like"),
+        (_change(("device",), "x" * 108), "device: expected a text like"),
+        (_change(("multiprocessors",), 0), "multiprocessors: expected an integer from 1 to"),
+        (_change(("clock_mhz",), -1), "clock_mhz: expected an integer from 0 to"),
+        (lambda body: body.pop("l2_bytes"), r"missing keys \['l2_bytes'\]"),
         (_change(("seed",), 1.5), "seed: expected an integer from 0 to 9007199254740991, found 1.5"),
         (_change(("config_names",), ["ws_a", "ws_a"]), "config_names: 'ws_a' is there 2 times"),
         (_change(("config_names", 0), 'a"b'), r"config_names\[0\]: expected a text like .* found 'a\"b'"),
@@ -191,7 +201,26 @@ def test_reading_a_file(tmp_path: Path) -> None:
 
 
 def test_the_shipped_tables_are_canonical() -> None:
-    """The tables of this checkout are exactly what `write` writes, for the arch that names them."""
-    for path in table.shipped_path("any").parent.glob("*.json"):
-        assert table.read(path).arch == path.stem
-        assert table.write(table.read(path)) == path.read_bytes()
+    """The tables of this checkout are exactly what `write` writes, in the files of their arch and device."""
+    found = list(table.TABLES.glob("*.json"))
+    for path in found:
+        each = table.read(path)
+        assert table.shipped_path(each.arch, each.device) == path
+        assert table.write(each) == path.read_bytes()
+    assert sorted(each.device for arch in TARGETS for each in table.shipped(arch)) == sorted(
+        table.read(path).device for path in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "sm90-h200.json"),
+        ("NVIDIA H100 80GB HBM3", "sm90-h100-80gb-hbm3.json"),
+        ("AMD Instinct MI250X / MI250", "sm90-instinct-mi250x-mi250.json"),
+        ("a GPU", "sm90-a-gpu.json"),
+    ],
+)
+def test_tables_are_named_after_their_device(device: str, name: str) -> None:
+    """In words that any file system takes."""
+    assert table.shipped_path("sm90", device).name == name

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from aotmm.pack.table import Sample
-from aotmm.runtime.launcher import CDevice
+from aotmm.runtime.tuning import CDevice, nominal_device
+from aotmm.target import target
 from aotmm.timing.problems import Case, Shape
 from aotmm.tune.workers import Outcome, Running, measuring
 from aotmm.workers.pool import Timeouts, WorkerPool, local
@@ -44,7 +45,7 @@ class Fake:
     @property
     def device(self) -> CDevice:
         """An H200's facts."""
-        return CDevice(132, 232448)
+        return nominal_device(target("sm90"))
 
     def __call__(self) -> Fake:
         """Itself: it is what makes a measurer, and the measurer."""

@@ -19,7 +19,7 @@ from aotmm.pack.table import Sample
 from aotmm.tune.record import Environment, Record
 from tests.unit.tune.fakes import case
 
-ENVIRONMENT = Environment("sm90", "NVIDIA H200", "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
+ENVIRONMENT = Environment("sm90", "NVIDIA H200", 132, 1980, 4916, 60 << 20, "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
 SAMPLES = (
     Sample("ws_a", 1, pdl=True, copies=0, ns=1000),
     Sample("ws_b_split", 4, pdl=False, copies=3, ns=900),
@@ -71,6 +71,7 @@ def test_a_torn_head_starts_anew(path: Path) -> None:
     ("other", "message"),
     [
         (replace(ENVIRONMENT, device="NVIDIA A100"), "device 'NVIDIA A100', not 'NVIDIA H200'"),
+        (replace(ENVIRONMENT, memory_gbps=3352), "memory_gbps 3352, not 4916"),
         (replace(ENVIRONMENT, pack="cd" * 32), "pack 'cdcd"),
         (replace(ENVIRONMENT, seed=8, driver="1"), "driver '1', not '580.1'; seed 8, not 7"),
     ],

@@ -1,0 +1,136 @@
+"""Devices and tuning tables as a launcher's C interface has them."""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+from aotmm.problem import DEVICE_NAME_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aotmm.pack.table import Table
+    from aotmm.target import Target
+
+
+class CDevice(Structure):
+    """aotmm_device."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")),
+        ("name", c_char * DEVICE_NAME_BYTES),
+    ]
+
+
+class COrigin(Structure):
+    """aotmm_origin."""
+
+    _fields_ = [
+        ("name", c_char * DEVICE_NAME_BYTES),
+        ("measured", c_int32),
+        *((name, c_double) for name in ("compute", "memory", "tensor_tflops")),
+    ]
+
+
+class CModel(Structure):
+    """aotmm_model."""
+
+    _fields_ = [
+        ("config_name", c_char_p),
+        *((name, c_int32) for name in ("element_bytes", "fast_accum", "min_m")),
+        *(
+            (name, c_double)
+            for name in ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
+        ),
+    ]
+
+
+class CTime(Structure):
+    """aotmm_time."""
+
+    _fields_ = [("ns", c_uint32), ("split", c_uint16), ("pdl", c_uint16)]
+
+
+class CShape(Structure):
+    """aotmm_shape."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("M", "N", "K")),
+        *((name, c_int32) for name in ("element_bytes", "fast_accum", "layout")),
+    ]
+
+
+class CTable(Structure):
+    """aotmm_table."""
+
+    _fields_ = [
+        ("device", CDevice),
+        *((f"{name}_count", c_uint32) for name in ("model", "config_name", "shape")),
+        ("models", POINTER(CModel)),
+        ("config_names", POINTER(c_char_p)),
+        ("shapes", POINTER(CShape)),
+        ("times", POINTER(CTime)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The tuning table that selection on a device goes by: `aotmm_origin` of launcher.h.
+
+    Attributes:
+        table: the device of the table; None if there are estimates only.
+        measured: it is the device's own table: measured times count, and nothing is scaled.
+        compute, memory: speed of the device over that of the table's, by which models are scaled.
+        tensor_tflops: a lower limit of its tensor cores in fp16, None for no limit.
+    """
+
+    table: str | None
+    measured: bool
+    compute: float
+    memory: float
+    tensor_tflops: float | None
+
+    @classmethod
+    def from_c(cls, origin: COrigin) -> Origin:
+        """Return a C origin as a value."""
+        tflops = origin.tensor_tflops or None
+        return cls(origin.name.decode() or None, bool(origin.measured), origin.compute, origin.memory, tflops)
+
+    def __str__(self) -> str:
+        if self.table is None:
+            return "estimates from tiles and data sheet"
+        if self.measured:
+            return f"table of {self.table}"
+        limit = "" if self.tensor_tflops is None else f", tensor cores {self.tensor_tflops:.0f} TFLOP/s"
+        speeds = f"compute {self.compute:.2f}, memory {self.memory:.2f}{limit}"
+        return f"models scaled from {self.table}: {speeds}, no measured times"
+
+
+def nominal_device(row: Target) -> CDevice:
+    """Return the device that stands for an arch where no GPU is asked."""
+    facts = (row.multiprocessors, row.shared_bytes, row.clock_mhz, int(row.bandwidth), 0)
+    return CDevice(*facts, row.device.encode())
+
+
+def measured_device(table: Table, shared_bytes: int) -> CDevice:
+    """Return the device that `table` was measured on."""
+    facts = (table.multiprocessors, shared_bytes, table.clock_mhz, table.memory_gbps, table.l2_bytes)
+    return CDevice(*facts, table.device.encode())
+
+
+def c_table(table: Table, config_names: Collection[str]) -> CTable:
+    """Return `table` for `retune` of a launcher with kernels of `config_names`."""
+    from aotmm.pack.table import measured  # only here: the first product should be quick
+
+    known = measured(table, config_names)
+    models = [CModel(m.config_name.encode(), *astuple(m)[1:]) for m in table.models]
+    names = [name.encode() for name in known.config_names]
+    times = [CTime(*time) for row in known.times for time in row]
+    found = CTable(measured_device(table, 0), len(models), len(names), len(known.shapes))
+    found.models = (CModel * len(models))(*models)
+    found.config_names = (c_char_p * len(names))(*names)
+    found.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
+    found.times = (CTime * len(times))(*times)
+    return found
