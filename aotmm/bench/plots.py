@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
 
 from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.results import Results, Row, spread
-from aotmm.bench.summary import baseline
+from aotmm.bench.summary import Goal, baseline
 
 _COLORS = {"aotmm": "#0072b2", "torch": "#000000", "tutorial": "#d55e00", "cutlass": "#009e73", "scaled_mm": "#000000"}
 _DTYPE_COLORS = {"fp16": "#0072b2", "bf16": "#e69f00", "fp8e4": "#cc79a7"}
@@ -27,6 +28,35 @@ def draw(results: Results) -> dict[str, bytes]:
     """Return every plot that the results have figures for: PNG by file name."""
     plots = {"squares.png": _squares(results), "ratio.png": _ratios(results), "roofline.png": _roofline(results)}
     return {name: _png(figure) for name, figure in plots.items() if figure is not None}
+
+
+def draw_figures(runs: Sequence[Results], goals: Sequence[Goal]) -> dict[str, bytes]:
+    """Return the plot of the figures of random problems, if there are any: a box for each goal.
+
+    A box is between the quartiles, with the median; whiskers are at 5 and 95 %, and what is beyond is dots.
+    """
+    rows = [row for run in runs for row in run.rows]
+    boxes = {
+        goal.work: values
+        for goal in goals
+        if (values := [value for row in rows if goal.counts(row) and (value := goal.figure(row)) is not None])
+    }
+    if not boxes:
+        return {}
+    figure = Figure(figsize=(10, 1 + 0.42 * len(boxes)))
+    axis = figure.subplots()
+    axis.axvline(1.0, color="#000000", linewidth=0.8)
+    places = range(len(boxes), 0, -1)  # the first on top
+    dots = {"markersize": 2}
+    axis.boxplot([*boxes.values()], positions=places, vert=False, whis=(5, 95), widths=0.6, flierprops=dots)
+    axis.set_yticks(places, [f"{name} ({len(values)})" for name, values in boxes.items()])
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(FixedLocator([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    at_most = goals[0].at_most
+    axis.set(xlabel="time of the chosen plan over that of the best" if at_most else "times faster than torch")
+    axis.grid(axis="x", alpha=0.3)
+    return {"figures.png": _png(figure)}
 
 
 def _squares(results: Results) -> Figure | None:
