@@ -6,9 +6,10 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from aotmm.bench import results
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import different
 from aotmm.bench.summary import MET, MISSED, NO_TARGET, OURS, Goal, figure, goals, targets
@@ -56,10 +57,11 @@ class Line:
     def status(self) -> str:
         """Return whether the targets are met, in words. A missing or wrong product of ours misses them."""
         pairs = ((self.mean, self.goal.mean), (self.quantile, self.goal.quantile), (self.worst, self.goal.worst))
-        found = [(value, limit) for value, limit in pairs if value is not None and limit is not None]
-        if not found:
+        wanted = [(value, limit) for value, limit in pairs if limit is not None]
+        if not wanted or (self.mean is None and not self.failed):
             return NO_TARGET
-        return MISSED if self.failed or any(self.goal.misses(*pair) for pair in found) else MET
+        missed = any(value is None or self.goal.misses(value, limit) for value, limit in wanted)
+        return MISSED if missed or self.failed else MET
 
 
 class Found(NamedTuple):
@@ -220,6 +222,12 @@ def _worst_table(kind: str, found: Sequence[Found]) -> tuple[tuple[str, ...], li
         us, notes = (f"{row.us(name):.2f}" for name in pair), (row.times[name].note for name in pair)
         rows.append((str(row.case), row.sweeps[0], figure(each.figure), *us, *notes))
     return header, rows
+
+
+def to_json(runs: Sequence[Results]) -> dict[str, Any]:
+    """Return the lines, and all that was measured."""
+    found = [asdict(line) | {"status": line.status} for line in lines(runs)]
+    return {"lines": found, "runs": [results.to_json(run) for run in runs]}
 
 
 def not_run(runs: Sequence[Results]) -> list[tuple[str, ...]]:

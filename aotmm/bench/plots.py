@@ -8,7 +8,6 @@ from statistics import geometric_mean
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
 
 from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.results import Results, Row, spread
@@ -43,19 +42,14 @@ def draw_figures(runs: Sequence[Results], goals: Sequence[Goal]) -> dict[str, by
     }
     if not boxes:
         return {}
-    figure = Figure(figsize=(10, 1 + 0.42 * len(boxes)))
+    figure = Figure(figsize=(14, 5.5))
     axis = figure.subplots()
-    axis.axvline(1.0, color="#000000", linewidth=0.8)
-    places = range(len(boxes), 0, -1)  # the first on top
-    dots = {"markersize": 2}
-    axis.boxplot([*boxes.values()], positions=places, vert=False, whis=(5, 95), widths=0.6, flierprops=dots)
-    axis.set_yticks(places, [f"{name} ({len(values)})" for name, values in boxes.items()])
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(FixedLocator([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0]))
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    axis.boxplot([*boxes.values()], whis=(5, 95), flierprops={"markersize": 2})
+    labels = [f"{name} ({len(values)})" for name, values in boxes.items()]
+    axis.set_xticks(range(1, len(boxes) + 1), labels, rotation=30, ha="right")
+    _logarithmic(axis)
     at_most = goals[0].at_most
-    axis.set(xlabel="time of the chosen plan over that of the best" if at_most else "times faster than torch")
-    axis.grid(axis="x", alpha=0.3)
+    axis.set_ylabel("time of the chosen plan over that of the best" if at_most else "times faster than torch")
     return {"figures.png": _png(figure)}
 
 
@@ -109,16 +103,21 @@ def _ratios(results: Results) -> Figure | None:
             color = _DTYPE_COLORS.get(dtype, "#666666")
             axis.hlines(geometric_mean(values), position + 0.04, position + 0.96, color=color, linewidth=1.5)
         axis.axvline(position, color="#dddddd", linewidth=0.8)
+    _logarithmic(axis)
+    axis.set_xticks([position + 0.5 for position in range(len(columns))], [sweep for sweep, _ in columns])
+    axis.set_xlim(0, len(columns))
+    axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
+    axis.legend(labels.values(), labels.keys())
+    return figure
+
+
+def _logarithmic(axis: Any) -> None:
+    """Scale the axis of ratios, on which twice and half as fast are equally far from 1."""
     axis.axhline(1.0, color="#000000", linewidth=0.8)
     axis.set_yscale("log", base=2)
     axis.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0], minor=False)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axis.set_xticks([position + 0.5 for position in range(len(columns))], [sweep for sweep, _ in columns])
-    axis.set_xlim(0, len(columns))
-    axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
     axis.grid(axis="y", alpha=0.3)
-    axis.legend(labels.values(), labels.keys())
-    return figure
 
 
 def _with_ratio(rows: Iterable[Row]) -> list[tuple[float, Row]]:

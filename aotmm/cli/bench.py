@@ -100,20 +100,16 @@ def bench(
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
     """
-    of_sweeps = ("dtypes", "every")
-    of_random = ("seed", "count", "classes", "regret", "table")
+    of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
+    of_products = (*of_sweeps, "providers", *of_random)
     drawn, builds = what == ("random",), what == ("build_scaling",)
     refuse_ignored(
-        (
-            "with --render",
-            bool(rendered),
-            ("what", *of_sweeps, "providers", *of_random, "overhead", "ablation", "pack"),
-        ),
+        ("with --render", bool(rendered), ("what", *of_products, "overhead", "ablation", "pack")),
         ("with --render", len(rendered) == 1, ("out",)),
-        ("with --ablation", ablation, ("what", *of_sweeps, "providers", "overhead")),
+        ("with --ablation", ablation, ("what", *of_products, "overhead")),
         ("without --ablation", not ablation, ("pack",)),
-        ("with --overhead", overhead, ("what", *of_sweeps, "providers")),
-        ("on build_scaling", builds, ("out", *of_sweeps, "providers")),
+        ("with --overhead", overhead, ("what", *of_products)),
+        ("on build_scaling", builds, ("out", *of_products)),
         ("on random", drawn, of_sweeps),
         ("on anything but random", not drawn, of_random),
         ("with --regret", regret, ("providers",)),
@@ -163,8 +159,7 @@ def _show(runs: Sequence[Results], folder: Path, *, as_json: bool) -> None:
 
     drawn = drawn_summary.are_drawn(runs)
     if as_json:
-        bodies = [results.to_json(found) for found in runs]
-        print_json(bodies[0] if len(bodies) == 1 else bodies)
+        print_json(drawn_summary.to_json(runs) if drawn else results.to_json(runs[0]))
     elif drawn:
         for title, text, header, rows in drawn_summary.sections(runs):
             click.echo(f"{title}\n{text + chr(10) * bool(text)}{report.table(header, rows)}\n")
