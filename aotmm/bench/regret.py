@@ -68,13 +68,13 @@ def _measurer(launcher: Launcher, ordinal: int, known: dict[str, Any]) -> Callab
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def measured(item: Work) -> Row:
-        # Plain products, as tuning times them: scales would hide which kernels of a config fit.
-        sets = [replace(x, epilogue=Epilogue()) for x in pool.operands(item.case, known["cache_bytes"])]
-        problems = [_problem(item.case, operands) for operands in sets]
-        chosen = launcher.plan(problems[0], ordinal, WORKSPACE_LIMIT)
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream):  # graphs are not recorded on the default one
+            # Plain products, as tuning times them: scales would hide which kernels of a config fit.
+            sets = [replace(x, epilogue=Epilogue()) for x in pool.operands(item.case, known["cache_bytes"])]
+            problems = [_problem(item.case, operands) for operands in sets]
+            chosen = launcher.plan(problems[0], ordinal, WORKSPACE_LIMIT)
             best, wrong = fastest(item.case, sets, problems, launcher, ordinal)
-        times, not_run = compared(item.case, sets, problems, launcher, (chosen, best or chosen), stopwatch)
+            times, not_run = compared(item.case, sets, problems, launcher, (chosen, best or chosen), stopwatch)
         return Row(item.case, item.sweeps, held_out=True, times=times, not_run=not_run | wrong)
 
     return measured
@@ -89,7 +89,7 @@ def fastest(
     """
     found: list[tuple[int, Plan]] = []
     wrong: dict[str, str] = {}
-    for fast_accum in {False, case.fast_accum}:
+    for fast_accum in dict.fromkeys((False, case.fast_accum)):
         kind = [replace(problem, fast_accum=fast_accum) for problem in problems]
         chosen = candidates(launcher, launcher.device(ordinal), kind[0])
         need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
