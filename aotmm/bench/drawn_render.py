@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from aotmm.bench.drawn_summary import Section, drawn_goals, sections
+from aotmm.bench.drawn_summary import Section, drawn_goals, merged_facts, sections
 from aotmm.bench.render import needs_plots, page, write_csv, write_page
 from aotmm.bench.results import Results
 from aotmm.bench.summary import CSV_HEADER, csv_rows, failures
@@ -30,7 +30,7 @@ def render_drawn(runs: Sequence[Results], folder: Path) -> list[Path]:
         text = page(
             "drawn.html.jinja",
             drawn,
-            facts=runs[0].facts,
+            facts=merged_facts(runs),
             sections=tables,
             wrong=[text for run in runs for text in failures(run)],
         )

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from aotmm.bench import results
 from aotmm.bench.results import Results, Row
-from aotmm.bench.session import different
 from aotmm.bench.summary import MET, MISSED, NO_TARGET, OURS, Goal, figure, goals, targets
 from aotmm.errors import SpecError
 
 RATIO, REGRET = "ratio", "regret"  # the figures of a run (its fact "figure")
+_COMMON = ("figure", "table", "device", "aotmm", "packs", "torch", "cuda")  # facts that runs of one report share
 _WORST = 30  # problems in a list
 _WIDTH = 200  # characters of a reason
 _PARTS = 20  # the first and the last of so many quantiles are those at 5 and 95 %
@@ -107,7 +107,7 @@ def lines(runs: Sequence[Results]) -> list[Line]:
     """Return the lines of every goal that has rows: over all runs, then of each run if there are several.
 
     Raises:
-        SpecError: the runs are of one seed, or not of one machine and software.
+        SpecError: two runs are of one seed, or of different devices or software.
     """
     _refuse_different(runs)
     seeds = [(_seed(run), [run]) for run in runs]
@@ -184,6 +184,13 @@ def _title(runs: Sequence[Results]) -> str:
     return f"{_TITLES[runs[0].facts['figure']]}, seed{'s' * (len(runs) > 1)} {seeds}" + f", table {table}" * bool(table)
 
 
+def merged_facts(runs: Sequence[Results]) -> dict[str, Any]:
+    """Return the facts of all runs: where they differ, every value."""
+    names = dict.fromkeys(name for run in runs for name in run.facts)
+    found = {name: list(dict.fromkeys(str(run.facts.get(name)) for run in runs)) for name in names}
+    return {name: "; ".join(values) for name, values in found.items()}
+
+
 def _target_table(runs: Sequence[Results]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     found = lines(runs)
     at_most = any(line.goal.at_most for line in found)
@@ -250,10 +257,10 @@ def _seed(run: Results) -> str:
 def _refuse_different(runs: Sequence[Results]) -> None:
     first = runs[0].facts
     for run in runs[1:]:
-        other = [name for name in different(first, run.facts) if name != "seed"]
+        other = [name for name in _COMMON if first.get(name) != run.facts.get(name)]
         if other:
             there = ", ".join(f"{name} {first.get(name)} and {run.facts.get(name)}" for name in other)
-            raise SpecError(f"runs of several machines or programs are not one report: {there}")
+            raise SpecError(f"runs of different devices or programs are not one report: {there}")
     seeds = [_seed(run) for run in runs]
     if len(set(seeds)) < len(seeds):
         raise SpecError(f"a seed counts once, found {', '.join(seeds)}")

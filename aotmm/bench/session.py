@@ -39,16 +39,12 @@ def continued(folder: Path, here: dict[str, Any]) -> Results:
     if not (folder / results.FILE_NAME).exists():
         return Results(here)
     found = results.read(folder)
-    other = different(found.facts, here)
+    there = found.facts
+    other = [name for name in {**there, **here} if name not in _VARYING and there.get(name) != here.get(name)]
     if other:
-        there = ", ".join(f"{name} {found.facts.get(name)} and now {here.get(name)}" for name in other)
-        raise SpecError(f"{folder} has results of another run: {there}; choose another --out")
+        pairs = ", ".join(f"{name} {there.get(name)} and now {here.get(name)}" for name in other)
+        raise SpecError(f"{folder} has results of another run: {pairs}; choose another --out")
     return found
-
-
-def different(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the names of the facts in which two runs differ, although no run may change them."""
-    return [name for name in {**one, **other} if name not in _VARYING and one.get(name) != other.get(name)]
 
 
 def keep(

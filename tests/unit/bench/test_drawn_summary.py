@@ -172,7 +172,7 @@ def test_several_seeds() -> None:
 
 
 def test_runs_that_are_not_one_report() -> None:
-    """The same seed twice, another machine, and sweeps are refused."""
+    """The same seed twice, another device, and sweeps are refused; another machine of the same kind is not."""
     row = drawn_row("squares", 1.0)
     with pytest.raises(SpecError, match="a seed counts once, found 1, 1"):
         lines([_run(row), _run(row)])
@@ -181,6 +181,7 @@ def test_runs_that_are_not_one_report() -> None:
     with pytest.raises(SpecError, match="only runs of random problems"):
         are_drawn([_run(row), sample()])
     assert are_drawn([_run(row), _run(row, seed=2)])
+    assert lines([_run(row), _run(row, seed=2, driver_version="581")])
     assert not are_drawn([sample()])
 
 

@@ -83,6 +83,7 @@ def test_random_problems(tmp_path: Path) -> None:
     page = written[3].read_text()
     assert not re.search(r"https?://|//[a-z]|<script", re.sub(r"base64,[^\"]*", "", page))
     assert "failed: &lt;no&gt; | way" in page
+    assert "<tr><th>seed</th><td>1; 2</td></tr>" in page
     assert page.count('class="met"') + page.count('class="missed"') == 13 * 3
 
 
