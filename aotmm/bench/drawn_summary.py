@@ -26,8 +26,8 @@ _TITLES = {
 _TEXTS = {
     RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, or torch._scaled_mm "
     "with the same kind of sums.",
-    REGRET: "A regret is the time of the chosen plan over that of the best shipped one, both timed in turns: 1 is "
-    "perfect. Means are geometric.",
+    REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
+    "turns: 1 is perfect. Means are geometric.",
 }
 
 

@@ -1,4 +1,4 @@
-"""Regret of the launcher's choices on random problems: every shipped plan is timed, then the chosen one and the best.
+"""Regret of the launcher's choices on random problems: all plans worth timing race, then the chosen one and the best.
 
 The two take turns once more, so that neither profits from the luck of the first race.
 """
