@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from aotmm.bench.protocol import GraphStopwatch, in_turn, repeated
-from aotmm.bench.providers.own import launches_of, plan_of
+from aotmm.bench.providers.own import launches, library, plan_of, problems_of
 from aotmm.timing.check import truth
 from aotmm.timing.operands import Pool
 from aotmm.timing.problems import Case, Shape
@@ -29,9 +29,10 @@ def measure() -> dict[str, dict[str, float]]:
         sets = pool.operands(case, cache_bytes)
         right = truth(sets[0].a, sets[0].b, sets[0].out.dtype)
         chosen = plan_of(case, sets[0])
+        launcher = library().launcher(sets[0].a.device.index)
         runs = {}
         for order, plan in (("grouped", chosen), ("row-major", replace(chosen, group_m=1))):
-            call = launches_of(plan, case, sets)
+            call = launches(launcher, plan, problems_of(case, sets), sets[0].a.device)
             sets[0].out.fill_(float("nan"))
             call(sets[0])
             right.confirm(sets[0].out, f"{plan} on {case}")

@@ -846,9 +846,9 @@ def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
             is_option = isinstance(parameter, click.Option)
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
             name = parameter.opts[0] if is_option else parameter.opts[0].upper()
-            value = next(iter(getattr(parameter.type, "choices", [])), None) or {"file": __file__, "pack": "."}.get(
-                str(parameter.name), "1"
-            )
+            paths = {"file": __file__, "table": __file__, "pack": "."}
+            choices = getattr(parameter.type, "choices", [])
+            value = next(iter(choices), None) or paths.get(str(parameter.name), "1")
             yield name, [name] * is_option + [value] * (not is_flag)
 
 
@@ -885,6 +885,10 @@ def test_ablation_refuses_what_has_no_effect(name: str, words: list[str]) -> Non
         ("--overhead --dtype fp16 --every 2", "--dtype, --every: no effect with --overhead"),
         ("scaling first_result --provider torch", "--provider: no effect on scaling, first_result"),
         ("build_scaling --out out", "--out: no effect on build_scaling"),
+        ("random --every 2", "--every: no effect on random"),
+        ("llm --seed 1 --regret", "--seed, --regret: no effect on anything but random"),
+        ("random --regret --provider torch", "--provider: no effect with --regret"),
+        (f"random --table {__file__}", "--table: no effect without --regret"),
     ],
 )
 def test_bench_refuses_what_has_no_effect(words: str, text: str) -> None:
