@@ -384,7 +384,7 @@ class Launcher:
 
         Models that it lacks stay as they were for its device.
         """
-        self._raise(self._c.retune(byref(c_table(table, {kernel.config_name for kernel in self.kernels}))))
+        self._raise(self._c.retune(byref(c_table(table, self.kernels))))
 
     def preload(self, ordinal: int) -> None:
         """Load every kernel that fits device `ordinal`. Raises DriverError."""
