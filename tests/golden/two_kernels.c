@@ -113,7 +113,7 @@ const aotmm_group aotmm_guard_tests_of[] = {
 const uint32_t aotmm_kernel_count = 2;
 aotmm_function aotmm_functions[2][AOTMM_MAX_DEVICES];
 const char aotmm_arch[] = "sm80";
-const int64_t aotmm_pointer_alignment = 16;
+const int64_t aotmm_pointer_alignment = 128;
 const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
 
 const uint16_t aotmm_order[] = {0, 1};
@@ -129,24 +129,41 @@ const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
 
-static const aotmm_constants constants[][AOTMM_MIN_M_COUNT] = {
-    {{2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}},
-    {{2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}},
+
+static const aotmm_constants constants_0[] = {
+    {2500.0, 181.4843076923077, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
+    {2500.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
 };
-static const uint16_t config_names[] = {AOTMM_UNMEASURED, AOTMM_UNMEASURED};
-static const aotmm_shape shapes[] = {
+static const uint16_t config_numbers_0[] = {65535, 65535};
+static const aotmm_shape shapes_0[] = {
     {0},
 };
-static const aotmm_time times[] = {
+static const aotmm_time times_0[] = {
     {0},
 };
-static uint32_t places[2];
-const aotmm_tuning aotmm_built_tuning = {constants, config_names, shapes, times, places, 0, 0, 2};
+static uint32_t places_0[2];
+
+const aotmm_tuning aotmm_built_tunings[] = {
+    {.table = {.device = {0, 0, 0, 0, 0, ""},
+               .config_count = 0, .shape_count = 0,
+               .constants = constants_0,
+               .config_numbers = config_numbers_0, .shapes = shapes_0, .times = times_0},
+     .places = places_0, .place_count = 2},
+};
+const uint32_t aotmm_built_tuning_count = 1;
+const aotmm_hidden_facts aotmm_hidden[] = {
+    {"NVIDIA H20", 1.8974358974358974, 1.0},
+    {"NVIDIA H20-3e", 1.8974358974358974, 1.0},
+    {"NVIDIA H100 PCIe", 0.0, 0.7042966647012076},
+    {"NVIDIA H100 NVL", 0.0, 0.5948611787627861},
+    {"NVIDIA H200 NVL", 0.0, 0.844365841334007},
+    {0},
+};
 
 __attribute__((visibility("default"))) const aotmm_launcher *aotmm_launcher_sm80(void) {
   static const aotmm_launcher launcher = {
       AOTMM_ABI, sizeof(aotmm_problem), 2, aotmm_arch, aotmm_kernels,
-      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_plan_for, aotmm_run, aotmm_matmul, aotmm_retune,
+      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul, aotmm_retune,
       aotmm_preload, aotmm_last_error};
   return &launcher;
 }
