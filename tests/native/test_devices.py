@@ -35,7 +35,7 @@ def described(name: str, *facts: int) -> CDevice:
 
 
 def table_for(kernel: Kernel, device: CDevice, ns: int) -> Table:
-    """A table of one config: `ns` for MEASURED, and steps that take as long, tiles 1, bytes and loads almost nothing."""
+    """A table of one config: `ns` for MEASURED and for each step, 1 for a tile, almost nothing for bytes and loads."""
     shape = ShapeTimes(2, "nn", False, 512, 512, 1024, False, (Sample(kernel.config_name, 1, False, 0, ns),))  # noqa: FBT003
     facts = device.multiprocessors, device.clock_mhz, device.memory_gbps, device.l2_bytes
     models = tuple(Model(kernel.config_name, 2, False, rows, 0.0, float(ns), 1.0, 1e-9, 1e-9) for rows in MIN_M)  # noqa: FBT003
@@ -217,7 +217,7 @@ ALIKE = problem_of(1536, 1536, 8192, strides_b=(1, 8192))
 
 
 def equal_rates(mm: Launcher) -> Table:
-    """A table of an H200 by which all large tiles multiply equally fast and nothing else takes long: waves alone decide."""
+    """A table of an H200 by which large tiles multiply equally fast and nothing else counts: waves alone decide."""
     h200 = nominal_device(target("sm90"))
     facts = h200.multiprocessors, h200.clock_mhz, h200.memory_gbps, h200.l2_bytes
     kinds = {(k.config_name, DTYPES[k.dtype_a].bytes, k.fast_accum): k for k in mm.kernels if k.role != "copy"}
