@@ -87,7 +87,8 @@ ROLES = ("product", "partial", "reduce", "copy")
 # to the last element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
 # Partial sums are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch
 # is the address of the memory that Triton's compiler needs. c_span is the number of elements of a row of C that may be
-# written: N, or the whole pitch of a C in the workspace.
+# written: N, or the whole pitch of a C in the workspace. Tiles are computed in groups
+# of group_m rows of tiles of C.
 PRODUCT_QUANTITIES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
@@ -96,7 +97,7 @@ PRODUCT_QUANTITIES = (
     "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
     "activation", "allow_tf32", "fast_accum",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
-    "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span",
+    "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m",
 )  # fmt: skip
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
 # A copy's: a source and a destination of M rows and N columns, in elements of equal size.
@@ -113,6 +114,10 @@ MAX_QUANTITIES = 64  # of one kernel
 
 # Numbers of slices of K.
 SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
+
+# Choices of group_m. More than 16 could overflow the number of a tile at N near 2^31.
+GROUPS = (1, 2, 4, 8, 16)
+USUAL_GROUP = 8  # of equal choices
 
 # Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,
 # and for more slices of K than pay.

@@ -147,6 +147,7 @@ def _inputs(kernel: Kernel, a: Array, b: Array) -> tuple[dict[str, Array], dict[
         "allow_tf32": int(kernel.dtype_a == "tf32"),
         "fast_accum": int(kernel.fast_accum),
         "split": 1,
+        "group_m": 2,
     }
     return {"a_ptr": stored_a, "b_ptr": stored_b}, values
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.results import Results, Row, spread
-from aotmm.bench.summary import baseline
+from aotmm.bench.summary import Goal, baseline
 
 _COLORS = {"aotmm": "#0072b2", "torch": "#000000", "tutorial": "#d55e00", "cutlass": "#009e73", "scaled_mm": "#000000"}
 _DTYPE_COLORS = {"fp16": "#0072b2", "bf16": "#e69f00", "fp8e4": "#cc79a7"}
@@ -27,6 +27,30 @@ def draw(results: Results) -> dict[str, bytes]:
     """Return every plot that the results have figures for: PNG by file name."""
     plots = {"squares.png": _squares(results), "ratio.png": _ratios(results), "roofline.png": _roofline(results)}
     return {name: _png(figure) for name, figure in plots.items() if figure is not None}
+
+
+def draw_figures(runs: Sequence[Results], goals: Sequence[Goal]) -> dict[str, bytes]:
+    """Return the plot of the figures of random problems, if there are any: a box for each goal.
+
+    A box is between the quartiles, with the median; whiskers are at 5 and 95 %, and what is beyond is dots.
+    """
+    rows = [row for run in runs for row in run.rows]
+    boxes = {
+        goal.work: values
+        for goal in goals
+        if (values := [value for row in rows if goal.counts(row) and (value := goal.figure(row)) is not None])
+    }
+    if not boxes:
+        return {}
+    figure = Figure(figsize=(14, 5.5))
+    axis = figure.subplots()
+    axis.boxplot([*boxes.values()], whis=(5, 95), flierprops={"markersize": 2})
+    labels = [f"{name} ({len(values)})" for name, values in boxes.items()]
+    axis.set_xticks(range(1, len(boxes) + 1), labels, rotation=30, ha="right")
+    _logarithmic(axis)
+    at_most = goals[0].at_most
+    axis.set_ylabel("time of the chosen plan over that of the best" if at_most else "times faster than torch")
+    return {"figures.png": _png(figure)}
 
 
 def _squares(results: Results) -> Figure | None:
@@ -79,16 +103,21 @@ def _ratios(results: Results) -> Figure | None:
             color = _DTYPE_COLORS.get(dtype, "#666666")
             axis.hlines(geometric_mean(values), position + 0.04, position + 0.96, color=color, linewidth=1.5)
         axis.axvline(position, color="#dddddd", linewidth=0.8)
+    _logarithmic(axis)
+    axis.set_xticks([position + 0.5 for position in range(len(columns))], [sweep for sweep, _ in columns])
+    axis.set_xlim(0, len(columns))
+    axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
+    axis.legend(labels.values(), labels.keys())
+    return figure
+
+
+def _logarithmic(axis: Any) -> None:
+    """Scale the axis of ratios, on which twice and half as fast are equally far from 1."""
     axis.axhline(1.0, color="#000000", linewidth=0.8)
     axis.set_yscale("log", base=2)
     axis.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0], minor=False)
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    axis.set_xticks([position + 0.5 for position in range(len(columns))], [sweep for sweep, _ in columns])
-    axis.set_xlim(0, len(columns))
-    axis.set(title="Every shape, in the order of work; lines are geometric means", ylabel="times faster than torch")
     axis.grid(axis="y", alpha=0.3)
-    axis.legend(labels.values(), labels.keys())
-    return figure
 
 
 def _with_ratio(rows: Iterable[Row]) -> list[tuple[float, Row]]:

@@ -22,11 +22,29 @@ from aotmm.timing.graph import recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 
-_GRAPH_US = 2000.0  # of one replay: long against the events' resolution and the launch of a graph
-_TOTAL_US = 20000.0  # of all replays of one provider
-_ROUNDS = (5, 11)  # least and most, after a warm-up round
 _MOST_LAUNCHES = 1024  # in one graph
 _PAIR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Time spent on one case.
+
+    Attributes:
+        graph_us: of one replay, which has to be long against the events' resolution and the launch of a graph.
+        total_us: of all replays of one provider, as far as the least and the most rounds allow.
+        rounds: their least and largest number, after a warm-up round.
+        isolated: whether single calls are timed too.
+    """
+
+    graph_us: float
+    total_us: float
+    rounds: tuple[int, int]
+    isolated: bool
+
+
+THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
+SHORT = Effort(500.0, 0.0, (5, 5), isolated=False)  # for thousands of cases, each of which counts little
 
 
 class Stopwatch(Protocol):
@@ -76,36 +94,50 @@ class _Ready:
 
 
 def measure(
-    work: Work, providers: Sequence[Provider], pool: Pool, stopwatch: Stopwatch, *, cache_bytes: int, held_out: bool
+    work: Work,
+    providers: Sequence[Provider],
+    pool: Pool,
+    stopwatch: Stopwatch,
+    *,
+    cache_bytes: int,
+    held_out: bool,
+    effort: Effort = THOROUGH,
 ) -> Row:
-    """Return the times of one case.
+    """Return the times of one case, on operands from the pool, as `compare`."""
+    sets = pool.operands(work.case, cache_bytes)
+    return Row(work.case, work.sweeps, held_out, *compare(work.case, sets, providers, stopwatch, effort))
 
-    A provider that cannot run, that fails, or whose product is wrong is not timed; the row says why.
+
+def compare(
+    case: Case, sets: Sequence[Operands], providers: Sequence[Provider], stopwatch: Stopwatch, effort: Effort
+) -> tuple[dict[str, Times], dict[str, str]]:
+    """Return the times by provider, and why others have none.
+
+    A provider that cannot run, that fails, or whose product is wrong is not timed.
     """
-    case, sets = work.case, pool.operands(work.case, cache_bytes)
     checked = (sets[0], sets[-1])
     truths = [(x.out, truth(x.a, x.b, x.out.dtype, x.epilogue)) for x in checked]
     ready: dict[str, _Ready] = {}
     not_run: dict[str, str] = {}
     for provider in providers:
         try:
-            ready[provider.name] = _prepared(provider, case, sets, truths, stopwatch)
+            ready[provider.name] = _prepared(provider, case, sets, truths, stopwatch, effort.graph_us)
         except NotRunError as reason:
             not_run[provider.name] = str(reason)
         except Exception as failure:  # noqa: BLE001 - whatever a library raises, it is not timed and the others are
             not_run[provider.name] = f"failed: {type(failure).__name__}: {failure}"
     del truths
-    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()})
-    single = tuple(provider.name for provider in providers if provider.isolated and provider.name in ready)
+    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()}, effort)
+    single = tuple(x.name for x in providers if effort.isolated and x.isolated and x.name in ready)
     isolated_us: dict[str, list[float]] = {name: [] for name in ready}
-    for number, order in enumerate(orders(single, _singles(graph_us))):
+    for number, order in enumerate(orders(single, _singles(graph_us, effort))):
         for name in order:
             isolated_us[name].append(stopwatch.alone(ready[name].call, sets[number % len(sets)]))
     times = {
         name: Times(_rounded(graph_us[name]), _rounded(isolated_us[name]), row.launches, row.error, row.note)
         for name, row in ready.items()
     }
-    return Row(case, work.sweeps, held_out, times, not_run)
+    return times, not_run
 
 
 def _prepared(
@@ -114,6 +146,7 @@ def _prepared(
     sets: Sequence[Operands],
     truths: Sequence[tuple[torch.Tensor, Truth]],
     stopwatch: Stopwatch,
+    graph_us: float,
 ) -> _Ready:
     """Return the provider, checked by the results of a graph over all `sets`.
 
@@ -131,7 +164,7 @@ def _prepared(
     largest = max(true.error(out, provider.roundings) for out, true in truths)
     if not largest <= 1:
         raise NotRunError(f"wrong: the largest error is {largest:.3g} times what is allowed")
-    launches = launches_for(estimate, len(sets))
+    launches = launches_for(estimate, len(sets), graph_us)
     if launches != len(sets):
         run = stopwatch.record(call, sets, launches)
     return _Ready(call, run, launches, largest, provider.describe(case, sets[0]))
@@ -143,13 +176,13 @@ def repeated(stopwatch: Stopwatch, call: Call, sets: Sequence[Operands]) -> tupl
     return stopwatch.record(call, sets, launches), launches
 
 
-def launches_for(us: float, sets: int) -> int:
+def launches_for(us: float, sets: int, graph_us: float = THOROUGH.graph_us) -> int:
     """Return the number of products of `us` microseconds for one graph: whole turns over the sets."""
-    turns = math.ceil(min(_GRAPH_US / max(us, 0.1), _MOST_LAUNCHES) / sets)
+    turns = math.ceil(min(graph_us / max(us, 0.1), _MOST_LAUNCHES) / sets)
     return max(1, turns) * sets
 
 
-def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]]) -> dict[str, list[float]]:
+def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]], effort: Effort = THOROUGH) -> dict[str, list[float]]:
     """Return microseconds per product of every run, one figure per round after a warm-up round.
 
     There are as many rounds as the slowest one's time allows.
@@ -160,7 +193,7 @@ def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]]) -> dict[str, li
     if not runs:
         return {}
     longest = max(run() * launches for run, launches in runs.values())
-    rounds = max(_ROUNDS[0], min(_ROUNDS[1], int(_TOTAL_US / longest)))
+    rounds = max(effort.rounds[0], min(effort.rounds[1], int(effort.total_us / longest)))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for order in orders(tuple(runs), rounds):
         for name in order:
@@ -182,10 +215,10 @@ def orders(names: tuple[str, ...], rounds: int) -> Iterator[tuple[str, ...]]:
         yield order[::-1] if count % 2 and number // count % 2 else order
 
 
-def _singles(graph_us: dict[str, list[float]]) -> int:
+def _singles(graph_us: dict[str, list[float]], effort: Effort) -> int:
     """Return the number of single calls of each provider that fit into the time."""
     slowest = max((max(times) for times in graph_us.values()), default=0.0)
-    return max(_ROUNDS[0], min(25, int(_TOTAL_US / (slowest + 30))))
+    return max(effort.rounds[0], min(25, int(effort.total_us / (slowest + 30))))
 
 
 def _rounded(samples: Sequence[float]) -> tuple[float, ...]:

@@ -45,6 +45,7 @@ class Row:
         held_out: whether tuning did not see its shape.
         times: by provider. not_run: why a provider has none.
         state: of the GPU afterwards (`facts.STATE`).
+        figures: of all timings of a case that was timed several times; `times` are those of the median one.
     """
 
     case: Case
@@ -53,6 +54,7 @@ class Row:
     times: dict[str, Times]
     not_run: dict[str, str]
     state: dict[str, float] = field(default_factory=dict)
+    figures: tuple[float, ...] = ()
 
     def us(self, provider: str) -> float:
         """Return median microseconds per product, back to back."""
@@ -136,4 +138,5 @@ def _row(body: dict[str, Any]) -> Row:
         name: Times(**(times | {kind: tuple(times[kind]) for kind in ("graph_us", "isolated_us")}))
         for name, times in body["times"].items()
     }
-    return Row(**(body | {"case": case_of(body["case"]), "times": times}) | {"sweeps": tuple(body["sweeps"])})
+    lists: dict[str, Any] = {name: tuple(body[name]) for name in ("sweeps", "figures") if name in body}
+    return Row(**(body | {"case": case_of(body["case"]), "times": times} | lists))

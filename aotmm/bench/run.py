@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from aotmm.bench.cases import COMPARISONS, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
 from aotmm.bench.results import Results, Row
-from aotmm.errors import SpecError
+from aotmm.bench.session import continued, gpu, keep, refuse_unknown
 from aotmm.timing import problems
 from aotmm.timing.operands import Pool
 
@@ -26,8 +25,6 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "scaling": scaling.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
-_VARYING = ("date", "copy_bytes_per_s")  # facts that may differ between a run and its continuation
-_PERIOD_S = 5.0  # between two writes of the results
 
 
 def run(
@@ -51,75 +48,39 @@ def run(
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of other software.
         AotmmError: as `aotmm.load` and `matmul`.
     """
-    for kind, names, known_names in (("measurement", what, WHAT), ("provider", providers, NAMES)):
-        unknown = [name for name in names if name not in known_names]
-        if unknown:
-            raise SpecError(f"unknown {kind} {', '.join(unknown)}; known: {', '.join(known_names)}")
-    ordinal = _gpu()
-    found = _known(folder, facts.collect(ordinal))
+    refuse_unknown("measurement", what, WHAT)
+    refuse_unknown("provider", providers, NAMES)
+    ordinal = gpu()
+    found = continued(folder, facts.collect(ordinal))
     known = problems.read()
     wanted = what or WHAT
     done = {row.case for row in found.rows}
     sweeps = [name for name in wanted if name in COMPARISONS]
     todo = [x for x in work(known, sweeps, dtypes=dtypes, providers=providers, every=every) if x.case not in done]
-    written = time.monotonic()
-    try:
-        for row in _rows(todo, known, ordinal, found.facts["cache_bytes"]):
-            found.rows.append(row)
-            progress(row)
-            if time.monotonic() - written > _PERIOD_S:
-                results.write(found, folder)
-                written = time.monotonic()
-        torch.cuda.empty_cache()  # for the processes of first_result
-        for name, subject in SUBJECTS.items():
-            if name in wanted and name not in found.other:
-                found.other[name] = subject()
-                progress(name)
-    finally:
-        results.write(found, folder)
+    keep(todo, _measurer(known, ordinal, found.facts["cache_bytes"]), found, folder, progress, ordinal=ordinal)
+    torch.cuda.empty_cache()  # for the processes of first_result
+    for name, subject in SUBJECTS.items():
+        if name in wanted and name not in found.other:
+            found.other[name] = subject()
+            results.write(found, folder)
+            progress(name)
     return found
 
 
-def run_ablation(pack: Path, folder: Path) -> Results:
-    """Add the ablation to the results in `folder`, measured with `pack`, a build of `ablation.CONFIGS`.
-
-    Raises:
-        SpecError, AotmmError: as `run`, and if the pack is not such a build.
-    """
-    found = _known(folder, facts.collect(_gpu()))
-    found.other["ablation"] = ablation.measure(pack)
-    results.write(found, folder)
-    return found
-
-
-def _gpu() -> int:
-    """Return the number of the measured GPU. Raises SpecError if there is none."""
-    if not torch.cuda.is_available():
-        raise SpecError(
-            f"torch {torch.__version__} sees no GPU to measure; --render DIR shows what was measured elsewhere"
-        )
-    return torch.cuda.current_device()
-
-
-def _rows(todo: Sequence[Work], known: problems.Shapes, ordinal: int, cache_bytes: int) -> Iterator[Row]:
-    """Yield the rows of `todo`, with the state of the GPU meanwhile."""
+def _measurer(known: problems.Shapes, ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
     pool, stopwatch = Pool(torch.device("cuda", ordinal)), GraphStopwatch()
-    with facts.watched(ordinal) as state:
-        for item in todo:
-            providers = [provider(name) for name in item.providers]
-            held_out = known.held_out(item.case.shape)
-            row = measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, held_out=held_out)
-            row.state.update(state.take())
-            yield row
+
+    def measured(item: Work) -> Row:
+        providers = [provider(name) for name in item.providers]
+        held_out = known.held_out(item.case.shape)
+        return measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, held_out=held_out)
+
+    return measured
 
 
-def _known(folder: Path, here: dict[str, Any]) -> Results:
-    """Return the results in `folder`, or none. Raises SpecError if they are of another machine or software."""
-    if not (folder / results.FILE_NAME).exists():
-        return Results(here)
-    found = results.read(folder)
-    other = [name for name in here if name not in _VARYING and found.facts.get(name) != here[name]]
-    if other:
-        there = ", ".join(f"{name} {found.facts.get(name)} and now {here[name]}" for name in other)
-        raise SpecError(f"{folder} has results of another machine or software: {there}; choose another --out")
+def run_ablation(folder: Path) -> Results:
+    """Add the ablation to the results in `folder`. Raises SpecError, AotmmError as `run`."""
+    found = continued(folder, facts.collect(gpu()))
+    found.other["ablation"] = ablation.measure()
+    results.write(found, folder)
     return found

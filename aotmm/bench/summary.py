@@ -7,22 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
+from typing import Any
 
-from aotmm.bench.providers import NAMES
 from aotmm.bench.results import Results, Row, spread
 
 _FILE = Path(__file__).parent / "targets.json"
 _FIRST_TARGET = 50.0  # least speedup of the first result over JIT and autotune
 RATIO, LIMIT = "of torch's", "at most"  # of the cost of a call
+OURS = ("aotmm", "chosen", "best")  # whose wrong products fail a run
 MET, MISSED, NO_TARGET = "met", "missed", ""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The target of `ours` against another provider on the rows of some sweeps.
+    """The target of `ours` against another provider on the rows of some sweeps, or of some classes of random problems.
 
-    mean: least geometric mean of the ratios. worst: least ratio. Both are None for a figure without a target.
+    mean: least geometric mean of the ratios. quantile: least one at 5 %. worst: least ratio. Each is None without a
+    target.
     least_m, most_m, fast_accum: limits of the rows that count.
+    at_most: the figures are our time over the other's instead, and the targets their largest mean, quantile at 95 %
+    and value.
     """
 
     work: str
@@ -30,21 +34,29 @@ class Goal:
     ours: str
     against: str
     mean: float | None = None
+    quantile: float | None = None
     worst: float | None = None
     least_m: int = 0
     most_m: int = 2**31
     fast_accum: bool | None = None
+    at_most: bool = False
 
-    def rows(self, results: Results, dtype: str) -> list[Row]:
-        """Return the rows that count, of one dtype."""
-        return [
-            row
-            for row in results.rows
-            if set(row.sweeps) & set(self.sweeps)
-            and row.case.dtype == dtype
+    def counts(self, row: Row) -> bool:
+        """Return whether the row is one of those that count."""
+        return (
+            not set(row.sweeps).isdisjoint(self.sweeps)
             and self.least_m <= row.case.shape.M <= self.most_m
             and (self.fast_accum is None or row.case.fast_accum is self.fast_accum)
-        ]
+        )
+
+    def figure(self, row: Row) -> float | None:
+        """Return the row's figure; None if one of the two was not run."""
+        ratio = row.ratio(self.ours, self.against)
+        return 1 / ratio if ratio is not None and self.at_most else ratio
+
+    def misses(self, figure: float, limit: float | None) -> bool:
+        """Return whether a figure is on the wrong side of its limit, if there is one."""
+        return limit is not None and (figure > limit if self.at_most else figure < limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +91,15 @@ class Line:
         return MET if reached else MISSED
 
 
-def goals() -> list[Goal]:
-    """Return the targets of `targets.json`."""
-    return [Goal(**(row | {"sweeps": tuple(row["sweeps"])})) for row in json.loads(_FILE.read_text(encoding="utf-8"))]
+def targets() -> dict[str, Any]:
+    """Return the content of `targets.json`."""
+    body: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return body
+
+
+def goals(group: str = "sweeps") -> list[Goal]:
+    """Return the targets of one group of `targets.json`."""
+    return [Goal(**(row | {"sweeps": tuple(row["sweeps"])})) for row in targets()[group]]
 
 
 def lines(results: Results) -> list[Line]:
@@ -90,7 +108,7 @@ def lines(results: Results) -> list[Line]:
         line
         for goal in goals()
         for dtype in dict.fromkeys(row.case.dtype for row in results.rows)
-        for line in _line(goal, dtype, goal.rows(results, dtype))
+        for line in _line(goal, dtype, [row for row in results.rows if row.case.dtype == dtype and goal.counts(row)])
     ]
 
 
@@ -116,7 +134,7 @@ def _line(goal: Goal, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
 
 def failures(results: Results) -> list[str]:
     """Return the cases that aotmm did not compute, or wrongly, each with the reason."""
-    return [f"{row.case}: {row.not_run['aotmm']}" for row in results.rows if "aotmm" in row.not_run]
+    return [f"{row.case}: {row.not_run[name]}" for row in results.rows for name in OURS if name in row.not_run]
 
 
 def _mean(ratios: Sequence[float | None]) -> float | None:
@@ -225,19 +243,19 @@ def csv_rows(results: Results) -> Iterator[tuple[object, ...]]:
 
 
 def baseline(row: Row) -> str:
-    """Return the provider that others of a row are compared with: the first of torch's that ran."""
-    return next((name for name in ("torch", "scaled_mm", "unfused") if name in row.times), "")
+    """Return the provider that others of a row are compared with: the first of torch's that ran, or our best plan."""
+    return next((name for name in ("torch", "scaled_mm", "unfused", "best") if name in row.times), "")
 
 
 def row_text(row: Row) -> str:
     """Return one line of progress: times, and ratios to torch's."""
     base = baseline(row)
     parts = [str(row.case).ljust(34)]
-    for name in NAMES:
+    for name in dict.fromkeys((*row.times, *row.not_run)):
         if name in row.times:
             ratio = row.ratio(name, base) if base and name != base else None
             parts.append(f"{name} {row.us(name):.1f} us" + (f" ({ratio:.2f})" if ratio else ""))
-        elif name in row.not_run:
+        if name in row.not_run:
             parts.append(f"{name} not run: {row.not_run[name][:100]}")
     return "  ".join(parts)
 

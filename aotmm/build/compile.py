@@ -373,7 +373,9 @@ def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
         found.append(Guard("allow_tf32", "equals", 1))
     found += plan.guards
     found += [
-        Guard(name, "below", I32_LIMIT) for name, type_ in plan.types.items() if type_ == "i32" and name != "split"
+        Guard(name, "below", I32_LIMIT)
+        for name, type_ in plan.types.items()
+        if type_ == "i32" and name not in ("split", "group_m")  # plans have small ones
     ]
     return tuple(found)
 

@@ -13,7 +13,8 @@ from aotmm.build.compile import Compiled
 from aotmm.pack.files import data_folder
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
-from aotmm.pack.table import MIN_M, Measured, Table, measured
+from aotmm.pack.table import Measured, Table, measured, models
+from aotmm.pack.time_model import HIDDEN, LINE_BYTES, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, constants
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -22,6 +23,7 @@ from aotmm.problem import (
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
+    GROUPS,
     LAYOUTS,
     PRODUCT_QUANTITIES,
     QUANTITIES,
@@ -30,12 +32,12 @@ from aotmm.problem import (
     SPLITS,
     STATED_QUANTITIES,
     TENSOR_MAP_TYPES,
+    USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
-_BASE_NS = 2000.0  # of a launch and its first loads, without a table
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
 _GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
@@ -62,7 +64,12 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             name_bytes=DEVICE_NAME_BYTES,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
-            min_m_from=MIN_M,
+            groups=GROUPS,
+            usual_group=USUAL_GROUP,
+            hidden=HIDDEN,
+            problem_inputs=PROBLEM_INPUTS,
+            plan_inputs=PLAN_INPUTS,
+            pdl_inputs=PDL_INPUTS,
         )
     )
 
@@ -157,11 +164,15 @@ def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) ->
     """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
     known = Measured([], [], []) if table is None else measured(table, {kernel.config_name for kernel in kernels})
     numbers = {name: number for number, name in enumerate(known.config_names)}
+    network = None if table is None else table.network
     facts = ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")
     return {
         "device": "" if table is None else table.device,
         "facts": [getattr(table, name, 0) for name in facts],
-        "constants": [[constants(kernel, target, table, rows) for rows in MIN_M] for kernel in kernels],
+        "constants": [constants(kernel, target, table) for kernel in kernels],
+        "network": None if network is None else network.parts,
+        "outputs": None if network is None else network.outputs,
+        "corrections": [] if table is None else models(table, kernels),
         "config_names": [numbers.get(kernel.config_name, "AOTMM_UNMEASURED") for kernel in kernels],
         "shapes": known.shapes,
         "place_count": 2 << max(0, len(known.shapes) - 1).bit_length(),
@@ -204,8 +215,10 @@ def _numbered_maps(parameters: tuple[Parameter, ...]) -> list[tuple[Parameter, i
 
 
 def _pointer_alignment(kernels: tuple[Kernel, ...]) -> int:
-    """Return the modulus of addresses that no guard can tell apart; at least the 16 bytes that copies depend on."""
-    return max([16, *(guard.operand for kernel in kernels for guard in kernel.guards if guard.value.endswith("_ptr"))])
+    """Return the modulus of addresses that no guard can tell apart; at least a cache line, on which times depend."""
+    return max(
+        [LINE_BYTES, *(guard.operand for kernel in kernels for guard in kernel.guards if guard.value.endswith("_ptr"))]
+    )
 
 
 @dataclass(slots=True)
@@ -278,44 +291,6 @@ def _contiguous(guards: Iterable[Guard]) -> int:
     strides = PRODUCT_QUANTITIES[first : last + 1]
     unit = {guard.value for guard in guards if (guard.relation, guard.operand) == ("equals", 1)}
     return sum(1 << number for number, name in enumerate(strides) if name in unit)
-
-
-def constants(
-    kernel: Kernel, target: Target, tuning: Table | None, rows: int
-) -> tuple[float, float, float, float, float, int]:
-    """Return base, step, tile, byte, load and blocks for `rows`: fitted, or estimated from tile and data sheet."""
-    key = (kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows)
-    for model in tuning.models if tuning is not None else ():
-        if model.key == key:
-            return (
-                model.base_ns,
-                model.ns_per_k_step,
-                model.ns_per_tile,
-                model.ns_per_byte,
-                model.ns_per_loaded_byte,
-                occupancy(kernel, target),
-            )
-    byte = 1 / target.bandwidth
-    if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
-        return _BASE_NS, 0.0, 0.0, byte * (2 if kernel.guards else 8), 0.0, 1
-    if kernel.role == "reduce":
-        return _BASE_NS, 0.0, 0.0, byte, 0.0, 1
-    config = kernel.config
-    # A step costs its multiply-adds and its loads, which are slower when they are narrow. With 64, loading a tile of
-    # 128 x 128 costs as much as multiplying it: a guess that was good enough on an H200 before there were tables.
-    macs = config.block_m * config.block_n * _mac_cost(kernel) / DTYPES["fp16"].mac_cost
-    loads = (config.block_m + config.block_n) * 64 * (16 // kernel.vector_bytes)
-    rate = target.tflops * 1000 / 2 / target.multiprocessors  # fp16 multiply-adds per ns of a multiprocessor
-    step = config.block_k * (macs + loads) / rate
-    if kernel.role == "partial":  # slices must win by more than the error of the estimates
-        step *= 1.25
-    return _BASE_NS, step, step, byte, 0.0, 1
-
-
-def _mac_cost(kernel: Kernel) -> int:
-    """Return the cost of a multiply-add: precise fp8 sums leave the tensor core for one more addition."""
-    precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum
-    return DTYPES[kernel.dtype_a].mac_cost + precise
 
 
 def _environment() -> Environment:

@@ -205,7 +205,7 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
 
 
 def _config(numbers: dict[str, int], target: Target) -> Config:
-    return Config(**{"group_m": 8, "num_stages": DEFAULT_STAGES[target.backend]} | numbers)
+    return Config(**{"num_stages": DEFAULT_STAGES[target.backend]} | numbers)
 
 
 def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import contextmanager
+import secrets
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
 from aotmm.cli import report
-from aotmm.cli.options import FOLDER, json_option, refuse_ignored
-from aotmm.cli.output import kernels_done, needs_build_extra, needs_torch, print_json, processes
+from aotmm.cli.options import FILE, FOLDER, json_option, refuse_ignored
+from aotmm.cli.output import needs_build_extra, needs_torch, print_json
 from aotmm.errors import WrongResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
+
+    from aotmm.bench.results import Results
 
 
 @click.command()
@@ -25,58 +25,84 @@ if TYPE_CHECKING:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    default="bench-results",
-    show_default=True,
+    show_default="bench-results; random: a folder in it, named by the seed",
     help="Folder for results.json, tables and plots; a run that it has results of is continued.",
 )
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider; repeatable.")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="One shape in N of each sweep.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    show_default="a new one",
+    help="Seed of the random problems; the same one draws the same problems.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="what takes 5 minutes",
+    help="Random problems of the classes in the overall figure; the others have their shares beside them.",
+)
+@click.option(
+    "--classes",
+    multiple=True,
+    metavar="NAME",
+    help="Only this class of random problems; repeatable, or with commas.",
+)
+@click.option("--regret", is_flag=True, help="For random: time all plans, and the chosen one against the best.")
+@click.option("--table", metavar="FILE", type=FILE, help="For --regret: choose by this table of aotmm tune.")
 @click.option("--overhead", is_flag=True, help="Measure only the cost of calls, as WHAT overhead does.")
 @click.option("--ablation", is_flag=True, help="Measure grouped against row-major order of tiles instead.")
 @click.option(
-    "--pack",
-    metavar="DIR",
-    type=FOLDER,
-    help="For --ablation: pack of aotmm/bench/ablation.toml.  [default: built now]",
-)
-@click.option(
     "--render",
     "rendered",
+    multiple=True,
     metavar="DIR",
     type=FOLDER,
-    help="Make tables, plots and report of DIR/results.json again, without measuring.",
+    help="Make tables, plots and report of DIR/results.json again, without measuring; of several seeds, in --out.",
 )
 @json_option
 def bench(
     *,
     what: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     dtypes: tuple[str, ...],
     providers: tuple[str, ...],
     every: int,
+    seed: int | None,
+    count: int | None,
+    classes: tuple[str, ...],
+    regret: bool,
+    table: Path | None,
     overhead: bool,
     ablation: bool,
-    pack: Path | None,
-    rendered: Path | None,
+    rendered: tuple[Path, ...],
     as_json: bool,
 ) -> None:
     """Measure this GPU and other libraries on it.
 
     WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all.
+    random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
     it is timed.
     """
-    of_sweeps = ("dtypes", "providers", "every")
-    builds = what == ("build_scaling",)
+    of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
+    of_products = (*of_sweeps, "providers", *of_random)
+    drawn, builds = what == ("random",), what == ("build_scaling",)
     refuse_ignored(
-        ("with --render", rendered is not None, ("what", "out", *of_sweeps, "overhead", "ablation", "pack")),
-        ("with --ablation", ablation, ("what", *of_sweeps, "overhead")),
-        ("without --ablation", not ablation, ("pack",)),
-        ("with --overhead", overhead, ("what", *of_sweeps)),
-        ("on build_scaling", builds, ("out", *of_sweeps)),
+        ("with --render", bool(rendered), ("what", *of_products, "overhead", "ablation")),
+        ("with --render", len(rendered) == 1, ("out",)),
+        ("with --ablation", ablation, ("what", *of_products, "overhead")),
+        ("with --overhead", overhead, ("what", *of_products)),
+        ("on build_scaling", builds, ("out", *of_products)),
+        ("on random", drawn, of_sweeps),
+        ("on anything but random", not drawn, of_random),
+        ("with --regret", regret, ("providers",)),
+        ("without --regret", not regret, ("table",)),
     )
     if builds:
         _bench_builds(as_json=as_json)
@@ -84,36 +110,65 @@ def bench(
     with needs_torch("aotmm bench"):
         from aotmm.bench import results, summary
         from aotmm.bench.cases import COMPARISONS
-        from aotmm.bench.render import render
+        from aotmm.bench.drawn import run_drawn
+        from aotmm.bench.regret import run_regret
         from aotmm.bench.run import run, run_ablation
-    refuse_ignored((f"on {', '.join(what)}", bool(what) and COMPARISONS.keys().isdisjoint(what), of_sweeps))
+    unswept = bool(what) and not drawn and COMPARISONS.keys().isdisjoint(what)
+    refuse_ignored((f"on {', '.join(what)}", unswept, (*of_sweeps, "providers")))
 
-    folder = rendered or out
-    if rendered is not None:
-        found = results.read(rendered)
+    def progress(row: results.Row | str) -> None:
+        click.echo(row if isinstance(row, str) else summary.row_text(row), err=True)
+
+    folder = rendered[0] if len(rendered) == 1 else out or Path("bench-results")
+    if rendered:
+        runs = [results.read(each) for each in rendered]
+    elif drawn:
+        seed = secrets.randbits(32) if seed is None else seed
+        click.echo(f"seed {seed}", err=True)
+        folder = out or folder / f"{'regret' if regret else 'random'}-{seed}"
+        names = [name for words in classes for name in words.split(",")]
+        if regret:
+            runs = [run_regret(seed, folder, progress, count=count, classes=names, table=table)]
+        else:
+            runs = [run_drawn(seed, folder, progress, count=count, classes=names, providers=providers)]
     elif ablation:
-        with _ablation_pack(pack) as built:
-            found = run_ablation(built, out)
+        runs = [run_ablation(folder)]
     else:
-
-        def progress(row: results.Row | str) -> None:
-            click.echo(row if isinstance(row, str) else summary.row_text(row), err=True)
-
         wanted = ("overhead",) if overhead else what
-        found = run(wanted, out, progress, dtypes=dtypes, providers=providers, every=every)
+        runs = [run(wanted, folder, progress, dtypes=dtypes, providers=providers, every=every)]
+    _show(runs, folder, as_json=as_json)
+
+
+def _show(runs: Sequence[Results], folder: Path, *, as_json: bool) -> None:
+    """Print the results and write their files to `folder`. Raises WrongResultError if a product of ours is wrong."""
+    from aotmm.bench import drawn_summary, results, summary
+    from aotmm.bench.drawn_render import render_drawn
+    from aotmm.bench.render import render
+
+    drawn = drawn_summary.are_drawn(runs)
     if as_json:
-        print_json(results.to_json(found))
+        print_json(drawn_summary.to_json(runs) if drawn else results.to_json(runs[0]))
+    elif drawn:
+        for title, text, header, rows in drawn_summary.sections(runs):
+            click.echo(f"{title}\n{text + chr(10) * bool(text)}{report.table(header, rows)}\n")
     else:
-        click.echo(report.table(summary.TARGET_HEADER, summary.target_table(found)))
-        for name, text, status in [*summary.first_result(found), *summary.overhead(found)]:
-            click.echo(f"{name}: {text} {status}")
-        for name, values in found.other.items():
-            click.echo(f"\n{report.table(*summary.other_table(name, values))}")
-    for path in render(found, folder):
+        _print_sweeps(runs[0])
+    for path in render_drawn(runs, folder) if drawn else render(runs[0], folder):
         click.echo(f"wrote {path}", err=True)
-    wrong = summary.failures(found)
+    wrong = [text for found in runs for text in summary.failures(found)]
     if wrong:
         raise WrongResultError(f"aotmm did not compute, or not rightly: {'; '.join(wrong)}")
+
+
+def _print_sweeps(found: Results) -> None:
+    """Print the targets of the sweeps, and the further measurements."""
+    from aotmm.bench import summary
+
+    click.echo(report.table(summary.TARGET_HEADER, summary.target_table(found)))
+    for name, text, status in [*summary.first_result(found), *summary.overhead(found)]:
+        click.echo(f"{name}: {text} {status}")
+    for name, values in found.other.items():
+        click.echo(f"\n{report.table(*summary.other_table(name, values))}")
 
 
 def _bench_builds(*, as_json: bool) -> None:
@@ -129,20 +184,3 @@ def _bench_builds(*, as_json: bool) -> None:
         (name, *(f"{row[column]:.1f}" if column in row else "" for column in columns)) for name, row in found.items()
     ]
     click.echo(report.table(("build_scaling", *columns), rows))
-
-
-@contextmanager
-def _ablation_pack(given: Path | None) -> Iterator[Path]:
-    """Yield the pack for the ablation: the given one, or one built for this machine's GPU."""
-    if given is not None:
-        yield given
-        return
-    from aotmm.bench.ablation import CONFIGS
-    from aotmm.runtime.devices import device
-
-    with needs_build_extra(), TemporaryDirectory() as folder:
-        from aotmm import build as builder
-
-        with kernels_done(processes(os.cpu_count() or 1)) as progress:
-            builder.build((device(0).arch,), Path(folder), configs=str(CONFIGS), progress=progress)
-        yield Path(folder)

@@ -173,6 +173,7 @@ def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
         "launches": plan.launches,
         "split": plan.split,
         "grid": plan.grid,
+        "group_m": plan.group_m,
         "pdl": plan.pdl,
         "cost_ns": plan.cost,
         "measured": plan.measured,

@@ -185,6 +185,7 @@ def selection_text(
                     ("config", _config(chosen.kernel.config)),
                     ("launches", _launches(best)),
                     ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
+                    ("order", f"tiles in groups of {best.group_m} rows"),
                     ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
                     ("workspace", f"{best.workspace_bytes} B"),
                 ]
@@ -305,5 +306,5 @@ def _microseconds(plan: Plan) -> str:
 
 def _config(config: Config) -> str:
     shown = {name: value for name, value in asdict(config).items() if value and (name, value) != ("kpack", 1)}
-    field_terms = {name: name.upper() for name in ("block_m", "block_n", "block_k", "group_m")}
+    field_terms = {name: name.upper() for name in ("block_m", "block_n", "block_k")}
     return ", ".join(f"{field_terms.get(name, name)} {value}" for name, value in shown.items())

@@ -44,7 +44,6 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "block_m": _POWERS,
     "block_n": _POWERS,
     "block_k": _POWERS,
-    "group_m": tuple(range(1, 17)),  # more could overflow the tile's number at N near 2^31
     "num_stages": tuple(range(9)),
     "num_warps": (1, 2, 4, 8, 16),
     "waves_per_eu": tuple(range(11)),

@@ -93,10 +93,10 @@ def tile(
     stride_scale_b,
     activation,
     slope,
+    group_m,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
     EPILOGUE: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
@@ -105,7 +105,7 @@ def tile(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     z = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
-    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     # Rows and columns past the edge wrap around: they read valid memory and are not stored.
@@ -163,10 +163,10 @@ def partial(
     workspace_stride_m,
     workspace_stride_z,
     split,
+    group_m,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
@@ -174,7 +174,7 @@ def partial(
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     part = tl.program_id(0) // (tiles_m * tiles_n)
-    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP_M)
+    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     steps = tl.cdiv(K, BLOCK_K)
@@ -213,7 +213,6 @@ def specialise(variant: Variant) -> Specialisation:
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
-        "GROUP_M": config.group_m,
         "PRECISION": "tf32" if variant.dtype_a == "tf32" else "ieee",
         "MAX_IMPRECISE": min(IMPRECISE_K, config.block_k) if precise else None,
     }
@@ -221,6 +220,7 @@ def specialise(variant: Variant) -> Specialisation:
         "a_ptr": f"*{a.triton}",
         "b_ptr": f"*{b.triton}",
         **dict.fromkeys(SIZES, "i64" if variant.layout == "any" else "i32"),
+        "group_m": "i32",
     }
     bytes_ = {"a": a.bytes, "b": b.bytes}
     if variant.role == "partial":

@@ -13,18 +13,24 @@ enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */, AOTMM_UNMEASURED
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-enum { AOTMM_MIN_M_COUNT = sizeof((int32_t[])AOTMM_MIN_M) / sizeof(int32_t) };
-
-/* Constants of the time model of one kernel for a range of M. */
+/* Constants of the formula for one kernel. */
 typedef struct aotmm_constants {
-  double base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_loaded_byte;
-  uint32_t occupancy; /* blocks that a multiprocessor works on at once */
+  double base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
 } aotmm_constants;
+
+/* The network's part for one kernel. */
+typedef struct aotmm_correction {
+  double hidden[AOTMM_HIDDEN]; /* what its inputs and the bias add to the hidden nodes */
+  double shift;                /* added to the output */
+  int32_t alternates;          /* warpgroups take tiles in turn: one tile keeps one of two busy */
+} aotmm_correction;
 
 /* A tuning table for this library's kernels. */
 typedef struct aotmm_tuning {
-  aotmm_device device; /* of the table; no multiprocessors: there is none, all constants are estimates */
-  const aotmm_constants (*constants)[AOTMM_MIN_M_COUNT]; /* by kernel */
+  aotmm_device device; /* of the table; no multiprocessors: there is none, and only the formula */
+  const aotmm_constants *constants; /* by kernel */
+  const aotmm_network *network;     /* NULL: none */
+  const aotmm_correction *corrections; /* by kernel */
   const uint16_t *config_names;        /* by kernel: its config's number, or AOTMM_UNMEASURED */
   const aotmm_shape *shapes;
   const aotmm_time *times;          /* by shape and config */
@@ -161,9 +167,8 @@ typedef struct query {
   const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
   const aotmm_tuning *tuning;
-  int min_m;     /* index in AOTMM_MIN_M */
   int64_t limit; /* of the workspace */
-  double bytes_read, bytes_moved; /* bytes_read: of A and B; bytes_moved: by a product */
+  double bytes_moved; /* A and B read, C written */
   int32_t epilogue;   /* the plainest that the problem needs */
   uint32_t contiguous; /* as in aotmm_siblings, of all placements */
   uint32_t excluded;  /* copies that would take more than the limit */
@@ -172,22 +177,35 @@ typedef struct query {
     uint32_t copies;
     int64_t bytes; /* of the copies */
     double time;   /* of copying */
-    double row_a, col_b; /* bytes of A's and B's element times the model's a and b */
+    double lines_a, lines_b; /* parts of the lines of A and of B that begin within a cache line */
+    double hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes */
     quantities q;
   } placements[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by fast_accum, then by config; NULL for none */
 } query;
 
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
-  return s->tuning->constants[kernel] + s->min_m;
+  return s->tuning->constants + kernel;
 }
 
-int min_m_index(int64_t M);
+/* The parts of a predicted time, in ns, and what the network sees of them. */
+typedef struct terms {
+  double time, fixed, multiply, take, load, read, sums;
+  double waves, rounds; /* work tiles over those computed at once, and that rounded up */
+  double steps;         /* of a slice */
+  double rows, cols;    /* how full tiles are: rows of C over those of its tiles, likewise columns */
+} terms;
+
+double part_of_split_lines(int64_t address, int64_t pitch, int64_t lines);
 double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
 double reduce_time(const query *, int kernel, uint32_t split);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
-/* `steps` are those of a slice. */
-double main_time(const query *, int placement, uint32_t kernel, int64_t work_tiles, int64_t steps, double bytes);
+/* Set the terms of a plan and return its time by the formula, without copies; `reduce`: that of its reduce. */
+double formula(const query *, int placement, uint32_t kernel, uint32_t split, int64_t tiles, double reduce, terms *);
+/* Compute the problem's part of the network's hidden nodes, if there is one. */
+void set_problem_inputs(query *, int placement);
+/* Return the time of a plan by the network, and whether it is launched with pdl. */
+double corrected(const query *, int placement, uint32_t kernel, uint32_t split, const terms *, int *pdl);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 
 /* ---- tuning.c */

@@ -20,9 +20,9 @@ typedef struct launches {
 
 static int unfit(const aotmm_plan *plan, const aotmm_problem *p, int ordinal) {
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "",
-                    "kernel %s, split %u, copies %u, panels of %lld x %lld, %llu bytes of workspace do not fit M=%lld N=%lld "
-                    "K=%lld",
-                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies, (long long)plan->panel_m,
+                    "kernel %s, split %u, copies %u, groups of %u, panels of %lld x %lld, %llu bytes of workspace do not "
+                    "fit M=%lld N=%lld K=%lld",
+                    aotmm_kernels[plan->kernel].name, plan->split, plan->copies, plan->group_m, (long long)plan->panel_m,
                     (long long)plan->panel_n, (unsigned long long)plan->workspace_bytes, (long long)p->M, (long long)p->N, (long long)p->K);
 }
 
@@ -77,11 +77,13 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
   set_quantities(&all->q, p);
   if (plan->panel_m | plan->panel_n) set_panel(&all->q, plan, p, row, col);
+  all->q.value[AOTMM_PRODUCT_GROUP_M] = plan->group_m;
   const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
       (partial ? plan->split < 2 || plan->split > AOTMM_MAX_SPLIT || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
+      plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
       (p->batch != 1 && (partial || plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
   if (plan->copies) {
@@ -136,8 +138,7 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
       return status;
   status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), (int)plan->pdl,
-                    ordinal, stream);
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), 1, ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
   return status;
 }

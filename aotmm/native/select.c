@@ -4,8 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-enum { MIN_STEPS = 2 /* along K, of a slice */, SPLIT_LINES = 3, PDL_BELOW_NS = 50000 };
+enum { MIN_STEPS = 2 /* along K, of a slice */, PDL_BELOW_NS = 50000 };
 enum { FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
+enum { SHORTLIST = 16 /* plans of least time by the formula, of which the network chooses */ };
 
 /* Return the number of panels that share a copy of an operand. */
 static int64_t panels_of_copy(const panels *cut, int operand) {
@@ -19,16 +20,22 @@ static uint32_t contiguous_strides(const quantities *q) {
   return work_tiles;
 }
 
+/* Return the part of split lines of an operand. */
+static double lines_of(const quantities *q, int operand, int64_t element_bytes) {
+  const operand_values *o = operands + operand;
+  const int rows = contiguous(q, o->col_stride);
+  const int64_t stride = q->value[rows ? o->row_stride : o->col_stride];
+  return part_of_split_lines(q->value[o->pointer], saturated(stride, element_bytes), q->value[rows ? o->rows : o->cols]);
+}
+
 /* Set the fields of the last placement that follow from its quantities. */
 static void describe_placement(query *s) {
-  const quantities *q = &s->placements[s->count - 1].q;
-  const int64_t *value = q->value;
-  int64_t rows_a = value[contiguous(q, AOTMM_PRODUCT_STRIDE_AK) ? AOTMM_PRODUCT_STRIDE_AM : AOTMM_PRODUCT_STRIDE_AK];
-  int64_t cols_b = value[contiguous(q, AOTMM_PRODUCT_STRIDE_BK) ? AOTMM_PRODUCT_STRIDE_BN : AOTMM_PRODUCT_STRIDE_BK];
-  uint32_t bytes_a = (uint32_t)bytes_of_dtype[s->problem->dtype_a], bytes_b = (uint32_t)bytes_of_dtype[s->problem->dtype_b];
+  const int last = s->count - 1;
+  const quantities *q = &s->placements[last].q;
   s->contiguous |= contiguous_strides(q);
-  s->placements[s->count - 1].row_a = bytes_a * (rest_of(rows_a, bytes_a, LINE_BYTES) ? SPLIT_LINES : 1);
-  s->placements[s->count - 1].col_b = bytes_b * (rest_of(cols_b, bytes_b, LINE_BYTES) ? SPLIT_LINES : 1);
+  s->placements[last].lines_a = lines_of(q, 0, bytes_of_dtype[s->problem->dtype_a]);
+  s->placements[last].lines_b = lines_of(q, 1, bytes_of_dtype[s->problem->dtype_b]);
+  set_problem_inputs(s, last);
 }
 
 /* Add the placement that copies the operands in `copies`, if there are kernels for that. */
@@ -64,7 +71,6 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->cut = cut;
   s->device = device;
   s->tuning = tuning_for(device);
-  s->min_m = min_m_index(p->M);
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->contiguous = s->excluded = 0;
@@ -75,10 +81,9 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   set_quantities(&s->placements[0].q, p);
   if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
   describe_placement(s);
-  s->bytes_read = (double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
-                  (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b];
-  const double written = (double)p->M * (double)p->N * bytes_of_dtype[p->dtype_c];
-  s->bytes_moved = (double)p->batch * (s->bytes_read + written);
+  s->bytes_moved = (double)p->batch * ((double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
+                                       (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b] +
+                                       (double)p->M * (double)p->N * bytes_of_dtype[p->dtype_c]);
   s->measured[0] = s->measured[1] = NULL;
   if (!cut) find_measured(s);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -120,56 +125,112 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
 }
 
-/* The best plan so far, of any kernel (cost < 0: none), and `found` as in aotmm_evaluation. */
+/* A plan by the formula, and its place in the search. */
+typedef struct entry {
+  aotmm_plan plan; /* cost: that of the formula */
+  int placement;
+  int64_t tiles;
+  double reduce; /* time of the reduce */
+} entry;
+
+/* The plans of least time so far, of any kernel, and `found` as in aotmm_evaluation. */
 typedef struct search {
-  aotmm_plan best;
-  double time; /* plans from this time on cost more */
+  entry list[SHORTLIST];
+  int count, slowest; /* entries, and the one of most time if there are SHORTLIST of them */
+  int limit;          /* entries to keep: SHORTLIST for the network, 1 without one */
+  aotmm_plan best;    /* of measured plans, and of all in the end; cost < 0: none */
   int64_t found;
 } search;
 
-static search nothing_found(void) { return (search){.best.cost = -1, .time = INFINITY}; }
+static void nothing_found(search *empty, const query *s) {
+  empty->count = empty->slowest = 0, empty->found = 0, empty->best.cost = -1;
+  empty->limit = s->tuning->network ? SHORTLIST : 1;
+}
 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
-/* Return the predicted time from which on a launch does not gain from pdl. */
+/* Return whether a plan of this cost is of no use by now. */
+static int too_slow(const search *to, int64_t cost) {
+  return to->count == to->limit && cost > to->list[to->slowest].plan.cost;
+}
+
+/* Complete a plan, or return the reason why it does not fit. */
+static int32_t complete(const query *s, int placement, int64_t work_tiles, int64_t sums, aotmm_plan *plan, search *to) {
+  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
+  plan->grid = grid_of(k, work_tiles, s->device);
+  to->found = work_tiles;
+  if (!plan->grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
+  to->found = s->placements[placement].bytes + sums + scratch_of(k, plan->grid);
+  if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
+  plan->workspace_bytes = (uint64_t)to->found;
+  return AOTMM_FITS;
+}
+
+static void keep_better(aotmm_plan *best, const aotmm_plan *plan) {
+  if (best->cost < 0 || plan->cost < best->cost || (plan->cost == best->cost && preferred(plan, best))) *best = *plan;
+}
+
+/* Consider a plan that was measured, or that has `reduce` ns beside its main kernel. */
+static int32_t consider(const query *s, int placement, uint32_t kernel, uint32_t split, int64_t tiles, int64_t sums, double reduce,
+                        const aotmm_time *measured, search *to) {
+  terms t;
+  const double time = measured ? measured->ns : formula(s, placement, kernel, split, tiles, reduce, &t) + s->placements[placement].time;
+  aotmm_plan plan = {.kernel = kernel,
+                     .split = split,
+                     .copies = s->placements[placement].copies,
+                     .pdl = measured && measured->pdl && aotmm_kernels[kernel].pdl,
+                     .measured = measured != NULL,
+                     .cost = as_cost(time)};
+  if (!measured && too_slow(to, plan.cost)) return AOTMM_FITS;
+  const int32_t reason = complete(s, placement, saturated(tiles, split), sums, &plan, to);
+  if (reason != AOTMM_FITS) return reason;
+  if (measured) {
+    keep_better(&to->best, &plan);
+    return AOTMM_FITS;
+  }
+  const int full = to->count == to->limit;
+  if (full && plan.cost == to->list[to->slowest].plan.cost && !preferred(&plan, &to->list[to->slowest].plan)) return AOTMM_FITS;
+  to->list[full ? to->slowest : to->count++] = (entry){plan, placement, tiles, reduce};
+  if (to->count < to->limit) return AOTMM_FITS;
+  to->slowest = 0;
+  for (int i = 1; i < to->count; i++) {
+    const aotmm_plan *a = &to->list[i].plan, *b = &to->list[to->slowest].plan;
+    if (a->cost > b->cost || (a->cost == b->cost && preferred(b, a))) to->slowest = i;
+  }
+  return AOTMM_FITS;
+}
+
+/* Return the predicted time from which on a launch does not gain from pdl, by the formula alone. */
 static double pdl_below(const query *s, uint32_t kernel, int64_t work_tiles) {
   int64_t concurrent = concurrent_tiles(s, kernel);
   return work_tiles > concurrent / 2 && work_tiles <= concurrent ? FULL_PDL_BELOW_NS : PDL_BELOW_NS;
 }
 
-/* Make the plan with these slices, which takes less than to->time, the best if it fits; return the reason if not. */
-static int32_t consider(const query *s, int placement, uint32_t kernel, uint32_t split, double time,
-                        const aotmm_time *measured, int64_t tiles, int64_t sums, search *to) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  int64_t cost = as_cost(time);
-  int64_t work_tiles = saturated(tiles, split);
-  int pdl = measured ? measured->pdl
-                              : k->role == AOTMM_ROLE_PRODUCT && time - s->placements[placement].time < pdl_below(s, kernel, work_tiles);
-  aotmm_plan plan = {.kernel = kernel,
-                     .split = split,
-                     .copies = s->placements[placement].copies,
-                     .pdl = (uint32_t)(pdl && k->pdl),
-                     .measured = measured != NULL,
-                     .cost = cost};
-  if (to->best.cost == cost && !preferred(&plan, &to->best)) return AOTMM_FITS;
-  plan.grid = grid_of(k, work_tiles, s->device);
-  to->found = work_tiles;
-  if (!plan.grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
-  to->found = s->placements[placement].bytes + sums + scratch_of(k, plan.grid);
-  if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
-  plan.workspace_bytes = (uint64_t)to->found;
-  to->best = plan;
-  to->time = (double)cost + 1;
-  return AOTMM_FITS;
+/* Decide between the plans of the list, by the network if there is one, and those that were measured. */
+static void decide(const query *s, search *to) {
+  for (int i = 0; i < to->count; i++) {
+    const entry *each = to->list + i;
+    aotmm_plan plan = each->plan;
+    const aotmm_kernel *k = aotmm_kernels + plan.kernel;
+    if (s->tuning->network) {
+      terms t;
+      int pdl;
+      formula(s, each->placement, plan.kernel, plan.split, each->tiles, each->reduce, &t);
+      plan.cost = as_cost(corrected(s, each->placement, plan.kernel, plan.split, &t, &pdl) + s->placements[each->placement].time);
+      plan.pdl = (uint32_t)pdl;
+    } else {
+      const int64_t work_tiles = saturated(each->tiles, plan.split);
+      const double alone = (double)plan.cost - s->placements[each->placement].time;
+      plan.pdl = k->pdl && k->role == AOTMM_ROLE_PRODUCT && alone < pdl_below(s, plan.kernel, work_tiles);
+    }
+    keep_better(&to->best, &plan);
+  }
 }
 
 static int32_t plan_product(const query *s, int placement, uint32_t kernel, search *to) {
   const aotmm_problem *p = s->problem;
   int64_t tiles = saturated(tiles_of(kernel, p->M, p->N), p->batch);
-  const aotmm_time *measured = placement == 0 ? measured_time(s, kernel) : NULL;
-  double time = measured ? measured->ns
-                         : main_time(s, placement, kernel, tiles, steps_of(kernel, p->K), s->bytes_moved) + s->placements[placement].time;
-  return time >= to->time ? AOTMM_FITS : consider(s, placement, kernel, 1, time, measured, tiles, 0, to);
+  return consider(s, placement, kernel, 1, tiles, 0, 0, placement == 0 ? measured_time(s, kernel) : NULL, to);
 }
 
 static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to) {
@@ -189,14 +250,10 @@ static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to
   int fits = 0;
   for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
     uint32_t split = splits[i];
-    if (steps < (int64_t)split * MIN_STEPS || (measured && split != measured->split)) continue;
-    int64_t own = ceil_div(steps, split);
-    if (!measured && c->base_ns + (double)own * c->ns_per_k_step >= to->time) return AOTMM_FITS;
-    double time = measured ? measured->ns
-                           : main_time(s, placement, kernel, saturated(tiles, split), own, s->bytes_read + split * 4.0 * (double)slab) +
-                                 reduce_time(s, reduce, split) + s->placements[placement].time;
-    reason = time >= to->time ? AOTMM_FITS
-                              : consider(s, placement, kernel, split, time, measured, tiles, region(saturated(slab, 4 * split)), to);
+    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
+    double least = c->base_ns + (double)ceil_div(steps, split) * c->ns_per_k_step;
+    if (!measured && too_slow(to, as_cost(least))) return AOTMM_FITS;
+    reason = consider(s, placement, kernel, split, tiles, region(saturated(slab, 4 * split)), reduce_time(s, reduce, split), measured, to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
@@ -218,10 +275,17 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   return AOTMM_TOO_MUCH_SHARED;
 }
 
+/* Return whether a config has times in the table, and none on this shape, where others were faster. */
+static int known_slow(const query *s, uint32_t kernel) {
+  return s->measured[aotmm_kernels[kernel].fast_accum] && s->tuning->config_names[kernel] != AOTMM_UNMEASURED &&
+         !measured_time(s, kernel);
+}
+
 /* Consider the plainest sibling that fits, in the first placement where its guards hold. */
 static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
   int placement = 0;
   while (placement < s->count && !guards_hold_in(s, placement, aotmm_order[siblings->first])) placement++;
+  if (placement == 0 && known_slow(s, aotmm_order[siblings->first])) return;
   for (int i = 0; i < siblings->count && placement < s->count; i++) {
     uint32_t kernel = aotmm_order[siblings->first + i];
     const aotmm_kernel *k = aotmm_kernels + kernel;
@@ -274,6 +338,22 @@ static panels cut_at(const query *s, int64_t most_cols) {
   return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
 }
 
+/* Return the group_m of launcher.h. */
+static uint32_t group_of(const query *s, uint32_t kernel) {
+  static const uint8_t groups[] = AOTMM_GROUPS;
+  const int64_t block_m = aotmm_kernels[kernel].block_m, block_n = aotmm_kernels[kernel].block_n;
+  const int64_t down = ceil_div(s->problem->M, block_m), tiles = tiles_of(kernel, s->problem->M, s->problem->N);
+  int64_t at_once = concurrent_tiles(s, kernel), fewest = INT64_MAX;
+  uint32_t best = 0;
+  if (at_once > tiles) at_once = tiles;
+  for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
+    int64_t rows = i && groups[i] > down ? down : groups[i];
+    int64_t elements = rows * block_m + ceil_div(at_once, rows) * block_n;
+    if (elements < fewest || (elements == fewest && groups[i] == AOTMM_USUAL_GROUP)) fewest = elements, best = groups[i];
+  }
+  return best;
+}
+
 enum { ANY_KERNEL = UINT32_MAX };
 
 /* Replace *best by the best plan in panels, with this kernel or with any, if that costs less (cost < 0: no plan). */
@@ -286,14 +366,17 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
     aotmm_problem part = *whole->problem;
     part.M = cut.rows, part.N = cut.cols;
     query s;
-    search found = nothing_found();
+    search found;
     start(&s, &part, &cut, whole->device, (uint64_t)whole->limit);
+    nothing_found(&found, &s);
     if (kernel == ANY_KERNEL)
       search_all(&s, &found);
     else
       search_kernel(&s, kernel, &found);
+    decide(&s, &found);
     if (found.best.cost < 0) continue;
     found.best.cost = saturated(saturated(cut.down, cut.across), found.best.cost);
+    found.best.group_m = group_of(&s, found.best.kernel);
     found.best.panel_m = cut.rows, found.best.panel_n = cut.cols;
     if (best->cost < 0 || found.best.cost < best->cost) *best = found.best;
   }
@@ -301,9 +384,12 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
 
 static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
-  search found = nothing_found();
+  search found;
   start(&s, p, NULL, device, limit);
+  nothing_found(&found, &s);
   search_all(&s, &found);
+  decide(&s, &found);
+  if (found.best.cost >= 0) found.best.group_m = group_of(&s, found.best.kernel);
   if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
@@ -322,9 +408,12 @@ int aotmm_select(const aotmm_problem *problem, const aotmm_device *device, uint6
 static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, uint32_t kernel, aotmm_evaluation *evaluation) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   query s;
-  search found = nothing_found();
+  search found;
   start(&s, p, NULL, device, limit);
+  nothing_found(&found, &s);
   int32_t reason = search_kernel(&s, kernel, &found);
+  decide(&s, &found);
+  if (found.best.cost >= 0) found.best.group_m = group_of(&s, kernel);
   if (s.excluded) consider_panels(&s, kernel, &found.best);
   if (found.best.cost >= 0) {
     evaluation->plan = found.best;
@@ -411,7 +500,7 @@ int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, ao
   int status = valid(problem);
   if (status) return status;
   if (problem->M == 0 || problem->N == 0) {
-    *plan = (aotmm_plan){.split = 1};
+    *plan = (aotmm_plan){.split = 1, .group_m = 1};
     return AOTMM_OK;
   }
   if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;

@@ -40,6 +40,7 @@ void find_measured(query *s) {
   const quantities *q = &s->placements[0].q;
   int rows_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AK), cols_a = contiguous(q, AOTMM_PRODUCT_STRIDE_AM);
   int rows_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BN), cols_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
+  if ((p->a_ptr | p->b_ptr) & (LINE_BYTES - 1)) return; /* measured times are of operands that begin at a line */
   if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
   aotmm_shape key = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
   key.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
@@ -66,7 +67,7 @@ typedef struct scaled {
   scaling by;
   aotmm_tuning tuning;
   struct scaled *next;
-  aotmm_constants constants[][AOTMM_MIN_M_COUNT]; /* by kernel */
+  aotmm_constants constants[]; /* by kernel */
 } scaled;
 
 /* The tables in use: at first the built ones, then that of the last `retune`. */
@@ -136,10 +137,11 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_ke
   to.ns_per_k_step /= by->multiply;
   to.ns_per_tile /= by->clock;
   to.ns_per_byte /= by->memory;
+  to.ns_per_taken_byte /= by->clock;
   to.ns_per_loaded_byte /= by->load;
   if (by->tensor_tflops > 0 && (k->role == AOTMM_ROLE_PRODUCT || k->role == AOTMM_ROLE_PARTIAL)) {
     double macs = (double)k->block_m * (double)k->block_n * (double)k->block_k;
-    double least = macs * c->occupancy * k->element_bytes / (1000 * by->tensor_tflops * k->num_ctas);
+    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * k->num_ctas);
     if (to.ns_per_k_step < least) to.ns_per_k_step = least;
   }
   return to;
@@ -156,10 +158,11 @@ static const aotmm_tuning *tuning_by(tables *all, const scaling *by) {
   if (!fresh) return by->table;
   fresh->by = *by;
   for (uint32_t i = 0; i < aotmm_kernel_count; i++)
-    for (int j = 0; j < AOTMM_MIN_M_COUNT; j++)
-      fresh->constants[i][j] = scaled_constants(by->table->constants[i] + j, aotmm_kernels + i, by);
+    fresh->constants[i] = scaled_constants(by->table->constants + i, aotmm_kernels + i, by);
   fresh->tuning = (aotmm_tuning){.device = by->table->device,
-                                 .constants = (const aotmm_constants(*)[AOTMM_MIN_M_COUNT])fresh->constants,
+                                 .constants = fresh->constants,
+                                 .network = by->table->network,
+                                 .corrections = by->table->corrections,
                                  .config_names = by->table->config_names,
                                  .places = no_places,
                                  .place_count = 2};
@@ -191,21 +194,25 @@ int aotmm_origin_of(const aotmm_device *device, aotmm_origin *origin) {
 
 /* ---- retune */
 
-static const int32_t min_m_from[] = AOTMM_MIN_M;
-
-/* Set a kernel's constants and config from a table; `before` has the constants that it lacks. */
-static void tune_kernel(const aotmm_table *table, const aotmm_tuning *before, uint32_t number, aotmm_constants *constants,
+/* Set a kernel's constants, correction and config from a table; return whether there is a correction if it needs one. */
+static int tune_kernel(const aotmm_table *table, uint32_t number, aotmm_constants *constants, aotmm_correction *correction,
                         uint16_t *config_name) {
   const aotmm_kernel *k = aotmm_kernels + number;
-  memcpy(constants, before->constants[number], sizeof before->constants[number]);
+  const scaling by = scaling_by(aotmm_built_tunings, &table->device);
+  *constants = scaled_constants(aotmm_built_tunings->constants + number, k, &by);
+  int found = !table->network || (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL);
+  memset(correction, 0, sizeof *correction);
   *config_name = AOTMM_UNMEASURED;
   for (uint32_t i = 0; i < table->model_count; i++) {
     const aotmm_model *m = table->models + i;
-    if (m->element_bytes == k->element_bytes && m->fast_accum == k->fast_accum && !strcmp(m->config_name, k->config_name))
-      constants[min_m_index(m->min_m)] = (aotmm_constants){m->base_ns, m->ns_per_k_step, m->ns_per_tile, m->ns_per_byte, m->ns_per_loaded_byte, k->occupancy};
+    if (m->element_bytes != k->element_bytes || m->fast_accum != k->fast_accum || strcmp(m->config_name, k->config_name)) continue;
+    memcpy(correction->hidden, m->hidden, sizeof m->hidden);
+    correction->shift = m->shift, correction->alternates = m->alternates;
+    found = 1;
   }
   for (uint32_t i = 0; i < table->config_count; i++)
     if (!strcmp(table->config_names[i], k->config_name)) *config_name = (uint16_t)i;
+  return found;
 }
 
 static int precedes(const aotmm_shape *a, const aotmm_shape *b) {
@@ -217,14 +224,6 @@ static int precedes(const aotmm_shape *a, const aotmm_shape *b) {
 }
 
 int aotmm_retune(const aotmm_table *table) {
-  for (uint32_t i = 0; i < table->model_count; i++) {
-    const aotmm_model *m = table->models + i;
-    if (!(m->base_ns >= 0 && m->ns_per_k_step >= 0 && m->ns_per_tile >= 0 && m->ns_per_byte >= 0 && m->ns_per_loaded_byte >= 0))
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table has a constant that is no number from 0", i);
-    if (min_m_from[min_m_index(m->min_m)] != m->min_m)
-      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "model %u of the table is for M from %d on: AOTMM_MIN_M has no such number",
-                        i, m->min_m);
-  }
   for (uint32_t i = 1; i < table->shape_count; i++)
     if (!precedes(table->shapes + i - 1, table->shapes + i))
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "shape %u of the table is not in ascending order", i);
@@ -235,25 +234,31 @@ int aotmm_retune(const aotmm_table *table) {
   struct retuned {
     tables all;
     aotmm_tuning tuning;
+    aotmm_network network;
   } *fresh;
   size_t time_count = (size_t)table->shape_count * table->config_count;
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
-  size_t bytes = sizeof *fresh + aotmm_kernel_count * (AOTMM_MIN_M_COUNT * sizeof(aotmm_constants) + sizeof(uint16_t)) +
+  size_t bytes = sizeof *fresh + aotmm_kernel_count * (sizeof(aotmm_constants) + sizeof(aotmm_correction) + sizeof(uint16_t)) +
                  table->shape_count * sizeof(aotmm_shape) + time_count * sizeof(aotmm_time) + place_count * sizeof(uint32_t);
   fresh = malloc(bytes);
   if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
-  aotmm_constants(*constants)[AOTMM_MIN_M_COUNT] = (void *)(fresh + 1);
-  aotmm_shape *shapes = (aotmm_shape *)(constants + aotmm_kernel_count);
+  aotmm_constants *constants = (aotmm_constants *)(fresh + 1);
+  aotmm_correction *corrections = (aotmm_correction *)(constants + aotmm_kernel_count);
+  aotmm_shape *shapes = (aotmm_shape *)(corrections + aotmm_kernel_count);
   aotmm_time *new_times = (aotmm_time *)(shapes + table->shape_count);
   uint32_t *places = (uint32_t *)(new_times + time_count);
   uint16_t *config_names = (uint16_t *)(places + place_count);
   if (table->shape_count) memcpy(shapes, table->shapes, table->shape_count * sizeof *shapes);
   if (time_count) memcpy(new_times, table->times, time_count * sizeof *new_times);
-  const aotmm_tuning *before = tuning_in(&built, &table->device);
-  for (uint32_t i = 0; i < aotmm_kernel_count; i++) tune_kernel(table, before, i, constants[i], config_names + i);
-  fresh->tuning = (aotmm_tuning){table->device,       constants,           config_names, shapes, new_times, places,
-                                 table->shape_count, table->config_count, place_count};
+  for (uint32_t i = 0; i < aotmm_kernel_count; i++)
+    if (!tune_kernel(table, i, constants + i, corrections + i, config_names + i)) {
+      free(fresh);
+      return aotmm_fail(AOTMM_INVALID, 0, -1, "", "the table has a network and no model of config %s", aotmm_kernels[i].config_name);
+    }
+  if (table->network) fresh->network = *table->network;
+  fresh->tuning = (aotmm_tuning){table->device, constants, table->network ? &fresh->network : NULL, corrections, config_names, shapes,
+                                 new_times, places, table->shape_count, table->config_count, place_count};
   set_places(&fresh->tuning);
   fresh->all = (tables){&fresh->tuning, &one, NULL};
   __atomic_store_n(&current, &fresh->all, __ATOMIC_RELEASE);

@@ -6,6 +6,7 @@ and below 2^53, other numbers from 0 and finite, lists have at most `MAX_ITEMS` 
     Annotated[str, "[a-z]+"]                a text that the pattern matches as a whole
     Annotated[str, ("nn", "nt")]            one of these values
     Annotated[int, range(1, 9)]             an integer of this range
+    Annotated[float, (-1.0, 1.0)]           a number from the first to the last
     Annotated[tuple[int, ...], range(9)]    a list of such a length
 """
 
@@ -150,6 +151,11 @@ def _row(wanted: Callable[[list[object]], object], items: dict[str, _Decoder]) -
 
 
 def _scalar(wanted: type, limit: typing.Any) -> _Decoder:
+    if wanted is float and limit is not None:
+        low, high = limit
+        return _checked(
+            f"a number from {low} to {high}", lambda value: type(value) in {int, float} and low <= value <= high
+        )
     if wanted is float:
         return _checked("a number from 0", lambda value: type(value) in {int, float} and 0 <= value < math.inf)
     if isinstance(limit, str):

@@ -87,7 +87,6 @@ class Config:
     block_m: int
     block_n: int
     block_k: int
-    group_m: int
     num_stages: int
     num_warps: int
     waves_per_eu: int = 0
@@ -95,7 +94,7 @@ class Config:
     kpack: int = 1
 
     def __str__(self) -> str:
-        text = f"{self.block_m}x{self.block_n}x{self.block_k}_g{self.group_m}_s{self.num_stages}_w{self.num_warps}"
+        text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.num_stages}_w{self.num_warps}"
         if self.waves_per_eu:
             text += f"_e{self.waves_per_eu}"
         if self.matrix_instr_nonkdim:

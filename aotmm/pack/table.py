@@ -9,26 +9,28 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
-from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS, SPLITS
+from aotmm.pack.schema import Kernel
+from aotmm.pack.time_model import LINE_BYTES, Network
+from aotmm.problem import DEVICE_NAME_BYTES, DTYPES, LAYOUTS, SPLITS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
 FORMAT = 4
 MAX_TABLE_BYTES = 32 << 20
-MIN_M = (1, 33, 257)  # a model is for C of at least so many rows, up to the next one's
 _MAX_ROWS = range(1 << 20)
 _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
 _Text = Annotated[str, ".{1,200}"]
 _ElementBytes = Annotated[int, (1, 2, 4)]
 _Positive = Annotated[int, range(1, 2**53)]
 _Fact = Annotated[int, range(2**31)]
+_Offset = Annotated[int, range(LINE_BYTES)]
 
 
 class Sample(NamedTuple):
@@ -48,25 +50,17 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Constants of the time of one config for elements of `element_bytes` and an M of at least `min_m`.
-
-    The formula is in `templates/launcher.h.jinja`. Reduces and copies have `base_ns` and `ns_per_byte` only.
-    """
+    """The network's correction of one config for elements of `element_bytes`: `shift` is added to its output."""
 
     config_name: _Name
     element_bytes: _ElementBytes
     fast_accum: bool
-    min_m: Annotated[int, MIN_M]
-    base_ns: float
-    ns_per_k_step: float
-    ns_per_tile: float
-    ns_per_byte: float
-    ns_per_loaded_byte: float
+    shift: Annotated[float, (-10.0, 10.0)]
 
     @property
-    def key(self) -> tuple[str, int, bool, int]:
-        """Return the config, types and rows that it is for."""
-        return self.config_name, self.element_bytes, self.fast_accum, self.min_m
+    def key(self) -> tuple[str, int, bool]:
+        """Return the config and types that it is for."""
+        return self.config_name, self.element_bytes, self.fast_accum
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +71,18 @@ class _Product:
     M: _Positive
     N: _Positive
     K: _Positive
+    offset_a: _Offset
+    offset_b: _Offset
     held_out: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes(_Product):
-    """One measured shape and its times; `held_out` shapes test the models and are not fitted."""
+    """One measured product and its times.
+
+    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `held_out`
+    products test the network and are not fitted.
+    """
 
     times: tuple[Sample, ...]
 
@@ -105,6 +105,7 @@ class _Origin:
     aotmm: _Text
     date: Annotated[str, r"\d{4}-\d{2}-\d{2}"]
     seed: int
+    network: Network | None
     models: Annotated[tuple[Model, ...], _MAX_ROWS]
 
 
@@ -164,8 +165,9 @@ class Measured:
 def measured(table: Table, config_names: Collection[str]) -> Measured:
     """Return the part of `table` that selection uses, for those of `config_names` that it knows."""
     rows = []
+    at_lines = [shape for shape in table.shapes if not (shape.offset_a or shape.offset_b)]
     for shape in sorted(
-        table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
+        at_lines, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
     ):
         best = {
             name: (sample.ns, sample.split, int(sample.pdl))
@@ -179,6 +181,20 @@ def measured(table: Table, config_names: Collection[str]) -> Measured:
     return Measured(
         names, [key for key, _ in rows], [[best.get(name, (0, 0, 0)) for name in names] for _, best in rows]
     )
+
+
+def models(table: Table, kernels: Iterable[Kernel]) -> list[tuple[tuple[float, ...], float, int]]:
+    """Return `aotmm_correction` of each kernel by the table's network; zeros where it has no say."""
+    shifts = {model.key: model.shift for model in table.models}
+    found: list[tuple[tuple[float, ...], float, int]] = []
+    for kernel in kernels:
+        if table.network is None or kernel.role not in ("product", "partial"):
+            found.append(((0.0,), 0.0, 0))
+            continue
+        key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+        shift = table.network.shift + shifts.get(key, 0.0)
+        found.append((table.network.hidden(kernel), shift, int(kernel.family == "pingpong")))
+    return found
 
 
 def shipped(arch: str) -> tuple[Table, ...]:
@@ -220,7 +236,10 @@ def parse(data: bytes, where: str) -> Table:
     problems = [
         *_repeated(names, f"{where}: config_names"),
         *_repeated([model.key for model in file.models], f"{where}: models"),
-        *_repeated([(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K) for s in file.shapes], f"{where}: shapes"),
+        *_repeated(
+            [(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K, s.offset_a, s.offset_b) for s in file.shapes],
+            f"{where}: shapes",
+        ),
     ]
     for index, shape in enumerate(file.shapes):
         place = f"{where}: shapes[{index}]: times"
@@ -243,20 +262,23 @@ def parse(data: bytes, where: str) -> Table:
 def write(table: Table) -> bytes:
     """Return the canonical bytes of `table`; `parse` returns an equal one if its rows are in order and not too precise.
 
-    Rows are sorted. Constants are rounded to five digits, which is more than any measurement has.
+    Rows are sorted. Weights are rounded to six digits, which is more than any measurement has.
     """
     config_names = sorted({sample.config_name for shape in table.shapes for sample in shape.times})
     number = {name: index for index, name in enumerate(config_names)}
     models = [
-        {name: float(f"{value:.5g}") if isinstance(value, float) else value for name, value in asdict(row).items()}
-        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name, row.min_m))
+        _rounded(asdict(row))
+        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name))
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(ShapeTimes)}
         | {"times": [[number[s.config_name], *map(int, s[1:])] for s in sorted(shape.times)]}
-        for shape in sorted(table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K))
+        for shape in sorted(
+            table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b)
+        )
     ]
     head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
+    head["network"] = None if table.network is None else _rounded(asdict(table.network))
     lines = [
         f'"{name}": {_line(value)}' for name, value in {"format": FORMAT, **head, "config_names": config_names}.items()
     ]
@@ -267,6 +289,15 @@ def write(table: Table) -> bytes:
 
 def _names(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value of JSON with all its floats rounded."""
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _line(value: object) -> str:

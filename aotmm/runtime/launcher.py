@@ -31,6 +31,7 @@ from aotmm.problem import (
     LEAKY_SLOPE,
     PRODUCT_QUANTITIES,
     STATED_QUANTITIES,
+    USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
 from aotmm.runtime.tuning import CDevice, COrigin, CTable, Origin, c_table
@@ -83,7 +84,7 @@ class CPlan(Structure):
     """aotmm_plan."""
 
     _fields_ = [
-        *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "pdl", "measured")),
+        *((name, c_uint32) for name in ("kernel", "split", "copies", "grid", "group_m", "pdl", "measured")),
         ("workspace_bytes", c_uint64),
         *((name, c_int64) for name in ("cost", "panel_m", "panel_n")),
     ]
@@ -194,6 +195,7 @@ class Plan:
         split: slices of K, 1 for a product.
         copies: operands in the workspace: COPY_A | COPY_B | COPY_C.
         grid: blocks of `kernel`, for a whole panel.
+        group_m: rows of tiles of C that are computed together.
         pdl: may start before the previous work on the stream ends.
         measured: `cost` was measured for this very shape, else it is predicted.
         workspace_bytes: device memory that running it needs.
@@ -205,6 +207,7 @@ class Plan:
     split: int = 1
     copies: int = 0
     grid: int = 0
+    group_m: int = USUAL_GROUP
     pdl: bool = False
     measured: bool = False
     workspace_bytes: int = 0
@@ -361,7 +364,7 @@ class Launcher:
     def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
         """Launch `plan` with device memory at address `workspace`.
 
-        Of the plan only kernel, split, copies, pdl, workspace_bytes, panel_m and panel_n count.
+        Of the plan only kernel, split, copies, group_m, pdl, workspace_bytes, panel_m and panel_n count.
 
         Raises:
             NoKernelError: the plan does not fit the problem. DriverError, ValueError.
@@ -381,7 +384,7 @@ class Launcher:
 
         Models that it lacks stay as they were for its device.
         """
-        self._raise(self._c.retune(byref(c_table(table, {kernel.config_name for kernel in self.kernels}))))
+        self._raise(self._c.retune(byref(c_table(table, self.kernels))))
 
     def preload(self, ordinal: int) -> None:
         """Load every kernel that fits device `ordinal`. Raises DriverError."""
@@ -407,7 +410,8 @@ def _described(plan: Plan | None) -> str:
         return ""
     how = "measured" if plan.measured else "predicted"
     panels = f" in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else ""
-    return f"{' + '.join(plan.launches)}{panels}, grid of {plan.grid} blocks, {plan.cost / 1000:.2f} us {how}"
+    grid = f"grid of {plan.grid} blocks, tiles in groups of {plan.group_m} rows"
+    return f"{' + '.join(plan.launches)}{panels}, {grid}, {plan.cost / 1000:.2f} us {how}"
 
 
 def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32
-from dataclasses import astuple, dataclass
+from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32, pointer
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aotmm.problem import DEVICE_NAME_BYTES
+from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS
+from aotmm.problem import DEVICE_NAME_BYTES, DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Sequence
 
+    from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
     from aotmm.target import Target
 
@@ -34,16 +36,28 @@ class COrigin(Structure):
     ]
 
 
+_Nodes = c_double * HIDDEN
+
+
+class CNetwork(Structure):
+    """aotmm_network."""
+
+    _fields_ = [
+        ("problem", _Nodes * len(PROBLEM_INPUTS)),
+        ("plan", _Nodes * len(PLAN_INPUTS)),
+        ("pdl", _Nodes * len(PDL_INPUTS)),
+        ("outputs", _Nodes),
+    ]
+
+
 class CModel(Structure):
     """aotmm_model."""
 
     _fields_ = [
         ("config_name", c_char_p),
-        *((name, c_int32) for name in ("element_bytes", "fast_accum", "min_m")),
-        *(
-            (name, c_double)
-            for name in ("base_ns", "ns_per_k_step", "ns_per_tile", "ns_per_byte", "ns_per_loaded_byte")
-        ),
+        *((name, c_int32) for name in ("element_bytes", "fast_accum", "alternates")),
+        ("hidden", _Nodes),
+        ("shift", c_double),
     ]
 
 
@@ -68,6 +82,7 @@ class CTable(Structure):
     _fields_ = [
         ("device", CDevice),
         *((f"{name}_count", c_uint32) for name in ("model", "config_name", "shape")),
+        ("network", POINTER(CNetwork)),
         ("models", POINTER(CModel)),
         ("config_names", POINTER(c_char_p)),
         ("shapes", POINTER(CShape)),
@@ -120,16 +135,23 @@ def measured_device(table: Table, shared_bytes: int) -> CDevice:
     return CDevice(*facts, table.device.encode())
 
 
-def c_table(table: Table, config_names: Collection[str]) -> CTable:
-    """Return `table` for `retune` of a launcher with kernels of `config_names`."""
-    from aotmm.pack.table import measured  # only here: the first product should be quick
+def c_table(table: Table, kernels: Sequence[Kernel]) -> CTable:
+    """Return `table` for `retune` of a launcher with these kernels."""
+    from aotmm.pack.table import measured, models  # only here: the first product should be quick
 
-    known = measured(table, config_names)
-    models = [CModel(m.config_name.encode(), *astuple(m)[1:]) for m in table.models]
+    known = measured(table, {kernel.config_name for kernel in kernels})
+    rows = {}
+    for kernel, (hidden, shift, alternates) in zip(kernels, models(table, kernels), strict=True):
+        key = kernel.config_name.encode(), DTYPES[kernel.dtype_a].bytes, int(kernel.fast_accum)
+        rows[key] = CModel(*key, alternates, _Nodes(*hidden), shift)
     names = [name.encode() for name in known.config_names]
     times = [CTime(*time) for row in known.times for time in row]
-    found = CTable(measured_device(table, 0), len(models), len(names), len(known.shapes))
-    found.models = (CModel * len(models))(*models)
+    found = CTable(measured_device(table, 0), len(rows), len(names), len(known.shapes))
+    if table.network is not None:
+        weights = [[_Nodes(*row) for row in part] for part in table.network.parts]
+        parts = [(_Nodes * len(part))(*part) for part in weights]
+        found.network = pointer(CNetwork(*parts, _Nodes(*table.network.outputs)))
+    found.models = (CModel * len(rows))(*rows.values())
     found.config_names = (c_char_p * len(names))(*names)
     found.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
     found.times = (CTime * len(times))(*times)

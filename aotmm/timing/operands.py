@@ -49,7 +49,8 @@ class Pool:
         M, N, K = case.shape.M, case.shape.N, case.shape.K
         inputs, outputs = torch_dtype(case.dtype), torch_dtype(output or case.output)
         count = max(_LEAST_SETS, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
-        sizes = [_padded(M * K, inputs), _padded(K * N, inputs)]
+        skipped = [offset // inputs.itemsize for offset in (case.offset_a, case.offset_b)]
+        sizes = [_padded(skipped[0] + M * K, inputs), _padded(skipped[1] + K * N, inputs)]
         numbers = self._take(inputs, count * sum(sizes))
         parts = iter(torch.split(numbers[: count * sum(sizes)], sizes * count))
         outs = torch.empty(count, _padded(M * N, outputs), device=self.device, dtype=outputs)
@@ -59,8 +60,8 @@ class Pool:
         epilogue = Epilogue(case.activation or "none", 0.0, bias, *scales)
         return [
             Operands(
-                _matrix(next(parts), M, K, case.shape.layout[0]),
-                _matrix(next(parts), K, N, case.shape.layout[1]),
+                _matrix(next(parts)[skipped[0] :], M, K, case.shape.layout[0]),
+                _matrix(next(parts)[skipped[1] :], K, N, case.shape.layout[1]),
                 out[: M * N].view(M, N),
                 epilogue,
             )

@@ -42,16 +42,20 @@ class Case:
         dtype: of A and B (`problem.DTYPES`).
         activation: that after a bias vector of N; None for the plain product.
         fast_accum: fp8 sums in the tensor cores' own precision.
+        offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
     """
 
     shape: Shape
     dtype: str
     activation: str | None = None
     fast_accum: bool = False
+    offset_a: int = 0
+    offset_b: int = 0
 
     def __str__(self) -> str:
         bias = f", bias and {self.activation}" if self.activation else ""
-        return f"{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}"
+        offsets = f", A +{self.offset_a} B +{self.offset_b} bytes" if self.offset_a or self.offset_b else ""
+        return f"{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}"
 
     @property
     def element_bytes(self) -> int:

@@ -12,7 +12,8 @@ from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case
 
 _LEAST_STEPS = 2  # along K, of a slice
-_MOST_WORK_TILES = 8  # tiles times slices, for each multiprocessor: more work needs no splitting
+_MOST_WORK_TILES = 2  # tiles times slices, for each multiprocessor: more work needs no splitting
+_LEAST_WORK_TILES = 0.25  # likewise: fewer leave the GPU idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
 def candidates(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Return every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
+    """Return every plan worth timing for `problem`, those predicted to be fast first, with pdl before without.
+
+    Needs no GPU.
 
     Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
     others have rows of their own in the table.
@@ -87,15 +90,17 @@ def candidates(
     found = []
     for config_name, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
-        launches = (False, True) if kernel.pdl else (False,)
+        launches = (True, False) if kernel.pdl else (False,)
         config = kernel.config
         tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":
             most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
+            able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
             enough = max(SPLITS[0], _MOST_WORK_TILES * device.multiprocessors // tiles)
-            splits = [split for split in SPLITS if split <= min(most, enough) and split * slab <= WORKSPACE_LIMIT]
+            few = min(max(able, default=0), _LEAST_WORK_TILES * device.multiprocessors / tiles)
+            splits = [split for split in able if few <= split <= enough]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab
             for pdl in launches:

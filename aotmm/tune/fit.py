@@ -1,155 +1,127 @@
-"""The constants of the launcher's time model (`templates/launcher.h.jinja`), fitted to measured times.
+"""The network of a tuning table, fitted to measured times.
 
-    busy = waves * (steps * step + tile)    moving = bytes * byte + loads * load
-    time = base + max(busy, moving) + 0.4 * min(busy, moving)
-
-The fit is least squares of the logarithm of the time, because selection compares ratios. Every constant is positive and
-drawn a little to its start: a constant that no sample determines stays at its physical estimate.
+It predicts log(time / formula). The loss has two parts: Huber's of that error, in which plans that are far from the
+fastest of their product count less; and the regret of a choice by the predictions, of which a soft minimum is the
+differentiable form. The second is what selection needs, the first keeps times where they are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from torch.nn.functional import huber_loss
 
-_PRIOR = 0.1  # weight of the start, in samples: with less, constants that few samples determine are far off
-_LOAD = 5e-5  # ns per byte that tiles load, to start from: 20 TB/s, more than any L2
-_SERIAL = 0.4  # part of the shorter of computing and moving that does not overlap with the other
-_OUTLIER = 0.1  # relative error from which on a sample counts less
-_BANDWIDTHS = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)  # TB/s that helper kernels may reach; the last ones from L2
-_Array = NDArray[np.float64]
+from aotmm.pack.table import Model
+from aotmm.pack.time_model import HIDDEN, INPUTS, Network
+from aotmm.tune.models import Samples
 
-
-class Point(NamedTuple):
-    """One measured launch, by the quantities of the model, in ns.
-
-    `loads` are the bytes that all tiles load. `known` is the part of its time that other models predict. `weight` is 1
-    for the fastest of its shape.
-    """
-
-    waves: int
-    steps: int
-    bytes: int
-    loads: int
-    ns: float
-    known: float = 0.0
-    weight: float = 1.0
+_EPOCHS = 60
+_PRODUCTS = 24  # of one step
+_RATE, _DECAY = 1e-2, 1e-3
+_OUTLIER = 0.1  # error from which on a sample counts less
+_LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
+_FAR = 2.5  # times the best, from which on samples are not fitted
+_REGRET = 0.3  # weight of the regret
+_SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
+_MOST_REGRET = 0.5
+_RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
 
 
-class Constants(NamedTuple):
-    """Constants of `Model`, in ns."""
+class Fitted(NamedTuple):
+    """The network, and each config's shift."""
 
-    base_ns: float
-    ns_per_k_step: float
-    ns_per_tile: float
-    ns_per_byte: float
-    ns_per_loaded_byte: float
-
-    def time(self, waves: int, steps: int, bytes_moved: int, loads: int) -> float:
-        """Return the predicted time in ns."""
-        busy, moving = (
-            waves * (steps * self.ns_per_k_step + self.ns_per_tile),
-            bytes_moved * self.ns_per_byte + loads * self.ns_per_loaded_byte,
-        )
-        return self.base_ns + max(busy, moving) + _SERIAL * min(busy, moving)
+    network: Network
+    models: tuple[Model, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """Fitted constants, and the root mean square of their relative error."""
-
-    constants: Constants
-    error: float
-
-
-def fit(points: Sequence[Point], start: Constants | None = None) -> Fit:
-    """Return the constants for the launches of one config; the more their shapes differ, the better. Needs one point.
-
-    Constants that no launch determines stay at `start`, by default at physical estimates.
-    """
-    samples = _Samples(*np.array(points, dtype=float).T)
-    starts = [np.log(each) for each in (_starts(samples) if start is None else [start])]
-    found = [least_squares(samples.residuals, each, samples.slopes, method="lm", args=(each,)) for each in starts]
-    best = min(found, key=lambda result: float(result.cost)).x
-    error = np.sqrt(np.average(samples.wrong(best) ** 2, weights=samples.weight))
-    return Fit(Constants(*np.exp(best).tolist()), float(error))
-
-
-def fit_helper(times: Sequence[tuple[float, float, float]]) -> Constants:
-    """Return constants of a kernel that only moves memory, from (count, bytes, ns) of one or several launches together.
-
-    ns is a measured time less the other kernels' part; it may be noisy, even negative.
-    """
-    counts, sizes, ns = np.array(times).T
-    best, least = Constants(0.0, 0.0, 0.0, 0.0, 0.0), float("inf")
-    for bandwidth in _BANDWIDTHS:
-        byte = 1e-3 / bandwidth
-        base = max(0.0, float(np.median((ns - sizes * byte) / counts)))
-        # Relative to the time, but at least to that of a launch: differences of similar times are noise.
-        loss = float(np.mean(np.abs(counts * base + sizes * byte - ns) / (np.abs(ns) + 1000.0)))
-        if loss < least:
-            best, least = Constants(base, 0.0, 0.0, byte, 0.0), loss
-    return best
+def fit(samples: Samples) -> Fitted:
+    """Return the network for samples of at least one product."""
+    best = np.full(samples.product.max() + 1, np.inf)
+    np.minimum.at(best, samples.product, samples.ns)
+    best = best[samples.product]
+    near = samples.ns < _FAR * best
+    mean, spread = samples.inputs[near].mean(axis=0), samples.inputs[near].std(axis=0)
+    spread = np.where(spread > 1e-6, spread, 1.0)  # noqa: PLR2004 - an input that is the same everywhere
+    data = _Data(
+        torch.tensor((samples.inputs[near] - mean) / spread, dtype=torch.float32),
+        torch.tensor(np.log(samples.ns / samples.formula)[near], dtype=torch.float32),
+        torch.tensor(np.log(samples.formula)[near], dtype=torch.float32),
+        torch.tensor(np.maximum(_LEAST_WEIGHT, (best / samples.ns) ** 3)[near], dtype=torch.float32),
+        torch.tensor(samples.key[near]),
+        samples.product[near],
+    )
+    found = min((_fitted(data, len(samples.keys), seed) for seed in range(_RESTARTS)), key=lambda row: row[0])[1]
+    inputs = found["inputs"] / spread
+    bias = found["bias"] - mean @ inputs.T
+    shift = float(found["shift"][0])
+    network = Network(
+        tuple(tuple(row) for row in inputs.T.tolist()),
+        tuple(bias.tolist()),
+        tuple(found["outputs"][0].tolist()),
+        shift,
+    )
+    own = found["own"][:, 0].tolist()
+    models = tuple(Model(*key, value) for key, value in zip(samples.keys, own, strict=True))
+    return Fitted(network, models)
 
 
-class _Samples(NamedTuple):
-    """The fields of all points, as columns. `logs` are the logarithms of constants, (5,)."""
-
-    waves: _Array
-    steps: _Array
-    moved: _Array
-    loads: _Array
-    ns: _Array
-    known: _Array
-    weight: _Array
-
-    def wrong(self, logs: _Array) -> _Array:
-        """Return the logarithms of predicted over measured times."""
-        wrong: _Array = np.log((self.known + self._parts(logs).sum(axis=1)) / self.ns)
-        return wrong
-
-    def residuals(self, logs: _Array, start: _Array) -> _Array:
-        """Return the values whose squares add up to twice the loss, (points + 5,).
-
-        Those of samples are roots of a Huber loss, in which outliers count less. The last five draw the constants to
-        `start`.
-        """
-        wrong = self.wrong(logs)
-        roots = np.where(np.abs(wrong) < _OUTLIER, wrong, np.copysign(_outlier_root(wrong), wrong))
-        return np.concatenate([np.sqrt(self.weight) * roots, math.sqrt(_PRIOR) * (logs - start)])
-
-    def slopes(self, logs: _Array, _start: _Array) -> _Array:
-        """Return the derivatives of `residuals` by `logs`, (points + 5, 5)."""
-        parts = self._parts(logs)
-        shares = parts / (self.known + parts.sum(axis=1))[:, None]
-        scales = np.sqrt(self.weight) * _OUTLIER / _outlier_root(self.wrong(logs))
-        return np.concatenate([shares * scales[:, None], math.sqrt(_PRIOR) * np.eye(len(logs))])
-
-    def _parts(self, logs: _Array) -> _Array:
-        """Return the part of each constant in the times, (points, 5)."""
-        ones = np.ones_like(self.ns)
-        parts = np.exp(logs) * np.stack([ones, self.waves * self.steps, self.waves, self.moved, self.loads], axis=1)
-        computes = parts[:, 1:3].sum(axis=1) > parts[:, 3:].sum(axis=1)
-        parts[~computes, 1:3] *= _SERIAL
-        parts[computes, 3:] *= _SERIAL
-        return parts
+class _Data(NamedTuple):
+    inputs: torch.Tensor
+    wanted: torch.Tensor  # log(measured / formula)
+    formula: torch.Tensor  # log
+    weight: torch.Tensor
+    key: torch.Tensor
+    product: NDArray[np.int64]
 
 
-def _outlier_root(wrong: _Array) -> _Array:
-    """Return the root of twice the Huber loss of errors from `_OUTLIER` on, and `_OUTLIER` for smaller ones."""
-    return np.sqrt(_OUTLIER * (2 * np.maximum(np.abs(wrong), _OUTLIER) - _OUTLIER))
+def _fitted(data: _Data, keys: int, seed: int) -> tuple[float, dict[str, NDArray[np.float64]]]:
+    """Return the mean loss of the last turn over all products, and the weights."""
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    first, last = torch.nn.Linear(len(INPUTS), HIDDEN), torch.nn.Linear(HIDDEN, 1)
+    own = torch.nn.Parameter(torch.zeros(keys, 1))
+    parameters = [*first.parameters(), *last.parameters(), own]
+    rows = [
+        torch.tensor(each) for each in np.split(np.arange(len(data.product)), np.flatnonzero(np.diff(data.product)) + 1)
+    ]
+    optimizer = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
+    steps = -(-len(rows) // _PRODUCTS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_EPOCHS * steps)
+    total = 0.0
+    for _ in range(_EPOCHS):
+        order, total = torch.randperm(len(rows), generator=generator).tolist(), 0.0
+        for begin in range(0, len(order), _PRODUCTS):
+            chosen = [rows[number] for number in order[begin : begin + _PRODUCTS]]
+            which = torch.cat(chosen)
+            group = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(each) for each in chosen]))
+            output = (last(torch.relu(first(data.inputs[which]))) + own[data.key[which]])[:, 0]
+            loss = _loss(output, data, which, group, len(chosen))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += float(loss.detach()) / steps
+    found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias, "own": own}
+    return total, {name: value.detach().double().numpy() for name, value in found.items()}
 
 
-def _starts(samples: _Samples) -> list[tuple[float, ...]]:
-    """Return the constants to start from: fast and slow memory, small and large base."""
-    rest = np.maximum(samples.ns - samples.known, 0.1 * samples.ns)
-    step = np.quantile(rest / (samples.waves * samples.steps), 0.1)
-    byte = np.quantile(rest / samples.moved, 0.02)
-    base = min(rest.min() / 2, 3000.0)
-    return [(base * scale, step, 4 * step, byte * slower, _LOAD) for scale in (1.0, 0.3) for slower in (0.5, 1.0, 1.5)]
+def _loss(output: torch.Tensor, data: _Data, which: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
+    wanted, weight, formula = data.wanted[which], data.weight[which], data.formula[which]
+    error = (weight * huber_loss(output, wanted, delta=_OUTLIER, reduction="none")).sum() / weight.sum()
+    predicted, measured = output + formula, wanted + formula
+    least = _least(predicted.detach(), group, groups)
+    likely = torch.exp((least[group] - predicted) / _SOFT)
+    regret = (measured - _least(measured, group, groups)[group]).clamp(max=_MOST_REGRET)
+    expected = _sums(likely * regret, group, groups) / _sums(likely, group, groups)
+    return error + _REGRET * expected.mean()
+
+
+def _least(values: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
+    return torch.full((groups,), torch.inf).scatter_reduce(0, group, values, "amin")
+
+
+def _sums(values: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
+    return torch.zeros(groups).index_add(0, group, values)

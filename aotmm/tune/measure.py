@@ -10,7 +10,7 @@ import torch
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.timing.check import truth
-from aotmm.timing.graph import elapsed_ns, recorded
+from aotmm.timing.graph import recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, candidates, output_of, problem_of
@@ -59,13 +59,9 @@ class GpuTimer:
         self, launch: Callable[[Candidate, Problem], None], problems: Sequence[Problem], first: Operands
     ) -> None:
         """Keep the `problems`, one for each set of operands; `first` has the operands of the first."""
+        self.sets = len(problems)
         self._launch, self._problems, self._out = launch, problems, first.out
         self._truth = truth(first.a, first.b, first.out.dtype)
-
-    def single(self, candidate: Candidate) -> float:
-        """Time as `race.Timer.single`."""
-        self._out.fill_(float("nan"))
-        return elapsed_ns(lambda: self._launch(candidate, self._problems[0]))
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
         """Record as `race.Timer.record`."""

@@ -1,34 +1,39 @@
-"""The race of candidates: all are timed once, and those that may be the fastest in turn afterwards."""
+"""The race of candidates: all that may be good are timed once, and the fastest in turn afterwards."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from aotmm.tune.candidates import Candidate
 from aotmm.tune.workers import Outcome, Running
 
-_REPLAY_NS = 700_000  # of one replay: long against the launch of a graph and the events' resolution
+_LOOK_NS = 150_000  # of the first replays: long against the events' resolution
+_TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
 _LAUNCHES = (2, 100)  # in one graph
-_SINGLE_NS = 1_000_000  # a launch of at least this is timed alone
-_CONTENDER = 1.5  # times the best so far, up to which a candidate stays in the race
-_ROUNDS = 7
+_HOPELESS = 2.5  # times the best so far: a candidate with a longer prediction is not timed
+_OTHER_LAUNCH = 1.12  # times the best so far: plain launches of a candidate that is slower with pdl are not timed
+_CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
+_ROUNDS = 5
 # A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
 # fastest are raced once more in long replays, if launches are long enough to draw much power.
-_FINAL_NS = 6_000_000  # of one replay
+_FINAL_NS = 4_000_000  # of one replay
 _FINAL_ROUNDS = 3
-_FINALIST = 1.12
-_FINAL_FROM_NS = 20_000
+_FINALIST = 1.06
+_FINAL_FROM_NS = 60_000
 
 
 class Timer(Protocol):
-    """Timer of the candidates of one case. Times are in ns per launch."""
+    """Timer of the candidates of one case. Times are in ns per launch.
 
-    def single(self, candidate: Candidate) -> float:
-        """Return the time of one launch, including the extra cost of a kernel's first launch."""
+    Attributes:
+        sets: operands that take turns; they do not fit the caches together.
+    """
+
+    sets: int
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
         """Return a function that replays so many launches and times them."""
@@ -37,9 +42,8 @@ class Timer(Protocol):
         """Return the fault of the last result of `candidate`; None if it is right."""
 
 
-class _Contender(NamedTuple):
+class _Look(NamedTuple):
     candidate: Candidate
-    replay: Callable[[], float]
     ns: float
 
 
@@ -47,92 +51,82 @@ def race(chosen: Iterable[Candidate], timer: Timer, heartbeat: Callable[[Running
     """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
-    with pdl. No sample of a config that is wrong anywhere counts.
+    without pdl. No sample of a config that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
-    slow: list[tuple[Candidate, float]] = []
-    contenders: list[_Contender] = []
+    looks: list[_Look] = []
+    early: dict[Candidate, float] = {}  # with pdl, by the same without it
     best = math.inf
     for candidate in chosen:
-        if candidate.config_name in wrong or (candidate.plan.pdl and candidate.plain() in dict(slow)):
+        too_slow = candidate.plan.cost > _HOPELESS * best or early.get(candidate, 0) > _OTHER_LAUNCH * best
+        if candidate.config_name in wrong or too_slow:
             continue
-        heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
-        found = _try(candidate, timer, best)
+        ns = _look(candidate, timer, best, heartbeat)
         error = timer.error(candidate)
         if error is not None:
             wrong[candidate.config_name] = f"{candidate}: {error}"
-        elif isinstance(found, _Contender) and found.ns <= _CONTENDER * best:
-            contenders.append(found)
-            best = min(best, found.ns)
-        else:
-            slow.append((candidate, found.ns if isinstance(found, _Contender) else found))
-    contenders = [row for row in contenders if row.candidate.config_name not in wrong]
-    slow += [(row.candidate, row.ns) for row in contenders if row.ns > _CONTENDER * best]
-    samples = [candidate.sample(ns) for candidate, ns in slow if candidate.config_name not in wrong]
-    racing = [row for row in contenders if row.ns <= _CONTENDER * best]
-    times = _rounds(racing, _ROUNDS, heartbeat)
+            continue
+        looks.append(_Look(candidate, ns))
+        best = min(best, ns)
+        if candidate.plan.pdl:
+            early[candidate.plain()] = ns
+    looks = [look for look in looks if look.candidate.config_name not in wrong]
+    best = min((look.ns for look in looks), default=0.0)
+    racing = [look for look in looks if look.ns <= _CONTENDER * best]
+    times = _in_turn(racing, timer, heartbeat, _TURN_NS, _ROUNDS)
     if times and min(times) >= _FINAL_FROM_NS:
         times = _final(racing, times, timer, heartbeat)
-    samples += [row.candidate.sample(ns) for row, ns in zip(racing, times, strict=True)]
+    samples = [look.candidate.sample(look.ns) for look in looks if look.ns > _CONTENDER * best]
+    samples += [look.candidate.sample(ns) for look, ns in zip(racing, times, strict=True)]
     return Outcome(tuple(samples), wrong)
 
 
-def _try(candidate: Candidate, timer: Timer, best: float) -> _Contender | float:
-    """Time a candidate first; return only a number if it is so slow that one launch is enough."""
-    limit = max(_SINGLE_NS, 2 * _CONTENDER * best)
-    ns = timer.single(candidate)
-    if ns > limit:  # perhaps because it was loaded
-        ns = timer.single(candidate)
-    if ns > limit:
-        return ns
-    launches = _launches(min(ns, _CONTENDER * best))
-    replay, ns = _replayed(candidate, timer, launches)
-    if launches * ns < _REPLAY_NS / 2 and launches < _LAUNCHES[1]:  # a single launch was mostly waiting
-        replay, ns = _replayed(candidate, timer, _launches(ns))
-    return _Contender(candidate, replay, ns)
-
-
-def _launches(ns: float) -> int:
-    return max(_LAUNCHES[0], min(_LAUNCHES[1], round(_REPLAY_NS / max(ns, _LEAST_NS))))
-
-
-def _replayed(candidate: Candidate, timer: Timer, launches: int) -> tuple[Callable[[], float], float]:
+def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[Running], None]) -> float:
+    """Return the time of a candidate in a short replay, after one that loads it and warms up."""
+    heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+    expected = min(candidate.plan.cost or math.inf, best)
+    launches = _launches(_LOOK_NS, expected if math.isfinite(expected) else _LOOK_NS, timer)
     replay = timer.record(candidate, launches)
-    replay()  # warms up
-    return replay, replay()
+    replay()
+    return replay()
 
 
-def _rounds(racing: list[_Contender], rounds: int, heartbeat: Callable[[Running], None]) -> list[float]:
-    """Return the median time of each."""
+def _launches(replay_ns: float, ns: float, timer: Timer) -> int:
+    """Return the launches of a replay: as long as asked for, and all sets if they are not too many."""
+    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(timer.sets, round(replay_ns / max(ns, _LEAST_NS)))))
+
+
+def _in_turn(
+    racing: Sequence[_Look], timer: Timer, heartbeat: Callable[[Running], None], replay_ns: float, rounds: int
+) -> list[float]:
+    """Return the median time of each over the rounds."""
+    replays = []
+    for look in racing:
+        heartbeat(Running(look.candidate.family, look.candidate.config_name, str(look.candidate)))
+        replays.append(timer.record(look.candidate, _launches(replay_ns, look.ns, timer)))
     times: list[list[float]] = [[] for _ in racing]
     for number in range(rounds):
         # Back and forth, so that no candidate always follows the same one.
         for index in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
             candidate = racing[index].candidate
             heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
-            times[index].append(racing[index].replay())
+            times[index].append(replays[index]())
     return [statistics.median(found) for found in times]
 
 
 def _final(
-    racing: list[_Contender], times: list[float], timer: Timer, heartbeat: Callable[[Running], None]
+    racing: Sequence[_Look], times: Sequence[float], timer: Timer, heartbeat: Callable[[Running], None]
 ) -> list[float]:
     """Return the times after a race of the fastest in long replays, which decides between them.
 
     Their times are scaled so that the best is as fast as before: the others were not raced at that clock.
     """
     indices = [index for index, ns in enumerate(times) if ns <= _FINALIST * min(times)]
-    if len(indices) == 1:
-        return times
-    finalists = []
-    for index in indices:
-        candidate = racing[index].candidate
-        heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
-        replay, ns = _replayed(candidate, timer, max(_LAUNCHES[0], round(_FINAL_NS / times[index])))
-        finalists.append(_Contender(candidate, replay, ns))
-    found = _rounds(finalists, _FINAL_ROUNDS, heartbeat)
-    scale = min(times) / min(found)
     decided = list(times)
-    for index, ns in zip(indices, found, strict=True):
-        decided[index] = ns * scale
+    if len(indices) > 1:
+        finalists = [racing[index]._replace(ns=times[index]) for index in indices]
+        found = _in_turn(finalists, timer, heartbeat, _FINAL_NS, _FINAL_ROUNDS)
+        scale = min(times) / min(found)
+        for index, ns in zip(indices, found, strict=True):
+            decided[index] = ns * scale
     return decided

@@ -81,15 +81,14 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 def _regret(
     launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[ShapeTimes], after: Table, dtypes: dict[int, str]
 ) -> Regret:
-    rows = {(s.element_bytes, s.layout, s.M, s.N, s.K, s.fast_accum): s.times for s in after.shapes}
+    rows = {(*_product(s), s.fast_accum): s.times for s in after.shapes}
     launcher.retune(by)
     try:
         choices = []
         for shape in shapes:
             # Products that allow fast sums may use precise ones, which have rows of their own.
             kinds = (False, True) if shape.fast_accum else (False,)
-            product = (shape.element_bytes, shape.layout, shape.M, shape.N, shape.K)
-            times = {fast: rows.get((*product, fast), ()) for fast in kinds}
+            times = {fast: rows.get((*_product(shape), fast), ()) for fast in kinds}
             if any(times.values()):
                 choices.append(_choice(launcher, device, shape, times, dtypes[shape.element_bytes]))
         return Regret(tuple(choices))
@@ -97,11 +96,17 @@ def _regret(
         launcher.retune(after)
 
 
+def _product(shape: ShapeTimes) -> tuple[object, ...]:
+    """Return all of a product but its kind of sums."""
+    return shape.element_bytes, shape.layout, shape.M, shape.N, shape.K, shape.offset_a, shape.offset_b
+
+
 def _choice(
     launcher: Launcher, device: CDevice, shape: ShapeTimes, times: dict[bool, tuple[Sample, ...]], dtype: str
 ) -> Choice:
     case = Case(Shape(shape.M, shape.N, shape.K, shape.layout), dtype, fast_accum=shape.fast_accum)
-    problem = problem_of(case, output_of(launcher, dtype), _ALIGNED, _ALIGNED, _ALIGNED)
+    addresses = (_ALIGNED + shape.offset_a, _ALIGNED + shape.offset_b, _ALIGNED)
+    problem = problem_of(case, output_of(launcher, dtype), *addresses)
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)
     kernel = launcher.kernels[plan.kernel]
     best = min((sample for samples in times.values() for sample in samples), key=lambda sample: sample.ns)

@@ -23,10 +23,11 @@ from aotmm.runtime.pack import Pack
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
 from aotmm.timing.problems import Case, Shapes, held_out
+from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
 from aotmm.tune.cases import DEFAULTS, cases
 from aotmm.tune.measure import GpuMeasurer
-from aotmm.tune.models import Fitted, Gpu, fit_models
+from aotmm.tune.models import Gpu, samples
 from aotmm.tune.record import Environment, Record
 from aotmm.tune.remote import driver
 from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
@@ -59,13 +60,11 @@ class Quality:
         held_out: regret on shapes that neither models nor selection saw.
         models: regret on the other shapes, of a selection that knows only the models.
         pruned: configs whose absence costs almost nothing.
-        fitted: the models, with their errors.
     """
 
     held_out: regret.Regret
     models: regret.Regret
     pruned: tuple[regret.Pruned, ...]
-    fitted: tuple[Fitted, ...]
 
 
 def tune(
@@ -197,6 +196,7 @@ def table_of(measured: Measurement) -> Table:
     return Table(
         **environment,
         date=datetime.now(timezone.utc).date().isoformat(),
+        network=None,
         models=(),
         shapes=tuple(
             ShapeTimes(
@@ -206,6 +206,8 @@ def table_of(measured: Measurement) -> Table:
                 M=case.shape.M,
                 N=case.shape.N,
                 K=case.shape.K,
+                offset_a=case.offset_a,
+                offset_b=case.offset_b,
                 held_out=held_out(measured.environment.seed, case.shape),
                 times=tuple(sample for sample in samples if sample.config_name not in measured.left_out),
             )
@@ -223,14 +225,13 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]
     launcher, row = pack.launcher, target(pack.arch)
     device = measured_device(raw, row.shared_bytes)
     training = [shape for shape in raw.shapes if not shape.held_out]
-    found = fit_models(launcher.kernels, Gpu(row, raw.multiprocessors), training)
+    found = fitting.fit(samples(launcher.kernels, Gpu(row, raw), training))
     # As it will be read, so that the written table is evaluated.
-    done = table.parse(table.write(replace(raw, models=tuple(row.model for row in found))), "the new table")
+    done = table.parse(table.write(replace(raw, network=found.network, models=found.models)), "the new table")
     return done, Quality(
         held_out=regret.held_out_regret(launcher, device, done, dtypes),
         models=regret.model_regret(launcher, device, done, dtypes),
         pruned=tuple(regret.prune(done.shapes)),
-        fitted=tuple(found),
     )
 
 

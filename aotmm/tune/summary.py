@@ -17,13 +17,6 @@ def text(measured: Measurement | None, quality: Quality) -> Iterator[str]:
     """Yield lines: the measurement, if any; errors of the models, regret of selection, configs to prune."""
     if measured is not None:
         yield from _measured_text(measured)
-    for row in quality.fitted:
-        model = row.model
-        what = f"element_bytes {model.element_bytes}" + ", fast" * model.fast_accum + f", from {model.min_m} rows on"
-        constants = f"{model.base_ns:.0f} ns, {model.ns_per_k_step:.1f}/step, {model.ns_per_tile:.0f}/tile"
-        constants += f", {model.ns_per_byte:.3g}/byte, {model.ns_per_loaded_byte:.3g}/byte loaded"
-        error = "" if row.error is None else f", error {row.error:.1%}"
-        yield f"model {model.config_name} ({what}): {constants}; {row.samples} samples{error}"
     yield from _regret_text("models alone, shapes they were fitted to", quality.models)
     yield from _regret_text("held-out shapes", quality.held_out)
     yield f"targets on held-out shapes: mean {TARGETS[0]}, worst {TARGETS[1]}"

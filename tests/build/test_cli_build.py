@@ -44,8 +44,8 @@ block_k = 64
 num_warps = 4
 num_stages = {}
 """
-NN = "tile_fp16_fp16_nn_32x64x64_g8_s2_w4_none"
-ANY = "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none"
+NN = "tile_fp16_fp16_nn_32x64x64_s2_w4_none"
+ANY = "tile_fp16_fp16_any_64x64x32_s2_w4_none"
 
 
 def write_set(folder: Path, *entries: str, header: str = HEADER) -> Path:
@@ -118,7 +118,7 @@ def test_build_says_what_it_drops(packs: Path, tmp_path: Path) -> None:
     text = run(*words)
     assert text.exit_code == 0, text.stderr
     last = text.stdout.splitlines()[-1]
-    name = "tile_fp16_fp16_nn_256x64x64_g8_s8_w4_none"
+    name = "tile_fp16_fp16_nn_256x64x64_s8_w4_none"
     assert last.split()[:3] == ["sm80", name, "needs"]
     assert "sm80 has 166912 B" in last
     (row,) = json.loads(run(*words, "--json").stdout)
@@ -184,7 +184,7 @@ def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> 
     )
     result = run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path)
     assert result.exit_code == CompileError.exit_code
-    for text in ("error: sm80: tile_fp8e5_fp16_nn_64x64x16_g8_s2_w4_none does not compile", "from tests", "K >= 32"):
+    for text in ("error: sm80: tile_fp8e5_fp16_nn_64x64x16_s2_w4_none does not compile", "from tests", "K >= 32"):
         assert text in result.stderr
     assert content(tmp_path / "sm80") == before
     assert not list(tmp_path.glob(".*.new"))
@@ -458,9 +458,9 @@ def test_explain_tf32(tmp_path: Path) -> None:
     path = write_set(tmp_path, TILE.format(32, 2).replace("block_k = 64", "block_k = 32"), header=header)
     assert run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path).exit_code == 0
     chosen = explain(tmp_path, 64, 64, 64, "--dtype", "tf32", arch="sm80")["chosen"]["kernel"]
-    assert chosen == "tile_tf32_fp32_nn_32x64x32_g8_s2_w4_none"
+    assert chosen == "tile_tf32_fp32_nn_32x64x32_s2_w4_none"
     body = explain(tmp_path, 64, 64, 64, "--dtype", "fp32", arch="sm80")
-    assert body["chosen"]["kernel"] == "tile_fp32_fp32_nn_32x64x32_g8_s2_w4_none"
+    assert body["chosen"]["kernel"] == "tile_fp32_fp32_nn_32x64x32_s2_w4_none"
     assert {"kernel": chosen, "reason": "allow_tf32=0 is not 1"} in body["rejected"]
 
 

@@ -39,7 +39,7 @@ FP16 = Variant(
     aligned=True,
     epilogue="none",
     fast_accum=False,
-    config=Config(64, 64, 32, 8, 3, 4),
+    config=Config(64, 64, 32, 3, 4),
     source="tests",
 )
 
@@ -205,7 +205,7 @@ def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
         for place, value in source.constants.items()
         if names[place[0]] in PRODUCT_QUANTITIES
     }
-    narrow = [name for name, type_ in source.signature.items() if type_ == "i32"]
+    narrow = [name for name, type_ in source.signature.items() if type_ == "i32" and name != "group_m"]
     expected |= {(name, "below", I32_LIMIT) for name in narrow}
     if narrow:
         expected |= {(f"{matrix}_extent", "below", 2**31) for matrix in "abc"}

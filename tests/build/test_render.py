@@ -26,6 +26,7 @@ from aotmm.problem import (
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
+    GROUPS,
     LAYOUTS,
     QUANTITIES,
     RELATIONS,
@@ -418,7 +419,8 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
             text += f'_Static_assert(AOTMM_{kind}{name.upper()} == {number}, "{name}");\n'
     least = ", ".join(str(EPILOGUES.index(name)) for name in ACTIVATIONS.values())
     assert f"#define AOTMM_ACTIVATION_EPILOGUES {{{least}}}\n" in render.header()
-    assert f"#define AOTMM_SPLITS {{{', '.join(map(str, SPLITS))}}}" in render.header()
+    for name, values in (("SPLITS", SPLITS), ("GROUPS", GROUPS)):
+        assert f"#define AOTMM_{name} {{{', '.join(map(str, values))}}}" in render.header()
     source = tmp_path / {"c11": "program.c", "c++17": "program.cc"}[language]
     source.write_text(text if language == "c11" else text.replace("_Static_assert", "static_assert"))
     (tmp_path / "launcher.h").write_text(render.header())

@@ -7,11 +7,11 @@
 __asm__(".section .rodata\n.balign 64\naotmm_images:\n.incbin \"images.bin\"\n.previous\n");
 extern const unsigned char aotmm_images[];
 
-static const char config_0[] = "tile_64x128x32_g8_s3_w4";
+static const char config_0[] = "tile_64x128x32_s3_w4";
 
-enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span };
-static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span"};
-_Static_assert(39 <= AOTMM_MAX_QUANTITIES, "quantities");
+enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m };
+static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m"};
+_Static_assert(40 <= AOTMM_MAX_QUANTITIES, "quantities");
 enum { of_1_source_ptr, of_1_dest_ptr, of_1_M, of_1_N, of_1_stride_sm, of_1_stride_sn, of_1_stride_dm, of_1_stride_dn, of_1_zero };
 static const char *const quantities_1[] = {"source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "zero"};
 _Static_assert(9 <= AOTMM_MAX_QUANTITIES, "quantities");
@@ -81,7 +81,7 @@ const aotmm_kernel aotmm_kernels[] = {
      .block_m = 64, .block_n = 128, .block_k = 32,
      .threads = 128, .num_ctas = 1, .shared_bytes = 49152,
      .global_scratch_bytes = 0, .vector_bytes = 16, .occupancy = 3,
-     .quantity_count = 39, .quantities = quantities_0,
+     .quantity_count = 40, .quantities = quantities_0,
      .parameter_count = 3, .parameters = parameters_0,
      .guard_count = 2, .guards = guards_0,
      .attribute_count = 1, .attributes = attributes_0,

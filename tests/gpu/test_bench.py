@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from aotmm.bench import run as bench
 from aotmm.bench.cases import COMPARISONS
+from aotmm.bench.drawn import run_drawn
 from aotmm.bench.protocol import GraphStopwatch
 from aotmm.bench.providers import NotRunError, provider
 from aotmm.bench.results import Row, read
@@ -20,6 +21,7 @@ from aotmm.errors import SpecError
 from aotmm.runtime.library import Library
 from aotmm.timing import problems
 from aotmm.timing.check import truth
+from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Pool
 from aotmm.timing.problems import Case, Shape
 
@@ -60,6 +62,39 @@ def test_a_run(tmp_path: Path, lib: Library) -> None:
     again: list[Row | str] = []
     bench.run(what, tmp_path, again.append, providers=["aotmm"])
     assert again == [], "all of it was there"
+
+
+def test_random_problems(tmp_path: Path, lib: Library) -> None:
+    """A few of every class are right, have short timings and names of torch's kernels, and are not measured again."""
+    fp8 = any(kernel.dtype_a == "fp8e4" for kernel in lib.pack_for(0).manifest.kernels)
+    classes = [each.name for each in distribution().classes if fp8 or "fp8e4" not in each.dtypes]
+    arguments = ["bench", "random", "--seed", "5", "--count", "12", "--classes", ",".join(classes)]
+    found = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    for name in ("results.json", "results.csv", "report.md", "figures.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+    rows = read(tmp_path).rows
+    assert {row.sweeps[0] for row in rows} == set(classes)
+    for row in rows:
+        assert "aotmm" not in row.not_run, row
+        assert all(0 < times.error <= 1 and len(times.graph_us) == 5 for times in row.times.values())
+        assert all(times.note for times in row.times.values()), "few enough for all to be among the worst"
+    again: list[Row] = []
+    run_drawn(5, tmp_path, again.append, count=12, classes=classes)
+    assert again == [], "all of it was there"
+
+
+def test_regret(tmp_path: Path) -> None:
+    """The chosen plan and the best one are right, and timed in turns; neither is far faster than itself."""
+    arguments = ["bench", "random", "--regret", "--seed", "5", "--count", "2", "--classes", "layers,squares"]
+    found = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    for row in read(tmp_path).rows:
+        assert list(row.times) == ["chosen", "best"], row
+        ratio = row.ratio("chosen", "best")
+        assert ratio is not None
+        assert 0.2 < ratio < 1.2
+        assert row.times["chosen"].note
 
 
 def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:

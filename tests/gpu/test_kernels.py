@@ -14,7 +14,7 @@ import torch
 
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS
 from aotmm.runtime.devices import device
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
@@ -149,6 +149,7 @@ def result_of(
         kernel=number,
         split=run.split,
         copies=run.copies,
+        group_m=GROUPS[turn % len(GROUPS)],
         pdl=kernel.pdl and turn % 2 == 1,
         workspace_bytes=WORKSPACE_BYTES,
     )

@@ -112,6 +112,7 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
             "N": n,
             "K": k,
             "split": split,
+            "group_m": 2,
             **strides_of(operands["A"], "stride_am", "stride_ak"),
             **strides_of(operands["B"], "stride_bk", "stride_bn"),
             "workspace_ptr": operands["sums"].address,

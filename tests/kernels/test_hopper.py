@@ -25,26 +25,26 @@ from tests.native.emulation import in_worker
 
 SM90 = target("sm90")
 LAYOUTS = {"nn": "fp16", "nt": "bf16", "tn": "fp16", "tt": "bf16"}  # both types, which differ in nothing here
-# Small rings, so that they compile fast: block_m, block_n, block_k, group_m, num_stages, num_warps.
+# Small rings, so that they compile fast: block_m, block_n, block_k, num_stages, num_warps.
 CONFIGS = {
-    "cooperative-1": ("cooperative", Config(64, 64, 64, 8, 4, 4)),
-    "cooperative-1-wide": ("cooperative", Config(64, 96, 64, 8, 4, 4)),
-    "cooperative-2": ("cooperative", Config(128, 64, 64, 8, 3, 8)),
-    "cooperative-2-wide": ("cooperative", Config(128, 144, 64, 8, 3, 8)),
-    "cooperative-3": ("cooperative", Config(192, 64, 64, 8, 3, 12)),
-    "cooperative-3-wide": ("cooperative", Config(192, 192, 64, 8, 3, 12)),
-    "pingpong": ("pingpong", Config(64, 128, 64, 8, 4, 8)),
-    "pingpong-wide": ("pingpong", Config(64, 96, 64, 8, 4, 8)),
-    "clustered": ("clustered", Config(256, 64, 64, 8, 3, 8)),
-    "clustered-wide": ("clustered", Config(256, 144, 64, 8, 3, 8)),
-    "swapped": ("swapped", Config(16, 128, 64, 8, 4, 8)),
-    "swapped-tall": ("swapped", Config(32, 128, 64, 8, 4, 4)),
+    "cooperative-1": ("cooperative", Config(64, 64, 64, 4, 4)),
+    "cooperative-1-wide": ("cooperative", Config(64, 96, 64, 4, 4)),
+    "cooperative-2": ("cooperative", Config(128, 64, 64, 3, 8)),
+    "cooperative-2-wide": ("cooperative", Config(128, 144, 64, 3, 8)),
+    "cooperative-3": ("cooperative", Config(192, 64, 64, 3, 12)),
+    "cooperative-3-wide": ("cooperative", Config(192, 192, 64, 3, 12)),
+    "pingpong": ("pingpong", Config(64, 128, 64, 4, 8)),
+    "pingpong-wide": ("pingpong", Config(64, 96, 64, 4, 8)),
+    "clustered": ("clustered", Config(256, 64, 64, 3, 8)),
+    "clustered-wide": ("clustered", Config(256, 144, 64, 3, 8)),
+    "swapped": ("swapped", Config(16, 128, 64, 4, 8)),
+    "swapped-tall": ("swapped", Config(32, 128, 64, 4, 4)),
 }
 # Widths that are one instruction or nothing, where the operand that has them lies along K.
 ODD = {
-    "cooperative-odd": ("cooperative", Config(128, 208, 64, 8, 3, 8)),
-    "pingpong-odd": ("pingpong", Config(64, 112, 64, 8, 4, 8)),
-    "swapped-odd": ("swapped", Config(200, 128, 64, 8, 3, 8)),
+    "cooperative-odd": ("cooperative", Config(128, 208, 64, 3, 8)),
+    "pingpong-odd": ("pingpong", Config(64, 112, 64, 4, 8)),
+    "swapped-odd": ("swapped", Config(200, 128, 64, 3, 8)),
 }
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
 EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped")
@@ -483,6 +483,29 @@ def test_programmatic_launches(made: Variant) -> None:
     assert readers == 1 + (consumers(made) if scaled or made.epilogue != "none" else 0)
     if readers == 1:
         assert found.ptx.index("griddepcontrol.wait") < found.ptx.index("cp.async.bulk.tensor.2d.shared::cta.global")
+
+
+@pytest.mark.parametrize("layout", ["nn", "any"])
+def test_reduce_waits_first(layout: str) -> None:
+    """A reduce lets the next kernel go and waits for its partial, on every path, before it touches memory."""
+    config = Config(4, 128, 1, 5, 4)
+    made = Variant(SM90, "reduce", "fp32", "fp32", "fp16", layout, True, "full", False, config, "tests", "reduce")  # noqa: FBT003
+    found = compiled(made)
+    assert found.kernel.pdl
+    at = [found.ptx.index(f"griddepcontrol.{word}") for word in ("launch_dependents", "wait")]
+    accesses = [match.start() for match in re.finditer(r"\b(?:ld|st)\.(?:global|shared)|\bcp\.async", found.ptx)]
+    assert at == sorted(at)
+    assert at[-1] < min(accesses)
+    assert not re.search(r"\b(?:bra|brx)\b", found.ptx[: at[-1]])
+
+
+def test_partial_of_pointers_lets_nothing_go() -> None:
+    """A partial that waits for nothing lets no kernel start early: its reduce starts when all its blocks have ended."""
+    config = Config(64, 64, 64, 3, 4)
+    made = Variant(SM90, "tile", "fp16", "fp16", "fp32", "nn", True, "none", False, config, "tests", "partial")  # noqa: FBT003
+    found = compiled(made)
+    assert not found.kernel.pdl
+    assert "griddepcontrol" not in found.ptx
 
 
 @every_variant

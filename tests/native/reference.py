@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from aotmm.build.render import constants
 from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import MIN_M, Sample, Table
-from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, LAYOUTS, SPLITS
+from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import HIDDEN_FACTS, HiddenFacts, Target
@@ -631,11 +631,26 @@ class Reference:
             split=split,
             copies=way.copies,
             grid=grid,
+            group_m=group(kernel, problem, slots),
             pdl=early and kernel.pdl,
             measured=sample is not None,
             workspace_bytes=size,
             cost=sample.ns if sample else int(ns[1]) if ns[1] < 9e18 else 2**63 - 1,
         )
+
+
+def group(kernel: Kernel, problem: Problem, slots: int) -> int:
+    """Rows of tiles that are computed together, if `slots` tiles are computed at once."""
+    block_m, block_n = kernel.config.block_m, kernel.config.block_n
+    down = ceil_div(problem.M, block_m)
+    at_once = min(slots, tiles(kernel, problem.M, problem.N))
+
+    def elements(group_m: int) -> int:
+        rows = min(group_m, max(down, 1))
+        return rows * block_m + ceil_div(at_once, rows) * block_n
+
+    choices = [group_m for group_m in GROUPS if group_m == 1 or group_m // 2 < down]
+    return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))
 
 
 def scaled(kernel: Kernel, of: Constants, by: Speeds, tensor: float) -> Constants:

@@ -109,6 +109,7 @@ def test_absurd_products_are_launched(sanitized_pack: Path) -> None:
             kernel=int(rng.choice(mains)),
             split=int(rng.choice((1, 1, 2, 16, 2**32 - 1))),
             copies=int(rng.choice((0, 0, 1, 2, 3, 7))),
+            group_m=int(rng.choice((1, 8, 8, 16, 0, 2**32 - 1))),
             workspace_bytes=2**64 - 1,
             panel_m=sizes[rng.integers(len(sizes))],
             panel_n=sizes[rng.integers(len(sizes))],

@@ -343,6 +343,8 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(partial, 3, workspace_bytes=BIG), replace(problem, activation="tanh")),  # no reduce has it
         (Plan(number_of(emulator, "copy")), problem),
         (Plan(product), problem_of(2**33, 2**33, 8)),
+        *((Plan(product, group_m=number), problem) for number in (0, 17, 2**32 - 1)),
+        (Plan(partial, 3, workspace_bytes=BIG, group_m=0), problem),
         (Plan(product, panel_m=64), problem),
         (Plan(product, panel_n=-128), problem),
         (Plan(product, panel_m=-(2**63)), problem),
@@ -407,6 +409,51 @@ def test_scratch_memory_of_kernels(pack: Path, tmp_path: Path) -> None:
         emulator.launcher.matmul(problem, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("rows", "multiprocessors", "group_m"),
+    [
+        (4096, 16, 4),  # 4 x 4 tiles
+        (4096, 64, 8),  # 8 x 8
+        (4096, 256, 16),
+        (4096, 32, 8),  # as well as 4
+        (4096, 2, 1),  # as well as 2
+        (4096, 100_000, 16),  # all tiles at once
+        (64, 64, 1),  # one row of tiles
+        (192, 64, 4),  # three
+        (576, 108, 16),  # nine: 9 + 12 tiles, where 8 rows have 8 + 14
+        (0, 64, 1),
+    ],
+)
+def test_groups_read_least(pack: Path, rows: int, multiprocessors: int, group_m: int) -> None:
+    """Groups have the rows for which tiles computed at once, one for a multiprocessor here, read least of A and B."""
+    mm = open_pack(pack).launcher
+    for role in ("product", "partial"):
+        number = next(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == (role, "nn"))
+        problem, device = problem_of(rows, 4096, 4096), CDevice(multiprocessors, 166_912)
+        plan = mm.check(problem, device, number).plan
+        assert plan is None if rows == 0 and role == "partial" else plan and plan.group_m == group_m
+
+
+@own_process
+def test_plans_choose_the_group(pack: Path) -> None:
+    """Kernels get the group_m of the plan, in every panel."""
+    emulator = Emulator(pack, execute=False)
+    product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
+    for group_m in (1, 3, 16):
+        emulator.driver.launches.clear()
+        plan = Plan(partial, 2, group_m=group_m, workspace_bytes=BIG)
+        emulator.launcher.run(plan, problem_of(70, 136, 520), 0, 0, 1 << 44)
+        cut = Plan(product, group_m=group_m, copies=COPY_A, workspace_bytes=BIG, panel_m=128)
+        emulator.launcher.run(cut, problem_of(256, 136, 520), 0, 0, 1 << 44)
+        mains = {emulator.kernels[number].image.sha256: emulator.kernels[number] for number in (product, partial)}
+        found = [
+            arguments(mains[_digest(launch.image)], launch.params)["group_m"]
+            for launch in emulator.driver.launches
+            if _digest(launch.image) in mains
+        ]
+        assert found == [group_m] * 3
+
+
 # ------------------------------------------------------------------------------------------------------- launching
 @own_process
 def test_persistent_grid(pack: Path, tmp_path: Path) -> None:
@@ -446,7 +493,7 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
         for said in (False, True):
             assert early(Plan(product, pdl=said), problem) == [said]
             split = Plan(partial, 2, pdl=said, workspace_bytes=BIG)
-            assert early(split, problem) == [said, said]
+            assert early(split, problem) == [said, True]  # a reduce waits, whatever comes before it
     copied = Plan(product, copies=COPY_A, pdl=True, workspace_bytes=BIG)
     assert early(copied, short) == [False, True]
     assert not emulator.plan(short, partial).pdl
@@ -659,14 +706,14 @@ def test_empty_products_have_empty_plans(pack: Path) -> None:
     """Products without elements have plans that launch nothing, found without a driver."""
     mm = open_pack(pack).launcher
     for problem in (problem_of(0, 64, 64), problem_of(64, 0, 64)):
-        assert mm.plan(problem, 0, BIG) == Plan(0)
+        assert mm.plan(problem, 0, BIG) == Plan(0, group_m=1)
 
 
 def test_plans_as_values() -> None:
     """A plan goes to C and back unchanged, and says what it launches."""
     cut = {"panel_m": 128, "panel_n": 2**40}
-    plan = Plan(7, 4, COPY_A | COPY_B, 99, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
+    plan = Plan(7, 4, COPY_A | COPY_B, 99, 16, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
     assert Plan.from_c(plan.to_c()) == plan
-    assert ctypes.sizeof(CPlan) == 56
+    assert ctypes.sizeof(CPlan) == 64
     assert plan.launches == ("copy A", "copy B", "partial", "reduce")
     assert Plan(0, copies=COPY_C).launches == ("product", "copy C")

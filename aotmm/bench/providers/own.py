@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from aotmm.timing.operands import Operands
 from aotmm.timing.problems import Case
 
 if TYPE_CHECKING:
-    from aotmm.runtime.launcher import Plan, Problem
+    from aotmm.runtime.launcher import Launcher, Plan, Problem
 
 
 @cache
@@ -45,20 +45,28 @@ def _prepare(case: Case, _: Sequence[Operands]) -> Call:
 
 def _prepare_plain(case: Case, sets: Sequence[Operands]) -> Call:
     """Return the launches of `matmul`, without pdl."""
-    plan = replace(_plan(case, sets[0]), pdl=False)
-    ordinal = sets[0].a.device.index
-    launcher = library().launcher(ordinal)
-    workspace = torch.empty(plan.workspace_bytes, device=sets[0].a.device, dtype=torch.uint8)
-    problems = {id(operands): _problem(case, operands) for operands in sets}
+    device = sets[0].a.device
+    plan = replace(plan_of(case, sets[0]), pdl=False)
+    return launches(library().launcher(device.index), plan, problems_of(case, sets), device)
+
+
+def problems_of(case: Case, sets: Sequence[Operands]) -> dict[int, Problem]:
+    """Return the problem of each set of operands, by its id."""
+    return {id(operands): _problem(case, operands) for operands in sets}
+
+
+def launches(launcher: Launcher, plan: Plan, problems: Mapping[int, Problem], device: torch.device) -> Call:
+    """Return the launches of a plan; `problems` has that of each set of operands, by its id."""
+    workspace = torch.empty(plan.workspace_bytes, device=device, dtype=torch.uint8)
 
     def call(operands: Operands) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        launcher.run(plan, problems[id(operands)], ordinal, stream, workspace.data_ptr())
+        launcher.run(plan, problems[id(operands)], device.index, stream, workspace.data_ptr())
 
     return call
 
 
-def _plan(case: Case, operands: Operands) -> Plan:
+def plan_of(case: Case, operands: Operands) -> Plan:
     """Return the plan of `matmul`."""
     ordinal = operands.a.device.index
     return library().launcher(ordinal).plan(_problem(case, operands), ordinal, WORKSPACE_LIMIT)
@@ -70,11 +78,13 @@ def _problem(case: Case, operands: Operands) -> Problem:
 
 
 def _describe(case: Case, operands: Operands) -> str:
+    return described(library().launcher(operands.a.device.index), plan_of(case, operands))
+
+
+def described(launcher: Launcher, plan: Plan) -> str:
     """Return the plan in words: its kernel, slices of K, copies, and the time that it was chosen for."""
-    plan = _plan(case, operands)
-    kernel = library().launcher(operands.a.device.index).kernels[plan.kernel]
-    words = [kernel.name, f"split {plan.split}" * (plan.split > 1), *(x for x in plan.launches if x.startswith("copy"))]
-    words += ["pdl" * plan.pdl]
+    words = [launcher.kernels[plan.kernel].name, f"split {plan.split}" * (plan.split > 1)]
+    words += [*(x for x in plan.launches if x.startswith("copy")), "pdl" * plan.pdl]
     words += [f"{plan.cost / 1000:.2f} us {'measured' if plan.measured else 'predicted'}"]
     return ", ".join(filter(None, words))
 

@@ -48,22 +48,22 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
 
 @gluon.jit
 def cooperative(
-    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, split, workspace_ptr, workspace_stride_m,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, group_m, split, workspace_ptr, workspace_stride_m,
     workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
     stride_scale_b, activation, slope,
     CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr,
     COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr,
-    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
+    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
     Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
     EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, GROUP, STAGES,
+        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, STAGES,
         X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), split, t)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, t)
     ring = make_ring(x_desc, y_desc, y1_desc, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c

@@ -34,7 +34,6 @@ class Tiling:
     BIAS: gl.constexpr
     IN_TURNS: gl.constexpr
     BLOCK_K: gl.constexpr
-    GROUP: gl.constexpr
     STAGES: gl.constexpr
     X_K_MAJOR: gl.constexpr
     Y_K_MAJOR: gl.constexpr
@@ -52,6 +51,7 @@ class Work:
     rows: gl.tensor
     cols: gl.tensor
     steps: gl.tensor
+    group_m: gl.tensor
     split: gl.tensor
     tiling: Tiling
 
@@ -63,14 +63,18 @@ class Work:
 
     @gluon.jit
     def place(self, unit):
-        """Return (first row, first column, slice) of a work tile: slices outermost, tiles in groups of GROUP rows.
+        """Return (first row, first column, slice) of a work tile: slices outermost, tiles in groups of rows of C.
 
         So tiles that share a slice of an operand run side by side.
         """
         t = self.tiling
         tiles_x = gl.cdiv(self.rows, t.ROWS)
         tiles_y = gl.cdiv(self.cols, t.COLUMNS)
-        x, y = place(unit % (tiles_x * tiles_y), tiles_x, tiles_y, t.GROUP)
+        tile = unit % (tiles_x * tiles_y)
+        if t.SWAPPED:
+            y, x = place(tile, tiles_y, tiles_x, self.group_m)
+        else:
+            x, y = place(tile, tiles_x, tiles_y, self.group_m)
         return x * t.ROWS, y * t.COLUMNS, unit // (tiles_x * tiles_y)
 
     @gluon.jit

@@ -90,7 +90,6 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "BIAS": bias,
         "IN_TURNS": in_turns,
         "BLOCK_K": config.block_k,
-        "GROUP": config.group_m,
         "STAGES": config.num_stages,
         "X_K_MAJOR": x["inner"] == "K",
         "Y_K_MAJOR": y["inner"] == "K",
@@ -104,7 +103,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     c = DTYPES[variant.dtype_c]
     types = {
-        **dict.fromkeys(("M", "N", "K"), "i32"),
+        **dict.fromkeys(("M", "N", "K", "group_m"), "i32"),
         **WORKSPACE_TYPES,
         **epilogue_types(c),
     }

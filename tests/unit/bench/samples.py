@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from aotmm.bench.cases import COMPARISONS, work
 from aotmm.bench.providers import Call, Provider
 from aotmm.bench.results import Results, Row, Times
+from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, torch_dtype
-from aotmm.timing.problems import Case, read
+from aotmm.timing.problems import Case, Shape, read
 
 _SPEED = {
     "tutorial": 0.6,
@@ -103,3 +105,42 @@ def sample() -> Results:
         },
     }
     return Results(facts, rows, other)
+
+
+def drawn_facts(**given: Any) -> dict[str, Any]:
+    """Facts of a run of random problems, by default of ratios, seed 1."""
+    return {"date": "2026-11-26", "device": "NVIDIA H200", "cache_bytes": 1, "seed": 1, "figure": "ratio"} | given
+
+
+def drawn_row(
+    name: str,
+    figure: float | None,
+    *,
+    M: int = 16,
+    dtype: str = "fp16",
+    pair: tuple[str, str] | None = None,
+    not_run: dict[str, str] | None = None,
+) -> Row:
+    """A random problem of a class. Its ratio to torch is `figure`; or its regret, if the pair is chosen and best.
+
+    The slower of us takes 10 us; without a figure there are only our times.
+    """
+    ours, theirs = pair or ("aotmm", "scaled_mm" if dtype == "fp8e4" else "torch")
+    regret = ours == "chosen"
+    times = {ours: Times((10.0 * (figure or 1.0) if regret else 10.0,) * 5, (), 3, 0.5, "tile a, 9.00 us predicted")}
+    if figure is not None:
+        times[theirs] = Times((10.0 if regret else 10.0 * figure,) * 5, (), 3, 0.5, "nvjet")
+    case = Case(Shape(M, 64, 32, "nt"), dtype, fast_accum=name == "fp8_fast")
+    return Row(case, (name,), held_out=True, times=times, not_run=not_run or {})
+
+
+def drawn_sample(seed: int) -> Results:
+    """A run with a few problems of every class."""
+    rows = [
+        drawn_row(each.name, 0.7 + 0.1 * number, M=1 << number, dtype=each.dtypes[0])
+        for each in distribution().classes
+        for number in range(12)
+    ]
+    rows[0].not_run["torch"] = "failed: <no> | way"
+    del rows[0].times["torch"]
+    return Results(drawn_facts(seed=seed), rows)

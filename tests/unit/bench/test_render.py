@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from aotmm.bench import results
+from aotmm.bench.drawn_render import render_drawn
 from aotmm.bench.render import render
 from aotmm.errors import SpecError
-from tests.unit.bench.samples import sample
+from tests.unit.bench.samples import drawn_sample, sample
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -60,6 +62,36 @@ def test_a_part_of_a_run(tmp_path: Path) -> None:
     found = sample()
     found.rows = found.of("squares256", "fp16")
     assert [path.name for path in render(found, tmp_path)] == ["results.csv", "squares.png", "ratio.png", "report.html"]
+
+
+def test_random_problems(tmp_path: Path) -> None:
+    """CSV with seeds, tables in markdown, a plot, and a page that loads nothing."""
+    runs = [drawn_sample(1), drawn_sample(2)]
+    written = render_drawn(runs, tmp_path)
+    assert [path.name for path in written] == ["results.csv", "report.md", "figures.png", "report.html"]
+    with written[0].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["seed"] for row in rows} == {"1", "2"}
+    assert len(rows) == sum(len(row.times) + len(row.not_run) for run in runs for row in run.rows)
+    document = written[1].read_text()
+    assert document.startswith("## Random problems against torch, seeds 1, 2\n\n")
+    assert "| all of these classes | 2 seeds | 94 | " in document
+    assert r"failed: <no> \| way" in document
+    tables = [line for line in document.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {13, 8, 5}
+    assert written[2].read_bytes().startswith(PNG)
+    page = written[3].read_text()
+    assert not re.search(r"https?://|//[a-z]|<script", re.sub(r"base64,[^\"]*", "", page))
+    assert "failed: &lt;no&gt; | way" in page
+    assert "<tr><th>seed</th><td>1; 2</td></tr>" in page
+    assert page.count('class="met"') + page.count('class="missed"') == 13 * 3
+
+
+def test_random_problems_without_a_baseline(tmp_path: Path) -> None:
+    """There is no ratio to plot; tables and page are there."""
+    run = drawn_sample(1)
+    run.rows = [replace(row, times={"aotmm": row.times["aotmm"]}, not_run={}) for row in run.rows]
+    assert [path.name for path in render_drawn([run], tmp_path)] == ["results.csv", "report.md", "report.html"]
 
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

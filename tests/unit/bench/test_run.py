@@ -38,7 +38,7 @@ SHAPES = Shapes(
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """No GPU, tiny sweeps, providers that are always right; what `facts.collect` finds can be changed."""
     here: dict[str, Any] = dict(FACTS)
-    monkeypatch.setattr(bench, "_gpu", lambda: 0)
+    monkeypatch.setattr(bench, "gpu", lambda: 0)
     monkeypatch.setattr("aotmm.bench.facts.collect", lambda _: dict(here))
     monkeypatch.setattr("aotmm.bench.facts.watched", lambda _: nullcontext(State()))
     monkeypatch.setattr(bench, "GraphStopwatch", FakeStopwatch)
@@ -88,7 +88,7 @@ def test_a_run_that_breaks_off_is_saved(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         bench.run(["squares256"], tmp_path, stop)
     assert [row.case.shape.M for row in results.read(tmp_path).rows] == [32, 64]
-    monkeypatch.setattr(bench, "_PERIOD_S", 0.0)
+    monkeypatch.setattr("aotmm.bench.session._PERIOD_S", 0.0)
     assert len(_run(tmp_path, "squares256")) == 2
 
 

@@ -16,31 +16,31 @@ from aotmm.pack.schema import Config
 from aotmm.problem import INPUTS, LAYOUTS, OUTPUTS
 from aotmm.target import TARGETS, Target, target
 
-# Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, num_stages, num_warps
+# Triton tutorial 03, copied by hand: BLOCK_M, BLOCK_N, BLOCK_K, num_stages, num_warps
 TUTORIAL_CUDA = {
-    (128, 256, 64, 8, 3, 8),
-    (64, 256, 32, 8, 4, 4),
-    (128, 128, 32, 8, 4, 4),
-    (128, 64, 32, 8, 4, 4),
-    (64, 128, 32, 8, 4, 4),
-    (128, 32, 32, 8, 4, 4),
-    (64, 32, 32, 8, 5, 2),
-    (32, 64, 32, 8, 5, 2),
-    (128, 256, 128, 8, 3, 8),
-    (256, 128, 128, 8, 3, 8),
-    (256, 64, 128, 8, 4, 4),
-    (64, 256, 128, 8, 4, 4),
-    (128, 128, 128, 8, 4, 4),
-    (128, 64, 64, 8, 4, 4),
-    (64, 128, 64, 8, 4, 4),
-    (128, 32, 64, 8, 4, 4),
+    (128, 256, 64, 3, 8),
+    (64, 256, 32, 4, 4),
+    (128, 128, 32, 4, 4),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (128, 32, 32, 4, 4),
+    (64, 32, 32, 5, 2),
+    (32, 64, 32, 5, 2),
+    (128, 256, 128, 3, 8),
+    (256, 128, 128, 3, 8),
+    (256, 64, 128, 4, 4),
+    (64, 256, 128, 4, 4),
+    (128, 128, 128, 4, 4),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (128, 32, 64, 4, 4),
 }
 TUTORIAL_HIP = {  # and waves_per_eu
-    (128, 256, 16, 1, 0, 4, 2),
-    (256, 256, 16, 4, 0, 8, 2),
-    (128, 128, 32, 1, 0, 8, 2),
-    (64, 128, 32, 8, 0, 4, 3),
-    (64, 64, 32, 1, 0, 4, 8),
+    (128, 256, 16, 0, 4, 2),
+    (256, 256, 16, 0, 8, 2),
+    (128, 128, 32, 0, 8, 2),
+    (64, 128, 32, 0, 4, 3),
+    (64, 64, 32, 0, 4, 8),
 }
 CLASSIC = {  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps
     (128, 128, 32, 4),
@@ -78,7 +78,7 @@ def helpers(chosen: ConfigSet, arch: str) -> set[tuple[str, str, str, str, str]]
 
 def numbers(config: Config, *more: str) -> tuple[int, ...]:
     """A config's numbers in the order of the tables above."""
-    names = ("block_m", "block_n", "block_k", "group_m", "num_stages", "num_warps", *more)
+    names = ("block_m", "block_n", "block_k", "num_stages", "num_warps", *more)
     return tuple(getattr(config, name) for name in names)
 
 
@@ -121,7 +121,6 @@ def test_classic() -> None:
     assert [v.epilogue for v in found if v.layout == "any"] == ["bias_relu"]  # stands in for none
     tiles = {(*numbers(v.config)[:3], v.config.num_warps) for v in found if v.layout != "any"}
     assert tiles == CLASSIC
-    assert {v.config.group_m for v in found} == {8}
 
 
 @pytest.mark.parametrize("arch", TARGETS)
@@ -196,7 +195,7 @@ def test_fast_accumulation_is_for_tensor_cores_that_have_it(tmp_path: Path) -> N
     text = 'source = "mine"\ndtypes = ["fp8e5"]\nlayouts = ["nt"]\nepilogues = ["none"]\n'
     chosen = written(tmp_path, text + TILE + 'dtypes = ["fp8e5"]\nfast_accum = true\n')
     found = [v for v in variants(chosen, target("sm90")) if v.layout != "any"]
-    assert [(v.name, v.fast_accum) for v in found] == [("tile_fp8e5_fp16_nt_64x64x32_g8_s3_w4_none_fast", True)]
+    assert [(v.name, v.fast_accum) for v in found] == [("tile_fp8e5_fp16_nt_64x64x32_s3_w4_none_fast", True)]
     for arch in ("sm80", "gfx90a"):
         assert [v.layout for v in variants(chosen, target(arch))] == ["any"]
 
@@ -206,8 +205,8 @@ def test_narrow_kernels(tmp_path: Path) -> None:
     text = HEADER + 'dtypes = ["fp16"]\nlayouts = ["nn"]\nepilogues = ["none"]\n' + TILE + "aligned = false\n" + TILE
     found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
     assert [(v.name, v.aligned) for v in found] == [
-        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none", True),
-        ("tile_fp16_fp16_nn_64x64x32_g8_s3_w4_none_unaligned", False),
+        ("tile_fp16_fp16_nn_64x64x32_s3_w4_none", True),
+        ("tile_fp16_fp16_nn_64x64x32_s3_w4_none_unaligned", False),
     ]
 
 
@@ -217,7 +216,7 @@ def test_partial_sums(tmp_path: Path) -> None:
     text = HEADER + 'dtypes = ["fp16", "int8"]\nlayouts = ["nn", "tt"]\n' + SPLIT
     found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
     assert [(v.name, v.role, v.dtype_c, v.epilogue) for v in found] == [
-        (f"tile_fp16_fp32_{layout}_64x64x32_g8_s3_w4_none_split", "partial", "fp32", "none") for layout in ("nn", "tt")
+        (f"tile_fp16_fp32_{layout}_64x64x32_s3_w4_none_split", "partial", "fp32", "none") for layout in ("nn", "tt")
     ]
 
 
@@ -308,15 +307,15 @@ def test_file(tmp_path: Path) -> None:
     layouts = ["nt"]
     epilogues = ["none"]
     """
-    more = TILE + 'source = "another"\ndtypes = ["bf16"]\nlayouts = ["tn"]\noutputs = ["fp32"]\ngroup_m = 4\n'
+    more = TILE + 'source = "another"\ndtypes = ["bf16"]\nlayouts = ["tn"]\noutputs = ["fp32"]\nnum_stages = 4\n'
     found = variants(written(tmp_path, text + TILE + more), target("sm80"))
     assert [(v.name, v.source) for v in found if v.layout != "any"] == [
-        ("tile_bf16_bf16_nt_64x64x32_g8_s3_w4_none", "mine"),
-        ("tile_bf16_fp32_tn_64x64x32_g4_s3_w4_none", "another"),
-        ("tile_fp16_fp16_nt_64x64x32_g8_s3_w4_none", "mine"),
+        ("tile_bf16_bf16_nt_64x64x32_s3_w4_none", "mine"),
+        ("tile_bf16_fp32_tn_64x64x32_s4_w4_none", "another"),
+        ("tile_fp16_fp16_nt_64x64x32_s3_w4_none", "mine"),
     ]
     assert sorted(v.name for v in found if v.layout == "any") == [
-        f"tile_{dtype}_{output}_any_64x64x32_g8_s2_w4_none"  # whatever an entry writes, for every type of the set
+        f"tile_{dtype}_{output}_any_64x64x32_s2_w4_none"  # whatever an entry writes, for every type of the set
         for dtype, output in (("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32"))
     ]
 
@@ -359,8 +358,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE.replace("32", '"32"'), "config 1: block_k = '32'; allowed: 16, 32"),
         (HEADER + TILE.replace("= 4", "= 3"), "config 1: num_warps = 3; allowed: 1, 2, 4, 8, 16"),
         (HEADER + TILE + "num_stages = 9", "config 1: num_stages = 9; allowed: 0, 1, 2"),
-        (HEADER + TILE + "group_m = 0", "config 1: group_m = 0; allowed: 1, 2"),
-        (HEADER + TILE + "group_m = 17", "config 1: group_m = 17; allowed: 1, 2"),
+        (HEADER + TILE + "group_m = 8", "config 1: unknown field 'group_m'; known: "),
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (
             HEADER + TILE + 'family = "wave"',

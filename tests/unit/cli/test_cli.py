@@ -58,7 +58,7 @@ sys.meta_path.insert(0, Block())
 """
 HEAVY = "torch triton jinja2 rich numpy"
 FRONT = 100  # bytes of the library in front of the images
-NAME = "tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none"
+NAME = "tile_fp16_fp16_nn_128x256x64_s3_w8_none"
 
 
 def run(*words: str | Path) -> Result:
@@ -85,7 +85,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             name=name,
             family=family,
             role="product",
-            config_name="tile_128x256x64_g8_s3_w8",
+            config_name="tile_128x256x64_s3_w8",
             source="a paper",
             symbol="tile",
             dtype_a=dtype,
@@ -96,7 +96,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             fast_accum=False,
             persistent=False,
             pdl=False,
-            config=Config(128, 256, 64, 8, 3, 8),
+            config=Config(128, 256, 64, 3, 8),
             threads=256,
             num_ctas=1,
             shared_bytes=98_304,
@@ -147,7 +147,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
 @pytest.fixture
 def packs(tmp_path: Path) -> Path:
     """Packs for sm80 (two kernels) and sm90 (one of the same name, without PTX)."""
-    write_pack(tmp_path / "packs", "sm80", (NAME, "tile_fp16_fp16_any_64x64x32_g8_s2_w4_none"))
+    write_pack(tmp_path / "packs", "sm80", (NAME, "tile_fp16_fp16_any_64x64x32_s2_w4_none"))
     write_pack(tmp_path / "packs", "sm90", ptx=False)
     return tmp_path / "packs"
 
@@ -413,14 +413,14 @@ def test_list_json(packs: Path) -> None:
     assert body[1]["kernels"][0] == {
         "name": NAME,
         "role": "product",
-        "config_name": "tile_128x256x64_g8_s3_w8",
+        "config_name": "tile_128x256x64_s3_w8",
         "dtype_a": "fp16",
         "dtype_b": "fp16",
         "dtype_c": "fp16",
         "layout": "nn",
         "epilogue": "none",
         "fast_accum": False,
-        "config": dataclasses.asdict(Config(128, 256, 64, 8, 3, 8)),
+        "config": dataclasses.asdict(Config(128, 256, 64, 3, 8)),
         "registers": 242,
         "spill_bytes": 12,
         "shared_bytes": 98_304,
@@ -443,7 +443,7 @@ def test_list_of_one_arch(packs: Path) -> None:
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """A pack with kernels of two families, two types and three layouts."""
-    tail = "128x256x64_g8_s3_w8_none"
+    tail = "128x256x64_s3_w8_none"
     kinds = ("tile_fp16_fp16_nn", "tile_fp16_fp16_any", "tile_bf16_fp16_nt", "pingpong_bf16_fp16_nt")
     return write_pack(tmp_path / "mixed", "sm90", tuple(f"{kind}_{tail}" for kind in kinds))
 
@@ -501,7 +501,7 @@ def test_inspect(packs: Path) -> None:
     text = run("inspect", NAME, "--arch", "sm80", "--pack", packs).stdout
     digest = hashlib.sha256(b"image of " + NAME.encode()).hexdigest()
     for line in (
-        "BLOCK_M 128, BLOCK_N 256, BLOCK_K 64, GROUP_M 8, num_stages 3, num_warps 8",
+        "BLOCK_M 128, BLOCK_N 256, BLOCK_K 64, num_stages 3, num_warps 8",
         "a paper",
         "242 per thread, 12 B spilled",
         "98304 B per block",
@@ -667,7 +667,7 @@ def test_explain_shows_the_best() -> None:
     ]
     assert types.startswith("7 kernels of the pack are for other types")
     whole = report.selection_text(found, rejected, 7, everything=True).split("\n\n")
-    assert [len(part.splitlines()) for part in whole] == [6, 1 + 7, 1 + 6, 1]
+    assert [len(part.splitlines()) for part in whole] == [7, 1 + 7, 1 + 6, 1]
     assert "--all" not in "".join(whole)
 
 
@@ -692,8 +692,8 @@ def test_verify_tells_everything(packs: Path) -> None:
     assert rows == [[f"{packs}/sm80", "sm80", "4", "2"], [f"{packs}/sm90", "-", "4", "0"]]
     for words in (
         "sm80: launcher.c was altered",
-        "sm80: tile_fp16_fp16_nn_128x256x64_g8_s3_w8_none.cubin: no 64-bit ELF",
-        "sm80: tile_fp16_fp16_any_64x64x32_g8_s2_w4_none.ptx: no PTX",
+        "sm80: tile_fp16_fp16_nn_128x256x64_s3_w8_none.cubin: no 64-bit ELF",
+        "sm80: tile_fp16_fp16_any_64x64x32_s2_w4_none.ptx: no PTX",
         "sm90: manifest.json: pack format None",
     ):
         assert words in result.stderr
@@ -846,9 +846,9 @@ def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
             is_option = isinstance(parameter, click.Option)
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
             name = parameter.opts[0] if is_option else parameter.opts[0].upper()
-            value = next(iter(getattr(parameter.type, "choices", [])), None) or {"file": __file__, "pack": "."}.get(
-                str(parameter.name), "1"
-            )
+            paths = {"file": __file__, "table": __file__, "pack": "."}
+            choices = getattr(parameter.type, "choices", [])
+            value = next(iter(choices), None) or paths.get(str(parameter.name), "1")
             yield name, [name] * is_option + [value] * (not is_flag)
 
 
@@ -870,9 +870,9 @@ def test_render_refuses_what_has_no_effect(name: str, words: list[str]) -> None:
     assert f"Error: {name}: no effect with --render\n" in result.stderr
 
 
-@pytest.mark.parametrize(("name", "words"), list(values("bench", {"rendered", "as_json", "ablation", "out", "pack"})))
+@pytest.mark.parametrize(("name", "words"), list(values("bench", {"rendered", "as_json", "ablation", "out"})))
 def test_ablation_refuses_what_has_no_effect(name: str, words: list[str]) -> None:
-    """bench --ablation takes --pack, --out and --json alone."""
+    """bench --ablation takes --out and --json alone."""
     result = run("bench", "--ablation", *words)
     assert result.exit_code == click.UsageError.exit_code
     assert f"Error: {name}: no effect with --ablation\n" in result.stderr
@@ -881,11 +881,14 @@ def test_ablation_refuses_what_has_no_effect(name: str, words: list[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--pack .", "--pack: no effect without --ablation"),
         ("llm --overhead", "WHAT: no effect with --overhead"),
         ("--overhead --dtype fp16 --every 2", "--dtype, --every: no effect with --overhead"),
         ("scaling first_result --provider torch", "--provider: no effect on scaling, first_result"),
         ("build_scaling --out out", "--out: no effect on build_scaling"),
+        ("random --every 2", "--every: no effect on random"),
+        ("llm --seed 1 --regret", "--seed, --regret: no effect on anything but random"),
+        ("random --regret --provider torch", "--provider: no effect with --regret"),
+        (f"random --table {__file__}", "--table: no effect without --regret"),
     ],
 )
 def test_bench_refuses_what_has_no_effect(words: str, text: str) -> None:

@@ -130,8 +130,8 @@ def test_files() -> None:
 
 def test_names_of_configs() -> None:
     """A config's short text has every number that differs from "not given"."""
-    assert str(Config(64, 128, 32, 8, 3, 4)) == "64x128x32_g8_s3_w4"
-    assert str(Config(64, 128, 32, 8, 3, 4, 2, 16, 2)) == "64x128x32_g8_s3_w4_e2_i16_p2"
+    assert str(Config(64, 128, 32, 3, 4)) == "64x128x32_s3_w4"
+    assert str(Config(64, 128, 32, 3, 4, 2, 16, 2)) == "64x128x32_s3_w4_e2_i16_p2"
 
 
 # --------------------------------------------------------------------------------------------------- what is wrong

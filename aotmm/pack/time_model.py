@@ -1,0 +1,152 @@
+"""The time model of the launcher (`templates/launcher.h.jinja`) as far as it depends on kernels: constants and inputs.
+
+The formula's constants come from a kernel's tile and the data sheet of its architecture. A tuning table has a network
+that corrects the formula: one hidden layer, whose inputs describe the kernel, the problem and the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, Protocol
+
+from aotmm.pack.schema import Kernel
+from aotmm.problem import DTYPES
+from aotmm.target import Target
+
+HIDDEN = 16  # nodes of the hidden layer: 24 and 32 are no better (docs/experiments/tuning.md)
+FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
+# Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
+KERNEL_INPUTS = ("log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES, "partial")
+PROBLEM_INPUTS = (
+    "log2 M",
+    "log2 N",
+    "log2 K",
+    "A by columns",
+    "B by columns",
+    "1 byte",
+    "fast_accum",
+    "lines_a",
+    "lines_b",
+)
+PLAN_INPUTS = (
+    "log2 time", "multiply", "take", "read", "load", "sums", "fixed", "wave up to 1", "wave up to 2", "last wave",
+    "1 / waves", "odd", "half a wave", "one wave", "log2 steps", "log2 split", "rows", "columns", "clustered lines_a",
+    "clustered lines_b",
+)  # fmt: skip
+PDL_INPUTS = ("pdl", "half a wave", "the other half", "log2 time", "log2 time, the other half", "wave up to 1")
+INPUTS = (*KERNEL_INPUTS, *PROBLEM_INPUTS, *PLAN_INPUTS, *PDL_INPUTS)
+
+# Shares of a data sheet's figures that kernels reach, and times that it does not have. Measured on an H200.
+_BASE_NS = 2500.0  # of a launch and its first loads
+_TILE_NS = 600.0  # from the last product of a tile to the first of the next
+_READ = 0.9  # of the memory's bandwidth
+_TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor takes in one element of 2 bytes
+_LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
+_REDUCE_NS = 1000.0
+_SUMS = 1.4  # times of a byte of partial sums over that of a byte of memory: written, and mostly kept in L2
+_REDUCED = 0.7  # likewise read again
+LINE_BYTES = 128  # of caches
+
+
+class Device(Protocol):
+    """The facts of a device that constants depend on, 0 for unknown: a tuning table has them."""
+
+    @property
+    def multiprocessors(self) -> int: ...
+    @property
+    def clock_mhz(self) -> int: ...
+    @property
+    def memory_gbps(self) -> int: ...
+
+
+class Constants(NamedTuple):
+    """Constants of a kernel's time, in ns: `aotmm_constants` of core.h.
+
+    Attributes:
+        base_ns, ns_per_k_step, ns_per_tile: of a launch, of a step along K, of a tile's beginning and end.
+        ns_per_byte: of memory. ns_per_taken_byte: taken in by one multiprocessor. ns_per_loaded_byte: by all together.
+    """
+
+    base_ns: float
+    ns_per_k_step: float
+    ns_per_tile: float
+    ns_per_byte: float
+    ns_per_taken_byte: float
+    ns_per_loaded_byte: float
+
+
+_Weight = Annotated[float, (-1e6, 1e6)]
+_Node = range(HIDDEN, HIDDEN + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The correction of the formula by a tuning table: log(time / formula) of a plan.
+
+    Attributes:
+        inputs: weights of each of `INPUTS` for each hidden node.
+        bias: of the hidden nodes, whose values count from 0 on.
+        outputs: weights of the hidden nodes.
+        shift: added to their sum.
+    """
+
+    inputs: Annotated[tuple[Annotated[tuple[_Weight, ...], _Node], ...], range(len(INPUTS), len(INPUTS) + 1)]
+    bias: Annotated[tuple[_Weight, ...], _Node]
+    outputs: Annotated[tuple[_Weight, ...], _Node]
+    shift: _Weight
+
+    @property
+    def parts(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
+        """Return the weights of problem, plan and pdl inputs, as `aotmm_network` has them."""
+        rows, found = iter(self.inputs[len(KERNEL_INPUTS) :]), []
+        for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS):
+            found.append(tuple(itertools.islice(rows, len(names))))
+        return tuple(found)
+
+    def hidden(self, kernel: Kernel) -> tuple[float, ...]:
+        """Return what a kernel's inputs and the bias add to the hidden nodes."""
+        values = kernel_inputs(kernel)
+        return tuple(
+            bias + sum(value * row[node] for value, row in zip(values, self.inputs, strict=False))
+            for node, bias in enumerate(self.bias)
+        )
+
+
+def constants(kernel: Kernel, target: Target, device: Device | None = None) -> Constants:
+    """Return the constants of a kernel on a device, by default the nominal one of `target`."""
+    clock = device.clock_mhz / target.clock_mhz if device and device.clock_mhz and target.clock_mhz else 1.0
+    byte = 1 / (_READ * (device.memory_gbps if device and device.memory_gbps else target.bandwidth))
+    if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
+        return Constants(_BASE_NS, 0.0, 0.0, byte * (2 if kernel.guards else 8), 0.0, 0.0)
+    if kernel.role == "reduce":
+        return Constants(_REDUCE_NS, 0.0, 0.0, byte * _REDUCED, 0.0, 0.0)
+    config = kernel.config
+    # fp16 multiply-adds per ns of a multiprocessor
+    rate = target.tflops * 1000 / 2 / target.multiprocessors * clock
+    macs = config.block_m * config.block_n * config.block_k / kernel.num_ctas
+    taken = _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
+    loaded = taken / (_LOAD * (device.multiprocessors if device else target.multiprocessors))
+    return Constants(_BASE_NS, macs * _mac_cost(kernel) / rate, _TILE_NS, byte, taken, loaded)
+
+
+def _mac_cost(kernel: Kernel) -> float:
+    """Return the cost of a multiply-add over that of fp16; precise fp8 sums leave the tensor core in between."""
+    precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum and kernel.family not in FAMILIES
+    return (DTYPES[kernel.dtype_a].mac_cost + precise) / DTYPES["fp16"].mac_cost
+
+
+def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
+    """Return the values of `KERNEL_INPUTS` for a product or partial."""
+    config, line = kernel.config, kernel.config.block_k * DTYPES[kernel.dtype_a].bytes
+    ring = config.num_stages * line * (config.block_m / kernel.num_ctas + config.block_n)
+    return (
+        math.log2(config.block_m),
+        math.log2(config.block_n),
+        line / LINE_BYTES,
+        math.log2(ring),
+        config.num_warps / 4,
+        *(float(kernel.family == name) for name in FAMILIES),
+        float(kernel.role == "partial"),
+    )

@@ -1,0 +1,133 @@
+"""Problems drawn at random: `distribution.json` states the distribution.
+
+The sizes of a class are of one or several kinds, each as likely as the others:
+
+* layer: M is a number of tokens, any integer of the range; N and K are a layer's; the layout is nt.
+* gradient: of a layer's weight: M and N are the layer's, K is a number of tokens, any integer of the range.
+* free: M, N and K are multiples of the class's step in the range. odd: the same, at least one of them odd.
+* square: M = N = K, a multiple of the step in the range.
+
+A size is log-uniform: a real number whose logarithm is uniform, rounded to a multiple of the step. Layers, layouts,
+types and offsets are uniform. If offsets other than 0 are listed, at least one operand has one.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from aotmm.errors import SpecError
+from aotmm.pack.decode import decode, parse_json
+from aotmm.problem import DTYPES, LAYOUTS
+from aotmm.timing.problems import Case, Shape
+
+FILE = Path(__file__).parent / "distribution.json"
+_MAX_BYTES = 1 << 20
+_Size = Annotated[int, range(1, 2**31)]
+_KINDS = ("layer", "gradient", "free", "odd", "square")
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """One class of problems.
+
+    Attributes:
+        apart: reported apart, and not part of the figure over all classes.
+        share: of the problems of a run. Those of the classes that are not apart add up to 1.
+        sizes: kinds of sizes. least, most, step: of the sizes that are drawn.
+        offsets: bytes from a 128-byte line of memory to the first element of A and of B.
+    """
+
+    name: str
+    about: str
+    apart: bool
+    share: float
+    sizes: Annotated[tuple[Annotated[str, _KINDS], ...], range(1, len(_KINDS) + 1)]
+    least: _Size
+    most: _Size
+    step: _Size
+    layouts: tuple[Annotated[str, LAYOUTS], ...]
+    dtypes: tuple[Annotated[str, tuple(DTYPES)], ...]
+    fast_accum: bool
+    offsets: tuple[int, ...]
+
+
+class Layer(NamedTuple):
+    """Outputs, inputs and name of a layer of a model."""
+
+    N: int
+    K: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The content of `distribution.json`."""
+
+    about: str
+    layers: tuple[Layer, ...]
+    classes: tuple[Class, ...]
+
+
+def distribution(path: Path = FILE) -> Distribution:
+    """Return the distribution in the file `path`, by default ours. Raises ArtifactError if it is none."""
+    return decode(Distribution, parse_json(path.read_bytes(), str(path), "distribution", _MAX_BYTES), str(path))
+
+
+def draw(known: Distribution, seed: int, count: int, classes: Collection[str] = ()) -> dict[str, list[Case]]:
+    """Return random problems by class; the same seed gives the same.
+
+    A class has `count` times its share of problems, rounded up. Those of a smaller count are the first of a larger one,
+    and do not depend on the other classes.
+
+    Args:
+        classes: their names; all if empty.
+
+    Raises:
+        SpecError: a name is unknown.
+    """
+    names = [each.name for each in known.classes]
+    unknown = [name for name in classes if name not in names]
+    if unknown:
+        raise SpecError(f"unknown class {', '.join(unknown)}; known: {', '.join(names)}")
+    found = {}
+    for each in known.classes:
+        if not classes or each.name in classes:
+            numbers = random.Random(f"{seed} {each.name}")  # noqa: S311 - not for secrets
+            found[each.name] = [_case(each, known, numbers) for _ in range(math.ceil(count * each.share))]
+    return found
+
+
+def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
+    layout, dtype = numbers.choice(each.layouts), numbers.choice(each.dtypes)
+    offset_a, offset_b = numbers.choice(each.offsets), numbers.choice(each.offsets)
+    while any(each.offsets) and not (offset_a or offset_b):
+        offset_a, offset_b = numbers.choice(each.offsets), numbers.choice(each.offsets)
+    kind = numbers.choice(each.sizes)
+    shape = Shape(*_sizes(kind, each, known, numbers), "nt" if kind == "layer" else layout)
+    return Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
+
+
+def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) -> tuple[int, int, int]:
+    """Return M, N, K."""
+    if kind == "square":
+        side = _size(each, each.step, numbers)
+        return side, side, side
+    if kind in ("layer", "gradient"):
+        N, K, _ = numbers.choice(known.layers)
+        tokens = _size(each, 1, numbers)
+        return (tokens, N, K) if kind == "layer" else (N, K, tokens)
+    M, N, K = (_size(each, each.step, numbers) for _ in range(3))
+    while kind == "odd" and not (M % 2 or N % 2 or K % 2):
+        M, N, K = (_size(each, each.step, numbers) for _ in range(3))
+    return M, N, K
+
+
+def _size(each: Class, step: int, numbers: random.Random) -> int:
+    """Return a log-uniform multiple of `step` in the range of the class."""
+    size = math.exp(numbers.uniform(math.log(each.least), math.log(each.most)))
+    return min(max(round(size / step), math.ceil(each.least / step)), each.most // step) * step

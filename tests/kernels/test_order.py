@@ -1,0 +1,109 @@
+"""The order of tiles: the kernels' own source in Python, and images that are given the first tiles alone."""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+
+from aotmm.build.compile import I32_LIMIT
+from aotmm.pack.schema import Kernel
+from aotmm.problem import GROUPS
+from aotmm.runtime.pack import open_pack
+from tests.agreement import launch_of
+from tests.build.packs import plans_pack
+from tests.native.emulation import ARCHS, in_worker, interpreter, missing
+from tests.samples import code_in
+
+Tiles = list[tuple[int, int]]
+SIZES = [(1, 1), (1, 7), (7, 1), (3, 5), (9, 4), (16, 3), (17, 2), (40, 3)]
+
+
+def wanted(tiles_m: int, tiles_n: int, group_m: int) -> Tiles:
+    """(row, column) of each tile: groups of rows from the top, in each the columns from the left, each downwards."""
+    return [
+        (row, column)
+        for first in range(0, tiles_m, group_m)
+        for column in range(tiles_n)
+        for row in range(first, min(first + group_m, tiles_m))
+    ]
+
+
+def placed(tiles_m: int, tiles_n: int, group_m: int) -> Tiles:
+    """What `place` makes of each number."""
+    place = importlib.import_module("aotmm.kernels.order").place.fn
+    return [place(number, tiles_m, tiles_n, group_m) for number in range(tiles_m * tiles_n)]
+
+
+def placed_on_hopper(tiles_m: int, tiles_n: int, group_m: int, *, swapped: bool) -> Tiles:
+    """What `Work.place` makes of each work tile of two slices; the second one's order is the first one's."""
+    pipeline = importlib.import_module("aotmm.kernels.hopper.pipeline")
+    block_m, block_n = 16, 128
+    sizes, blocks = (tiles_m * block_m - 3, tiles_n * block_n - 5), (block_m, block_n)
+    (rows, cols), (of_x, of_y) = (sizes[::-1], blocks[::-1]) if swapped else (sizes, blocks)
+    tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped)
+    work = SimpleNamespace(rows=rows, cols=cols, group_m=group_m, tiling=tiling)
+    language = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
+    count = tiles_m * tiles_n
+    with mock.patch.multiple(pipeline, gl=language, place=pipeline.place.fn):
+        found = [pipeline.Work.place.fn(work, unit) for unit in range(2 * count)]
+    assert [part for *_, part in found] == [0] * count + [1] * count
+    begins = [(y, x) if swapped else (x, y) for x, y, _ in found]
+    assert begins[:count] == begins[count:]
+    return [(m // block_m, n // block_n) for m, n in begins[:count]]
+
+
+@pytest.mark.parametrize(("tiles_m", "tiles_n"), SIZES)
+def test_groups_of_rows(tiles_m: int, tiles_n: int) -> None:
+    """In every family, `swapped` too, tiles are in groups of rows of C, the last of which may have fewer."""
+    for group_m in (*GROUPS, 3):
+        order = wanted(tiles_m, tiles_n, group_m)
+        assert in_worker(placed, tiles_m, tiles_n, group_m) == order
+        for swapped in (False, True):
+            assert in_worker(placed_on_hopper, tiles_m, tiles_n, group_m, swapped=swapped) == order
+
+
+def test_largest_group_overflows_nothing() -> None:
+    """The number of a tile below the largest group of the widest C fits 32 bits in the narrowest tiles."""
+    assert max(GROUPS) * -(-(I32_LIMIT - 1) // 16) < 2**31
+
+
+def first_written(arch: str, image: bytes, kernel: Kernel, group_m: int, programs: int) -> Tiles:
+    """The tiles, of 2 x 2, that the first programs of an image write."""
+    launch = launch_of(kernel)
+    launch.values["group_m"] = group_m
+    addresses = {name: int(array.ctypes.data) for name, array in launch.memory.items()}
+    result = launch.memory[launch.written]
+    before = result.copy()
+    interpreter(arch)(
+        image,
+        kernel.symbol,
+        (programs, 1, 1),
+        (kernel.threads, 1, 1),
+        launch.parameters(kernel, addresses),
+        kernel.shared_bytes,
+        [(name, array, addresses[name], "rw" if array is result else "r") for name, array in launch.memory.items()],
+    )
+    changed = (result.view("u1") != before.view("u1")).reshape(*result.shape, -1).any(-1)
+    changed = changed if changed.ndim == 2 else changed[0]  # the first slice
+    rows, cols = kernel.config.block_m, kernel.config.block_n
+    return [
+        (i, j) for i in (0, 1) for j in (0, 1) if changed[i * rows : (i + 1) * rows, j * cols : (j + 1) * cols].any()
+    ]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_launches_choose_the_order(arch: str) -> None:
+    """Products and partials, generic ones too, compute a group of rows first: its size is what the launch says."""
+    if reason := missing(arch):
+        pytest.skip(reason)
+    folder = plans_pack(arch)
+    code = code_in(folder)
+    kernels = [kernel for kernel in open_pack(folder).manifest.kernels if kernel.role in ("product", "partial")]
+    assert {kernel.layout for kernel in kernels} >= {"nn", "nt", "any"}
+    first_two = {1: [(0, 0), (0, 1)], 2: [(0, 0), (1, 0)], 16: [(0, 0), (1, 0)]}
+    for kernel in kernels:
+        for group_m, tiles in first_two.items():
+            assert in_worker(first_written, arch, code(kernel.image), kernel, group_m, 2) == tiles, kernel.name
