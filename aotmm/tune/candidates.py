@@ -68,9 +68,9 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
 def candidates(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Return every plan worth timing for `problem`, those predicted to be fast first, with pdl before without.
+    """Return every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
 
-    Needs no GPU.
+    Each is launched with and without pdl, as predicted first.
 
     Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
     others have rows of their own in the table.
@@ -90,7 +90,7 @@ def candidates(
     found = []
     for config_name, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
-        launches = (True, False) if kernel.pdl else (False,)
+        launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
         slab = 4 * tiles * config.block_m * config.block_n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,29 @@ def test_devices_that_are_none() -> None:
             ask(endless)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "multiprocessors", "tile", "tiles"),
+    [
+        ((1536, 1536, 8192), 78, (128, 256), 72),  # one wave
+        ((1536, 1536, 8192), 144, (128, 128), 144),  # one wave
+        ((1536, 2304, 4096), 78, (128, 128), 216),  # three waves
+        ((1536, 2304, 4096), 114, (128, 256), 108),  # one wave
+        ((1920, 1920, 4096), 114, (128, 128), 225),  # two waves
+        ((1920, 1920, 4096), 144, (128, 256), 120),  # one wave
+    ],
+)
+def test_plans_suit_the_number_of_multiprocessors(
+    sizes: tuple[int, int, int], multiprocessors: int, tile: tuple[int, int], tiles: int
+) -> None:
+    """Where waves decide, described devices of 78, 114 and 144 multiprocessors get tiles that fill them.
+
+    By estimates, which know no shape; for each product both numbers get another tile.
+    """
+    mm, (m, n, k) = open_pack(default_pack("sm80")).launcher, sizes
+    problem = replace(MEASURED, M=m, N=n, K=k, strides_a=(k, 1), strides_b=(n, 1), strides_c=(n, 1))
+    plan = mm.select(problem, described("", multiprocessors, 0, 0))
+    config = mm.kernels[plan.kernel].config
+    assert (config.block_m, config.block_n, plan.split) == (*tile, 1)
+    assert -(-m // config.block_m) * -(-n // config.block_n) == tiles
+    waves = -(-tiles // multiprocessors)
+    assert tiles / (waves * multiprocessors) > 0.8
