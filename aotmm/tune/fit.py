@@ -100,7 +100,7 @@ def _fitted(data: _Data, keys: int, seed: int) -> tuple[float, dict[str, NDArray
             output = (last(torch.relu(first(data.inputs[which]))) + own[data.key[which]])[:, 0]
             loss = _loss(output, data, which, group, len(chosen))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             total += float(loss.detach()) / steps

@@ -15,7 +15,9 @@ def choice(size: int, regret: float | None, *, element_bytes: int = 2, offset: i
     square = ShapeTimes(
         *(element_bytes, "nn"),
         fast_accum=False,
-        **dict.fromkeys("MNK", size),
+        M=size,
+        N=size,
+        K=size,
         offset_a=offset,
         offset_b=0,
         drawn=drawn,
