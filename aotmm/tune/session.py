@@ -249,9 +249,10 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]
     launcher, row = pack.launcher, target(pack.arch)
     device = measured_device(raw, row.shared_bytes)
     training = [shape for shape in raw.shapes if not shape.held_out]
-    found = fitting.fit(samples(launcher.kernels, Gpu(row, raw), training))
+    found = samples(launcher.kernels, Gpu(row, raw), training)
+    network, models = fitting.fit(found) if found.ns.size else (None, ())  # the time may have run out at once
     # As it will be read, so that the written table is evaluated.
-    done = table.parse(table.write(replace(raw, network=found.network, models=found.models)), "the new table")
+    done = table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
     return done, Quality(
         held_out=regret.held_out_regret(launcher, device, done, dtypes),
         models=regret.model_regret(launcher, device, done, dtypes),

@@ -239,6 +239,13 @@ def test_a_fifth_is_held_out_as_the_shapes_say(dtype: str) -> None:
     assert not any(row.drawn for row in made.shapes)
 
 
+def test_nothing_was_measured(pack: Pack) -> None:
+    """A run without time for any case has a table without a network, and nothing to regret."""
+    made, quality = session.fit(pack, session.table_of(session.Measurement(ENVIRONMENT, {}, {}, 9), SHAPES), DTYPES_OF)
+    assert (made.network, made.models, made.shapes) == (None, (), ())
+    assert (quality.held_out.choices, quality.models.choices) == ((), ())
+
+
 def test_rows_of_random_problems_say_so() -> None:
     """Unless a sweep has the same shape; one in five is held out, as of sweeps."""
     found = cases(SHAPES, draw(distribution(), 7, 400), DTYPES_OF, target("sm90"))
