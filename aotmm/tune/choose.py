@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_PAIRS = 160  # of a set: with more, `make artifacts` takes over 6 minutes and the wheel has over 12 MB
+MOST_PAIRS = 160  # of a tile and a layout: `make artifacts` may take 6 minutes, the wheel have 12 MB
 _FARTHEST = 3.0  # greater losses count as this
 _LARGE = 2.0  # weight of the square of a gain's logarithm: a few large losses are worse than many small ones
 _PART = 0.95  # of problems, for the quantile
@@ -49,20 +49,22 @@ class Losses(NamedTuple):
 
         Problems that no candidate has a plan for are left out.
         """
-        known = np.isfinite(ns).any(axis=1)
+        known = np.flatnonzero(np.isfinite(ns).any(axis=1))
         loss = np.minimum(ns[known] / ns[known].min(axis=1, keepdims=True), _FARTHEST)
-        return cls(names, np.log(loss), weight[known], [name for name, is_known in zip(classes, known, strict=True) if is_known])
+        return cls(names, np.log(loss), weight[known], [classes[number] for number in known])
 
     def of(self, chosen: Iterable[str]) -> _Array:
         """Return the logarithms of the losses of a set, (problems,)."""
         columns = [self.names.index(name) for name in chosen]
-        return self.log[:, columns].min(axis=1, initial=math.log(_FARTHEST))
+        found: _Array = self.log[:, columns].min(axis=1, initial=math.log(_FARTHEST))
+        return found
 
     def gains(self, chosen: Iterable[str]) -> _Array:
         """Return what each candidate would lessen the losses of a set by, (candidates,)."""
         now = self.of(chosen)[:, None]
         less = now - np.minimum(now, self.log)
-        return self.weight @ (less + _LARGE * less**2)
+        found: _Array = self.weight @ (less + _LARGE * less**2)
+        return found
 
 
 class ClassLoss(NamedTuple):
@@ -76,12 +78,17 @@ class ClassLoss(NamedTuple):
 
 
 def extend(chosen: Pairs, losses: Mapping[Group, Losses], bounds: Bounds) -> None:
-    """Add the pair of most gain to `chosen`, until its losses are within `bounds`, or it has `MOST_PAIRS`."""
+    """Add pairs to `chosen`, that of most gain at a time.
+
+    It ends when the losses are within `bounds`, when no pair lessens them, or with `MOST_PAIRS`.
+    """
+    weight = np.concatenate([each.weight for each in losses.values()])
     while sum(map(len, chosen.values())) < MOST_PAIRS:
-        loss = _loss("", np.concatenate([each.of(chosen[group]) for group, each in losses.items()]), _weights(losses))
+        log = np.concatenate([each.of(chosen[group]) for group, each in losses.items()])
+        mean, quantile, _ = _figures(log, weight)
         gains = {group: each.gains(chosen[group]) for group, each in losses.items()}
         group = max(gains, key=lambda each: float(gains[each].max()))
-        if (loss.mean <= bounds.mean and loss.quantile <= bounds.quantile) or gains[group].max() <= 0:
+        if (mean <= bounds.mean and quantile <= bounds.quantile) or gains[group].max() <= 0:
             return
         chosen[group].append(losses[group].names[int(gains[group].argmax())])
 
@@ -91,18 +98,14 @@ def by_class(chosen: Pairs, *all_losses: Mapping[Group, Losses]) -> list[ClassLo
     rows: dict[str, list[tuple[float, float]]] = {}
     for losses in all_losses:
         for group, each in losses.items():
-            for row in zip(each.classes, each.of(chosen[group]), each.weight, strict=True):
-                rows.setdefault(row[0], []).append(row[1:])
-    return [_loss(name, *np.array(found).T) for name, found in rows.items()]
+            for name, log, weight in zip(each.classes, each.of(chosen[group]), each.weight, strict=True):
+                rows.setdefault(name, []).append((log, weight))
+    return [ClassLoss(name, len(found), *_figures(*np.array(found).T)) for name, found in rows.items()]
 
 
-def _loss(name: str, log: _Array, weight: _Array) -> ClassLoss:
+def _figures(log: _Array, weight: _Array) -> tuple[float, float, float]:
+    """Return geometric mean, quantile and worst."""
     order = np.argsort(log, kind="stable")
     total = np.cumsum(weight[order])
     quantile = log[order][np.searchsorted(total, _PART * total[-1])]
-    values = (float(np.exp(each)) for each in (log @ weight / weight.sum(), quantile, log.max()))
-    return ClassLoss(name, len(log), *values)
-
-
-def _weights(losses: Mapping[Group, Losses]) -> _Array:
-    return np.concatenate([each.weight for each in losses.values()])
+    return float(np.exp(log @ weight / weight.sum())), float(np.exp(quantile)), float(np.exp(log.max()))

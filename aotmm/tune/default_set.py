@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aotmm.build.variants import FOLDER, Entry, config_set, variants
 from aotmm.errors import SpecError
@@ -73,46 +72,33 @@ class _Candidates:
         return cls(found.entries, products, reduce, times, Gpu(target(arch), times))
 
     def name(self, entry: Entry, group: Group) -> str | None:
-        """Return the name of an entry's config, None if the entry has no kernels in the group."""
-        _, element_bytes, fast_accum = group
-        if (DTYPES[entry.dtypes[0]].bytes, entry.fast_accum) != (element_bytes, fast_accum):
-            return None
-        own = entry.family, "partial" if entry.split else "product", Config(**entry.numbers)
-        for name, kernel in self.kernels[group].items():
-            if (kernel.family, kernel.role, kernel.config) == own and kernel.layout in entry.layouts:
-                return name
-        return None
+        """Return the name of an entry's config, None if the entry has no kernel in the group."""
+        return next((name for name, kernel in self.kernels[group].items() if _is_of(kernel, entry)), None)
 
 
-def write(arch: str, path: Path = FILE) -> list[ClassLoss]:
-    """Write the entries of the tiles chosen for `arch` to the config set in `path`, and return the losses by class.
+class Chosen(NamedTuple):
+    """The computed part of the default set of an arch.
 
-    Raises:
-        SpecError: as `chosen`, or the file has no place for the entries.
+    Attributes:
+        text: its entries, as TOML.
+        pairs: number of pairs of a tile and a layout.
+        losses: by class of problems.
     """
-    text, losses = chosen(arch)
-    path.write_text(replaced(path.read_text(), arch, text))
-    return losses
+
+    arch: str
+    text: str
+    pairs: int
+    losses: list[ClassLoss]
 
 
-def replaced(content: str, arch: str, text: str) -> str:
-    """Return the content of a config set with `text` as the computed part of `arch`. Raises SpecError without place."""
-    begin, end = (_MARKS.format(word, arch) for word in ("Begin", "End"))
-    head, has_begin, rest = content.partition(begin)
-    _, has_end, tail = rest.partition(end)
-    if not (has_begin and has_end):
-        raise SpecError(f"the config set needs the lines {begin!r} and {end!r} around the entries to replace")
-    return f"{head}{begin}\n\n{text}\n{end}{tail}"
+def choose(arch: str) -> Chosen:
+    """Choose the tiles of `arch`.
 
-
-def chosen(arch: str) -> tuple[str, list[ClassLoss]]:
-    """Return the entries of the tiles chosen for `arch`, as TOML, and the set's losses by class.
-
-    Tiles with every activation come first, so that they count. Those with a bias alone come last, so that they keep no
+    Those with every activation come first, so that they count. Those with a bias alone come last, so that they keep no
     other tile out.
 
     Raises:
-        SpecError: there are no candidates for `arch`.
+        SpecError: there are no candidates for `arch`. ArtifactError: their times are refused.
     """
     candidates = _Candidates.read(arch)
     random, sweeps = _losses(candidates)
@@ -121,7 +107,18 @@ def chosen(arch: str) -> tuple[str, list[ClassLoss]]:
     extend(pairs, random, RANDOM)
     extend(pairs, sweeps, SWEEPS)
     _add(pairs, candidates, "bias_relu")
-    return "\n".join(_entries(pairs, candidates)), by_class(pairs, random, sweeps)
+    text = "\n".join(_entries(pairs, candidates))
+    return Chosen(arch, text, sum(map(len, pairs.values())), by_class(pairs, random, sweeps))
+
+
+def write(chosen: Chosen, path: Path = FILE) -> None:
+    """Replace the computed part of the config set in `path`. Raises SpecError if the file has no marks around it."""
+    begin, end = (_MARKS.format(word, chosen.arch) for word in ("Begin", "End"))
+    head, has_begin, rest = path.read_text().partition(begin)
+    _, has_end, tail = rest.partition(end)
+    if not (has_begin and has_end):
+        raise SpecError(f"{path} has no lines {begin!r} and {end!r}; set them around the entries to replace")
+    path.write_text(f"{head}{begin}\n\n{chosen.text}\n{end}{tail}")
 
 
 def _add(pairs: Pairs, candidates: _Candidates, epilogue: str) -> None:
@@ -135,20 +132,20 @@ def _add(pairs: Pairs, candidates: _Candidates, epilogue: str) -> None:
 
 def _losses(candidates: _Candidates) -> tuple[dict[Group, Losses], dict[Group, Losses]]:
     """Return the losses on random problems, drawn and measured ones, and on those of the sweeps."""
-    sweeps = {(s.M, s.N, s.K, s.layout) for sweep in problems.read().sweeps for s in sweep.shapes}
-    drawn: dict[Group, _Problems] = {group: [] for group in candidates.kernels}
-    timed: dict[Group, _Problems] = {group: [] for group in candidates.kernels}
-    swept: dict[Group, _Problems] = {group: [] for group in candidates.kernels}
-    for name, shape in _drawn(candidates):
-        drawn[_group(shape)].append((name, shape))
-    for shape in candidates.times.shapes:
-        is_swept = (shape.M, shape.N, shape.K, shape.layout) in sweeps and not (shape.offset_a or shape.offset_b)
-        name, rows = ("sweeps", swept) if is_swept else ("measured", timed)
-        rows[_group(shape)].append((name, shape))
-    return (
-        {group: _of_group(candidates, group, drawn[group], timed[group]) for group in candidates.kernels},
-        {group: _of_group(candidates, group, [], swept[group]) for group in candidates.kernels},
-    )
+    sweeps = {(s.M, s.N, s.K, s.layout, 0, 0) for sweep in problems.read().sweeps for s in sweep.shapes}
+    drawn, measured = list(_drawn(candidates)), []
+    for s in candidates.times.shapes:
+        name = "sweeps" if (s.M, s.N, s.K, s.layout, s.offset_a, s.offset_b) in sweeps else "measured"
+        measured.append((name, s))
+    random_losses, sweep_losses = {}, {}
+    for group in candidates.kernels:
+        mine = [(name, shape) for name, shape in measured if _group(shape) == group]
+        random = [(name, shape) for name, shape in mine if name != "sweeps"]
+        swept = [(name, shape) for name, shape in mine if name == "sweeps"]
+        unmeasured = [(name, shape) for name, shape in drawn if _group(shape) == group]
+        random_losses[group] = _of_group(candidates, group, unmeasured, random)
+        sweep_losses[group] = _of_group(candidates, group, [], swept)
+    return random_losses, sweep_losses
 
 
 def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _Problems) -> Losses:
@@ -214,6 +211,12 @@ def _splits(kernel: Kernel, case: Case, multiprocessors: int) -> list[int]:
 
 def _group(shape: ShapeTimes) -> Group:
     return shape.layout, shape.element_bytes, shape.fast_accum
+
+
+def _is_of(kernel: Kernel, entry: Entry) -> bool:
+    tile = kernel.family, kernel.config, kernel.role == "partial", kernel.fast_accum
+    same = tile == (entry.family, Config(**entry.numbers), entry.split, entry.fast_accum)
+    return same and kernel.dtype_a in entry.dtypes and kernel.layout in entry.layouts
 
 
 def _kernel(variant: Variant) -> Kernel:
