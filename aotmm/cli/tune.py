@@ -59,6 +59,9 @@ from aotmm.target import TARGETS, target
     help="Table to write.  [default: that of the GPU in this checkout]",
 )
 @click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
+@click.option(
+    "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."
+)
 @scheduler_option
 @pack_option
 @json_option
@@ -72,6 +75,7 @@ def tune(
     budget: str,
     out: Path | None,
     refit: bool,
+    choose: bool,
     scheduler: str | None,
     folder: Path | None,
     as_json: bool,
@@ -83,10 +87,15 @@ def tune(
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
     named, and are an error in the end. A fifth of the shapes tests the selection.
     """
+    measuring = ("file", "seed", "count", "budget", "scheduler")
     refuse_ignored(
-        ("with --refit", refit, ("file", "seed", "count", "budget", "scheduler")),
+        ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")),
+        ("with --refit", refit, measuring),
         ("with --shapes", file is not None, ("seed", "count")),
     )
+    if choose:
+        _choose(arch, as_json=as_json)
+        return
     if out is None:
         if not in_checkout():
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
@@ -126,6 +135,24 @@ def tune(
         click.echo(f"wrote {out}")
     if measured is not None and measured.left_out:
         raise AotmmError(f"{len(measured.left_out)} left out: {', '.join(measured.left_out)}; the others are in {out}")
+
+
+def _choose(arch: str, *, as_json: bool) -> None:
+    """Write the computed part of the default set, and print the losses of the whole set by class of problems."""
+    if not in_checkout():
+        raise click.UsageError("--choose writes the default set of a checkout, and this is an installation")
+    with needs_torch("aotmm tune"):
+        from aotmm.tune import default_set
+    chosen = default_set.choose(arch)
+    default_set.write(chosen)
+    if as_json:
+        print_json({"pairs": chosen.pairs, "losses": [row._asdict() for row in chosen.losses]})
+        return
+    click.echo(f"{chosen.pairs} pairs of a tile and a layout; loss against all candidates:")
+    for row in chosen.losses:
+        figures = f"mean {row.mean:.4f}, 95 % {row.quantile:.3f}, worst {row.worst:.3f}"
+        click.echo(f"  {row.name:10}  {row.problems:5} problems  {figures}")
+    click.echo(f"wrote {default_set.FILE}")
 
 
 def _seconds(text: str) -> float:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import ShapeTimes
+from aotmm.pack.table import ShapeTimes, Table
 from aotmm.pack.time_model import LINE_BYTES, Constants, Device, constants, kernel_inputs
 from aotmm.problem import DTYPES
 from aotmm.target import Target
@@ -79,6 +80,22 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
         formula,
         columns["ns"],
     )
+
+
+def predicted(found: Samples, table: Table) -> _Array:
+    """Return the times that the network of `table` predicts for samples, in ns.
+
+    Raises:
+        ArtifactError: it has none.
+    """
+    network = table.network
+    if network is None:
+        raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
+    hidden = np.maximum(0, found.inputs @ np.array(network.inputs) + np.array(network.bias))
+    shifts = {model.key: model.shift for model in table.models}
+    own = np.array([shifts.get(key, 0.0) for key in found.keys])
+    times: _Array = found.formula * np.exp(hidden @ np.array(network.outputs) + network.shift + own[found.key])
+    return times
 
 
 _SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "fast", "lines_a", "lines_b")
