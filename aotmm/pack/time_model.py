@@ -48,11 +48,16 @@ class Device(Protocol):
     """The facts of a device that constants depend on, 0 for unknown: a tuning table has them."""
 
     @property
-    def multiprocessors(self) -> int: ...
+    def multiprocessors(self) -> int:
+        """Return their number."""
+
     @property
-    def clock_mhz(self) -> int: ...
+    def clock_mhz(self) -> int:
+        """Return the highest clock of the multiprocessors."""
+
     @property
-    def memory_gbps(self) -> int: ...
+    def memory_gbps(self) -> int:
+        """Return 10^9 bytes per second."""
 
 
 class Constants(NamedTuple):
