@@ -21,7 +21,22 @@ from aotmm.target import TARGETS, target
     "file",
     metavar="FILE",
     type=FILE,
-    help="File of shapes to time.  [default: aotmm/timing/shapes.json]",
+    help="File of shapes to time, instead of aotmm/timing/shapes.json and random problems.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    metavar="N",
+    show_default="that of the samples to continue from, or a new one",
+    help="Seed of the random problems.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    metavar="N",
+    help="Random problems to time, as of aotmm bench random.",
 )
 @click.option(
     "--dtype",
@@ -44,6 +59,9 @@ from aotmm.target import TARGETS, target
     help="Table to write.  [default: that of the GPU in this checkout]",
 )
 @click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
+@click.option(
+    "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."
+)
 @scheduler_option
 @pack_option
 @json_option
@@ -51,21 +69,33 @@ def tune(
     *,
     arch: str,
     file: Path | None,
+    seed: int | None,
+    count: int,
     dtypes: tuple[str, ...],
     budget: str,
     out: Path | None,
     refit: bool,
+    choose: bool,
     scheduler: str | None,
     folder: Path | None,
     as_json: bool,
 ) -> None:
     """Time the prebuilt kernels on this machine's GPUs, or a cluster's.
 
-    The times, and models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
+    The problems are drawn at random; the shapes of aotmm/timing/shapes.json are timed beside them. The times, and
+    models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
     named, and are an error in the end. A fifth of the shapes tests the selection.
     """
-    refuse_ignored(("with --refit", refit, ("file", "budget", "scheduler")))
+    measuring = ("file", "seed", "count", "budget", "scheduler")
+    refuse_ignored(
+        ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")),
+        ("with --refit", refit, measuring),
+        ("with --shapes", file is not None, ("seed", "count")),
+    )
+    if choose:
+        _choose(arch, as_json=as_json)
+        return
     if out is None:
         if not in_checkout():
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
@@ -86,7 +116,16 @@ def tune(
         shapes = problems.read() if file is None else problems.read(file)
         with shapes_done(arch, budget) as progress:
             measured, quality, out = session.tune(
-                pack, packs, shapes, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
+                pack,
+                packs,
+                shapes,
+                out,
+                dtypes=dtypes,
+                seed=seed,
+                count=count if file is None else 0,
+                budget_s=seconds,
+                scheduler=scheduler,
+                progress=progress,
             )
     if as_json:
         print_json(summary.body(measured, quality) | {"table": str(out)})
@@ -96,6 +135,24 @@ def tune(
         click.echo(f"wrote {out}")
     if measured is not None and measured.left_out:
         raise AotmmError(f"{len(measured.left_out)} left out: {', '.join(measured.left_out)}; the others are in {out}")
+
+
+def _choose(arch: str, *, as_json: bool) -> None:
+    """Write the computed part of the default set, and print the losses of the whole set by class of problems."""
+    if not in_checkout():
+        raise click.UsageError("--choose writes the default set of a checkout, and this is an installation")
+    with needs_torch("aotmm tune"):
+        from aotmm.tune import default_set
+    chosen = default_set.choose(arch)
+    default_set.write(chosen)
+    if as_json:
+        print_json({"pairs": chosen.pairs, "losses": [row._asdict() for row in chosen.losses]})
+        return
+    click.echo(f"{chosen.pairs} pairs of a tile and a layout; loss against all candidates:")
+    for row in chosen.losses:
+        figures = f"mean {row.mean:.4f}, 95 % {row.quantile:.3f}, worst {row.worst:.3f}"
+        click.echo(f"  {row.name:10}  {row.problems:5} problems  {figures}")
+    click.echo(f"wrote {default_set.FILE}")
 
 
 def _seconds(text: str) -> float:

@@ -104,7 +104,7 @@ static scaling scaling_by(const aotmm_tuning *table, const aotmm_device *device)
   const double sustained = hidden.sustained / hidden_facts(&table->table.device).sustained;
   return (scaling){.table = table,
                    .clock = clock,
-                   .multiply = sustained < clock ? sustained : clock,
+                   .multiply = sustained != 1 ? sustained : clock,
                    .load = ratio(device->multiprocessors, table->table.device.multiprocessors) * clock,
                    .memory = ratio(device->memory_gbps, table->table.device.memory_gbps),
                    .tensor_tflops = hidden.tensor_tflops};

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -72,6 +72,7 @@ class _Product:
     K: _Positive
     offset_a: _Offset
     offset_b: _Offset
+    drawn: bool = field(default=False, kw_only=True)
     held_out: bool
 
 
@@ -79,8 +80,8 @@ class _Product:
 class ShapeTimes(_Product):
     """One measured product and its times.
 
-    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `held_out`
-    products test the network and are not fitted.
+    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `drawn` ones
+    are random, so launchers do not keep their times. `held_out` products test the network and are not fitted.
     """
 
     times: tuple[Sample, ...]
@@ -103,7 +104,7 @@ class _Origin:
     torch: _Text
     aotmm: _Text
     date: Annotated[str, r"\d{4}-\d{2}-\d{2}"]
-    seed: int
+    seed: int | None
     network: Network | None
     models: Annotated[tuple[Model, ...], _MAX_ROWS]
 
@@ -114,7 +115,7 @@ class Table(_Origin):
 
     `device` is the driver's name, and the facts are its: the clock of the multiprocessors (MHz), the bandwidth of the
     memory (10^9 bytes per second), the L2 cache (bytes); 0 for unknown. `date` is YYYY-MM-DD; `seed` is that of the
-    held-out split.
+    drawn products, None if there are none.
     """
 
     shapes: tuple[ShapeTimes, ...]

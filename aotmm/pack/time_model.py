@@ -48,11 +48,16 @@ class Device(Protocol):
     """The facts of a device that constants depend on, 0 for unknown: a tuning table has them."""
 
     @property
-    def multiprocessors(self) -> int: ...
+    def multiprocessors(self) -> int:
+        """Return their number."""
+
     @property
-    def clock_mhz(self) -> int: ...
+    def clock_mhz(self) -> int:
+        """Return the highest clock of the multiprocessors."""
+
     @property
-    def memory_gbps(self) -> int: ...
+    def memory_gbps(self) -> int:
+        """Return 10^9 bytes per second."""
 
 
 class Constants(NamedTuple):
@@ -94,10 +99,8 @@ class Network:
     @property
     def parts(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """Return the weights of problem, plan and pdl inputs, as `aotmm_network` has them."""
-        rows, found = iter(self.inputs[len(KERNEL_INPUTS) :]), []
-        for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS):
-            found.append(tuple(itertools.islice(rows, len(names))))
-        return tuple(found)
+        rows = iter(self.inputs[len(KERNEL_INPUTS) :])
+        return tuple(tuple(itertools.islice(rows, len(names))) for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS))
 
     def hidden(self, kernel: Kernel) -> tuple[float, ...]:
         """Return what a kernel's inputs and the bias add to the hidden nodes."""

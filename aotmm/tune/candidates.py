@@ -99,7 +99,8 @@ def candidates(
             most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
             able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
             enough = max(SPLITS[0], _MOST_WORK_TILES * device.multiprocessors // tiles)
-            few = min(max(able, default=0), _LEAST_WORK_TILES * device.multiprocessors / tiles)
+            # Of tiles that are too few for any split the two largest: selection may choose either.
+            few = min([0, *able][-2:][0], _LEAST_WORK_TILES * device.multiprocessors / tiles)
             splits = [split for split in able if few <= split <= enough]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import ShapeTimes
+from aotmm.pack.table import ShapeTimes, Table
 from aotmm.pack.time_model import LINE_BYTES, SPLIT_A, SPLIT_B, SUMS, Constants, Device, constants, kernel_inputs
 from aotmm.problem import DTYPES
 from aotmm.target import Target
@@ -81,6 +82,22 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     )
 
 
+def predicted(found: Samples, table: Table) -> _Array:
+    """Return the times that the network of `table` predicts for samples, in ns.
+
+    Raises:
+        ArtifactError: it has none.
+    """
+    network = table.network
+    if network is None:
+        raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
+    hidden = np.maximum(0, found.inputs @ np.array(network.inputs) + np.array(network.bias))
+    shifts = {model.key: model.shift for model in table.models}
+    own = np.array([shifts.get(key, 0.0) for key in found.keys])
+    times: _Array = found.formula * np.exp(hidden @ np.array(network.outputs) + network.shift + own[found.key])
+    return times
+
+
 _SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "lines_a", "lines_b")
 _KERNEL_COLUMNS = ("key", "block_m", "block_n", "block_k", "num_ctas", "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
@@ -140,8 +157,7 @@ def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_
     size = np.log2(time)
     problem = (
         *(np.log2(each) for each in (M, N, K)),
-        *(d[name] for name in ("by_columns_a", "by_columns_b")),
-        *(d["lines_a"], d["lines_b"]),
+        *(d[name] for name in ("by_columns_a", "by_columns_b", "lines_a", "lines_b")),
     )
     plan = (
         *(size, multiply / time, take / time, read / time, load / time, sums / time, fixed / time),

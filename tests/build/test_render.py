@@ -390,6 +390,7 @@ _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
+_Static_assert(sizeof(aotmm_origin) == %d, "aotmm_origin");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");
@@ -410,7 +411,7 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
     model = (tuning.CConstants, tuning.CNetwork, tuning.CCorrection)
     tables = (launcher.CPlan, *model, tuning.CTime, tuning.CShape, tuning.CTable)
-    inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
+    inputs = (launcher.CProblem, tuning.CDevice, tuning.COrigin, launcher.CError, CKernel)
     sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
     text = PROGRAM % (len(QUANTITIES["product"]), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (

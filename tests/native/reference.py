@@ -343,7 +343,7 @@ class Speeds:
     @property
     def multiply(self) -> float:
         """Of the products of one multiprocessor."""
-        return min(self.clock, self.sustained)
+        return self.clock if self.sustained == 1 else self.sustained
 
     @property
     def distance(self) -> float:

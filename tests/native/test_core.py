@@ -205,7 +205,8 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
     for number in range(COMPARED):
         problem, device = draw(rng, arch)
         if number % 20 == 0:  # one that `tuning_for` has
-            problem = dense(*map(int, rng.choice((8, 64, 256), 3)))
+            m, n, k = map(int, rng.choice((8, 64, 256), 3))
+            problem = dense(m, n, k)
         limit = LIMITS[rng.integers(len(LIMITS))]
         some = [n for n, k in enumerate(pack.kernels) if number % 10 == 0 and same_types(k, problem)]
         some.append(int(rng.integers(len(pack.kernels))))

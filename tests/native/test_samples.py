@@ -7,31 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.tuning import measured_device
 from aotmm.target import target
-from aotmm.tune.models import Gpu, Samples, samples
+from aotmm.tune.models import Gpu, predicted, samples
 from tests.native.test_core import load_apart, tuning_for
 from tests.samples import SHIPPED
 
 SHAPES = 120
 BIG = 1 << 40
-
-
-def predicted(found: Samples, table: Table) -> NDArray[np.float64]:
-    """The times of samples by the formula and the table's network."""
-    network = table.network
-    if network is None:
-        return found.formula
-    hidden = np.maximum(found.inputs @ np.array(network.inputs) + network.bias, 0)
-    shifts = {model.key: model.shift for model in table.models}
-    own = np.array([shifts.get(key, 0.0) for key in found.keys])[found.key]
-    return found.formula * np.exp(hidden @ np.array(network.outputs) + network.shift + own)
 
 
 def draw(rng: np.random.Generator) -> ShapeTimes:
@@ -83,7 +71,7 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
                 continue
             chosen = plans_of(kernel, shape)
             found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(chosen))])
-            times = predicted(found, table)
+            times = predicted(found, table) if network else found.formula
             best = int(np.argmin(times))
             where = shape, kernel.name, plan
             assert plan.cost == pytest.approx(times[best], abs=1.001), where

@@ -37,6 +37,8 @@ ROOMS = {
     "aotmm.timing": HALL | {"aotmm.timing", "torch"},
     "aotmm.timing.correctness": HALL,  # for tests without torch too
     "aotmm.tune": RUNTIME | {"aotmm.timing", "aotmm.tune", "aotmm.workers.dask"},
+    "aotmm.tune.choose": {"numpy"},
+    "aotmm.tune.default_set": HALL | {"aotmm.kernels", "aotmm.build.variants", "aotmm.timing", "aotmm.tune", "numpy"},
     "aotmm.tune.fit": {"numpy", "scipy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli"},

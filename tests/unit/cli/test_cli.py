@@ -853,13 +853,21 @@ def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), list(values("tune", {"arch", "dtypes", "out", "refit", "folder", "as_json"}))
+    ("name", "words"), list(values("tune", {"arch", "dtypes", "out", "refit", "choose", "folder", "as_json"}))
 )
 def test_refit_refuses_what_has_no_effect(name: str, words: list[str], tmp_path: Path) -> None:
     """Beside tune --refit every option is refused that says how to measure."""
     result = run("tune", "--arch", "sm90", "--out", tmp_path / "table.json", "--refit", *words)
     assert result.exit_code == click.UsageError.exit_code
     assert f"Error: {name}: no effect with --refit\n" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "words"), list(values("tune", {"arch", "choose", "as_json"})))
+def test_choose_refuses_what_has_no_effect(name: str, words: list[str]) -> None:
+    """Beside tune --choose every option is refused but --json: its input is committed."""
+    result = run("tune", "--arch", "sm90", "--choose", *words)
+    assert result.exit_code == click.UsageError.exit_code
+    assert f"Error: {name}: no effect with --choose\n" in result.stderr
 
 
 @pytest.mark.parametrize(("name", "words"), list(values("bench", {"rendered", "as_json"})))
