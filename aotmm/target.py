@@ -179,12 +179,13 @@ class HiddenFacts(NamedTuple):
     sustained: float = 1.0
 
 
-# By the driver's name. An H20 has the multiprocessors, clock and memory of the others, but 148 TFLOP/s (NVIDIA's data
-# sheet; 989.5 for an H100 SXM). Cards have 350 W (H100 PCIe, 114 multiprocessors) and 400 W (H100 NVL) for 700 W: the best
-# products that github.com/mag-/gpu_benchmark found have 499.5 and 488.5 TFLOP/s for 821.2 of an H100 SXM. For an H200 NVL
-# (600 W) there is only its data sheet: 835.5 for 989.5. Not here, because attributes tell all of them: GH200 (852.5 of
-# 821.2; 4.0 or 4.9 TB/s by the clock of its memory), and slices of MIG, which have the bus and L2 of their share
-# (measured on an A100: 640 bits of 5120 for 10 GB of 80; arcs-njit-edu.github.io/Docs/MIG/profile-comparison).
+# By the driver's name. An H20 has the multiprocessors and clock of others, but 148 TFLOP/s (NVIDIA's data sheet;
+# 989.5 of an H100 SXM). Cards have 350 W (H100 PCIe, 114 multiprocessors) and 400 W (H100 NVL) for 700 W: the best
+# products that github.com/mag-/gpu_benchmark lists have 499.5 and 488.5 TFLOP/s for 821.2 of an H100 SXM. For an H200
+# NVL (600 W) there is only its data sheet: 835.5 for 989.5. Not here, because attributes tell all of them: GH200
+# (852.5 for 821.2 there; 4.0 or 4.9 TB/s by the clock of its memory), and slices of MIG, which have bus and L2 cache
+# of their share (measured on an A100: 640 of 5120 bits for 10 of 80 GB;
+# arcs-njit-edu.github.io/Docs/MIG/profile-comparison).
 HIDDEN_FACTS = {
     "NVIDIA H20": HiddenFacts(tensor_tflops=148.0 / 78),
     "NVIDIA H20-3e": HiddenFacts(tensor_tflops=148.0 / 78),

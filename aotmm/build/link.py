@@ -85,7 +85,7 @@ def link_launcher(
     # zig's cache knows a header by its name beside the sources: the digest keeps another folder's launcher.h apart
     header = f"-DAOTMM_HEADER={hashlib.sha256((folder / 'launcher.h').read_bytes()).hexdigest()}"
     link(
-        [*command, *FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread"],
+        [*command, *FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
         output,
         folder,
         machine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -13,8 +13,18 @@ from aotmm.build.compile import Compiled
 from aotmm.pack.files import data_folder
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
-from aotmm.pack.table import Measured, Table, measured, models
-from aotmm.pack.time_model import HIDDEN, LINE_BYTES, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, constants
+from aotmm.pack.table import Table
+from aotmm.pack.time_model import (
+    HIDDEN,
+    LINE_BYTES,
+    PDL_INPUTS,
+    PLAN_INPUTS,
+    PROBLEM_INPUTS,
+    SPLIT_A,
+    SPLIT_B,
+    SUMS,
+)
+from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -70,6 +80,10 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             problem_inputs=PROBLEM_INPUTS,
             plan_inputs=PLAN_INPUTS,
             pdl_inputs=PDL_INPUTS,
+            unmeasured=UNMEASURED,
+            split_a=SPLIT_A,
+            split_b=SPLIT_B,
+            sums=SUMS,
         )
     )
 
@@ -162,22 +176,14 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
 
 def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) -> dict[str, object]:
     """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
-    known = Measured([], [], []) if table is None else measured(table, {kernel.config_name for kernel in kernels})
-    numbers = {name: number for number, name in enumerate(known.config_names)}
-    network = None if table is None else table.network
     facts = ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")
+    found = tuning(table, kernels, target)
     return {
         "device": "" if table is None else table.device,
         "facts": [getattr(table, name, 0) for name in facts],
-        "constants": [constants(kernel, target, table) for kernel in kernels],
-        "network": None if network is None else network.parts,
-        "outputs": None if network is None else network.outputs,
-        "corrections": [] if table is None else models(table, kernels),
-        "config_names": [numbers.get(kernel.config_name, "AOTMM_UNMEASURED") for kernel in kernels],
-        "shapes": known.shapes,
-        "place_count": 2 << max(0, len(known.shapes) - 1).bit_length(),
-        "times": known.times,
-        "measured_count": len(known.config_names),
+        "network": None if table is None else table.network,
+        "place_count": 2 << max(0, len(found.shapes) - 1).bit_length(),
+        **{field.name: getattr(found, field.name) for field in fields(found)},
     }
 
 

@@ -21,7 +21,22 @@ from aotmm.target import TARGETS, target
     "file",
     metavar="FILE",
     type=FILE,
-    help="File of shapes to time.  [default: aotmm/timing/shapes.json]",
+    help="File of shapes to time, instead of aotmm/timing/shapes.json and random problems.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0, max=2**32 - 1),
+    metavar="N",
+    show_default="that of the samples to continue from, or a new one",
+    help="Seed of the random problems.",
+)
+@click.option(
+    "--count",
+    type=click.IntRange(min=1),
+    default=600,
+    show_default=True,
+    metavar="N",
+    help="Random problems to time, as of aotmm bench random.",
 )
 @click.option(
     "--dtype",
@@ -54,6 +69,8 @@ def tune(
     *,
     arch: str,
     file: Path | None,
+    seed: int | None,
+    count: int,
     dtypes: tuple[str, ...],
     budget: str,
     out: Path | None,
@@ -65,13 +82,16 @@ def tune(
 ) -> None:
     """Time the prebuilt kernels on this machine's GPUs, or a cluster's.
 
-    The times, and models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
+    The problems are drawn at random; the shapes of aotmm/timing/shapes.json are timed beside them. The times, and
+    models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
     named, and are an error in the end. A fifth of the shapes tests the selection.
     """
     measuring = ("file", "seed", "count", "budget", "scheduler")
     refuse_ignored(
-        ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")), ("with --refit", refit, measuring)
+        ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")),
+        ("with --refit", refit, measuring),
+        ("with --shapes", file is not None, ("seed", "count")),
     )
     if choose:
         _choose(arch, as_json=as_json)
@@ -96,7 +116,16 @@ def tune(
         shapes = problems.read() if file is None else problems.read(file)
         with shapes_done(arch, budget) as progress:
             measured, quality, out = session.tune(
-                pack, packs, shapes, out, dtypes=dtypes, budget_s=seconds, scheduler=scheduler, progress=progress
+                pack,
+                packs,
+                shapes,
+                out,
+                dtypes=dtypes,
+                seed=seed,
+                count=count if file is None else 0,
+                budget_s=seconds,
+                scheduler=scheduler,
+                progress=progress,
             )
     if as_json:
         print_json(summary.body(measured, quality) | {"table": str(out)})

@@ -1,6 +1,6 @@
-/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), tuning tables
-   (tuning.c), the time model (time_model.c), the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel (kernel.c) through a driver
-   (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
+/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), tuning tables (tuning.c), the
+   time model (time_model.c), the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel
+   (kernel.c) through a driver (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
@@ -9,33 +9,15 @@
 
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 56, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
 enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
-enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */, AOTMM_UNMEASURED = 0xffff };
+enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */ };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
-/* Constants of the formula for one kernel. */
-typedef struct aotmm_constants {
-  double base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
-} aotmm_constants;
-
-/* The network's part for one kernel. */
-typedef struct aotmm_correction {
-  double hidden[AOTMM_HIDDEN]; /* what its inputs and the bias add to the hidden nodes */
-  double shift;                /* added to the output */
-  int32_t alternates;          /* warpgroups take tiles in turn: one tile keeps one of two busy */
-} aotmm_correction;
-
-/* A tuning table for this library's kernels. */
+/* A tuning table in use. */
 typedef struct aotmm_tuning {
-  aotmm_device device; /* of the table; no multiprocessors: there is none, and only the formula */
-  const aotmm_constants *constants; /* by kernel */
-  const aotmm_network *network;     /* NULL: none */
-  const aotmm_correction *corrections; /* by kernel */
-  const uint16_t *config_names;        /* by kernel: its config's number, or AOTMM_UNMEASURED */
-  const aotmm_shape *shapes;
-  const aotmm_time *times;          /* by shape and config */
-  uint32_t *places;                 /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
-  uint32_t shape_count, config_count, place_count; /* place_count: a power of two above shape_count */
+  aotmm_table table;    /* of a device without multiprocessors: there is none, and its constants are estimates */
+  uint32_t *places;     /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
+  uint32_t place_count; /* a power of two above table.shape_count */
 } aotmm_tuning;
 
 /* What drivers do not tell of the multiprocessors of a GPU. */
@@ -161,58 +143,71 @@ typedef struct panels {
   int64_t rows, cols, down, across, last_rows, last_cols;
 } panels;
 
+/* One way to place the operands. */
+typedef struct placement {
+  quantities q;
+  uint32_t copies;
+  int64_t bytes;               /* of the copies */
+  double time;                 /* of copying */
+  double lines_a, lines_b;     /* parts of the lines of A and of B that begin within a cache line */
+  double hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes, if there is one */
+} placement;
+
 /* One search for a plan. */
 typedef struct query {
   const aotmm_problem *problem; /* of one panel */
   const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
-  const aotmm_tuning *tuning;
-  int64_t limit; /* of the workspace */
-  double bytes_moved; /* A and B read, C written */
-  int32_t epilogue;   /* the plainest that the problem needs */
+  const aotmm_table *table;
+  int64_t limit;       /* of the workspace */
+  double bytes_moved;  /* A and B read, C written */
+  int32_t epilogue;    /* the plainest that the problem needs */
   uint32_t contiguous; /* as in aotmm_siblings, of all placements */
-  uint32_t excluded;  /* copies that would take more than the limit */
-  int count;          /* placements of the operands, the one without copies first */
-  struct {
-    uint32_t copies;
-    int64_t bytes; /* of the copies */
-    double time;   /* of copying */
-    double lines_a, lines_b; /* parts of the lines of A and of B that begin within a cache line */
-    double hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes */
-    quantities q;
-  } placements[OPERANDS];
+  uint32_t excluded;   /* copies that would take more than the limit */
+  int count;           /* of placements, the one without copies first */
+  placement placements[OPERANDS];
   const aotmm_time *measured[2]; /* of this shape, by fast_accum, then by config; NULL for none */
 } query;
 
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
-  return s->tuning->constants + kernel;
+  return s->table->constants + kernel;
 }
 
-/* The parts of a predicted time, in ns, and what the network sees of them. */
+/* The problem in tiles of one kernel. */
+typedef struct tiling {
+  const placement *place;
+  uint32_t kernel;
+  int64_t tiles, steps, concurrent; /* of all K; tiles that are computed at once */
+  double rows, cols;                /* of C, of one tile on average */
+  double bytes_a, bytes_b;          /* that a tile loads in a step, weighted */
+} tiling;
+
+/* The parts of a predicted time, in ns, as launcher.h names them; without copies. */
 typedef struct terms {
   double time, fixed, multiply, take, load, read, sums;
-  double waves, rounds; /* work tiles over those computed at once, and that rounded up */
-  double steps;         /* of a slice */
-  double rows, cols;    /* how full tiles are: rows of C over those of its tiles, likewise columns */
+  double waves, rounds, steps;
 } terms;
 
-double part_of_split_lines(int64_t address, int64_t pitch, int64_t lines);
 double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
 double reduce_time(const query *, int kernel, uint32_t split);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
-/* Set the terms of a plan and return its time by the formula, without copies; `reduce`: that of its reduce. */
-double formula(const query *, int placement, uint32_t kernel, uint32_t split, int64_t tiles, double reduce, terms *);
-/* Compute the problem's part of the network's hidden nodes, if there is one. */
-void set_problem_inputs(query *, int placement);
+/* Set what the model sees of a placement. */
+void describe(const query *, placement *);
+tiling tiling_of(const query *, const placement *, uint32_t kernel);
+/* Set the terms of a plan but for the time; `reduce`: the time of its reduce. Return a lower bound of the time. */
+double set_terms(const query *, const tiling *, uint32_t split, double reduce, terms *);
+double formula(const terms *);
+/* Return a lower bound of the time of a partial in any number of slices. */
+double least_in_slices(const query *, const tiling *);
 /* Return the time of a plan by the network, and whether it is launched with pdl. */
-double corrected(const query *, int placement, uint32_t kernel, uint32_t split, const terms *, int *pdl);
+double corrected(const query *, const tiling *, uint32_t split, const terms *, int *pdl);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 
 /* ---- tuning.c */
 
 const aotmm_tuning *tuning_for(const aotmm_device *);
 uint32_t tuning_generation(void); /* raised by `retune`, which outdates remembered plans */
-void find_measured(query *);
+void find_measured(query *, const aotmm_tuning *);
 
 /* ---- kernel.c */
 

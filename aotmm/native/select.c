@@ -14,28 +14,16 @@ static int64_t panels_of_copy(const panels *cut, int operand) {
 }
 
 static uint32_t contiguous_strides(const quantities *q) {
-  uint32_t work_tiles = 0;
+  uint32_t found = 0;
   for (int i = 0; AOTMM_PRODUCT_STRIDE_AM + i <= AOTMM_PRODUCT_STRIDE_CN; i++)
-    work_tiles |= (uint32_t)contiguous(q, AOTMM_PRODUCT_STRIDE_AM + i) << i;
-  return work_tiles;
-}
-
-/* Return the part of split lines of an operand. */
-static double lines_of(const quantities *q, int operand, int64_t element_bytes) {
-  const operand_values *o = operands + operand;
-  const int rows = contiguous(q, o->col_stride);
-  const int64_t stride = q->value[rows ? o->row_stride : o->col_stride];
-  return part_of_split_lines(q->value[o->pointer], saturated(stride, element_bytes), q->value[rows ? o->rows : o->cols]);
+    found |= (uint32_t)contiguous(q, AOTMM_PRODUCT_STRIDE_AM + i) << i;
+  return found;
 }
 
 /* Set the fields of the last placement that follow from its quantities. */
-static void describe_placement(query *s) {
-  const int last = s->count - 1;
-  const quantities *q = &s->placements[last].q;
-  s->contiguous |= contiguous_strides(q);
-  s->placements[last].lines_a = lines_of(q, 0, bytes_of_dtype[s->problem->dtype_a]);
-  s->placements[last].lines_b = lines_of(q, 1, bytes_of_dtype[s->problem->dtype_b]);
-  set_problem_inputs(s, last);
+static void complete_placement(query *s) {
+  s->contiguous |= contiguous_strides(&s->placements[s->count - 1].q);
+  describe(s, &s->placements[s->count - 1]);
 }
 
 /* Add the placement that copies the operands in `copies`, if there are kernels for that. */
@@ -63,14 +51,15 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
   s->placements[s->count].bytes = bytes;
   s->placements[s->count].time = time;
   s->count++;
-  describe_placement(s);
+  complete_placement(s);
 }
 
 static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
+  const aotmm_tuning *tuning = tuning_for(device);
   s->problem = p;
   s->cut = cut;
   s->device = device;
-  s->tuning = tuning_for(device);
+  s->table = &tuning->table;
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->contiguous = s->excluded = 0;
@@ -80,12 +69,12 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->placements[0].time = 0;
   set_quantities(&s->placements[0].q, p);
   if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
-  describe_placement(s);
+  complete_placement(s);
   s->bytes_moved = (double)p->batch * ((double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
                                        (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b] +
                                        (double)p->M * (double)p->N * bytes_of_dtype[p->dtype_c]);
   s->measured[0] = s->measured[1] = NULL;
-  if (!cut) find_measured(s);
+  if (!cut) find_measured(s, tuning);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   copy_layout layouts[OPERANDS];
@@ -125,143 +114,157 @@ static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
   return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
 }
 
-/* A plan by the formula, and its place in the search. */
+/* A plan by the formula. */
 typedef struct entry {
   aotmm_plan plan; /* cost: that of the formula */
-  int placement;
-  int64_t tiles;
-  double reduce; /* time of the reduce */
+  tiling of;
+  terms t;
 } entry;
 
 /* The plans of least time so far, of any kernel, and `found` as in aotmm_evaluation. */
 typedef struct search {
-  entry list[SHORTLIST];
-  int count, slowest; /* entries, and the one of most time if there are SHORTLIST of them */
-  int limit;          /* entries to keep: SHORTLIST for the network, 1 without one */
+  int count, limit;   /* entries, and those to keep: SHORTLIST for the network, 1 without one */
+  int slowest;        /* the entry that is left out next, if there are as many as to keep */
   aotmm_plan best;    /* of measured plans, and of all in the end; cost < 0: none */
   int64_t found;
+  entry list[SHORTLIST];
 } search;
 
 static void nothing_found(search *empty, const query *s) {
   empty->count = empty->slowest = 0, empty->found = 0, empty->best.cost = -1;
-  empty->limit = s->tuning->network ? SHORTLIST : 1;
+  empty->limit = s->table->network ? SHORTLIST : 1;
 }
 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
-/* Return whether a plan of this cost is of no use by now. */
-static int too_slow(const search *to, int64_t cost) {
-  return to->count == to->limit && cost > to->list[to->slowest].plan.cost;
+/* Return whether a plan of this time is of no use by now. */
+static int too_slow(const search *to, double time) {
+  return to->count == to->limit && as_cost(time) > to->list[to->slowest].plan.cost;
+}
+
+/* Return whether plan `a` is chosen over `b`. */
+static int better(const aotmm_plan *a, const aotmm_plan *b) {
+  return a->cost != b->cost ? a->cost < b->cost : preferred(a, b);
+}
+
+static void keep_better(aotmm_plan *best, const aotmm_plan *plan) {
+  if (best->cost < 0 || better(plan, best)) *best = *plan;
+}
+
+/* Return where to put a plan: behind the others, or in place of the slowest one; NULL if that is better. */
+static entry *room_for(search *to, const aotmm_plan *plan) {
+  if (to->count < to->limit) return to->list + to->count++;
+  return better(plan, &to->list[to->slowest].plan) ? to->list + to->slowest : NULL;
+}
+
+static void find_slowest(search *to) {
+  if (to->count < to->limit) return;
+  to->slowest = 0;
+  for (int i = 1; i < to->count; i++)
+    if (better(&to->list[to->slowest].plan, &to->list[i].plan)) to->slowest = i;
 }
 
 /* Complete a plan, or return the reason why it does not fit. */
-static int32_t complete(const query *s, int placement, int64_t work_tiles, int64_t sums, aotmm_plan *plan, search *to) {
+static int32_t complete(const query *s, const tiling *of, int64_t sums, aotmm_plan *plan, search *to) {
   const aotmm_kernel *k = aotmm_kernels + plan->kernel;
+  const int64_t work_tiles = saturated(of->tiles, plan->split);
   plan->grid = grid_of(k, work_tiles, s->device);
+  plan->copies = of->place->copies;
   to->found = work_tiles;
   if (!plan->grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
-  to->found = s->placements[placement].bytes + sums + scratch_of(k, plan->grid);
+  to->found = of->place->bytes + sums + scratch_of(k, plan->grid);
   if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
   plan->workspace_bytes = (uint64_t)to->found;
   return AOTMM_FITS;
 }
 
-static void keep_better(aotmm_plan *best, const aotmm_plan *plan) {
-  if (best->cost < 0 || plan->cost < best->cost || (plan->cost == best->cost && preferred(plan, best))) *best = *plan;
+/* Consider a plan that was measured. */
+static int32_t consider_measured(const query *s, const tiling *of, uint32_t split, int64_t sums, const aotmm_time *time, search *to) {
+  aotmm_plan plan = {.kernel = of->kernel, .split = split, .measured = 1, .cost = time->ns};
+  plan.pdl = time->pdl && aotmm_kernels[of->kernel].pdl;
+  const int32_t reason = complete(s, of, sums, &plan, to);
+  if (reason == AOTMM_FITS) keep_better(&to->best, &plan);
+  return reason;
 }
 
-/* Consider a plan that was measured, or that has `reduce` ns beside its main kernel. */
-static int32_t consider(const query *s, int placement, uint32_t kernel, uint32_t split, int64_t tiles, int64_t sums, double reduce,
-                        const aotmm_time *measured, search *to) {
+/* Consider a plan that takes `reduce` ns beside its main kernel and copies. */
+static int32_t consider(const query *s, const tiling *of, uint32_t split, int64_t sums, double reduce, search *to) {
   terms t;
-  const double time = measured ? measured->ns : formula(s, placement, kernel, split, tiles, reduce, &t) + s->placements[placement].time;
-  aotmm_plan plan = {.kernel = kernel,
-                     .split = split,
-                     .copies = s->placements[placement].copies,
-                     .pdl = measured && measured->pdl && aotmm_kernels[kernel].pdl,
-                     .measured = measured != NULL,
-                     .cost = as_cost(time)};
-  if (!measured && too_slow(to, plan.cost)) return AOTMM_FITS;
-  const int32_t reason = complete(s, placement, saturated(tiles, split), sums, &plan, to);
+  if (too_slow(to, set_terms(s, of, split, reduce, &t) + of->place->time)) return AOTMM_FITS;
+  t.time = formula(&t);
+  aotmm_plan plan = {.kernel = of->kernel, .split = split, .cost = as_cost(t.time + of->place->time)};
+  if (too_slow(to, t.time + of->place->time)) return AOTMM_FITS;
+  const int32_t reason = complete(s, of, sums, &plan, to);
   if (reason != AOTMM_FITS) return reason;
-  if (measured) {
-    keep_better(&to->best, &plan);
-    return AOTMM_FITS;
-  }
-  const int full = to->count == to->limit;
-  if (full && plan.cost == to->list[to->slowest].plan.cost && !preferred(&plan, &to->list[to->slowest].plan)) return AOTMM_FITS;
-  to->list[full ? to->slowest : to->count++] = (entry){plan, placement, tiles, reduce};
-  if (to->count < to->limit) return AOTMM_FITS;
-  to->slowest = 0;
-  for (int i = 1; i < to->count; i++) {
-    const aotmm_plan *a = &to->list[i].plan, *b = &to->list[to->slowest].plan;
-    if (a->cost > b->cost || (a->cost == b->cost && preferred(b, a))) to->slowest = i;
-  }
+  entry *each = room_for(to, &plan);
+  if (!each) return AOTMM_FITS;
+  each->plan = plan, each->of = *of, each->t = t;
+  find_slowest(to);
   return AOTMM_FITS;
 }
 
-/* Return the predicted time from which on a launch does not gain from pdl, by the formula alone. */
-static double pdl_below(const query *s, uint32_t kernel, int64_t work_tiles) {
-  int64_t concurrent = concurrent_tiles(s, kernel);
-  return work_tiles > concurrent / 2 && work_tiles <= concurrent ? FULL_PDL_BELOW_NS : PDL_BELOW_NS;
+/* Return whether a launch is `pdl` by the formula alone. */
+static int starts_early(const entry *each) {
+  const aotmm_kernel *k = aotmm_kernels + each->of.kernel;
+  const int64_t tiles = saturated(each->of.tiles, each->plan.split), concurrent = each->of.concurrent;
+  const int full = tiles > concurrent / 2 && tiles <= concurrent;
+  return k->pdl && k->role == AOTMM_ROLE_PRODUCT && each->t.time < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
 }
 
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
-  for (int i = 0; i < to->count; i++) {
-    const entry *each = to->list + i;
-    aotmm_plan plan = each->plan;
-    const aotmm_kernel *k = aotmm_kernels + plan.kernel;
-    if (s->tuning->network) {
-      terms t;
-      int pdl;
-      formula(s, each->placement, plan.kernel, plan.split, each->tiles, each->reduce, &t);
-      plan.cost = as_cost(corrected(s, each->placement, plan.kernel, plan.split, &t, &pdl) + s->placements[each->placement].time);
-      plan.pdl = (uint32_t)pdl;
-    } else {
-      const int64_t work_tiles = saturated(each->tiles, plan.split);
-      const double alone = (double)plan.cost - s->placements[each->placement].time;
-      plan.pdl = k->pdl && k->role == AOTMM_ROLE_PRODUCT && alone < pdl_below(s, plan.kernel, work_tiles);
-    }
-    keep_better(&to->best, &plan);
+  for (entry *each = to->list, *end = to->list + to->count; each < end; each++) {
+    int pdl;
+    if (s->table->network)
+      each->plan.cost = as_cost(corrected(s, &each->of, each->plan.split, &each->t, &pdl) + each->of.place->time);
+    else
+      pdl = starts_early(each);
+    each->plan.pdl = (uint32_t)pdl;
+    keep_better(&to->best, &each->plan);
   }
 }
 
-static int32_t plan_product(const query *s, int placement, uint32_t kernel, search *to) {
-  const aotmm_problem *p = s->problem;
-  int64_t tiles = saturated(tiles_of(kernel, p->M, p->N), p->batch);
-  return consider(s, placement, kernel, 1, tiles, 0, 0, placement == 0 ? measured_time(s, kernel) : NULL, to);
+static int32_t plan_product(const query *s, const placement *place, uint32_t kernel, search *to) {
+  const tiling of = tiling_of(s, place, kernel);
+  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  return measured ? consider_measured(s, &of, 1, 0, measured, to) : consider(s, &of, 1, 0, 0, to);
 }
 
-static int32_t plan_partial(query *s, int placement, uint32_t kernel, search *to) {
+static int32_t plan_partial(query *s, placement *place, uint32_t kernel, search *to) {
   static const uint8_t splits[] = AOTMM_SPLITS;
   const aotmm_problem *p = s->problem;
-  int64_t tiles = tiles_of(kernel, p->M, p->N), steps = steps_of(kernel, p->K);
-  if (p->batch != 1 || tiles == 0 || steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
-  const aotmm_time *measured = placement == 0 ? measured_time(s, kernel) : NULL;
-  quantities *q = &s->placements[placement].q;
+  const tiling of = tiling_of(s, place, kernel);
+  if (p->batch != 1 || of.tiles == 0 || of.steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
+  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  if (!measured && too_slow(to, least_in_slices(s, &of) + place->time)) return AOTMM_FITS;
+  quantities *q = &place->q;
   set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-  int reduce = sum_guards_hold(kernel, q) ? reduce_for(p, q, s->device) : -1;
-  int64_t slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
+  const int reduce = sum_guards_hold(kernel, q) ? reduce_for(p, q, s->device) : -1;
+  const int64_t slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
   set_no_sums(q);
   if (reduce < 0) return AOTMM_NO_SPLIT;
   const aotmm_constants *c = constants_of(s, kernel);
   int32_t reason = AOTMM_NO_SPLIT;
   int fits = 0;
   for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
-    uint32_t split = splits[i];
-    if (measured ? split != measured->split : steps < (int64_t)split * MIN_STEPS) continue;
-    double least = c->base_ns + (double)ceil_div(steps, split) * c->ns_per_k_step;
-    if (!measured && too_slow(to, as_cost(least))) return AOTMM_FITS;
-    reason = consider(s, placement, kernel, split, tiles, region(saturated(slab, 4 * split)), reduce_time(s, reduce, split), measured, to);
+    const uint32_t split = splits[i];
+    const int64_t sums = region(saturated(slab, 4 * split));
+    if (of.steps < (int64_t)split * MIN_STEPS || (measured && split != measured->split)) continue;
+    if (measured)
+      reason = consider_measured(s, &of, split, sums, measured, to);
+    else if (too_slow(to, c->base_ns + (double)ceil_div(of.steps, split) * c->ns_per_k_step))
+      return AOTMM_FITS;
+    else
+      reason = consider(s, &of, split, sums, reduce_time(s, reduce, split), to);
     fits |= reason == AOTMM_FITS;
   }
   return fits ? AOTMM_FITS : reason;
 }
 
-static int32_t plan_kernel(query *s, int placement, uint32_t kernel, search *to) {
-  int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
-  return product ? plan_product(s, placement, kernel, to) : plan_partial(s, placement, kernel, to);
+static int32_t plan_kernel(query *s, int number, uint32_t kernel, search *to) {
+  placement *place = s->placements + number;
+  const int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
+  return product ? plan_product(s, place, kernel, to) : plan_partial(s, place, kernel, to);
 }
 
 /* Find the best plan with one kernel, or return the reason why there is none. */
@@ -277,7 +280,7 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
 
 /* Return whether a config has times in the table, and none on this shape, where others were faster. */
 static int known_slow(const query *s, uint32_t kernel) {
-  return s->measured[aotmm_kernels[kernel].fast_accum] && s->tuning->config_names[kernel] != AOTMM_UNMEASURED &&
+  return s->measured[aotmm_kernels[kernel].fast_accum] && s->table->config_numbers[kernel] != AOTMM_UNMEASURED &&
          !measured_time(s, kernel);
 }
 

@@ -1,4 +1,4 @@
-"""The tuning table of one device: times that `aotmm tune` measured, and the constants of the time model fitted to them.
+"""The tuning table of one device: times that `aotmm tune` measured, and the network that was fitted to them.
 
 Only this module reads or writes the file. Reading is strict: any other content is refused. A table has one line per
 model and per shape, so that two tables compare well.
@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
-from aotmm.pack.schema import Kernel
 from aotmm.pack.time_model import LINE_BYTES, Network
-from aotmm.problem import DEVICE_NAME_BYTES, DTYPES, LAYOUTS, SPLITS
+from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
@@ -36,7 +35,7 @@ _Offset = Annotated[int, range(LINE_BYTES)]
 class Sample(NamedTuple):
     """Median time of one config on one shape, in ns.
 
-        `split` is the number of slices of K, 1 for kernels that do not split. A split product's time includes the
+    `split` is the number of slices of K, 1 for kernels that do not split. A split product's time includes the
     reduction. `pdl` tells whether it was launched with programmatic dependent launch. `copies` names the matrices that
     are copied to aligned places, also in the time: 1 for A, 2 for B, 4 for C.
     """
@@ -73,6 +72,7 @@ class _Product:
     K: _Positive
     offset_a: _Offset
     offset_b: _Offset
+    drawn: bool = field(default=False, kw_only=True)
     held_out: bool
 
 
@@ -80,8 +80,8 @@ class _Product:
 class ShapeTimes(_Product):
     """One measured product and its times.
 
-    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `held_out`
-    products test the network and are not fitted.
+    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `drawn` ones
+    are random, so launchers do not keep their times. `held_out` products test the network and are not fitted.
     """
 
     times: tuple[Sample, ...]
@@ -104,7 +104,7 @@ class _Origin:
     torch: _Text
     aotmm: _Text
     date: Annotated[str, r"\d{4}-\d{2}-\d{2}"]
-    seed: int
+    seed: int | None
     network: Network | None
     models: Annotated[tuple[Model, ...], _MAX_ROWS]
 
@@ -115,7 +115,7 @@ class Table(_Origin):
 
     `device` is the driver's name, and the facts are its: the clock of the multiprocessors (MHz), the bandwidth of the
     memory (10^9 bytes per second), the L2 cache (bytes); 0 for unknown. `date` is YYYY-MM-DD; `seed` is that of the
-    held-out split.
+    drawn products, None if there are none.
     """
 
     shapes: tuple[ShapeTimes, ...]
@@ -145,56 +145,6 @@ class _File(_Origin):
     format: int
     config_names: tuple[_Name, ...]
     shapes: Annotated[tuple[_Rows, ...], _MAX_ROWS]
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The measured part of a table as launchers hold it: `aotmm_shape` and `aotmm_time` of launcher.h, field by field.
-
-    Attributes:
-        configs: names, in order.
-        shapes: M, N, K, element_bytes, fast_accum, layout (its number), in the launcher's order.
-        times: by shape and config: ns, split, pdl of the best; zeros where there is none.
-    """
-
-    config_names: list[str]
-    shapes: list[tuple[int, ...]]
-    times: list[list[tuple[int, ...]]]
-
-
-def measured(table: Table, config_names: Collection[str]) -> Measured:
-    """Return the part of `table` that selection uses, for those of `config_names` that it knows."""
-    rows = []
-    at_lines = [shape for shape in table.shapes if not (shape.offset_a or shape.offset_b)]
-    for shape in sorted(
-        at_lines, key=lambda s: (s.element_bytes, s.fast_accum, LAYOUTS.index(s.layout), s.M, s.N, s.K)
-    ):
-        best = {
-            name: (sample.ns, sample.split, int(sample.pdl))
-            for name, sample in shape.best().items()
-            if name in config_names and sample.split in (1, *SPLITS)
-        }
-        if best:
-            layout = LAYOUTS.index(shape.layout)
-            rows.append(((shape.M, shape.N, shape.K, shape.element_bytes, int(shape.fast_accum), layout), best))
-    names = sorted({name for _, best in rows for name in best})
-    return Measured(
-        names, [key for key, _ in rows], [[best.get(name, (0, 0, 0)) for name in names] for _, best in rows]
-    )
-
-
-def models(table: Table, kernels: Iterable[Kernel]) -> list[tuple[tuple[float, ...], float, int]]:
-    """Return `aotmm_correction` of each kernel by the table's network; zeros where it has no say."""
-    shifts = {model.key: model.shift for model in table.models}
-    found: list[tuple[tuple[float, ...], float, int]] = []
-    for kernel in kernels:
-        if table.network is None or kernel.role not in ("product", "partial"):
-            found.append(((0.0,), 0.0, 0))
-            continue
-        key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
-        shift = table.network.shift + shifts.get(key, 0.0)
-        found.append((table.network.hidden(kernel), shift, int(kernel.family == "pingpong")))
-    return found
 
 
 def shipped(arch: str) -> tuple[Table, ...]:

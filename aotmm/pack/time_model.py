@@ -18,18 +18,11 @@ from aotmm.target import Target
 HIDDEN = 16  # nodes of the hidden layer: 24 and 32 are no better (docs/experiments/tuning.md)
 FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
 # Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
-KERNEL_INPUTS = ("log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES, "partial")
-PROBLEM_INPUTS = (
-    "log2 M",
-    "log2 N",
-    "log2 K",
-    "A by columns",
-    "B by columns",
-    "1 byte",
+KERNEL_INPUTS = (
+    "log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES, "partial", "1 byte",
     "fast_accum",
-    "lines_a",
-    "lines_b",
-)
+)  # fmt: skip
+PROBLEM_INPUTS = ("log2 M", "log2 N", "log2 K", "A by columns", "B by columns", "lines_a", "lines_b")
 PLAN_INPUTS = (
     "log2 time", "multiply", "take", "read", "load", "sums", "fixed", "wave up to 1", "wave up to 2", "last wave",
     "1 / waves", "odd", "half a wave", "one wave", "log2 steps", "log2 split", "rows", "columns", "clustered lines_a",
@@ -45,8 +38,9 @@ _READ = 0.9  # of the memory's bandwidth
 _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor takes in one element of 2 bytes
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
 _REDUCE_NS = 1000.0
-_SUMS = 1.4  # times of a byte of partial sums over that of a byte of memory: written, and mostly kept in L2
-_REDUCED = 0.7  # likewise read again
+_REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
+SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
+SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
 LINE_BYTES = 128  # of caches
 
 
@@ -54,11 +48,16 @@ class Device(Protocol):
     """The facts of a device that constants depend on, 0 for unknown: a tuning table has them."""
 
     @property
-    def multiprocessors(self) -> int: ...
+    def multiprocessors(self) -> int:
+        """Return their number."""
+
     @property
-    def clock_mhz(self) -> int: ...
+    def clock_mhz(self) -> int:
+        """Return the highest clock of the multiprocessors."""
+
     @property
-    def memory_gbps(self) -> int: ...
+    def memory_gbps(self) -> int:
+        """Return 10^9 bytes per second."""
 
 
 class Constants(NamedTuple):
@@ -100,10 +99,8 @@ class Network:
     @property
     def parts(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """Return the weights of problem, plan and pdl inputs, as `aotmm_network` has them."""
-        rows, found = iter(self.inputs[len(KERNEL_INPUTS) :]), []
-        for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS):
-            found.append(tuple(itertools.islice(rows, len(names))))
-        return tuple(found)
+        rows = iter(self.inputs[len(KERNEL_INPUTS) :])
+        return tuple(tuple(itertools.islice(rows, len(names))) for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS))
 
     def hidden(self, kernel: Kernel) -> tuple[float, ...]:
         """Return what a kernel's inputs and the bias add to the hidden nodes."""
@@ -149,4 +146,6 @@ def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
         config.num_warps / 4,
         *(float(kernel.family == name) for name in FAMILIES),
         float(kernel.role == "partial"),
+        float(DTYPES[kernel.dtype_a].bytes == 1),
+        float(kernel.fast_accum),
     )

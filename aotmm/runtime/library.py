@@ -399,8 +399,8 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
     give the same library, from any thread. Another table gives a library of its own, which disturbs no other.
 
     Args:
-        table: a tuning table, as `aotmm tune` writes it. The packs of its arch choose by it instead of by the table
-            that they were built with. Other packs stay as they are.
+        table: a tuning table, as `aotmm tune` writes it. The packs of its arch choose by it instead of by the tables
+            that they were built with; on other GPUs than its own by its models, scaled. Other packs stay as they are.
 
     Raises:
         ArtifactError: there are no packs, a pack or the table is refused, no pack is for the table's arch, or another

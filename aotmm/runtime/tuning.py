@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint16, c_uint32, pointer
+from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint16, c_uint32, pointer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS
-from aotmm.problem import DEVICE_NAME_BYTES, DTYPES
+from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, Constants
+from aotmm.problem import DEVICE_NAME_BYTES
+from aotmm.target import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,15 +51,16 @@ class CNetwork(Structure):
     ]
 
 
-class CModel(Structure):
-    """aotmm_model."""
+class CConstants(Structure):
+    """aotmm_constants."""
 
-    _fields_ = [
-        ("config_name", c_char_p),
-        *((name, c_int32) for name in ("element_bytes", "fast_accum", "alternates")),
-        ("hidden", _Nodes),
-        ("shift", c_double),
-    ]
+    _fields_ = [(name, c_double) for name in Constants._fields]
+
+
+class CCorrection(Structure):
+    """aotmm_correction."""
+
+    _fields_ = [("hidden", _Nodes), ("shift", c_double), ("alternates", c_int32)]
 
 
 class CTime(Structure):
@@ -81,10 +83,12 @@ class CTable(Structure):
 
     _fields_ = [
         ("device", CDevice),
-        *((f"{name}_count", c_uint32) for name in ("model", "config_name", "shape")),
+        ("config_count", c_uint32),
+        ("shape_count", c_uint32),
+        ("constants", POINTER(CConstants)),
         ("network", POINTER(CNetwork)),
-        ("models", POINTER(CModel)),
-        ("config_names", POINTER(c_char_p)),
+        ("corrections", POINTER(CCorrection)),
+        ("config_numbers", POINTER(c_uint16)),
         ("shapes", POINTER(CShape)),
         ("times", POINTER(CTime)),
     ]
@@ -137,22 +141,19 @@ def measured_device(table: Table, shared_bytes: int) -> CDevice:
 
 def c_table(table: Table, kernels: Sequence[Kernel]) -> CTable:
     """Return `table` for `retune` of a launcher with these kernels."""
-    from aotmm.pack.table import measured, models  # only here: the first product should be quick
+    from aotmm.pack.tuning import tuning  # only here: the first product should be quick
 
-    known = measured(table, {kernel.config_name for kernel in kernels})
-    rows = {}
-    for kernel, (hidden, shift, alternates) in zip(kernels, models(table, kernels), strict=True):
-        key = kernel.config_name.encode(), DTYPES[kernel.dtype_a].bytes, int(kernel.fast_accum)
-        rows[key] = CModel(*key, alternates, _Nodes(*hidden), shift)
-    names = [name.encode() for name in known.config_names]
-    times = [CTime(*time) for row in known.times for time in row]
-    found = CTable(measured_device(table, 0), len(rows), len(names), len(known.shapes))
+    found = tuning(table, kernels, TARGETS[table.arch])
+    c = CTable(measured_device(table, 0), found.config_count, len(found.shapes))
+    c.constants = (CConstants * len(kernels))(*(CConstants(*row) for row in found.constants))
     if table.network is not None:
         weights = [[_Nodes(*row) for row in part] for part in table.network.parts]
         parts = [(_Nodes * len(part))(*part) for part in weights]
-        found.network = pointer(CNetwork(*parts, _Nodes(*table.network.outputs)))
-    found.models = (CModel * len(rows))(*rows.values())
-    found.config_names = (c_char_p * len(names))(*names)
-    found.shapes = (CShape * len(known.shapes))(*(CShape(*row) for row in known.shapes))
-    found.times = (CTime * len(times))(*times)
-    return found
+        c.network = pointer(CNetwork(*parts, _Nodes(*table.network.outputs)))
+        rows = (CCorrection(_Nodes(*row.hidden), row.shift, row.alternates) for row in found.corrections)
+        c.corrections = (CCorrection * len(kernels))(*rows)
+    c.config_numbers = (c_uint16 * len(kernels))(*found.config_numbers)
+    c.shapes = (CShape * len(found.shapes))(*(CShape(*row) for row in found.shapes))
+    times = [CTime(*time) for row in found.times for time in row]
+    c.times = (CTime * len(times))(*times)
+    return c

@@ -107,9 +107,9 @@ class Shapes:
         return held_out(self.held_out_seed, shape)
 
 
-def held_out(seed: int, shape: Shape) -> bool:
-    """Return whether `shape` is of the held-out fifth, chosen by its sizes and layout only."""
-    digest = hashlib.sha256(f"{seed} {shape}".encode()).digest()
+def held_out(seed: int, shape: Shape, offsets: tuple[int, int] = (0, 0)) -> bool:
+    """Return whether `shape` is of the held-out fifth, chosen by its sizes, layout and operands' offsets only."""
+    digest = hashlib.sha256(f"{seed} {shape}{f' {offsets}' if any(offsets) else ''}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % _PARTS == 0
 
 

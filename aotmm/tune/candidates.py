@@ -68,9 +68,9 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
 def candidates(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Return every plan worth timing for `problem`, those predicted to be fast first, with pdl before without.
+    """Return every plan worth timing for `problem`, those predicted to be fast first. Needs no GPU.
 
-    Needs no GPU.
+    Each is launched with and without pdl, as predicted first.
 
     Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
     others have rows of their own in the table.
@@ -90,7 +90,7 @@ def candidates(
     found = []
     for config_name, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
-        launches = (True, False) if kernel.pdl else (False,)
+        launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
         slab = 4 * tiles * config.block_m * config.block_n
@@ -99,7 +99,8 @@ def candidates(
             most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
             able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
             enough = max(SPLITS[0], _MOST_WORK_TILES * device.multiprocessors // tiles)
-            few = min(max(able, default=0), _LEAST_WORK_TILES * device.multiprocessors / tiles)
+            # Of tiles that are too few for any split the two largest: selection may choose either.
+            few = min([0, *able][-2:][0], _LEAST_WORK_TILES * device.multiprocessors / tiles)
             splits = [split for split in able if few <= split <= enough]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab

@@ -23,7 +23,7 @@ _PRODUCTS = 24  # of one step
 _RATE, _DECAY = 1e-2, 1e-3
 _OUTLIER = 0.1  # error from which on a sample counts less
 _LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
-_FAR = 2.5  # times the best, from which on samples are not fitted
+FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
@@ -42,7 +42,7 @@ def fit(samples: Samples) -> Fitted:
     best = np.full(samples.product.max() + 1, np.inf)
     np.minimum.at(best, samples.product, samples.ns)
     best = best[samples.product]
-    near = samples.ns < _FAR * best
+    near = samples.ns < FAR * best
     mean, spread = samples.inputs[near].mean(axis=0), samples.inputs[near].std(axis=0)
     spread = np.where(spread > 1e-6, spread, 1.0)  # noqa: PLR2004 - an input that is the same everywhere
     data = _Data(
@@ -100,7 +100,7 @@ def _fitted(data: _Data, keys: int, seed: int) -> tuple[float, dict[str, NDArray
             output = (last(torch.relu(first(data.inputs[which]))) + own[data.key[which]])[:, 0]
             loss = _loss(output, data, which, group, len(chosen))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             total += float(loss.detach()) / steps

@@ -98,7 +98,7 @@ def predicted(found: Samples, table: Table) -> _Array:
     return times
 
 
-_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "fast", "lines_a", "lines_b")
+_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "lines_a", "lines_b")
 _KERNEL_COLUMNS = ("key", "block_m", "block_n", "block_k", "num_ctas", "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
@@ -116,7 +116,7 @@ def _described(shape: ShapeTimes) -> tuple[float, ...]:
     lines_a = _split_lines(shape.offset_a, *((shape.M, shape.K) if by_columns[0] else (shape.K, shape.M)), shape)
     lines_b = _split_lines(shape.offset_b, *((shape.K, shape.N) if by_columns[1] else (shape.N, shape.K)), shape)
     sizes = shape.M, shape.N, shape.K
-    return (*sizes, *by_columns, shape.element_bytes, shape.fast_accum, lines_a, lines_b)
+    return (*sizes, *by_columns, shape.element_bytes, lines_a, lines_b)
 
 
 def _split_lines(offset: int, pitch: int, lines: int, shape: ShapeTimes) -> float:
@@ -156,8 +156,7 @@ def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_
     size = np.log2(time)
     problem = (
         *(np.log2(each) for each in (M, N, K)),
-        *(d[name] for name in ("by_columns_a", "by_columns_b")),
-        *(d["bytes"] == 1, d["fast"], d["lines_a"], d["lines_b"]),
+        *(d[name] for name in ("by_columns_a", "by_columns_b", "lines_a", "lines_b")),
     )
     plan = (
         *(size, multiply / time, take / time, read / time, load / time, sums / time, fixed / time),

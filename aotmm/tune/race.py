@@ -14,16 +14,16 @@ _LOOK_NS = 150_000  # of the first replays: long against the events' resolution
 _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
 _LAUNCHES = (2, 100)  # in one graph
-_HOPELESS = 2.5  # times the best so far: a candidate with a longer prediction is not timed
-_OTHER_LAUNCH = 1.12  # times the best so far: plain launches of a candidate that is slower with pdl are not timed
+_HOPELESS = 1.6  # times the best so far: a candidate with a longer prediction is not timed
+_OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
 _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
-_ROUNDS = 5
+_ROUNDS, _LONG_ROUNDS = 5, 3
 # A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
 # fastest are raced once more in long replays, if launches are long enough to draw much power.
 _FINAL_NS = 4_000_000  # of one replay
 _FINAL_ROUNDS = 3
 _FINALIST = 1.06
-_FINAL_FROM_NS = 60_000
+_FINAL_RANGE = (60_000, 500_000)  # longer launches were long in turn already
 
 
 class Timer(Protocol):
@@ -51,14 +51,14 @@ def race(chosen: Iterable[Candidate], timer: Timer, heartbeat: Callable[[Running
     """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
-    without pdl. No sample of a config that is wrong anywhere counts.
+    in the other way, with or without pdl. No sample of a config that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
     looks: list[_Look] = []
-    early: dict[Candidate, float] = {}  # with pdl, by the same without it
+    once: dict[Candidate, float] = {}  # those launched in one of the two ways, by the same without pdl
     best = math.inf
     for candidate in chosen:
-        too_slow = candidate.plan.cost > _HOPELESS * best or early.get(candidate, 0) > _OTHER_LAUNCH * best
+        too_slow = candidate.plan.cost > _HOPELESS * best or once.get(candidate.plain(), 0) > _OTHER_LAUNCH * best
         if candidate.config_name in wrong or too_slow:
             continue
         ns = _look(candidate, timer, best, heartbeat)
@@ -68,13 +68,13 @@ def race(chosen: Iterable[Candidate], timer: Timer, heartbeat: Callable[[Running
             continue
         looks.append(_Look(candidate, ns))
         best = min(best, ns)
-        if candidate.plan.pdl:
-            early[candidate.plain()] = ns
+        once[candidate.plain()] = ns
     looks = [look for look in looks if look.candidate.config_name not in wrong]
     best = min((look.ns for look in looks), default=0.0)
     racing = [look for look in looks if look.ns <= _CONTENDER * best]
-    times = _in_turn(racing, timer, heartbeat, _TURN_NS, _ROUNDS)
-    if times and min(times) >= _FINAL_FROM_NS:
+    long = best > _FINAL_RANGE[1]
+    times = _in_turn(racing, timer, heartbeat, _TURN_NS, _LONG_ROUNDS if long else _ROUNDS)
+    if times and _FINAL_RANGE[0] <= min(times) <= _FINAL_RANGE[1]:
         times = _final(racing, times, timer, heartbeat)
     samples = [look.candidate.sample(look.ns) for look in looks if look.ns > _CONTENDER * best]
     samples += [look.candidate.sample(ns) for look, ns in zip(racing, times, strict=True)]
@@ -92,8 +92,9 @@ def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[
 
 
 def _launches(replay_ns: float, ns: float, timer: Timer) -> int:
-    """Return the launches of a replay: as long as asked for, and all sets if they are not too many."""
-    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(timer.sets, round(replay_ns / max(ns, _LEAST_NS)))))
+    """Return the launches of a replay: as long as asked for, or up to four times that to have all sets."""
+    launches = round(replay_ns / max(ns, _LEAST_NS))
+    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
 
 
 def _in_turn(

@@ -15,7 +15,10 @@ from aotmm.timing.problems import Case, case_of
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Common facts of the samples of one record: GPU, as in `Table`, versions, and the digest of the measured pack."""
+    """Common facts of the samples of one record: GPU, as in `Table`, versions, and the digest of the measured pack.
+
+    `seed` is that of the drawn cases, None if there are none.
+    """
 
     arch: str
     device: str
@@ -27,7 +30,16 @@ class Environment:
     torch: str
     aotmm: str
     pack: str
-    seed: int
+    seed: int | None
+
+
+def recorded_seed(path: Path) -> int | None:
+    """Return the seed of the record `path`; None if there is none."""
+    try:
+        with path.open("rb") as file:
+            return int(json.loads(file.readline())["seed"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 class Record:

@@ -1,4 +1,4 @@
-"""Quality of a table: the regret of the launcher's own selection, and the configs that could be pruned.
+"""Quality of a table: the regret of the launcher's own selection.
 
 Regret of a choice is its time divided by that of the fastest plan measured on the shape: 1 is perfect.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,8 +19,7 @@ from aotmm.timing.problems import Case, Shape
 from aotmm.tune.candidates import output_of, problem_of
 
 _ALIGNED = 4096  # an address that breaks no guard
-MOST_MEAN = 1.005  # regret that leaving out configs may cost, over all shapes of their element_bytes
-MOST_WORST = 1.05  # and on any one of them
+_PARTS = 20  # the last of so many quantiles is that at 95 %
 
 
 class Choice(NamedTuple):
@@ -45,6 +44,12 @@ class Regret:
         return statistics.geometric_mean(found) if found else 1.0
 
     @property
+    def quantile(self) -> float:
+        """Return the quantile at 95 %, interpolated between two regrets; 1 without choices."""
+        found = self._found()
+        return statistics.quantiles(found, n=_PARTS, method="inclusive")[-1] if len(found) > 1 else self.worst
+
+    @property
     def worst(self) -> float:
         """Return the largest regret; 1 without choices."""
         return max(self._found(), default=1.0)
@@ -57,6 +62,16 @@ class Regret:
     def worst_choices(self, count: int) -> list[Choice]:
         """Return the choices of the largest regret."""
         return sorted(self.choices, key=lambda choice: -(choice.regret or math.inf))[:count]
+
+    def by_kind(self) -> dict[str, Regret]:
+        """Return the regret of each kind of product: origin, bytes of an element, kind of sums, offsets of operands."""
+        found: dict[str, list[Choice]] = {}
+        for choice in self.choices:
+            shape = choice.shape
+            kind = f"{'random' if shape.drawn else 'sweeps'}, {shape.element_bytes} bytes"
+            kind += ", fast sums" * shape.fast_accum + ", offsets" * bool(shape.offset_a or shape.offset_b)
+            found.setdefault(kind, []).append(choice)
+        return {kind: Regret(tuple(choices)) for kind, choices in sorted(found.items())}
 
     def _found(self) -> list[float]:
         return [choice.regret for choice in self.choices if choice.regret is not None]
@@ -116,49 +131,3 @@ def _choice(
         if sample[:-1] == (kernel.config_name, plan.split, plan.pdl, plan.copies):
             return Choice(shape, text, sample.ns / best.ns, best)
     return Choice(shape, text, None, best)
-
-
-class Pruned(NamedTuple):
-    """A config that could be left out, with the regret without it and all before it."""
-
-    element_bytes: int
-    config_name: str
-    mean: float
-    worst: float
-
-
-def prune(shapes: Iterable[ShapeTimes]) -> list[Pruned]:
-    """Return configs whose absence costs almost nothing, by element_bytes, in the order in which to drop them.
-
-    The search is greedy: the config that costs least goes first, until the next would cost more than `MOST_MEAN` on
-    average or `MOST_WORST` somewhere. The only config of a shape stays.
-    """
-    by_bytes: dict[int, list[dict[str, int]]] = {}
-    for shape in shapes:
-        times: dict[str, int] = {}
-        for sample in shape.times:
-            times[sample.config_name] = min(sample.ns, times.get(sample.config_name, sample.ns))
-        if times:
-            by_bytes.setdefault(shape.element_bytes, []).append(times)
-    return [row for element_bytes, rows in sorted(by_bytes.items()) for row in _prune(element_bytes, rows)]
-
-
-def _prune(element_bytes: int, rows: list[dict[str, int]]) -> Iterable[Pruned]:
-    best = [min(times.values()) for times in rows]
-    left = {config_name for times in rows for config_name in times}
-    while left:
-        costs = {config_name: _cost(rows, best, left - {config_name}) for config_name in sorted(left)}
-        config_name, (mean, worst) = min(costs.items(), key=lambda item: item[1])
-        if mean > MOST_MEAN or worst > MOST_WORST:
-            return
-        left.remove(config_name)
-        yield Pruned(element_bytes, config_name, mean, worst)
-
-
-def _cost(rows: list[dict[str, int]], best: list[int], left: set[str]) -> tuple[float, float]:
-    """Return mean and worst regret with only the configs in `left`; infinite if none of them fits."""
-    regrets = [
-        min((ns for config_name, ns in times.items() if config_name in left), default=math.inf) / least
-        for times, least in zip(rows, best, strict=True)
-    ]
-    return math.exp(statistics.fmean(map(math.log, regrets))), max(regrets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -22,13 +23,14 @@ from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.pack import Pack
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
+from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shapes, held_out
 from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
-from aotmm.tune.cases import DEFAULTS, cases
+from aotmm.tune.cases import DEFAULTS, cases, types_of
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Gpu, samples
-from aotmm.tune.record import Environment, Record
+from aotmm.tune.record import Environment, Record, recorded_seed
 from aotmm.tune.remote import driver
 from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
@@ -59,12 +61,10 @@ class Quality:
     Attributes:
         held_out: regret on shapes that neither models nor selection saw.
         models: regret on the other shapes, of a selection that knows only the models.
-        pruned: configs whose absence costs almost nothing.
     """
 
     held_out: regret.Regret
     models: regret.Regret
-    pruned: tuple[regret.Pruned, ...]
 
 
 def tune(
@@ -74,6 +74,8 @@ def tune(
     out: Path | None,
     *,
     dtypes: Sequence[str] = (),
+    seed: int | None = None,
+    count: int = 0,
     budget_s: float,
     scheduler: str | None = None,
     progress: Progress,
@@ -85,6 +87,8 @@ def tune(
 
     Args:
         out: the file to write; None for the table of that GPU in this installation.
+        seed: of the random problems; by default that of the samples beside `out`, or a new one.
+        count: random problems beside the shapes, as of `draw.draw`.
         scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.
 
     Raises:
@@ -93,21 +97,30 @@ def tune(
         ArtifactError: the samples beside `out` are of another GPU or pack.
         AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written.
     """
-    chosen = cases(shapes, dtypes, target(pack.arch))
+    row = target(pack.arch)
+    types = types_of(dtypes, row)
     with _local_gpus(pack, packs) if scheduler is None else _cluster_gpus(pack, packs, scheduler) as (pool, gpu):
         device = device_of(pool)
         out = out or table.shipped_path(pack.arch, device.name.decode())
         record = out.with_name(f"{out.name}.partial")
-        environment = environment_of(pack, device, gpu["driver"], gpu["torch"], shapes.held_out_seed)
+        seed = _seed(record, seed) if count else None
+        chosen = cases(shapes, {} if seed is None else draw(distribution(), seed, count), types, row)
+        environment = environment_of(pack, device, gpu["driver"], gpu["torch"], seed)
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
-    done, quality = fit(pack, table_of(measured), {case.element_bytes: case.dtype for case in chosen})
+    done, quality = fit(pack, table_of(measured, shapes), types)
     write(done, out)
     if measured.complete:
         record.unlink()
     return measured, quality, out
 
 
-def environment_of(pack: Pack, device: CDevice, driver: str, torch_version: str, seed: int) -> Environment:
+def _seed(record: Path, wanted: int | None) -> int:
+    """Return the seed that is wanted, else that of the samples in `record`, else a new one."""
+    found = recorded_seed(record) if wanted is None else wanted
+    return secrets.randbits(32) if found is None else found
+
+
+def environment_of(pack: Pack, device: CDevice, driver: str, torch_version: str, seed: int | None) -> Environment:
     """Return the facts of a measurement of `pack` on GPUs like `device`."""
     facts = device.multiprocessors, device.clock_mhz, device.memory_gbps, device.l2_bytes
     versions = driver, torch_version, aotmm.__version__
@@ -189,8 +202,12 @@ def measure(
         return Measurement(environment, samples, dict(record.left_out), len(chosen))
 
 
-def table_of(measured: Measurement) -> Table:
-    """Return the table of a measurement, without models. It has no samples of configs that were left out."""
+def table_of(measured: Measurement, shapes: Shapes) -> Table:
+    """Return the table of a measurement, without models; cases whose shape is not in `shapes` were drawn.
+
+    It has no samples of configs that were left out, nor any that are too slow for the fit.
+    """
+    swept = {replace(shape, name="") for sweep in shapes.sweeps for shape in sweep.shapes}
     environment = asdict(measured.environment)
     del environment["pack"]
     return Table(
@@ -208,12 +225,19 @@ def table_of(measured: Measurement) -> Table:
                 K=case.shape.K,
                 offset_a=case.offset_a,
                 offset_b=case.offset_b,
-                held_out=held_out(measured.environment.seed, case.shape),
-                times=tuple(sample for sample in samples if sample.config_name not in measured.left_out),
+                drawn=bool(case.offset_a or case.offset_b or case.shape not in swept),
+                held_out=held_out(shapes.held_out_seed, case.shape, (case.offset_a, case.offset_b)),
+                times=_near([sample for sample in samples if sample.config_name not in measured.left_out]),
             )
             for case, samples in measured.samples.items()
         ),
     )
+
+
+def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """Return the samples within `fitting.FAR` of the best, those with copies and those without apart."""
+    best = {copied: min((s.ns for s in samples if bool(s.copies) == copied), default=0) for copied in (False, True)}
+    return tuple(sample for sample in samples if sample.ns < fitting.FAR * best[bool(sample.copies)])
 
 
 def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
@@ -225,13 +249,13 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]
     launcher, row = pack.launcher, target(pack.arch)
     device = measured_device(raw, row.shared_bytes)
     training = [shape for shape in raw.shapes if not shape.held_out]
-    found = fitting.fit(samples(launcher.kernels, Gpu(row, raw), training))
+    found = samples(launcher.kernels, Gpu(row, raw), training)
+    network, models = fitting.fit(found) if found.ns.size else (None, ())  # the time may have run out at once
     # As it will be read, so that the written table is evaluated.
-    done = table.parse(table.write(replace(raw, network=found.network, models=found.models)), "the new table")
+    done = table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
     return done, Quality(
         held_out=regret.held_out_regret(launcher, device, done, dtypes),
         models=regret.model_regret(launcher, device, done, dtypes),
-        pruned=tuple(regret.prune(done.shapes)),
     )
 
 

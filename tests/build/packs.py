@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aotmm.build import build, link, render
@@ -20,6 +20,7 @@ from aotmm.errors import ArtifactError
 from aotmm.pack import manifest, table
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
+from aotmm.pack.table import Table
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.samples import code_in
@@ -131,12 +132,12 @@ def other_host(machine: str, arch: str) -> Path:
     return folder
 
 
-def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel]) -> Path:
-    """Write `folder`: the pack in `pack` with other entries of its kernels, in the manifest and in the launcher."""
+def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel], tables: Sequence[Table] = ()) -> Path:
+    """Write `folder`: the pack in `pack` with other entries of its kernels, and `tables`, in manifest and launcher."""
     whole, code, row = open_pack(pack).manifest, code_in(pack), target(pack.name)
     compiled = [Compiled(k, code(k.image), None if k.ptx is None else code(k.ptx)) for k in kernels]
     placed, images = render.arranged(compiled)
-    (folder / "launcher.c").write_text(render.source(row, placed))
+    (folder / "launcher.c").write_text(render.source(row, placed, tables))
     (folder / "launcher.h").write_text(render.header((row.name,)))
     library, begin = link.link_launcher(row, folder, images, link.compiler()[0])
     entry = dataclasses.replace(

@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import ArtifactError, CompileError, DriverError, NoKernelError, SpecError
+from aotmm.pack import table
 from aotmm.runtime.launcher import Launcher
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import HOSTS, TARGETS, host
@@ -386,6 +387,8 @@ def test_explain(packs: Path, arch: str) -> None:
     body = explain(packs, 512, 256, 128, arch=arch)
     device = TARGETS[arch]
     assert body["device"] == {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
+    measured = [each.device for each in table.shipped(arch) if each.device == device.device]
+    assert (body["tuning"]["table"], body["tuning"]["measured"]) == (measured[0] if measured else None, bool(measured))
     assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["launches"]) == (NN, 16 * 4, ["product"])
     assert [row["kernel"] for row in body["fits"]] == [ANY, NN]
     assert body["fits"][0]["cost_ns"] > body["fits"][1]["cost_ns"]
@@ -464,6 +467,15 @@ def test_explain_tf32(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ doctor
 
 
+ESTIMATES = {"table": None, "measured": False, "compute": 1.0, "memory": 1.0, "tensor_tflops": None}
+# Of a GPU with 100 multiprocessors, by pack.
+TUNINGS = {
+    "sm80": ESTIMATES,
+    "sm86": ESTIMATES,
+    "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132},
+}
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """A torch that sees one GPU, whose properties a test may change, and a driver that answers."""
@@ -494,7 +506,7 @@ def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
     for row in TARGETS.values():
         assert f"{row.name}: 6 kernels" in text
         assert f"kernels that aotmm ships for it were run on {row.executed_on}" in text
-    assert text.count("goes by times ") == len(TARGETS)
+    assert text.count("times: ") == len(TARGETS)
     library = tmp_path / "packs" / "sm80" / "libaotmm_sm80.so"
     library.write_bytes(library.read_bytes()[:-1] + b"x")
     result = run("doctor", "--pack", tmp_path / "packs")
@@ -527,9 +539,14 @@ def test_doctor_of_a_gpu(
         "way": way,
         "multiprocessors": 100,
         "shared_bytes": 99_999,
+        "tuning": TUNINGS[pack],
         "error": None,
     }
-    assert words in run("doctor", "--pack", packs).stdout
+    text = run("doctor", "--pack", packs).stdout
+    assert words in text
+    assert {
+        "sm90": "times: models scaled from NVIDIA H200: compute 0.76, memory 1.00, no measured times",
+    }.get(pack, "times: estimates from tiles and data sheet") in text
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from aotmm.problem import (
     SPLITS,
     TENSOR_MAP_TYPES,
 )
-from aotmm.runtime import launcher
+from aotmm.runtime import launcher, tuning
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
@@ -363,8 +363,8 @@ def test_tuning_table_in_the_source() -> None:
     assert "times_0[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
     assert "config_names_0[] = {0};" in text
     assert "config_names_1[] = {AOTMM_UNMEASURED};" in text
-    assert '{{108, 0, 1410, 1555, 41943040, "a GPU"},\n     constants_0, config_names_0,' in text
-    assert '{{108, 0, 1410, 1555, 41943040, "another"},\n     constants_1, config_names_1,' in text
+    assert '{.device = {108, 0, 1410, 1555, 41943040, "a GPU"},\n     constants_0, config_names_0,' in text
+    assert '{.device = {108, 0, 1410, 1555, 41943040, "another"},\n     constants_1, config_names_1,' in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,6 +384,7 @@ _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
+_Static_assert(sizeof(aotmm_origin) == %d, "aotmm_origin");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");
@@ -400,9 +401,9 @@ const aotmm_launcher *(*entry)(void) = aotmm_launcher_sm90;
 @pytest.mark.parametrize("language", ["c11", "c++17"])
 def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
-    tables = (launcher.CPlan, launcher.CModel, launcher.CTime, launcher.CShape, launcher.CTable)
-    inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
-    sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
+    tables = (tuning.CModel, tuning.CTime, tuning.CShape, tuning.CTable)
+    inputs = (launcher.CProblem, tuning.CDevice, tuning.COrigin, launcher.CError, CKernel)
+    sizes = (*inputs, launcher.CEvaluation, launcher.CPlan, *tables, launcher._CLauncher)
     text = PROGRAM % (len(QUANTITIES["product"]), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (
         ("", DTYPES),

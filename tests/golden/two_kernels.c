@@ -128,25 +128,37 @@ const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT] = {
 const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
-
-static const aotmm_constants constants[][AOTMM_MIN_M_COUNT] = {
+static const aotmm_constants constants_0[][AOTMM_MIN_M_COUNT] = {
     {{2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}},
     {{2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}},
 };
-static const uint16_t config_names[] = {AOTMM_UNMEASURED, AOTMM_UNMEASURED};
-static const aotmm_shape shapes[] = {
+static const uint16_t config_names_0[] = {AOTMM_UNMEASURED, AOTMM_UNMEASURED};
+static const aotmm_shape shapes_0[] = {
     {0},
 };
-static const aotmm_time times[] = {
+static const aotmm_time times_0[] = {
     {0},
 };
-static uint32_t places[2];
-const aotmm_tuning aotmm_built_tuning = {constants, config_names, shapes, times, places, 0, 0, 2};
+static uint32_t places_0[2];
+
+const aotmm_tuning aotmm_built_tunings[] = {
+    {.device = {0, 0, 0, 0, 0, ""},
+     constants_0, config_names_0, shapes_0, times_0, places_0, 0, 0, 2},
+};
+const uint32_t aotmm_built_tuning_count = 1;
+const aotmm_hidden_facts aotmm_hidden[] = {
+    {"NVIDIA H20", 1.8974358974358974, 1.0},
+    {"NVIDIA H20-3e", 1.8974358974358974, 1.0},
+    {"NVIDIA H100 PCIe", 0.0, 0.7042966647012076},
+    {"NVIDIA H100 NVL", 0.0, 0.5948611787627861},
+    {"NVIDIA H200 NVL", 0.0, 0.844365841334007},
+    {0},
+};
 
 __attribute__((visibility("default"))) const aotmm_launcher *aotmm_launcher_sm80(void) {
   static const aotmm_launcher launcher = {
       AOTMM_ABI, sizeof(aotmm_problem), 2, aotmm_arch, aotmm_kernels,
-      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_plan_for, aotmm_run, aotmm_matmul, aotmm_retune,
-      aotmm_preload, aotmm_last_error};
+      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul,
+      aotmm_retune, aotmm_preload, aotmm_last_error};
   return &launcher;
 }

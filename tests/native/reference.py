@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aotmm.build.render import constants
 from aotmm.pack.schema import Kernel, occupancy
-from aotmm.pack.table import MIN_M, Sample, Table
+from aotmm.pack.table import Sample, Table
+from aotmm.pack.time_model import HIDDEN, INPUTS, KERNEL_INPUTS, Constants, Network, constants, kernel_inputs
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
-from aotmm.runtime.tuning import CDevice, measured_device
+from aotmm.runtime.tuning import CDevice
 from aotmm.target import HIDDEN_FACTS, HiddenFacts, Target
 
 MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
 PDL_NS = 50_000
 FULL_PDL_NS = 12_000  # of a launch that leaves no room for the next one
-SPLIT_LINES = 3  # times that a load across cache lines counts
+SPLIT_A, SPLIT_B = 0.9, 1.2  # that loads take longer if all lines of A or of B begin within a cache line
+SUM_BYTES = 5.6  # in bytes of memory, of an element of partial sums
+LINE = 128  # bytes of a cache line
+SHORTLIST = 16  # plans by the formula that the network sees
+MIN_STEPS = 2  # of a slice
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 PANEL = 128  # panels have a multiple of so many rows and columns, or all
 
@@ -295,7 +300,33 @@ class Way:
     values: Values
 
 
-Constants = tuple[float, float, float, float, float, int]
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with what its prediction is made of; a measured one has no terms."""
+
+    plan: Plan  # cost: measured, or by the formula
+    way: Way
+    terms: Terms | None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A time by the formula and its parts, without copies."""
+
+    time: float
+    multiply: float
+    take: float
+    read: float
+    load: float
+    sums: float
+    fixed: float
+    waves: float
+    rounds: int
+    steps: int
+    rows: float
+    cols: float
+    lines_a: float
+    lines_b: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +343,7 @@ class Speeds:
     @property
     def multiply(self) -> float:
         """Of the products of one multiprocessor."""
-        return min(self.clock, self.sustained)
+        return self.clock if self.sustained == 1 else self.sustained
 
     @property
     def distance(self) -> float:
@@ -342,21 +373,21 @@ def speeds(table: Table, device: CDevice) -> Speeds:
 
 
 class Reference:
-    """Selection over the kernels of one pack, with the constants and times of `tables`, one of each device.
+    """Selection over the kernels of one pack, with the constants, network and times of `tables`, one of each device."""
 
-    `before` has the models that they lack: that of a launcher that was retuned.
-    """
-
-    def __init__(
-        self, kernels: tuple[Kernel, ...], target: Target, tables: Sequence[Table], before: Reference | None = None
-    ) -> None:
+    def __init__(self, kernels: tuple[Kernel, ...], target: Target, tables: Sequence[Table]) -> None:
         self.kernels = kernels
         self.target = target
         self.tables = tuple(tables)
-        self.before = before
-        self._constants: dict[object, list[list[Constants]]] = {}
-        self.constants: list[list[Constants]] = []  # on the device of the last question, as the next one
+        self._constants: dict[object, list[Constants]] = {}
+        self._hidden: dict[tuple[str, int], list[float]] = {}
+        self._shifts = {(table.device, model.key): model.shift for table in tables for model in table.models}
+        self._times_of: dict[str, tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]] = {}
+        # on the device of the last question, as the next ones
+        self.constants: list[Constants] = []
+        self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
+        self.timed: set[str] = set()  # configs that have times on any shape
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -365,43 +396,46 @@ class Reference:
             return self
         own = [table for table in self.tables if table.device == device.name.decode()]
         found = min((speeds(table, device) for table in own or self.tables), key=lambda each: each.distance)
+        self.table = found.table
         self.constants = self._of_table(found.table) if found.own else self._scaled(found, device)
-        self.shapes = {
-            (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K): shape.best()
-            for shape in (found.table.shapes if found.own else ())
-        }
+        self.shapes, self.timed = self._measured(found.table) if found.own else ({}, set())
         return self
 
-    def _of_table(self, table: Table | None) -> list[list[Constants]]:
+    def _measured(self, table: Table) -> tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]:
+        """Times by shape and config of this pack, of operands that begin at lines, and all their configs."""
+        if table.device not in self._times_of:
+            names, shapes = {kernel.config_name for kernel in self.kernels}, {}
+            for shape in table.shapes:
+                key = (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K)
+                splits = (1, *SPLITS)
+                best = {
+                    name: each for name, each in shape.best().items() if name in names and each.split in splits
+                }
+                if best and not (shape.offset_a or shape.offset_b):
+                    shapes[key] = best
+            self._times_of[table.device] = shapes, {name for best in shapes.values() for name in best}
+        return self._times_of[table.device]
+
+    @property
+    def network(self) -> Network | None:
+        """That of the table."""
+        return self.table and self.table.network
+
+    def _of_table(self, table: Table | None) -> list[Constants]:
         key = table and table.device
         if key not in self._constants:
-            known = set() if table is None else {model.key for model in table.models}
-            before = self.before and table and self.before.on(measured_device(table, 0)).constants
-            self._constants[key] = [
-                [
-                    before[number][place]
-                    if before
-                    and (kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum, rows) not in known
-                    else constants(kernel, self.target, table, rows)
-                    for place, rows in enumerate(MIN_M)
-                ]
-                for number, kernel in enumerate(self.kernels)
-            ]
+            self._constants[key] = [constants(kernel, self.target, table) for kernel in self.kernels]
         return self._constants[key]
 
-    def _scaled(self, by: Speeds, device: CDevice) -> list[list[Constants]]:
+    def _scaled(self, by: Speeds, device: CDevice) -> list[Constants]:
         tensor = hidden_facts(device.name.decode()).tensor_tflops
         key = (by.table.device, by.multiprocessors, by.clock, by.sustained, by.memory, tensor)
         if key not in self._constants:
             self._constants[key] = [
-                [scaled(kernel, each, by, tensor) for each in ranges]
-                for kernel, ranges in zip(self.kernels, self._of_table(by.table), strict=True)
+                scaled(kernel, each, by, tensor)
+                for kernel, each in zip(self.kernels, self._of_table(by.table), strict=True)
             ]
         return self._constants[key]
-
-    def constants_of(self, problem: Problem, number: int) -> Constants:
-        """Those of a kernel for the rows of a problem."""
-        return self.constants[number][max(bisect.bisect_right(MIN_M, problem.M) - 1, 0)]
 
     # ---- launches
     def grid(self, kernel: Kernel, units: int, device: CDevice) -> int | None:
@@ -467,9 +501,9 @@ class Reference:
             if size <= limit and None not in kernels:
                 ns = 0.0
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
-                    base, _, _, byte, *_ = self.constants_of(problem, kernel or 0)
+                    c = self.constants[kernel or 0]
                     elements = float(sized(copied, "M")) * float(sized(copied, "N"))
-                    ns += (base + elements * (2 * widths[number]) * byte) / served[number]
+                    ns += (c.base_ns + elements * (2 * widths[number]) * c.ns_per_byte) / served[number]
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
 
     def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Plan | str:
@@ -479,10 +513,11 @@ class Reference:
             return "no product"
         if not same_types(self.kernels[number], problem):
             return "types"
-        found = []
+        found: list[Plan | str] = []
         for part, cut in (whole(problem), *panels(problem, limit)):
-            plan = self._best(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
-            found.append(in_panels(plan, cut) if isinstance(plan, Plan) else plan)
+            plans = self._plans(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
+            fitting = [each for each in plans if isinstance(each, Planned)]
+            found.append(in_panels(self._decide(part, fitting), cut) if fitting else str(plans[-1]))
         plans = [plan for plan in found if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.cost) if plans else found[0]
 
@@ -490,27 +525,52 @@ class Reference:
         """The best plan of all."""
         self.on(device)
         found = [
-            in_panels(plan, cut)
+            in_panels(self._decide(part, considered), cut)
             for part, cut in (whole(problem), *panels(problem, limit))
-            if (plan := self._select(part, device, limit, cut)) is not None
+            if (considered := self._considered(part, device, limit, cut))
         ]
         return min(found, key=lambda plan: plan.cost, default=None)
 
-    def _select(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> Plan | None:
-        plainest: dict[object, tuple[tuple[int, int], Plan]] = {}
+    def _considered(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> list[Planned]:
+        """Plans with the plainest kernel of each kind that fits, but for those that were too slow to be timed."""
+        plainest: dict[object, tuple[tuple[int, int], list[Planned]]] = {}
         ways = list(self.ways(problem, device, limit, cut))
         for number, kernel in enumerate(self.kernels):
-            plan = self._best(problem, device, number, ways, limit, cut) if same_types(kernel, problem) else "types"
-            if isinstance(plan, Plan):
-                key = (kernel.role, kernel.config_name, kernel.guards)
-                rank = (EPILOGUES.index(kernel.epilogue), number)
-                plainest[key] = min(plainest.get(key, (rank, plan)), (rank, plan), key=lambda row: row[0])
-        return min((plan for _, plan in plainest.values()), key=self._rank, default=None)
+            if same_types(kernel, problem):
+                plans = self._plans(problem, device, number, ways, limit, cut)
+                fitting = [each for each in plans if isinstance(each, Planned)]
+                if fitting and not (fitting[0].way.copies == 0 and self._too_slow_to_time(problem, fitting[0], cut)):
+                    key = (kernel.role, kernel.config_name, frozenset(kernel.guards), kernel.fast_accum)
+                    rank = (EPILOGUES.index(kernel.epilogue), number)
+                    plainest[key] = min(plainest.get(key, (rank, fitting)), (rank, fitting), key=lambda row: row[0])
+        return [each for _, plans in plainest.values() for each in plans]
 
-    def _best(
+    def _too_slow_to_time(self, problem: Problem, planned: Planned, cut: Panels) -> bool:
+        kernel = self.kernels[planned.plan.kernel]
+        times = self._times(problem, planned.way, kernel, cut)
+        return bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
+
+    def _decide(self, problem: Problem, considered: list[Planned]) -> Plan:
+        """The best of the plans: measured ones, and those that the formula likes most."""
+        predicted = sorted((each for each in considered if each.terms), key=lambda each: self._rank(each.plan))
+        plans = [each.plan for each in considered if not each.terms]
+        if self.network is None:
+            plans += [each.plan for each in predicted[:1]]
+        else:
+            plans += [self._corrected(problem, each) for each in predicted[:SHORTLIST]]
+        return min(plans, key=self._rank)
+
+    def _rank(self, plan: Plan) -> tuple[int, ...]:
+        kernel = self.kernels[plan.kernel]
+        copies = plan.copies.bit_count()
+        return plan.cost, copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel, plan.split
+
+    # ---- plans with one kernel
+    def _plans(
         self, problem: Problem, device: CDevice, number: int, ways: list[Way], limit: int, cut: Panels
-    ) -> Plan | str:
-        kernel = self.kernels[number]
+    ) -> list[Planned | str]:
+        """Those with one kernel, and the kinds of reasons against others, of which the last counts."""
+        kernel, p = self.kernels[number], problem
         partial = kernel.role == "partial"
         last: Values = {"M": cut.last_rows, "N": cut.last_cols}
 
@@ -520,33 +580,12 @@ class Reference:
 
         way = next(filter(fits, ways), None)
         if way is None:
-            return "guard"
+            return ["guard"]
         if kernel.shared_bytes > device.shared_bytes:
-            return "shared"
-        found = (self._partial if partial else self._product)(problem, device, number, way, limit, cut)
-        plans = [plan for plan in found if isinstance(plan, Plan)]
-        return min(plans, key=lambda plan: plan.cost) if plans else found[-1]
-
-    def _rank(self, plan: Plan) -> tuple[int, ...]:
-        kernel = self.kernels[plan.kernel]
-        copies = plan.copies.bit_count()
-        return plan.cost, copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel
-
-    def _product(
-        self, problem: Problem, device: CDevice, number: int, way: Way, limit: int, cut: Panels
-    ) -> list[Plan | str]:
-        kernel, p = self.kernels[number], problem
+            return ["shared"]
         units = tiles(kernel, p.M, p.N) * p.batch
-        written = float(p.M) * float(p.N) * DTYPES[p.dtype_c].bytes
-        ns = self._main_ns(problem, device, number, way, units, 1, float(p.batch) * (bytes_read(p) + written))
-        return [self._plan(problem, device, number, way, 1, units, 0, (ns, ns + way.ns), limit, cut)]
-
-    def _partial(
-        self, problem: Problem, device: CDevice, number: int, way: Way, limit: int, cut: Panels
-    ) -> list[Plan | str]:
-        kernel, p = self.kernels[number], problem
-        steps = ceil_div(p.K, kernel.config.block_k)
-        units = tiles(kernel, p.M, p.N)
+        if not partial:
+            return [self._plan(problem, device, number, way, 1, units, (0, 0.0), limit, cut)]
         slab = units * kernel.config.block_m * kernel.config.block_n
         cols = ceil_div(p.N, kernel.config.block_n) * kernel.config.block_n
         values = way.values | {
@@ -557,48 +596,24 @@ class Reference:
         reduce = self.reducer(problem, values, device)
         if reduce is None:
             return ["no split"]
-        base, _, _, byte, *_ = self.constants_of(problem, reduce)
-        plans: list[Plan | str] = ["no split"]
-        for split in SPLITS:
-            if steps < 2 * split:
-                continue
-            sample = self._measured(problem, way, kernel, cut)
-            if sample is not None and sample.split != split:
-                continue
-            moved = bytes_read(p) + split * 4.0 * slab
-            ns = self._main_ns(problem, device, number, way, units, split, moved)
-            rest = base + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * byte
-            sums = ceil_div(4 * split * slab, 256) * 256
-            times = ns, ns + rest + way.ns
-            plans.append(self._plan(problem, device, number, way, split, units, sums, times, limit, cut))
+        c, plans = self.constants[reduce], list[Planned | str](["no split"])
+        sample = self._times(problem, way, kernel, cut).get(kernel.config_name)
+        for split in reversed(SPLITS):
+            if ceil_div(p.K, kernel.config.block_k) >= MIN_STEPS * split and (not sample or sample.split == split):
+                sums = ceil_div(4 * split * slab, 256) * 256
+                ns = c.base_ns + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
+                plans.append(self._plan(problem, device, number, way, split, units, (sums, ns), limit, cut))
         return plans
 
-    def _main_ns(
-        self, problem: Problem, device: CDevice, number: int, way: Way, tiles: int, split: int, moved: float
-    ) -> float:
-        base, step, tile, byte, load, blocks = self.constants_of(problem, number)
-        config, units = self.kernels[number].config, tiles * split
-        waves = ceil_div(units, max(1, device.multiprocessors * blocks // self.kernels[number].num_ctas))
-        steps = ceil_div(ceil_div(problem.K, config.block_k), split)
-        row, col = (
-            element_bytes * (SPLIT_LINES if pitch * element_bytes % 128 else 1)
-            for pitch, element_bytes in pitches(problem, way.values)
-        )
-        loads = float(config.block_k * (config.block_m * row + config.block_n * col))
-        busy = float(waves) * (float(steps) * step + tile)
-        moving = moved * byte + float(units) * float(steps) * loads * load
-        return base + (max(busy, moving) + 0.4 * min(busy, moving))
-
-    def _measured(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> Sample | None:
+    def _times(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> dict[str, Sample]:
+        """The measured times of the shape, for kernels with its kind of sums."""
         layout = layout_of(way.values)
         if way.copies or cut.count > 1 or problem.batch != 1 or layout is None:
-            return None
-        if kernel.fast_accum and not problem.fast_accum:
-            return None
+            return {}
+        if (kernel.fast_accum and not problem.fast_accum) or problem.a_ptr % LINE or problem.b_ptr % LINE:
+            return {}
         element_bytes = DTYPES[problem.dtype_a].bytes
-        shape = (element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K)
-        sample = self.shapes.get(shape, {}).get(kernel.config_name)
-        return sample if sample is not None and sample.split in (1, *SPLITS) else None
+        return self.shapes.get((element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K), {})
 
     def _plan(
         self,
@@ -608,35 +623,148 @@ class Reference:
         way: Way,
         split: int,
         units: int,
-        sums: int,
-        ns: tuple[float, float],
+        reduction: tuple[int, float],
         limit: int,
         cut: Panels,
-    ) -> Plan | str:
-        """A plan; `ns` is the predicted time of the main kernel, and of all."""
+    ) -> Planned | str:
+        """A plan; `reduction` is the room for sums in bytes and the time of the reduce."""
         kernel = self.kernels[number]
         grid = self.grid(kernel, units * split, device)
         if grid is None:
             return "blocks"
-        size = way.bytes + sums
+        size = way.bytes + reduction[0]
         if size > limit:
             return "workspace"
-        sample = self._measured(problem, way, kernel, cut)
-        blocks = self.constants_of(problem, number)[-1]
-        slots = max(1, device.multiprocessors * blocks // kernel.num_ctas)
-        least = FULL_PDL_NS if slots // 2 < units * split <= slots else PDL_NS
-        early = sample.pdl if sample else kernel.role == "product" and ns[1] - way.ns < least
-        return Plan(
+        slots = concurrent(kernel, device)
+        sample = self._times(problem, way, kernel, cut).get(kernel.config_name)
+        terms = None if sample else self._terms(problem, device, number, way, split, reduction[1])
+        plan = Plan(
             kernel=number,
             split=split,
             copies=way.copies,
             grid=grid,
             group_m=group(kernel, problem, slots),
-            pdl=early and kernel.pdl,
+            pdl=sample.pdl and kernel.pdl if sample else early_by_formula(kernel, terms, units * split, slots),
             measured=sample is not None,
             workspace_bytes=size,
-            cost=sample.ns if sample else int(ns[1]) if ns[1] < 9e18 else 2**63 - 1,
+            cost=sample.ns if sample else cost(terms.time + way.ns) if terms else 0,
         )
+        return Planned(plan, way, terms)
+
+    # ---- the time model
+    def _terms(
+        self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: float
+    ) -> Terms:
+        kernel, p, c = self.kernels[number], problem, self.constants[number]
+        config = kernel.config
+        down, across = max(1, ceil_div(p.M, config.block_m)), max(1, ceil_div(p.N, config.block_n))
+        work_tiles = max(1, tiles(kernel, p.M, p.N) * p.batch) * split
+        slots = concurrent(kernel, device)
+        waves, rounds = work_tiles / slots, ceil_div(work_tiles, slots)
+        steps = ceil_div(ceil_div(p.K, config.block_k), split)
+        line = float(config.block_k * DTYPES[kernel.dtype_a].bytes)
+        lines_a, lines_b = split_lines(way.values, A, p.dtype_a), split_lines(way.values, B, p.dtype_b)
+        rows, cols = p.M / down, p.N / across
+        bytes_a, bytes_b = rows * (1 + SPLIT_A * lines_a) * line, cols * (1 + SPLIT_B * lines_b) * line
+        m, n, k = float(p.M), float(p.N), float(p.K)
+        width_a, width_b, width_c = widths_of(p)
+        fixed = c.base_ns + rounds * c.ns_per_tile
+        multiply = float(rounds) * steps * c.ns_per_k_step
+        take = float(rounds) * steps * (bytes_a / kernel.num_ctas + bytes_b) * c.ns_per_taken_byte
+        load = float(work_tiles) * steps * (bytes_a + bytes_b) * c.ns_per_loaded_byte
+        read = p.batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte
+        sums = 0.0
+        if kernel.role == "partial":
+            sums = float(work_tiles) * config.block_m * config.block_n * SUM_BYTES * c.ns_per_byte + reduce_ns
+        time = fixed + math.sqrt(multiply * multiply + take * take + load * load + read * read) + sums
+        parts = (multiply, take, read, load, sums, fixed)
+        return Terms(time, *parts, waves, rounds, steps, rows, cols, lines_a, lines_b)
+
+    def _corrected(self, problem: Problem, planned: Planned) -> Plan:
+        """The plan as the network sees it: its time, and whether it is launched with pdl."""
+        kernel, t, way = self.kernels[planned.plan.kernel], planned.terms, planned.way
+        assert t is not None
+        assert self.table is not None
+        assert self.network is not None
+        half, other_half = t.waves <= 0.5, 0.5 < t.waves <= 1
+        clustered = kernel.num_ctas > 1
+        odd = kernel.family == "pingpong" and t.rounds % 2 == 1
+        inputs = [
+            log2(problem.M), log2(problem.N), log2(problem.K),
+            way.values["stride_ak"] not in (1, None),
+            way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
+            t.lines_a, t.lines_b,
+            log2(t.time), t.multiply / t.time, t.take / t.time, t.read / t.time, t.load / t.time, t.sums / t.time,
+            t.fixed / t.time,
+            min(t.waves, 1), min(t.waves, 2), t.waves - (t.rounds - 1), 1 / t.rounds, odd and min(1, 2 / t.rounds),
+            half, half or other_half, log2(t.steps), log2(planned.plan.split),
+            t.rows / kernel.config.block_m, t.cols / kernel.config.block_n,
+            clustered and t.lines_a, clustered and t.lines_b,
+        ]  # fmt: skip
+        launch = [1, half, other_half, log2(t.time), other_half and log2(t.time), min(t.waves, 1)]
+        shift = self.network.shift + self._shifts.get((self.table.device, key_of(kernel)), 0.0)
+        plain = self._output(planned.plan.kernel, inputs) + shift
+        early = self._output(planned.plan.kernel, [*inputs, *launch]) + shift if kernel.pdl else math.inf
+        time = t.time * math.exp(min(plain, early))
+        return replace(planned.plan, pdl=early <= plain, cost=cost(time + way.ns))
+
+    def _output(self, number: int, inputs: Sequence[float]) -> float:
+        """The network's output for a kernel and the inputs of problem and plan, with or without those of pdl."""
+        network = self.network
+        assert self.table is not None
+        assert network is not None
+        key = self.table.device, number
+        if key not in self._hidden:
+            known = kernel_inputs(self.kernels[number])
+            self._hidden[key] = [
+                network.bias[node] + sum(value * network.inputs[row][node] for row, value in enumerate(known))
+                for node in range(HIDDEN)
+            ]
+        first = len(KERNEL_INPUTS)
+        assert len(inputs) in (len(INPUTS) - first, len(INPUTS) - first - 6)
+        total = 0.0
+        for node, known_sum in enumerate(self._hidden[key]):
+            value = known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
+            total += max(value, 0.0) * network.outputs[node]
+        return total
+
+
+def concurrent(kernel: Kernel, device: CDevice) -> int:
+    """Tiles that a device computes at once."""
+    return max(1, device.multiprocessors // kernel.num_ctas)
+
+
+def early_by_formula(kernel: Kernel, terms: Terms | None, work_tiles: int, slots: int) -> bool:
+    """Whether a launch is pdl where no network says so."""
+    least = FULL_PDL_NS if slots // 2 < work_tiles <= slots else PDL_NS
+    return terms is not None and kernel.pdl and kernel.role == "product" and terms.time < least
+
+
+def cost(ns: float) -> int:
+    """The cost of a plan that takes so long."""
+    return int(ns) if ns < 9e18 else 2**63 - 1
+
+
+def log2(size: float) -> float:
+    """That of a size, of 1 for 0."""
+    return math.log2(size) if size > 1 else 0.0
+
+
+def key_of(kernel: Kernel) -> tuple[str, int, bool]:
+    """The model of a kernel."""
+    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+
+
+def split_lines(values: Values, number: int, dtype: str) -> float:
+    """The part of an operand's contiguous rows or columns that begin within a cache line."""
+    operand = OPERANDS[number]
+    by_rows = values[operand.col_stride] in (1, None)
+    pitch = (values[operand.row_stride if by_rows else operand.col_stride] or 0) * DTYPES[dtype].bytes
+    address = sized(values, operand.pointer)
+    least = math.gcd(pitch, LINE)
+    if least == LINE or sized(values, operand.rows if by_rows else operand.cols) == 1:
+        return float(address % LINE != 0)
+    return 1.0 if address % least else 1 - least / LINE
 
 
 def group(kernel: Kernel, problem: Problem, slots: int) -> int:
@@ -653,29 +781,20 @@ def group(kernel: Kernel, problem: Problem, slots: int) -> int:
     return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))
 
 
-def scaled(kernel: Kernel, of: Constants, by: Speeds, tensor: float) -> Constants:
+def scaled(kernel: Kernel, c: Constants, by: Speeds, tensor: float) -> Constants:
     """Constants of a kernel on another device, whose multiprocessors have `tensor` TFLOP/s, or as they are if 0."""
-    base, step, tile, byte, load, blocks = of
-    step, config = step / by.multiply, kernel.config
+    step, config = c.ns_per_k_step / by.multiply, kernel.config
     if tensor and kernel.role in ("product", "partial"):
         macs = float(config.block_m * config.block_n * config.block_k)
-        step = max(step, macs * blocks * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
-    return base, step, tile / by.clock, byte / by.memory, load / (by.multiprocessors * by.clock), blocks
-
-
-def bytes_read(problem: Problem) -> float:
-    """Bytes of A and B."""
-    m, n, k = float(problem.M), float(problem.N), float(problem.K)
-    return m * k * DTYPES[problem.dtype_a].bytes + k * n * DTYPES[problem.dtype_b].bytes
-
-
-def pitches(problem: Problem, values: Values) -> Iterator[tuple[int, int]]:
-    """How far apart rows of A and columns of B are if contiguous, else columns and rows; bytes of an element."""
-    for along, across, dtype in (
-        ("stride_ak", "stride_am", problem.dtype_a),
-        ("stride_bk", "stride_bn", problem.dtype_b),
-    ):
-        yield values[across if values[along] in (1, None) else along] or 0, DTYPES[dtype].bytes
+        step = max(step, macs * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
+    return Constants(
+        base_ns=c.base_ns,
+        ns_per_k_step=step,
+        ns_per_tile=c.ns_per_tile / by.clock,
+        ns_per_byte=c.ns_per_byte / by.memory,
+        ns_per_taken_byte=c.ns_per_taken_byte / by.clock,
+        ns_per_loaded_byte=c.ns_per_loaded_byte / (by.multiprocessors * by.clock),
+    )
 
 
 def layout_of(values: Values) -> str | None:

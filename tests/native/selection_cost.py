@@ -23,7 +23,7 @@ PROGRAM = """
 #include <time.h>
 #include "launcher.h"
 
-enum { CALLS = 2000, ROUNDS = 30 };
+enum { CALLS = 100, ROUNDS = 600 };
 static const aotmm_launcher *mm;
 static aotmm_device device = {%d, %d};
 

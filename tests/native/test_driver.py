@@ -277,10 +277,14 @@ def test_device_numbers_that_do_not_exist(pack: Path) -> None:
 
 @own_process
 def test_device_facts(pack: Path) -> None:
-    """Selection sees the device's multiprocessors and shared memory; asking creates no context."""
-    emulator = Emulator(pack, execute=False)
+    """Selection sees the device's name, multiprocessors, memories and speeds; asking creates no context."""
+    emulator = Emulator(pack, devices=2, execute=False)
+    emulator.driver.name(1, "another fake")
     row, facts = target(emulator.arch), emulator.launcher.device(0)
     assert (facts.multiprocessors, facts.shared_bytes) == (row.multiprocessors, row.shared_bytes)
+    wanted = {"cuda": (1410, 1555, 40 << 20), "hip": (1700, 1638, 8 << 20)}[emulator.driver.kind]
+    assert (facts.clock_mhz, facts.memory_gbps, facts.l2_bytes) == wanted
+    assert [emulator.launcher.device(ordinal).name for ordinal in (0, 1)] == [b"a fake", b"another fake"]
     assert "cuDevicePrimaryCtxRetain" not in names(emulator)
 
 

@@ -15,11 +15,12 @@ import pytest
 
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Guard, Kernel, Parameter, TensorMap, occupancy
-from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
+from aotmm.pack.table import Model, Sample, ShapeTimes, Table
+from aotmm.pack.time_model import HIDDEN, INPUTS, Network
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CPlan, Plan, Problem
 from aotmm.runtime.pack import open_pack
-from aotmm.runtime.tuning import CDevice, CModel, CShape, CTable
+from aotmm.runtime.tuning import CDevice, CShape, c_table
 from aotmm.target import target
 from tests.build.packs import plans_pack, relinked
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
@@ -590,62 +591,118 @@ def test_hip_has_no_tensor_maps(pack: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- memory and tables
-def table_of(arch: str, *times: Sample, models: tuple[Model, ...] = (), device: str = "a fake") -> Table:
+def table_of(
+    arch: str,
+    *times: Sample,
+    network: Network | None = None,
+    models: tuple[Model, ...] = (),
+    device: str = "a fake",
+) -> Table:
     """A table with these times for 512 x 512 x 1024 and no other shape, by default of the fake driver's device."""
-    shape = ShapeTimes(2, "nn", fast_accum=False, M=512, N=512, K=1024, held_out=False, times=times)
-    return Table(arch, device, 108, 1410, 1555, 40 << 20, "none", "none", "0", "2026-11-20", 0, models, (shape,))
+    shape = ShapeTimes(2, "nn", False, 512, 512, 1024, 0, 0, held_out=False, times=times)  # noqa: FBT003
+    facts = 108, 1410, 1555, 40 << 20
+    return Table(arch, device, *facts, "none", "none", "0", "2026-11-20", 0, network, models, (shape,))
+
+
+def network_of(shift: float, pdl: float = 0.0) -> Network:
+    """A network of one node, which adds `shift` to the logarithm of every time, and `pdl` with pdl."""
+    nothing = (0.0,) * HIDDEN
+    inputs = [nothing] * len(INPUTS)
+    inputs[INPUTS.index("pdl")] = (pdl, *nothing[1:])
+    return Network(tuple(inputs), (10.0, *nothing[1:]), (1.0, *nothing[1:]), shift - 10)
 
 
 @own_process
 def test_tables(pack: Path) -> None:
-    """A table's time for a shape decides there, its constants everywhere else; the next table replaces the times."""
+    """A table's time for a shape decides there, if operands begin at lines; the next table replaces the times."""
     emulator = Emulator(pack, execute=False)
     mm, shape, other = emulator.launcher, problem_of(512, 512, 1024), problem_of(512, 512, 1032)
     product, partial = (emulator.kernels[number_of(emulator, role)].config_name for role in ("product", "partial"))
+    times = Sample(product, 1, True, 0, 700), Sample(partial, 6, False, 0, 600)  # noqa: FBT003
+    mm.retune(table_of(emulator.arch))
     before = mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)
-    mm.retune(table_of(emulator.arch, Sample(product, 1, True, 0, 700), Sample(partial, 6, False, 0, 600)))  # noqa: FBT003
+    mm.retune(table_of(emulator.arch, *times))
     found = mm.plan(shape, 0, BIG)
     assert (found.split, found.cost, found.measured, found.pdl) == (6, 600, True, False)
     found = mm.plan(shape, 0, 0)
     assert (found.split, found.cost, found.measured, found.pdl) == (1, 700, True, False)
     assert mm.plan(other, 0, BIG) == before[1]
     assert not mm.plan(replace(shape, batch=2), 0, BIG).measured
-    assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + 2), 0, BIG).measured
-    for rows in MIN_M:
-        model = Model(
-            product,
-            2,
-            fast_accum=False,
-            min_m=rows,
-            base_ns=100.0,
-            ns_per_k_step=1.0,
-            ns_per_tile=0.0,
-            ns_per_byte=0.0,
-            ns_per_loaded_byte=0.0,
-        )
-        mm.retune(table_of(emulator.arch, models=(model,)))
-        for first, last in zip(MIN_M, (*(more - 1 for more in MIN_M[1:]), 512), strict=True):
-            for M in (first, last):
-                found = mm.plan(problem_of(M, 512, 1032), 0, BIG)
-                assert ((found.split, found.cost, found.measured) == (1, 117, False)) == (first == rows), (M, found)
+    for address in (2, 16, 64):
+        assert not mm.plan(replace(shape, a_ptr=shape.a_ptr + address), 0, BIG).measured
+        assert not mm.plan(replace(shape, b_ptr=shape.b_ptr + address), 0, BIG).measured
+    assert mm.plan(replace(shape, a_ptr=shape.a_ptr + 128), 0, BIG).measured
     nothing = replace(table_of(emulator.arch), shapes=())
     mm.retune(nothing)
     assert (mm.plan(shape, 0, BIG), mm.plan(other, 0, BIG)) == before
+
+
+@own_process
+def test_a_config_that_was_not_timed_on_a_shape_is_not_taken_there(pack: Path) -> None:
+    """What has times elsewhere but none here was too slow; what has times nowhere is predicted."""
+    emulator = Emulator(pack, execute=False)
+    mm, device, shape = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
+    number = number_of(emulator, "product")
+    product, partial = (emulator.kernels[number_of(emulator, role)].config_name for role in ("product", "partial"))
+    slow = Sample(partial, 6, pdl=False, copies=0, ns=10**9)
+    mm.retune(table_of(emulator.arch, slow))
+    found = mm.select(shape, device, BIG)
+    assert (emulator.kernels[found.kernel].config_name, found.measured) == (product, False)
+    here = table_of(emulator.arch, slow)
+    elsewhere = replace(here.shapes[0], K=2048, times=(Sample(product, 1, pdl=False, copies=0, ns=500),))
+    mm.retune(replace(here, shapes=(here.shapes[0], elsewhere)))
+    assert emulator.kernels[mm.select(shape, device, BIG).kernel].config_name != product
+    verdict = mm.check(shape, device, number, BIG).plan
+    assert verdict is not None
+    assert not verdict.measured, "asked for by number, it is predicted"
+    moved = mm.select(replace(shape, a_ptr=shape.a_ptr + 16), device, BIG)
+    assert emulator.kernels[moved.kernel].config_name == product
+
+
+@own_process
+def test_a_network_corrects_times(pack: Path) -> None:
+    """The output of the network, with the shift of the config, is the logarithm of a factor; pdl is what is faster."""
+    emulator = Emulator(pack, execute=False)
+    mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
+    number = number_of(emulator, "product")
+    kernel = emulator.kernels[number]
+
+    def plan(network: Network | None, *models: Model) -> Plan:
+        mm.retune(table_of(emulator.arch, network=network, models=models))
+        found = mm.check(problem, device, number, 0).plan
+        assert found is not None
+        return found
+
+    formula = plan(None)
+    assert plan(network_of(0.0)).cost == pytest.approx(formula.cost, abs=2)
+    assert plan(network_of(0.5)).cost == pytest.approx(formula.cost * np.exp(0.5), abs=2)
+    shifted = plan(network_of(0.5), Model(kernel.config_name, 2, kernel.fast_accum, 0.25))
+    assert shifted.cost == pytest.approx(formula.cost * np.exp(0.75), abs=2)
+    assert plan(network_of(0.5), Model(kernel.config_name, 1, kernel.fast_accum, 0.25)) == plan(network_of(0.5))
+    for pdl in (-0.1, 0.0, 0.1):
+        found = plan(network_of(0.0, pdl))
+        assert found.pdl == (kernel.pdl and pdl <= 0)
+        assert found.cost == pytest.approx(formula.cost * np.exp(min(pdl, 0) if kernel.pdl else 0), abs=2)
+
+
+@own_process
+def test_tables_that_are_no_tables(pack: Path) -> None:
+    """`retune` refuses shapes out of order and numbers of configs that the table does not have, and changes nothing."""
+    emulator = Emulator(pack, execute=False)
+    mm, problem = emulator.launcher, problem_of(512, 512, 1024)
+    product = emulator.kernels[number_of(emulator, "product")].config_name
+    table = table_of(emulator.arch, Sample(product, 1, pdl=False, copies=0, ns=700))
+    mm.retune(table)
     for second in (CShape(M=1, N=1, K=1, element_bytes=2), CShape(M=1, N=1, K=1, element_bytes=1)):
-        wrong = CTable(shape_count=2)
-        wrong.shapes = (CShape * 2)(CShape(M=1, N=1, K=1, element_bytes=2), second)
+        wrong = c_table(table, emulator.kernels)
+        wrong.shapes, wrong.shape_count = (CShape * 2)(CShape(M=1, N=1, K=1, element_bytes=2), second), 2
         with pytest.raises(ValueError, match="shape 1 of the table is not in ascending order"):
             mm._raise(mm._c.retune(ctypes.byref(wrong)))
-    negative = CTable(model_count=1)
-    negative.models = (CModel * 1)(
-        CModel(config_name=product.encode(), element_bytes=2, base_ns=100.0, ns_per_k_step=-1.0)
-    )
-    with pytest.raises(ValueError, match="model 0 of the table has a constant that is no number from 0"):
-        mm._raise(mm._c.retune(ctypes.byref(negative)))
-    between = CTable(model_count=1)
-    between.models = (CModel * 1)(CModel(config_name=product.encode(), element_bytes=2, min_m=2, base_ns=100.0))
-    with pytest.raises(ValueError, match="model 0 of the table is for M from 2 on: AOTMM_MIN_M has no such number"):
-        mm._raise(mm._c.retune(ctypes.byref(between)))
+    wrong = c_table(table, emulator.kernels)
+    wrong.config_numbers[1] = 1
+    with pytest.raises(ValueError, match="kernel 1 has times of config 1, the table has 1 configs"):
+        mm._raise(mm._c.retune(ctypes.byref(wrong)))
+    assert mm.plan(problem, 0, BIG).cost == 700
 
 
 @own_process

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import re
-import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,28 +18,30 @@ from aotmm.cli import main
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
-from aotmm.pack.schema import Kernel, occupancy
-from aotmm.pack.table import Table
-from aotmm.problem import DTYPES, SPLITS
+from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.problem import SPLITS
 from aotmm.runtime.devices import Device
-from aotmm.runtime.launcher import Plan
+from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.runtime.tuning import nominal_device
 from aotmm.target import target
 from aotmm.timing import problems
-from aotmm.timing.problems import Case, Shape, held_out
+from aotmm.timing.draw import distribution, draw
+from aotmm.timing.problems import Case, Shape, Shapes, Sweep, held_out
 from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import cases
+from aotmm.tune.models import Gpu, samples
 from aotmm.tune.record import Environment
+from aotmm.workers.pool import WorkerPool
 from tests.unit.tune.fakes import Fake, case, pool
 
 H200 = nominal_device(target("sm90"))
 ENVIRONMENT = Environment(
-    *("sm90", "NVIDIA H200", 132, 1980, 4916, 60 << 20, "580.1", "2.11.0", "0.1.0", "ab" * 32),
-    problems.read().held_out_seed,
+    *("sm90", "NVIDIA H200", 132, 1980, 4916, 60 << 20, "580.1", "2.11.0", "0.1.0", "ab" * 32), seed=7
 )
 ADDRESS = 4096
+SHAPES = problems.read()
 DTYPES_OF = {2: "fp16", 1: "fp8e4"}
 
 
@@ -52,9 +55,18 @@ def _product(M: int, N: int, K: int, layout: str = "nn", dtype: str = "fp16") ->
     return Case(Shape(M, N, K, layout), dtype)
 
 
+def _problem(pack: Pack, wanted: Case) -> Problem:
+    addresses = ADDRESS + wanted.offset_a, ADDRESS + wanted.offset_b, ADDRESS
+    return problem_of(wanted, output_of(pack.launcher, wanted.dtype), *addresses)
+
+
+def _is_held_out(wanted: Case) -> bool:
+    return held_out(SHAPES.held_out_seed, wanted.shape, (wanted.offset_a, wanted.offset_b))
+
+
 # ------------------------------------------------------------------------------------------------------- candidates
 def _candidates(pack: Pack, wanted: Case, left_out: frozenset[str] = frozenset()) -> list[tuple[str, Plan]]:
-    problem = problem_of(wanted, output_of(pack.launcher, wanted.dtype), ADDRESS, ADDRESS, ADDRESS)
+    problem = _problem(pack, wanted)
     return [(found.config_name, found.plan) for found in candidates(pack.launcher, H200, problem, left_out)]
 
 
@@ -87,12 +99,13 @@ def test_sensible_splits(pack: Pack) -> None:
     assert splits(_product(256, 256, 65536)) == set(SPLITS)
     assert max(splits(_product(256, 256, 512))) <= 4
     assert max(splits(_product(8192, 8192, 8192))) == 2
+    assert splits(_product(32, 16, 1056)) == {3, 4, 6, 8}  # the two largest, for each block_k
 
 
 def test_workspaces_are_what_running_needs(pack: Pack) -> None:
     """Plans of every split have the workspace that the launcher itself gives a plan of that split."""
     wanted = _product(1000, 1000, 8192)
-    problem = problem_of(wanted, "fp16", ADDRESS, ADDRESS, ADDRESS)
+    problem = _problem(pack, wanted)
     for _, plan in _candidates(pack, wanted):
         theirs = pack.launcher.check(problem, H200, plan.kernel).plan
         assert theirs is not None
@@ -114,54 +127,51 @@ def test_what_is_left_out_is_no_candidate(pack: Pack) -> None:
 
 
 # ----------------------------------------------------------------------------------------------- simulated sweeps
-def _simulated(kernel: Kernel, wanted: Case, plan: Plan) -> float:
-    """A time by the launcher's model, with constants that depend on the config, and a little noise."""
-    dice = random.Random(f"{kernel.config_name} {wanted} {plan.split}")  # noqa: S311 - no secret
-    efficiency = random.Random(kernel.config_name).uniform(0.6, 0.95)  # noqa: S311 - no secret
-    config, element_bytes = kernel.config, DTYPES[wanted.dtype].bytes
-    M, N, K = wanted.shape.M, wanted.shape.N, wanted.shape.K
-    rows, cols = math.ceil(M / config.block_m), math.ceil(N / config.block_n)
-    blocks = occupancy(kernel, target("sm90"))
-    waves = math.ceil(rows * cols * plan.split / (H200.multiprocessors * blocks // kernel.num_ctas))
-    steps = math.ceil(math.ceil(K / config.block_k) / plan.split)
-    step = config.block_m * config.block_n * config.block_k / (7000 * efficiency) * blocks * 16 / kernel.vector_bytes
-    sizes = (M * K * element_bytes, K * N * element_bytes, M * N * 2)
-    moved, more = sizes[0] + sizes[1] + sizes[2], 0.0
-    if kernel.role == "partial":
-        moved += plan.split * rows * cols * config.block_m * config.block_n * 4 - sizes[2]
-        more += 1200 + M * N * (4 * plan.split + 2) / 4000
-    more += sum(1500 + 2 * size / 3000 for bit, size in enumerate(sizes) if plan.copies >> bit & 1)
-    busy, moving = waves * (steps * step + 900), moved / 3900
-    ns = 2200 + max(busy, moving) + 0.4 * min(busy, moving) + more
-    noisy: float = ns * dice.gauss(1, 0.01)
-    return noisy
+def _simulated(pack: Pack, wanted: Case) -> tuple[Sample, ...]:
+    """Times by the launcher's formula, with a constant factor of each config, and a little noise."""
+    found = candidates(pack.launcher, H200, _problem(pack, wanted))
+    shape = wanted.shape
+    plain = ShapeTimes(
+        *(wanted.element_bytes, shape.layout),
+        fast_accum=wanted.fast_accum,
+        M=shape.M,
+        N=shape.N,
+        K=shape.K,
+        offset_a=wanted.offset_a,
+        offset_b=wanted.offset_b,
+        held_out=False,
+        times=tuple(one.sample(1)._replace(copies=0) for one in found),
+    )
+    formula = samples(pack.launcher.kernels, Gpu(target("sm90"), ENVIRONMENT), [plain]).formula
+    sizes = (shape.M * shape.K * wanted.element_bytes, shape.K * shape.N * wanted.element_bytes, shape.M * shape.N * 2)
+    simulated = []
+    for one, ns in zip(found, formula.tolist(), strict=True):
+        dice = random.Random(f"{one.config_name} {wanted} {one.plan.split}")  # noqa: S311 - no secret
+        factor = random.Random(one.config_name).uniform(0.8, 1.2)  # noqa: S311 - no secret
+        copying = sum(1500 + 2 * size / 3000 for bit, size in enumerate(sizes) if one.plan.copies >> bit & 1)
+        simulated.append(one.sample(ns * factor * dice.gauss(1, 0.01) + copying))
+    return tuple(simulated)
 
 
 @pytest.fixture(scope="module")
 def measured(pack: Pack) -> session.Measurement:
-    """A third of the sweeps of `shapes.json`, timed by `_simulated`."""
-    precise = [one for one in cases(problems.read(), (), target("sm90")) if not one.fast_accum]
+    """A third of the sweeps of `shapes.json` and of random problems, timed by `_simulated`."""
+    drawn = draw(distribution(), ENVIRONMENT.seed or 0, 150)
+    del drawn["odd"]  # small copies take longer here than the launcher expects
+    precise = [one for one in cases(SHAPES, drawn, DTYPES_OF, target("sm90")) if not one.fast_accum]
     wanted = [
         one
         for kept in precise[::3]
         for one in (kept, replace(kept, fast_accum=True))
         if one.element_bytes == 1 or one == kept
     ]
-    launcher = pack.launcher
-    samples = {}
-    for one in wanted:
-        problem = problem_of(one, output_of(launcher, one.dtype), ADDRESS, ADDRESS, ADDRESS)
-        samples[one] = tuple(
-            found.sample(_simulated(launcher.kernels[found.plan.kernel], one, found.plan))
-            for found in candidates(launcher, H200, problem)
-        )
-    return session.Measurement(ENVIRONMENT, samples, {}, len(wanted))
+    return session.Measurement(ENVIRONMENT, {one: _simulated(pack, one) for one in wanted}, {}, len(wanted))
 
 
 @pytest.fixture(scope="module")
 def fitted(pack: Pack, measured: session.Measurement) -> tuple[Table, session.Quality]:
     """The table of these times, and how good it is."""
-    return session.fit(pack, session.table_of(measured), DTYPES_OF)
+    return session.fit(pack, session.table_of(measured, SHAPES), DTYPES_OF)
 
 
 def test_selection_by_the_models_is_nearly_the_best(
@@ -169,32 +179,33 @@ def test_selection_by_the_models_is_nearly_the_best(
 ) -> None:
     """Where times follow the model, the launcher chooses well on shapes that it has never seen."""
     made, quality = fitted
-    unseen = [one for one in measured.samples if held_out(ENVIRONMENT.seed, one.shape)]
-    assert len(quality.held_out.choices) == len(unseen) > 15
+    unseen = [one for one in measured.samples if _is_held_out(one)]
+    assert len(quality.held_out.choices) == len(unseen) > 30
+    assert {"random, 1 bytes", "random, 2 bytes", "sweeps, 2 bytes"} < quality.held_out.by_kind().keys()
     assert len(quality.models.choices) == len(measured.samples) - len(unseen)
     for regret in (quality.held_out, quality.models):
         assert regret.unmeasured == 0
         assert regret.mean < 1.015
         assert regret.worst < 1.15
-    # Configs that are far from the best everywhere count little, so their models stay near where they began.
-    errors = [row.error for row in quality.fitted if row.error is not None]
-    assert statistics.median(errors) < 0.05
-    assert max(errors) < 0.25
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
-    assert {roles[model.config_name] for model in made.models} == {"product", "partial", "reduce", "copy"}
+    assert {roles[model.config_name] for model in made.models} == {"product", "partial"}
 
 
 def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Quality]) -> None:
-    """With its times in the table, the best plan without copies is chosen, as it was measured."""
+    """With its times in the table, the best plan without copies is chosen for a sweep's shape, as it was measured.
+
+    Launchers do not hold the times of random problems, which nobody asks for again.
+    """
     made, launcher = fitted[0], pack.launcher
     launcher.retune(made)
     for shape in made.shapes:
+        dtype, sizes = DTYPES_OF[shape.element_bytes], Shape(shape.M, shape.N, shape.K, shape.layout)
+        one = Case(sizes, dtype, None, shape.fast_accum, shape.offset_a, shape.offset_b)
+        plan = launcher.select(_problem(pack, one), H200)
+        assert not (shape.drawn and plan.measured)
         best = min(shape.best().values(), key=lambda sample: sample.ns)
-        if shape.fast_accum or best.ns > min(sample.ns for sample in shape.times):
+        if shape.drawn or shape.fast_accum or best.ns > min(sample.ns for sample in shape.times):
             continue  # precise sums or copies may pay
-        dtype = DTYPES_OF[shape.element_bytes]
-        one = Case(Shape(shape.M, shape.N, shape.K, shape.layout), dtype, fast_accum=shape.fast_accum)
-        plan = launcher.select(problem_of(one, output_of(launcher, dtype), ADDRESS, ADDRESS, ADDRESS), H200)
         assert plan.measured
         assert (launcher.kernels[plan.kernel].config_name, plan.split, plan.cost) == (
             best.config_name,
@@ -208,13 +219,11 @@ def test_models_do_not_see_held_out_shapes(
 ) -> None:
     """Other times on held-out shapes give the same models."""
     changed = {
-        one: tuple(
-            sample._replace(ns=(7 if held_out(ENVIRONMENT.seed, one.shape) else 1) * sample.ns) for sample in samples
-        )
-        for one, samples in measured.samples.items()
+        one: tuple(sample._replace(ns=(7 if _is_held_out(one) else 1) * sample.ns) for sample in found)
+        for one, found in measured.samples.items()
     }
     other = session.Measurement(ENVIRONMENT, changed, {}, measured.total)
-    made, _ = session.fit(pack, session.table_of(other), DTYPES_OF)
+    made, _ = session.fit(pack, session.table_of(other, SHAPES), DTYPES_OF)
     assert made.models == fitted[0].models
     assert made.shapes != fitted[0].shapes
 
@@ -222,18 +231,52 @@ def test_models_do_not_see_held_out_shapes(
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_a_fifth_is_held_out_as_the_shapes_say(dtype: str) -> None:
     """The split in a table is that of the shapes, whatever the type."""
-    found = cases(problems.read(), (dtype,), target("sm90"))
-    made = session.table_of(session.Measurement(ENVIRONMENT, dict.fromkeys(found, ()), {}, len(found)))
+    found = cases(SHAPES, {}, {2: dtype}, target("sm90"))
+    made = session.table_of(session.Measurement(ENVIRONMENT, dict.fromkeys(found, ()), {}, len(found)), SHAPES)
     held_out = {(row.M, row.N, row.K, row.layout) for row in made.shapes if row.held_out}
-    ours = [shape for sweep in problems.read().sweeps if sweep.name != "fp8" for shape in sweep.shapes]
-    assert held_out == {(s.M, s.N, s.K, s.layout) for s in ours if problems.read().held_out(s)}
+    ours = [shape for sweep in SHAPES.sweeps if sweep.name != "fp8" for shape in sweep.shapes]
+    assert held_out == {(s.M, s.N, s.K, s.layout) for s in ours if SHAPES.held_out(s)}
+    assert not any(row.drawn for row in made.shapes)
+
+
+def test_nothing_was_measured(pack: Pack) -> None:
+    """A run without time for any case has a table without a network, and nothing to regret."""
+    made, quality = session.fit(pack, session.table_of(session.Measurement(ENVIRONMENT, {}, {}, 9), SHAPES), DTYPES_OF)
+    assert (made.network, made.models, made.shapes) == (None, (), ())
+    assert (quality.held_out.choices, quality.models.choices) == ((), ())
+
+
+def test_rows_of_random_problems_say_so() -> None:
+    """Unless a sweep has the same shape; one in five is held out, as of sweeps."""
+    found = cases(SHAPES, draw(distribution(), 7, 400), DTYPES_OF, target("sm90"))
+    times: dict[Case, tuple[Sample, ...]] = {one: (Sample("tile", 1, pdl=False, copies=0, ns=1000),) for one in found}
+    made = session.table_of(session.Measurement(ENVIRONMENT, times, {}, len(times)), SHAPES)
+    swept = {replace(shape, name="") for sweep in SHAPES.sweeps for shape in sweep.shapes}
+    exact = [one for one in found if one.shape in swept and not one.offset_a + one.offset_b]
+    drawn = [row for row in made.shapes if row.drawn]
+    assert len(drawn) == len(found) - len(exact) > 600
+    assert 0.15 < sum(row.held_out for row in drawn) / len(drawn) < 0.25
+    assert any(row.offset_a or row.offset_b for row in drawn)
+
+
+def test_the_table_has_what_the_fit_needs() -> None:
+    """Samples that are far from the best of their product are left out, those with copies and those without apart."""
+    times = {0: (1000, 2400, 2600), 3: (400, 990, 1010)}
+    found = tuple(
+        Sample(f"tile_{number}", 1, pdl=False, copies=copies, ns=ns)
+        for copies, each in times.items()
+        for number, ns in enumerate(each)
+    )
+    made = session.table_of(session.Measurement(ENVIRONMENT, {case(64): found, case(65): ()}, {}, 2), SHAPES)
+    assert [[sample.ns for sample in row.times] for row in made.shapes] == [[1000, 2400, 400, 990], []]
 
 
 def test_what_was_left_out_is_not_in_the_table(measured: session.Measurement) -> None:
     """Neither where it failed nor where it had worked before."""
-    names = {sample.config_name for samples in measured.samples.values() for sample in samples}
+    names = {sample.config_name for found in measured.samples.values() for sample in found}
     bad = min(names)
-    found = session.table_of(session.Measurement(ENVIRONMENT, measured.samples, {bad: "it hangs"}, measured.total))
+    wanted = session.Measurement(ENVIRONMENT, measured.samples, {bad: "it hangs"}, measured.total)
+    found = session.table_of(wanted, SHAPES)
     assert {sample.config_name for shape in found.shapes for sample in shape.times} == names - {bad}
 
 
@@ -283,6 +326,54 @@ def test_what_hung_is_not_run_by_the_next_call(tmp_path: Path) -> None:
     assert events == [""]
 
 
+SMALL = Shapes(1, (Sweep("squares", "", tuple(Shape(8 * i, 8 * i, 8 * i, "nn") for i in range(1, 5))),))
+
+
+@pytest.fixture
+def on_a_fake(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., session.Measurement]:
+    """`session.tune` on a GPU that is none, to `tmp_path`/sm90.json."""
+
+    @contextmanager
+    def gpus(*_: object) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
+        with pool(Fake(tmp_path / "log")) as found:
+            yield found, {"GPU": "NVIDIA H200", "driver": "580", "torch": "2"}
+
+    monkeypatch.setattr(session, "_local_gpus", gpus)
+    monkeypatch.setattr(session, "fit", lambda _pack, raw, _types: (raw, None))
+
+    def tune(**options: Any) -> session.Measurement:
+        out = tmp_path / "sm90.json"
+        return session.tune(pack, [pack], SMALL, out, progress=lambda *_: None, **options)[0]
+
+    return tune
+
+
+def test_the_same_command_goes_on_with_the_seed(on_a_fake: Callable[..., session.Measurement], tmp_path: Path) -> None:
+    """It is new in each run, but that of the samples that are there; another one is refused; the table names it."""
+    first = on_a_fake(count=3, budget_s=0)
+    assert not first.complete
+    with pytest.raises(ArtifactError, match=f"seed {first.environment.seed}, not 5"):
+        on_a_fake(count=3, seed=5, budget_s=0)
+    second = on_a_fake(count=3, budget_s=100)
+    assert second.complete
+    assert second.environment.seed == first.environment.seed
+    drawn = draw(distribution(), second.environment.seed or 0, 3)
+    made = table.read(tmp_path / "sm90.json")
+    assert made.seed == second.environment.seed
+    assert {Shape(row.M, row.N, row.K, row.layout) for row in made.shapes if row.drawn} == {
+        one.shape for each in drawn.values() for one in each
+    }
+    assert sum(not row.drawn for row in made.shapes) == 4
+    assert on_a_fake(count=3, budget_s=0).environment.seed != first.environment.seed
+
+
+def test_shapes_of_ones_own_are_all(on_a_fake: Callable[..., session.Measurement], tmp_path: Path) -> None:
+    """Without random problems there is no seed."""
+    assert len(on_a_fake(budget_s=100).samples) == 4
+    made = table.read(tmp_path / "sm90.json")
+    assert (made.seed, [row.drawn for row in made.shapes]) == (None, [False] * 4)
+
+
 # ------------------------------------------------------------------------------------------------------ command line
 def test_only_gpus_of_the_pack_and_of_one_model_are_measured(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that another pack serves better is left alone, and so is one of another model."""
@@ -316,19 +407,48 @@ def test_budgets_that_are_none(budget: str, tmp_path: Path) -> None:
     assert "is no time like 90s, 8m or 1h" in text
 
 
+def test_the_command_draws_unless_it_has_shapes(
+    measured: session.Measurement,
+    fitted: tuple[Table, session.Quality],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--seed` and `--count` reach the draw, `--shapes` replaces it; the seed is printed."""
+    asked: list[tuple[object, object]] = []
+
+    def tune(*_: object, **options: object) -> tuple[session.Measurement, session.Quality, Path]:
+        asked.append((options["seed"], options["count"]))
+        return measured, fitted[1], tmp_path / "sm90.json"
+
+    monkeypatch.setattr(session, "tune", tune)
+    words = ("--arch", "sm90", "--out", tmp_path / "sm90.json")
+    code, text, _ = _tune(*words, "--seed", "3", "--count", "50")
+    assert code == 0
+    assert f"seed of the random ones: {ENVIRONMENT.seed}" in text
+    assert _tune(*words)[0] == _tune(*words, "--shapes", problems.FILE)[0] == 0
+    assert asked == [(3, 50), (None, 600), (None, 0)]
+    code, _, text = _tune(*words, "--shapes", problems.FILE, "--seed", "3", "--count", "50")
+    assert (code, "--seed, --count: no effect with --shapes" in text) == (2, True)
+
+
 def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
     """A table's models can be fitted again anywhere; what was measured stays as it is."""
     path = tmp_path / "sm90.json"
-    session.write(session.table_of(measured), path)
+    session.write(session.table_of(measured, SHAPES), path)
     code, text, _ = _tune("--arch", "sm90", "--out", path, "--refit")
     assert code == 0
     assert "regret, held-out shapes: mean 1.0" in text
+    assert "  random, 2 bytes: mean 1.0" in text
+    assert "targets on held-out shapes: mean 1.02, 95 % quantile 1.06, worst 1.20" in text
     made = table.read(path)
     assert made.models
-    assert made.shapes == table.parse(table.write(session.table_of(measured)), "t").shapes
+    assert made.shapes == table.parse(table.write(session.table_of(measured, SHAPES)), "t").shapes
     code, text, _ = _tune("--arch", "sm90", "--out", path, "--refit", "--json")
     body = json.loads(text)
-    assert body["regret"]["held_out"]["mean"] < 1.03
+    held_out = body["regret"]["held_out"]
+    assert 1 <= held_out["mean"] < 1.03
+    assert held_out["mean"] <= held_out["quantile_95"] <= held_out["worst"]
+    assert sum(kind["shapes"] for kind in held_out["kinds"].values()) == held_out["shapes"]
     assert body["table"] == str(path)
     assert table.read(path) == made
 

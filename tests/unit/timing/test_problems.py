@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.errors import SpecError
-from aotmm.timing.problems import Shape, Sweep, read
+from aotmm.timing.problems import Shape, Sweep, held_out, read
 
 OURS = read()
 VECTOR = 8  # 16-bit elements in 16 bytes
@@ -79,6 +79,14 @@ def test_the_held_out_shapes_do_not_move() -> None:
     """The split is part of what was measured: these are held out, by a digest that no Python version changes."""
     held = [shape.M for shape in OURS.sweep("squares256").shapes if OURS.held_out(shape)]
     assert held == [2560, 2816, 3328, 5120, 5888, 6144, 6656]
+
+
+def test_offsets_are_held_out_by_themselves() -> None:
+    """A product whose operands begin elsewhere is another one, so one in five of these too."""
+    shapes = [Shape(size, 1024, 512, "nt") for size in range(1000)]
+    at_lines, behind = ([held_out(7, shape, offsets) for shape in shapes] for offsets in ((0, 0), (16, 0)))
+    assert at_lines == [held_out(7, shape) for shape in shapes] != behind
+    assert 160 < sum(behind) < 240
 
 
 def test_what_is_no_file_of_shapes(tmp_path: Path) -> None:

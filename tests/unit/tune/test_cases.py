@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aotmm.errors import SpecError
 from aotmm.target import target
+from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
-from aotmm.tune.cases import cases
+from aotmm.tune.cases import cases, types_of
 
 SQUARES = Sweep("squares", "", tuple(Shape(64 * i, 64 * i, 64 * i, "nn") for i in range(1, 41)))
 AGAIN = Sweep("again", "", SQUARES.shapes[:10])
@@ -16,9 +19,13 @@ FP8 = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
 SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, FP8))
 
 
+def _cases(dtypes: tuple[str, ...], arch: str, drawn: dict[str, list[Case]] | None = None) -> list[Case]:
+    return cases(SHAPES, drawn or {}, types_of(dtypes, target(arch)), target(arch))
+
+
 def test_one_type_stands_for_each_element_size() -> None:
     """fp16 on the other sweeps, fp8e4 on its own, both ways to sum; every product once."""
-    found = cases(SHAPES, (), target("sm90"))
+    found = _cases((), "sm90")
     assert len(found) == len(set(found)) == 40 + 10 + 2
     fp8 = [case for case in found if case.element_bytes == 1]
     assert fp8 == [Case(FP8.shapes[0], "fp8e4", fast_accum=fast) for fast in (False, True)]
@@ -27,15 +34,15 @@ def test_one_type_stands_for_each_element_size() -> None:
 
 def test_what_an_arch_does_not_have_is_left_out() -> None:
     """sm80 has no e4m3, so fp8 is not measured there unless it is asked for."""
-    assert {case.dtype for case in cases(SHAPES, (), target("sm80"))} == {"fp16"}
-    asked = cases(SHAPES, ("fp8e5",), target("sm80"))
+    assert {case.dtype for case in _cases((), "sm80")} == {"fp16"}
+    asked = _cases(("fp8e5",), "sm80")
     assert [(case.dtype, case.fast_accum) for case in asked] == [("fp8e5", False)]
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5])
 def test_every_part_has_the_same_mix(part: float) -> None:
     """Where time runs out, each sweep was seen to the same part, and not only its small shapes."""
-    found = cases(SHAPES, (), target("sm90"))
+    found = _cases((), "sm90")
     first = found[: int(part * len(found))]
     for sweep in (SQUARES, SKINNY):
         shapes = {str(shape) for shape in sweep.shapes}
@@ -55,4 +62,49 @@ def test_every_part_has_the_same_mix(part: float) -> None:
 def test_types_that_cannot_be_meant(dtypes: tuple[str, ...], arch: str, message: str) -> None:
     """Unknown types, types of another arch, two of one element_bytes."""
     with pytest.raises(SpecError, match=message):
-        cases(SHAPES, dtypes, target(arch))
+        types_of(dtypes, target(arch))
+
+
+def test_random_problems_are_in_the_types_that_are_measured() -> None:
+    """bf16 as fp16, with its offsets; fast sums after the precise ones that selection may choose as well; once each."""
+    drawn = draw(distribution(), 7, 100)
+    found = _cases((), "sm90", drawn)
+    assert len(found) == len(set(found))
+    assert {case.dtype for case in found} == {"fp16", "fp8e4"}
+    every = {replace(case, dtype="fp8e4" if case.element_bytes == 1 else "fp16") for x in drawn.values() for case in x}
+    precise = {replace(case, fast_accum=False) for case in every}
+    assert set(found) - set(_cases((), "sm90")) == every | precise
+    assert any(case.offset_a or case.offset_b for case in found)
+    for case in found:
+        assert not case.fast_accum or found.index(replace(case, fast_accum=False)) < found.index(case)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "arch", "kinds"),
+    [
+        (("bf16",), "sm90", {("bf16", False)}),
+        (("fp8e5",), "sm90", {("fp8e5", False), ("fp8e5", True)}),
+        ((), "sm80", {("fp16", False)}),
+        (("fp8e5", "fp16"), "sm80", {("fp16", False), ("fp8e5", False)}),
+    ],
+)
+def test_random_problems_that_cannot_be_measured_are_left_out(
+    dtypes: tuple[str, ...], arch: str, kinds: set[tuple[str, bool]]
+) -> None:
+    """What has none of the types, or sums that the arch cannot do."""
+    found = _cases(dtypes, arch, draw(distribution(), 7, 50))
+    assert {(case.dtype, case.fast_accum) for case in found} == kinds
+    assert len(found) > len(_cases(dtypes, arch))
+
+
+def test_every_part_has_random_problems_too() -> None:
+    """Where time runs out, each class and each sweep was seen to the same part."""
+    drawn = draw(distribution(), 7, 200)
+    found = _cases((), "sm90", drawn)
+    first = set(found[: len(found) // 4])
+    for cases_of_class in drawn.values():
+        mine = [replace(case, dtype="fp8e4" if case.element_bytes == 1 else "fp16") for case in cases_of_class]
+        assert sum(case in first for case in mine) == pytest.approx(len(mine) / 4, abs=2)
+    assert sum(str(case.shape) in {str(shape) for shape in SQUARES.shapes} for case in first) == pytest.approx(
+        10, abs=2
+    )

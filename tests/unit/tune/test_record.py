@@ -16,7 +16,7 @@ import pytest
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.table import Sample
-from aotmm.tune.record import Environment, Record
+from aotmm.tune.record import Environment, Record, recorded_seed
 from tests.unit.tune.fakes import case
 
 ENVIRONMENT = Environment("sm90", "NVIDIA H200", 132, 1980, 4916, 60 << 20, "580.1", "2.11.0", "0.1.0", "ab" * 32, 7)
@@ -42,6 +42,20 @@ def test_what_was_added_is_there_again(path: Path) -> None:
         assert record.samples == {case(64): SAMPLES, case(128): ()}
         assert record.left_out == {"ws": "it hangs"}
         assert all(isinstance(sample, Sample) for sample in record.samples[case(64)])
+
+
+def test_a_record_knows_its_seed(path: Path) -> None:
+    """So that the next run draws the same; there is none before, without random problems, and in other files."""
+    assert recorded_seed(path) is None
+    with closing(Record(path, ENVIRONMENT)) as record:
+        record.add(case(64), SAMPLES)
+    assert recorded_seed(path) == 7
+    path.unlink()
+    with closing(Record(path, replace(ENVIRONMENT, seed=None))):
+        assert recorded_seed(path) is None
+    for text in ("", "[]\n", '{"arch": "sm', "[" * 100_000):
+        path.write_text(text)
+        assert recorded_seed(path) is None
 
 
 @pytest.mark.parametrize("lost", [1, 5, 60])

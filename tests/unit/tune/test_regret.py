@@ -1,63 +1,70 @@
-"""Which configs nobody would miss, and what a regret is."""
+"""The figures of a regret."""
 
 from __future__ import annotations
 
+import pytest
+
 from aotmm.pack.table import Sample, ShapeTimes
-from aotmm.tune.regret import Choice, Regret, prune
+from aotmm.tune.regret import Choice, Regret
+
+BEST = Sample("a", 1, pdl=False, copies=0, ns=100)
 
 
-def shape(size: int, element_bytes: int = 2, **times: int) -> ShapeTimes:
-    """A square with these times."""
-    samples = tuple(Sample(name, 1, pdl=False, copies=0, ns=ns) for name, ns in times.items())
-    return ShapeTimes(element_bytes, "nn", fast_accum=False, M=size, N=size, K=size, held_out=False, times=samples)
-
-
-def test_what_is_never_the_best_is_pruned_first() -> None:
-    """A config that is slower everywhere costs nothing; the one before the last stays, because it would cost."""
-    shapes = [shape(1, a=100, b=200, c=150), shape(2, a=200, b=100, c=150)]
-    assert [(row.config_name, row.mean, row.worst) for row in prune(shapes)] == [("c", 1.0, 1.0)]
-
-
-def test_of_two_equals_one_stays() -> None:
-    """Each could be left out, but not both."""
-    shapes = [shape(size, a=100, b=100) for size in range(1, 9)]
-    assert len(list(prune(shapes))) == 1
-
-
-def test_a_little_regret_is_accepted() -> None:
-    """0.4 % on average is; 10 % on one shape of a hundred is not, although the average is 0.1 %."""
-    everywhere = [shape(size, a=1000, b=1004) for size in range(1, 9)]
-    assert [row.config_name for row in prune(everywhere)] == ["a"] or [
-        row.config_name for row in prune(everywhere)
-    ] == ["b"]
-    once = [shape(size, a=1000, b=1000) for size in range(1, 100)] + [shape(100, a=1100, b=1000)]
-    assert [row.config_name for row in prune(once)] == ["a"]
-
-
-def test_what_is_alone_on_a_shape_stays() -> None:
-    """Even where it is slow everywhere else."""
-    shapes = [shape(size, a=100, any=900) for size in range(1, 9)] + [shape(9, any=900)]
-    assert list(prune(shapes)) == []
-
-
-def test_element_sizes_are_evaluated_apart() -> None:
-    """A config can be of use for one element_bytes only."""
-    shapes = [shape(1, element_bytes=1, a=100, b=120), shape(1, element_bytes=2, a=120, b=100)]
-    assert [(row.element_bytes, row.config_name) for row in prune(shapes)] == [(1, "b"), (2, "a")]
-
-
-def test_shapes_without_times_do_not_count() -> None:
-    """Nothing was measured there."""
-    assert list(prune([shape(1)])) == []
+def choice(size: int, regret: float | None, *, element_bytes: int = 2, offset: int = 0, drawn: bool = False) -> Choice:
+    """A choice for a square."""
+    square = ShapeTimes(
+        *(element_bytes, "nn"),
+        fast_accum=False,
+        M=size,
+        N=size,
+        K=size,
+        offset_a=offset,
+        offset_b=0,
+        drawn=drawn,
+        held_out=True,
+        times=(BEST,),
+    )
+    return Choice(square, "a", regret, BEST)
 
 
 def test_regret_sums_up_what_was_measured() -> None:
-    """Geometric mean and worst of the known choices; the unknown ones are counted, and shown first."""
-    best = Sample("a", 1, pdl=False, copies=0, ns=100)
-    choices = [Choice(shape(size), "a", regret, best) for size, regret in enumerate((1.0, 1.21, None, 1.0), 1)]
-    found = Regret(tuple(choices))
+    """Geometric mean, quantile and worst of the known choices; the unknown ones are counted, and shown first."""
+    found = Regret(tuple(choice(size, regret) for size, regret in enumerate((1.0, 1.21, None, 1.0), 1)))
     assert found.mean == (1.21) ** (1 / 3)
+    assert found.quantile == pytest.approx(1.189)  # nine tenths of the way from the second to the third
     assert found.worst == 1.21
     assert found.unmeasured == 1
-    assert [choice.shape.M for choice in found.worst_choices(2)] == [3, 2]
-    assert (Regret(()).mean, Regret(()).worst) == (1.0, 1.0)
+    assert [each.shape.M for each in found.worst_choices(2)] == [3, 2]
+
+
+def test_one_in_twenty_may_be_worse_than_the_quantile() -> None:
+    """It tells how often a choice is bad, which neither the mean nor the worst one does."""
+    rare = Regret(tuple(choice(size, 1.5 if size == 1 else 1.0) for size in range(100)))
+    often = Regret(tuple(choice(size, 1.5 if size < 10 else 1.0) for size in range(100)))
+    assert (rare.quantile, often.quantile) == (1.0, 1.5)
+    assert Regret((choice(1, 1.3),)).quantile == 1.3
+
+
+def test_without_choices_there_is_nothing_to_regret() -> None:
+    """Every figure is 1."""
+    nothing = Regret(())
+    assert (nothing.mean, nothing.quantile, nothing.worst, nothing.by_kind()) == (1.0, 1.0, 1.0, {})
+
+
+def test_kinds_are_evaluated_apart() -> None:
+    """By origin, bytes of an element and offsets of operands; every choice once."""
+    found = Regret(
+        (
+            choice(1, 1.0),
+            choice(2, 1.1, drawn=True),
+            choice(3, 1.2, drawn=True),
+            choice(4, 1.4, element_bytes=1, drawn=True),
+            choice(5, 1.3, offset=16, drawn=True),
+        )
+    )
+    assert {kind: (each.worst, len(each.choices)) for kind, each in found.by_kind().items()} == {
+        "random, 1 bytes": (1.4, 1),
+        "random, 2 bytes": (1.2, 2),
+        "random, 2 bytes, offsets": (1.3, 1),
+        "sweeps, 2 bytes": (1.0, 1),
+    }

@@ -1,0 +1,100 @@
+"""A tuning table as a launcher holds it: what it says of each kernel of one pack. `aotmm_table` of launcher.h."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from aotmm.pack.time_model import HIDDEN, Constants, constants
+from aotmm.problem import DTYPES, LAYOUTS, SPLITS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aotmm.pack.schema import Kernel
+    from aotmm.pack.table import Table
+    from aotmm.target import Target
+
+UNMEASURED = 0xFFFF  # number of a config without times
+
+
+class Correction(NamedTuple):
+    """The network's part for one kernel: `aotmm_correction`.
+
+    Attributes:
+        hidden: what its inputs and the bias add to the hidden nodes.
+        shift: added to the output.
+        alternates: its warpgroups take tiles in turn, 0 or 1.
+    """
+
+    hidden: tuple[float, ...]
+    shift: float
+    alternates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """A table for the kernels of a pack, or the estimates of one without a table.
+
+    Attributes:
+        constants, corrections, config_numbers: by kernel. Without a network there are no corrections.
+        config_count: number of configs that have times.
+        shapes: M, N, K, element_bytes, fast_accum, layout (its number), in ascending order of the fields reversed.
+        times: by shape and config: ns, split, pdl of the best sample; zeros where there is none.
+    """
+
+    constants: list[Constants]
+    corrections: list[Correction]
+    config_numbers: list[int]
+    config_count: int
+    shapes: list[tuple[int, ...]]
+    times: list[list[tuple[int, ...]]]
+
+
+def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tuning:
+    """Return what `table` says of `kernels`; without a table their estimates on the nominal device of `target`."""
+    of_kernels = [constants(kernel, target, table) for kernel in kernels]
+    if table is None:
+        return Tuning(of_kernels, [], [UNMEASURED] * len(kernels), 0, [], [])
+    names, shapes, times = _measured(table, {kernel.config_name for kernel in kernels})
+    numbers = {name: number for number, name in enumerate(names)}
+    config_numbers = [numbers.get(kernel.config_name, UNMEASURED) for kernel in kernels]
+    return Tuning(of_kernels, _corrections(table, kernels), config_numbers, len(names), shapes, times)
+
+
+def _corrections(table: Table, kernels: Sequence[Kernel]) -> list[Correction]:
+    if table.network is None:
+        return []
+    shifts = {model.key: model.shift for model in table.models}
+    found = []
+    for kernel in kernels:
+        if kernel.role not in ("product", "partial"):
+            found.append(Correction((0.0,) * HIDDEN, 0.0, 0))
+            continue
+        key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+        shift = table.network.shift + shifts.get(key, 0.0)
+        found.append(Correction(table.network.hidden(kernel), shift, int(kernel.family == "pingpong")))
+    return found
+
+
+def _measured(
+    table: Table, config_names: set[str]
+) -> tuple[list[str], list[tuple[int, ...]], list[list[tuple[int, ...]]]]:
+    """Return the configs that have times, the shapes whose operands begin at a line, and their times."""
+    rows = []
+    for shape in table.shapes:
+        best = {
+            name: (sample.ns, sample.split, int(sample.pdl))
+            for name, sample in shape.best().items()
+            if name in config_names and sample.split in (1, *SPLITS)
+        }
+        if best and not (shape.drawn or shape.offset_a or shape.offset_b):
+            kind = shape.element_bytes, int(shape.fast_accum), LAYOUTS.index(shape.layout)
+            rows.append(((*kind, shape.M, shape.N, shape.K), best))
+    rows.sort(key=lambda row: row[0])
+    names = sorted({name for _, best in rows for name in best})
+    return (
+        names,
+        [(*sizes, *kind) for (*kind, M, N, K), _ in rows for sizes in [(M, N, K)]],
+        [[best.get(name, (0, 0, 0)) for name in names] for _, best in rows],
+    )

@@ -1,0 +1,244 @@
+"""Tuning tables and the devices they are for: which one counts, and how models are scaled for devices without."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aotmm.pack.schema import Kernel
+from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.runtime.launcher import Launcher, Problem
+from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import CDevice, nominal_device
+from aotmm.target import target
+from tests.build.packs import default_pack, plans_pack, relinked
+from tests.native.emulation import Emulator, missing, own_process
+
+SHARED = 232_448
+LIMIT = 64 << 20  # of workspaces
+MEASURED, UNMEASURED = (
+    Problem(512, 512, k, (k, 1), (512, 1), (512, 1), "fp16", "fp16", "fp16", "none", 1 << 40, 2 << 40, 3 << 40)
+    for k in (1024, 1088)
+)
+
+
+def described(name: str, *facts: int) -> CDevice:
+    """A device: multiprocessors, MHz, GB/s."""
+    multiprocessors, clock, memory = facts
+    return CDevice(multiprocessors, SHARED, clock, memory, 0, name.encode())
+
+
+def table_for(kernel: Kernel, device: CDevice, ns: int) -> Table:
+    """A table that has measured one config on MEASURED, and corrects no prediction."""
+    times = (Sample(kernel.config_name, 1, pdl=False, copies=0, ns=ns),)
+    shape = ShapeTimes(2, "nn", False, 512, 512, 1024, 0, 0, False, times)  # noqa: FBT003
+    facts = device.multiprocessors, device.clock_mhz, device.memory_gbps, device.l2_bytes
+    words = "none", "none", "0", "2026-11-20"
+    return Table("sm80", device.name.decode(), *facts, *words, 0, None, (), (shape,))
+
+
+ONE, TWO = described("one", 100, 1000, 1000), described("two", 200, 2000, 4000)
+
+
+def product(kernels: tuple[Kernel, ...]) -> Kernel:
+    """The one that `table_for` is about."""
+    return next(kernel for kernel in kernels if (kernel.role, kernel.layout) == ("product", "nn"))
+
+
+def with_tables(folder: Path, *devices: CDevice) -> Path:
+    """A pack with a table of each device: 100 ns the first, 200 ns the second."""
+    kernels = open_pack(plans_pack("sm80")).manifest.kernels
+    tables = [table_for(product(kernels), device, 100 * (1 + i)) for i, device in enumerate(devices)]
+    return relinked(plans_pack("sm80"), folder, kernels, tables)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Launcher:
+    """The launcher of a pack with two tables."""
+    return open_pack(with_tables(tmp_path, ONE, TWO)).launcher
+
+
+def cost(mm: Launcher, device: CDevice) -> tuple[int, bool]:
+    """Of the product of `table_for`: the time of MEASURED, and whether it was measured."""
+    number = mm.kernels.index(product(mm.kernels))
+    plan = mm.check(MEASURED, device, number).plan
+    assert plan is not None
+    return plan.cost, plan.measured
+
+
+def test_tables_are_picked_by_name(two: Launcher) -> None:
+    """Of two tables in a pack, that of the device's name counts, whatever its other facts are."""
+    for device, ns in (
+        (ONE, 100),
+        (TWO, 200),
+        (described("one", 7, 0, 0), 100),
+        (described("two", 100, 1000, 1000), 200),
+    ):
+        assert cost(two, device) == (ns, True)
+        found = two.origin(device)
+        assert (found.table, found.measured, found.compute, found.memory) == (device.name.decode(), True, 1.0, 1.0)
+        assert str(found) == f"table of {device.name.decode()}"
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        (described("", 100, 1000, 1000), "one"),
+        (described("other", 200, 2000, 4000), "two"),
+        (described("other", 110, 1100, 900), "one"),
+        (described("other", 110, 1000, 4000), "two"),  # 1.1 of the compute of one, but 4 of its memory
+        (described("other", 200, 0, 0), "two"),
+        (described("one or two", 3, 0, 0), "one"),  # equally far in what is known, and nearer in multiprocessors
+    ],
+)
+def test_others_go_by_the_nearest(two: Launcher, device: CDevice, name: str) -> None:
+    """A device without a table has no measured times; its models are those of the table nearest in speed."""
+    found = two.origin(device)
+    assert (found.table, found.measured) == (name, False)
+    assert not cost(two, device)[1]
+
+
+@own_process
+def test_gpus_of_several_models(tmp_path: Path) -> None:
+    """Plans for GPUs of different names in one process are those of each one's table, also remembered ones."""
+    if reason := missing("sm80"):
+        pytest.skip(reason)
+    emulator = Emulator(with_tables(tmp_path, ONE, TWO), devices=3, execute=False)
+    emulator.driver.name(1, "two")
+    emulator.driver.name(2, "one")
+    for _ in range(3):
+        plans = [emulator.launcher.plan(MEASURED, ordinal, LIMIT) for ordinal in range(3)]
+        assert [plan.measured for plan in plans] == [False, True, True]
+        assert [plan.cost for plan in plans[1:]] == [200, 100]
+
+
+def predicted(mm: Launcher, device: CDevice) -> int:
+    """Time of the product of `table_for` on UNMEASURED, in ns."""
+    plan = mm.check(UNMEASURED, device, mm.kernels.index(product(mm.kernels))).plan
+    assert plan is not None
+    return plan.cost
+
+
+def test_models_are_scaled(tmp_path: Path) -> None:
+    """All but the begin of a launch takes twice as long at half of all speeds; a slower clock or memory alone, less.
+
+    What is listed of a GPU counts also for a slice of it: 148 TFLOP/s of an H20, and 0.59 of what an H100 SXM sustains.
+    """
+    mm = open_pack(with_tables(tmp_path, ONE)).launcher
+    whole, half, quarter = (predicted(mm, described("", 100, 1000 // part, 1000 // part)) for part in (1, 2, 4))
+    assert quarter - half == pytest.approx(2 * (half - whole), abs=4)
+    assert half > whole
+    for facts in ((100, 500, 1000), (100, 1000, 500)):
+        assert whole < predicted(mm, described("", *facts)) < half
+    for facts in ((100, 0, 0), (100, 1000, 0), (100, 0, 1000)):
+        assert predicted(mm, described("", *facts)) == whole, "what is unknown is taken to be as fast"
+    for name, sustained in (("NVIDIA H100 NVL", 488.5 / 821.2), ("NVIDIA H200 NVL", 835.5 / 989.5)):
+        slower = predicted(mm, described(name, 100, 1000, 1000))
+        assert whole < slower < whole / sustained
+        assert predicted(mm, described(f"{name} MIG 7g.94gb", 100, 1000, 1000)) == slower
+        assert predicted(mm, described(f"{name}s", 100, 1000, 1000)) == whole
+    config = product(mm.kernels).config
+    macs = config.block_m * config.block_n * config.block_k * -(-UNMEASURED.K // config.block_k)
+    assert predicted(mm, described("NVIDIA H20", 100, 1000, 1000)) > macs * 2 / (1000 * 148 / 78) > whole / 3
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (described("", 100, 1000, 1000), "compute 1.00, memory 1.00"),
+        (described("", 150, 500, 2000), "compute 0.75, memory 2.00"),
+        (described("", 150, 0, 0), "compute 1.50, memory 1.00"),
+        (described("NVIDIA H100 NVL", 100, 900, 500), "compute 0.59, memory 0.50"),
+        (described("NVIDIA H20", 78, 1000, 1000), "compute 0.78, memory 1.00, tensor cores 148 TFLOP/s"),
+    ],
+)
+def test_scaling_is_told(tmp_path: Path, device: CDevice, words: str) -> None:
+    """In words, as `aotmm doctor` and `aotmm explain` print it."""
+    mm = open_pack(with_tables(tmp_path, ONE)).launcher
+    assert str(mm.origin(device)) == f"models scaled from one: {words}, no measured times"
+
+
+def test_a_pack_without_tables() -> None:
+    """Goes by estimates on any device, and says so."""
+    mm = open_pack(plans_pack("sm80")).launcher
+    for device in (ONE, nominal_device(target("sm80")), described("NVIDIA H20", 78, 1980, 4022)):
+        assert str(mm.origin(device)) == "estimates from tiles and data sheet"
+    assert mm.origin(ONE).table is None
+    same = [mm.select(MEASURED, device) for device in (ONE, described("NVIDIA H20", 100, 500, 9))]
+    assert same[0] == same[1]
+
+
+def test_a_retuned_launcher_knows_one_table(two: Launcher) -> None:
+    """It replaces all that were built in; on other devices than its own it is scaled, also on those that had one."""
+    three = described("three", 100, 1000, 1000)
+    two.retune(table_for(product(two.kernels), three, 300))
+    assert cost(two, three) == (300, True)
+    for device in (ONE, TWO, described("", 100, 1000, 1000)):
+        assert two.origin(device).table == "three"
+        assert not cost(two, device)[1]
+
+
+def test_scaled_models_are_made_by_many_threads(two: Launcher) -> None:
+    """Threads that ask for devices without a table at once, while others retune, get what one alone gets."""
+    devices = [described("", 100, clock, 1000) for clock in range(100, 1100, 100)]
+    made = table_for(product(two.kernels), ONE, 100)
+    two.retune(made)
+    alone = [two.select(UNMEASURED, device) for device in devices]
+    wrong: list[object] = []
+
+    def work() -> None:
+        for _ in range(50):
+            if [two.select(UNMEASURED, device) for device in devices] != alone:
+                wrong.append(devices)
+            two.retune(made)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_devices_that_are_none() -> None:
+    """No multiprocessors and a name without an end are invalid."""
+    mm = open_pack(plans_pack("sm80")).launcher
+    with pytest.raises(ValueError, match="multiprocessors=0: at least 1"):
+        mm.origin(described("", 0, 0, 0))
+    endless = described("", 100, 0, 0)
+    ctypes.memset(ctypes.addressof(endless) + CDevice.name.offset, ord("x"), CDevice.name.size)
+    for ask in (mm.origin, lambda device: mm.select(MEASURED, device)):
+        with pytest.raises(ValueError, match="the name of the device has no end in its 108 bytes"):
+            ask(endless)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "multiprocessors", "tile", "tiles"),
+    [
+        ((1536, 1536, 8192), 78, (128, 256), 72),  # one wave
+        ((1536, 1536, 8192), 144, (128, 128), 144),  # one wave
+        ((1536, 2304, 4096), 78, (128, 128), 216),  # three waves
+        ((1536, 2304, 4096), 114, (128, 256), 108),  # one wave
+        ((1920, 1920, 4096), 114, (128, 128), 225),  # two waves
+        ((1920, 1920, 4096), 144, (128, 256), 120),  # one wave
+    ],
+)
+def test_plans_suit_the_number_of_multiprocessors(
+    sizes: tuple[int, int, int], multiprocessors: int, tile: tuple[int, int], tiles: int
+) -> None:
+    """Where waves decide, described devices of 78, 114 and 144 multiprocessors get tiles that fill them.
+
+    By estimates, which know no shape; for each product both numbers get another tile.
+    """
+    mm, (m, n, k) = open_pack(default_pack("sm80")).launcher, sizes
+    problem = replace(MEASURED, M=m, N=n, K=k, strides_a=(k, 1), strides_b=(n, 1), strides_c=(n, 1))
+    plan = mm.select(problem, described("", multiprocessors, 0, 0))
+    config = mm.kernels[plan.kernel].config
+    assert (config.block_m, config.block_n, plan.split) == (*tile, 1)
+    assert -(-m // config.block_m) * -(-n // config.block_n) == tiles
+    waves = -(-tiles // multiprocessors)
+    assert tiles / (waves * multiprocessors) > 0.8
