@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import ShapeTimes, Table
-from aotmm.pack.time_model import LINE_BYTES, Constants, Device, constants, kernel_inputs
+from aotmm.pack.time_model import LINE_BYTES, SPLIT_A, SPLIT_B, SUMS, Constants, Device, constants, kernel_inputs
 from aotmm.problem import DTYPES
 from aotmm.target import Target
+from aotmm.tune.cases import TUNABLE
 
-_SPLIT_A, _SPLIT_B, _SUMS = 0.9, 1.2, 1.4  # constants of the formula: launcher.h
 _SUM_BYTES, _OUTPUT_BYTES = 4, 2  # of an element of partial sums, and of C: measured products write fp16 or bf16
 _Array = NDArray[np.float64]
 Key = tuple[str, int, bool]  # config, element_bytes, fast_accum
@@ -55,7 +55,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     """Return the samples of `shapes` whose configs are among those of `kernels`."""
     found: dict[Key, Kernel] = {}
     for kernel in kernels:
-        if kernel.role in ("product", "partial"):
+        if kernel.role in ("product", "partial") and kernel.dtype_a in TUNABLE:
             found.setdefault((kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum), kernel)
     keys = sorted(found)
     reduce = next((constants(kernel, *gpu) for kernel in kernels if kernel.role == "reduce"), None)
@@ -112,11 +112,12 @@ def _row(kernel: Kernel, c: Constants, number: int) -> tuple[float, ...]:
 
 def _described(shape: ShapeTimes) -> tuple[float, ...]:
     """Return the values of `_SHAPE_COLUMNS`."""
-    by_columns = shape.layout[0] == "t", shape.layout[1] == "t"
-    lines_a = _split_lines(shape.offset_a, *((shape.M, shape.K) if by_columns[0] else (shape.K, shape.M)), shape)
-    lines_b = _split_lines(shape.offset_b, *((shape.K, shape.N) if by_columns[1] else (shape.N, shape.K)), shape)
-    sizes = shape.M, shape.N, shape.K
-    return (*sizes, *by_columns, shape.element_bytes, lines_a, lines_b)
+    M, N, K = shape.M, shape.N, shape.K
+    by_columns_a = shape.layout[0] == "t" and min(M, K) > 1  # one row or column is contiguous both ways
+    by_columns_b = shape.layout[1] == "t" and min(K, N) > 1
+    lines_a = _split_lines(shape.offset_a, *((M, K) if by_columns_a else (K, M)), shape)
+    lines_b = _split_lines(shape.offset_b, *((K, N) if by_columns_b else (N, K)), shape)
+    return M, N, K, by_columns_a, by_columns_b, shape.element_bytes, lines_a, lines_b
 
 
 def _split_lines(offset: int, pitch: int, lines: int, shape: ShapeTimes) -> float:
@@ -137,18 +138,18 @@ def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_
     rounds = np.ceil(waves)
     steps = np.ceil(np.ceil(K / d["block_k"]) / split)
     line = d["block_k"] * d["bytes"]
-    rows, cols = M / down * (1 + _SPLIT_A * d["lines_a"]) * line, N / across * (1 + _SPLIT_B * d["lines_b"]) * line
+    rows, cols = M / down, N / across
+    bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
     fixed = d["base_ns"] + rounds * d["ns_per_tile"]
     multiply = rounds * steps * d["ns_per_k_step"]
-    take = rounds * steps * (rows / d["num_ctas"] + cols) * d["ns_per_taken_byte"]
-    load = units * steps * (rows + cols) * d["ns_per_loaded_byte"]
+    take = rounds * steps * (bytes_a / d["num_ctas"] + bytes_b) * d["ns_per_taken_byte"]
+    load = units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"]
     read = ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES) * d["ns_per_byte"]
-    sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * _SUMS) * d["ns_per_byte"]
+    sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
         sums = sums + reduce.base_ns + M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
     sums = np.where(d["partial"] > 0, sums, 0)
     time = fixed + np.sqrt(multiply**2 + take**2 + load**2 + read**2) + sums
-    last = np.where(waves == rounds, 1, waves - (rounds - 1))
     wave, half = np.minimum(waves, 1), (waves <= 0.5) * 1.0  # noqa: PLR2004 - half of the multiprocessors
     other_half = (waves <= 1) - half
     odd = d["alternates"] * (rounds % 2) * np.minimum(1, 2 / rounds)
@@ -160,8 +161,9 @@ def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_
     )
     plan = (
         *(size, multiply / time, take / time, read / time, load / time, sums / time, fixed / time),
-        *(wave, np.minimum(waves, 2), last, 1 / rounds, odd, half, waves <= 1, np.log2(steps), np.log2(split)),
-        *(M / (down * d["block_m"]), N / (across * d["block_n"]), clustered * d["lines_a"], clustered * d["lines_b"]),
+        *(wave, np.minimum(waves, 2), waves - (rounds - 1), 1 / rounds, odd, half, waves <= 1),
+        *(np.log2(steps), np.log2(split)),
+        *(rows / d["block_m"], cols / d["block_n"], clustered * d["lines_a"], clustered * d["lines_b"]),
     )
     launch = (1, half, other_half, size, other_half * size, wave)
     columns = [*problem, *plan, *(pdl * each for each in launch)]

@@ -23,7 +23,7 @@ from tests.build.packs import content, tiny_pack
 from tests.samples import SHIPPED, code_in, installed, kernel
 
 # What the direct call's module takes of CPython, all of it in the limited API of Python 3.10.
-GLIBC_LIBRARY = r"(libc|libdl|libpthread|ld-linux)\b.*\.so\.\d"
+GLIBC_LIBRARY = r"(libc|libm|libdl|libpthread|ld-linux)\b.*\.so\.\d"
 
 
 def library(folder: Path) -> ELFFile:
@@ -126,7 +126,7 @@ def test_other_processor(arch: str, tmp_path: Path) -> None:
     elf = library(pack)
     assert elf["e_machine"] == "EM_AARCH64"
     dynamic = elf.get_section_by_name(".dynamic")
-    assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= {"libc.so.6", "libdl.so.2", "libpthread.so.0"}
+    assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
     asked = elf.get_section_by_name(".gnu.version_r").iter_versions()
     assert {version.name for _, versions in asked for version in versions} == {"GLIBC_2.17"}
     symbols = elf.get_section_by_name(".dynsym").iter_symbols()

@@ -18,7 +18,9 @@ from jinja2 import UndefinedError
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
 from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
-from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
+from aotmm.pack.table import Model, Sample, ShapeTimes, Table
+from aotmm.pack.time_model import HIDDEN, INPUTS, Network, constants
+from aotmm.pack.tuning import UNMEASURED
 from aotmm.problem import (
     ABI,
     ACTIVATIONS,
@@ -323,8 +325,12 @@ def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, A
 
 
 def test_tuning_table_in_the_source() -> None:
-    """The constants and best times of a table are in the source, those of configs that the pack lacks are not."""
-    mine = kernel("one").config_name
+    """Constants, network and best times of a table are in the source; other configs' times and unaligned ones are not.
+
+    Of a table without a network there are the constants alone.
+    """
+    one, copy = kernel("one"), dataclasses.replace(kernel("two"), role="copy")
+    mine = one.config_name
     samples = (
         Sample("absent", 1, pdl=False, copies=0, ns=1),
         Sample(mine, 1, pdl=False, copies=0, ns=900),
@@ -332,39 +338,39 @@ def test_tuning_table_in_the_source() -> None:
         Sample(mine, 1, pdl=True, copies=1, ns=700),
         Sample(mine, 7, pdl=True, copies=0, ns=600),
     )
+
+    def shape(layout: str, rows: int, times: tuple[Sample, ...], *, offset: int = 0) -> ShapeTimes:
+        return ShapeTimes(2, layout, True, rows, 16, 32, offset, 0, held_out=False, times=times)  # noqa: FBT003
+
     shapes = (
-        ShapeTimes(2, "nt", fast_accum=True, M=8, N=16, K=32, held_out=True, times=samples[:4]),
-        ShapeTimes(2, "nn", fast_accum=True, M=8, N=16, K=32, held_out=False, times=samples[:1]),
-        ShapeTimes(2, "nn", fast_accum=True, M=9, N=16, K=32, held_out=False, times=samples[4:]),
-        ShapeTimes(2, "nn", fast_accum=True, M=10, N=16, K=32, held_out=False, times=samples[1:2]),
+        shape("nt", 8, samples[:4]),
+        shape("nn", 8, samples[:1]),
+        shape("nn", 9, samples[4:]),
+        shape("nn", 10, samples[1:2]),
+        shape("nn", 11, samples[1:2], offset=64),
     )
-    models = tuple(
-        Model(
-            mine,
-            width,
-            fast_accum=True,
-            min_m=rows,
-            base_ns=float(width * rows),
-            ns_per_k_step=2.5,
-            ns_per_tile=3.0,
-            ns_per_byte=0.5,
-            ns_per_loaded_byte=0.25,
-        )
-        for width in (1, 2)
-        for rows in MIN_M
-    )
-    table = Table("sm80", "a GPU", 108, 1410, 1555, 40 << 20, "none", "none", "0", "2026-11-20", 0, models, shapes)
-    text = render.source(
-        target("sm80"), (kernel("one"),), (table, dataclasses.replace(table, device="another", shapes=()))
-    )
-    constants = ", ".join(f"{{{2.0 * rows}, 2.5, 3.0, 0.5, 0.25, 3}}" for rows in MIN_M)
-    assert f"constants_0[][AOTMM_MIN_M_COUNT] = {{\n    {{{constants}}},\n}};" in text
+    rows = tuple((float(number),) * HIDDEN for number in range(len(INPUTS)))
+    network = Network(rows, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0)
+    models = tuple(Model(mine, width, fast_accum=one.fast_accum, shift=0.25 * width) for width in (1, 2))
+    facts = 108, 1410, 1555, 40 << 20
+    table = Table("sm80", "a GPU", *facts, "none", "none", "0", "2026-11-20", 0, network, models, shapes)
+    plain = dataclasses.replace(table, device="another", network=None, shapes=())
+    text = render.source(target("sm80"), (one, copy), (table, plain))
+    for number, each in enumerate((table, plain)):
+        found = (", ".join(map(str, constants(entry, target("sm80"), each))) for entry in (one, copy))
+        assert "constants_%d[] = {\n    {%s},\n    {%s},\n};" % (number, *found) in text
+    hidden, zeros, weights = (", ".join([str(value)] * HIDDEN) for value in (network.hidden(one)[0], 0.0, 0.125))
+    corrections = f"    {{ {{{hidden}}}, 2.5, 0}},\n    {{ {{{zeros}}}, 0.0, 0}},\n"
+    assert f"static const aotmm_correction corrections_0[] = {{\n{corrections}}};" in text
+    assert f"    {{{weights}}},\n}};" in text
+    assert "network_1" not in text
     assert "shapes_0[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times_0[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text
-    assert "config_names_0[] = {0};" in text
-    assert "config_names_1[] = {AOTMM_UNMEASURED};" in text
-    assert '{.device = {108, 0, 1410, 1555, 41943040, "a GPU"},\n     constants_0, config_names_0,' in text
-    assert '{.device = {108, 0, 1410, 1555, 41943040, "another"},\n     constants_1, config_names_1,' in text
+    other = 0 if copy.config_name == mine else UNMEASURED
+    assert f"config_numbers_0[] = {{0, {other}}};" in text
+    assert f"config_numbers_1[] = {{{UNMEASURED}, {UNMEASURED}}};" in text
+    assert '.device = {108, 0, 1410, 1555, 41943040, "a GPU"},' in text
+    assert '.device = {108, 0, 1410, 1555, 41943040, "another"},' in text
 
 
 def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,12 +390,13 @@ _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
-_Static_assert(sizeof(aotmm_origin) == %d, "aotmm_origin");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");
 _Static_assert(sizeof(aotmm_plan) == %d, "aotmm_plan");
-_Static_assert(sizeof(aotmm_model) == %d, "aotmm_model");
+_Static_assert(sizeof(aotmm_constants) == %d, "aotmm_constants");
+_Static_assert(sizeof(aotmm_network) == %d, "aotmm_network");
+_Static_assert(sizeof(aotmm_correction) == %d, "aotmm_correction");
 _Static_assert(sizeof(aotmm_time) == %d, "aotmm_time");
 _Static_assert(sizeof(aotmm_shape) == %d, "aotmm_shape");
 _Static_assert(sizeof(aotmm_table) == %d, "aotmm_table");
@@ -401,9 +408,10 @@ const aotmm_launcher *(*entry)(void) = aotmm_launcher_sm90;
 @pytest.mark.parametrize("language", ["c11", "c++17"])
 def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
-    tables = (tuning.CModel, tuning.CTime, tuning.CShape, tuning.CTable)
-    inputs = (launcher.CProblem, tuning.CDevice, tuning.COrigin, launcher.CError, CKernel)
-    sizes = (*inputs, launcher.CEvaluation, launcher.CPlan, *tables, launcher._CLauncher)
+    model = (tuning.CConstants, tuning.CNetwork, tuning.CCorrection)
+    tables = (launcher.CPlan, *model, tuning.CTime, tuning.CShape, tuning.CTable)
+    inputs = (launcher.CProblem, launcher.CDevice, launcher.CError, CKernel)
+    sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
     text = PROGRAM % (len(QUANTITIES["product"]), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (
         ("", DTYPES),

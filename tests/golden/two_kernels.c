@@ -113,7 +113,7 @@ const aotmm_group aotmm_guard_tests_of[] = {
 const uint32_t aotmm_kernel_count = 2;
 aotmm_function aotmm_functions[2][AOTMM_MAX_DEVICES];
 const char aotmm_arch[] = "sm80";
-const int64_t aotmm_pointer_alignment = 16;
+const int64_t aotmm_pointer_alignment = 128;
 const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
 
 const uint16_t aotmm_order[] = {0, 1};
@@ -128,11 +128,13 @@ const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT] = {
 const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
-static const aotmm_constants constants_0[][AOTMM_MIN_M_COUNT] = {
-    {{2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}, {2000.0, 453.71076923076924, 453.71076923076924, 0.0006430868167202572, 0.0, 1}},
-    {{2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}, {2000.0, 0.0, 0.0, 0.005144694533762058, 0.0, 1}},
+
+
+static const aotmm_constants constants_0[] = {
+    {2500.0, 181.4843076923077, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
+    {2500.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
 };
-static const uint16_t config_names_0[] = {AOTMM_UNMEASURED, AOTMM_UNMEASURED};
+static const uint16_t config_numbers_0[] = {65535, 65535};
 static const aotmm_shape shapes_0[] = {
     {0},
 };
@@ -142,8 +144,11 @@ static const aotmm_time times_0[] = {
 static uint32_t places_0[2];
 
 const aotmm_tuning aotmm_built_tunings[] = {
-    {.device = {0, 0, 0, 0, 0, ""},
-     constants_0, config_names_0, shapes_0, times_0, places_0, 0, 0, 2},
+    {.table = {.device = {0, 0, 0, 0, 0, ""},
+               .config_count = 0, .shape_count = 0,
+               .constants = constants_0,
+               .config_numbers = config_numbers_0, .shapes = shapes_0, .times = times_0},
+     .places = places_0, .place_count = 2},
 };
 const uint32_t aotmm_built_tuning_count = 1;
 const aotmm_hidden_facts aotmm_hidden[] = {
@@ -158,7 +163,7 @@ const aotmm_hidden_facts aotmm_hidden[] = {
 __attribute__((visibility("default"))) const aotmm_launcher *aotmm_launcher_sm80(void) {
   static const aotmm_launcher launcher = {
       AOTMM_ABI, sizeof(aotmm_problem), 2, aotmm_arch, aotmm_kernels,
-      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul,
-      aotmm_retune, aotmm_preload, aotmm_last_error};
+      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul, aotmm_retune,
+      aotmm_preload, aotmm_last_error};
   return &launcher;
 }

@@ -241,8 +241,12 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_no_verdict_is_better_than_the_plan(arch: str) -> None:
-    """`explain` shows no plan that takes more workspace than a product may, or less time than the chosen one."""
-    mm, rng, cut = launcher(arch), np.random.default_rng(21), 0
+    """`explain` shows no plan that takes more workspace than a product may, or less time than the chosen one.
+
+    The latter by the formula alone: the network does not see all plans, and slow ones may not have been timed.
+    """
+    mm, rng, cut = load_apart(arch), np.random.default_rng(21), 0
+    mm.retune(replace(tuning_for(arch, network=False), shapes=()))
     for _ in range(EXPLAINED):
         problem, device = draw(rng, arch)
         limit = LIMITS[rng.integers(len(LIMITS))]
@@ -480,6 +484,7 @@ def test_parameter_blocks(interpreted_pack: Path) -> None:
         (launch,) = emulator.driver.launches
         values = quantities(problem)
         assert keeps_guards(kernel, values), (kernel.name, problem)
+        values["group_m"] = emulator.launcher.select(problem, device, 0).group_m
         block = bytearray(launch.params)
         for item in kernel.parameters:
             value = (values[item.value] or 0) % 2 ** (8 * item.bytes)

@@ -1,0 +1,95 @@
+"""The fit sees what the launcher computes: `tune.models` and the time model of launcher.h give the same times."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from aotmm.pack.schema import Kernel
+from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.problem import LAYOUTS, SPLITS
+from aotmm.runtime.launcher import Problem
+from aotmm.runtime.tuning import measured_device
+from aotmm.target import target
+from aotmm.tune.models import Gpu, Samples, samples
+from tests.native.test_core import load_apart, tuning_for
+from tests.samples import SHIPPED
+
+SHAPES = 120
+BIG = 1 << 40
+
+
+def predicted(found: Samples, table: Table) -> NDArray[np.float64]:
+    """The times of samples by the formula and the table's network."""
+    network = table.network
+    if network is None:
+        return found.formula
+    hidden = np.maximum(found.inputs @ np.array(network.inputs) + network.bias, 0)
+    shifts = {model.key: model.shift for model in table.models}
+    own = np.array([shifts.get(key, 0.0) for key in found.keys])[found.key]
+    return found.formula * np.exp(hidden @ np.array(network.outputs) + network.shift + own)
+
+
+def draw(rng: np.random.Generator) -> ShapeTimes:
+    """A product of sizes of any scale, aligned or not, that begins anywhere in a cache line."""
+    step = int(rng.choice((1, 8, 64, 64)))
+    m, n, k = (max(1, int(2 ** rng.uniform(0, 13)) // step * step) for _ in range(3))
+    width = int(rng.choice((1, 2)))
+    offsets = (int(rng.choice((0, 0, 0, 16, 64, 2 * width))) for _ in range(2))
+    fast = bool(width == 1 and rng.random() < 0.5)
+    return ShapeTimes(width, str(rng.choice(LAYOUTS)), fast, m, n, k, *offsets, held_out=False, times=())
+
+
+def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
+    """The same product for the launcher."""
+    m, n, k = shape.M, shape.N, shape.K
+    strides_a = (1, m) if shape.layout[0] == "t" else (k, 1)
+    strides_b = (1, k) if shape.layout[1] == "t" else (n, 1)
+    addresses = {"a_ptr": 4096 + shape.offset_a, "b_ptr": 4096 + shape.offset_b, "c_ptr": 4096}
+    return Problem(
+        m, n, k, strides_a, strides_b, (n, 1), dtype, dtype, "fp16", fast_accum=shape.fast_accum, **addresses
+    )
+
+
+def plans_of(kernel: Kernel, shape: ShapeTimes) -> list[Sample]:
+    """Every number of slices that K has steps for, with and without pdl if the kernel can."""
+    steps = -(-shape.K // kernel.config.block_k)
+    splits = (1,) if kernel.role == "product" else [split for split in SPLITS if steps >= 2 * split]
+    ways = (True, False) if kernel.pdl else (False,)
+    return [Sample(kernel.config_name, split, pdl, 0, 1) for split in splits for pdl in ways]
+
+
+@pytest.mark.parametrize("network", [False, True], ids=["formula", "network"])
+@pytest.mark.parametrize("arch", SHIPPED)
+def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # noqa: FBT001
+    """For every kernel the launcher takes the plan that is fastest by these inputs and weights, and costs as much."""
+    rng, mm, row = np.random.default_rng(5), load_apart(arch), target(arch)
+    table = replace(tuning_for(arch, network=network), shapes=())
+    mm.retune(table)
+    device = measured_device(table, row.shared_bytes)
+    dtypes = {2: "fp16", 1: "fp8e4" if "fp8e4" in row.dtypes else "fp8e5"}
+    seen = collections.Counter[str]()
+    for _ in range(SHAPES):
+        shape = draw(rng)
+        problem = problem_of(shape, dtypes[shape.element_bytes])
+        for number, kernel in enumerate(mm.kernels):
+            of_kind = kernel.fast_accum == shape.fast_accum and (kernel.dtype_c == "fp16" or kernel.role == "partial")
+            plan = mm.check(problem, device, number, BIG).plan if of_kind else None
+            if plan is None or plan.copies:
+                continue
+            chosen = plans_of(kernel, shape)
+            found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(chosen))])
+            times = predicted(found, table)
+            best = int(np.argmin(times))
+            where = shape, kernel.name, plan
+            assert plan.cost == pytest.approx(times[best], abs=1.001), where
+            assert plan.split == chosen[best].split, where
+            assert not network or plan.pdl == chosen[best].pdl, where
+            seen.update([kernel.role, f"pdl {plan.pdl}", "odd" if shape.K % 8 or shape.offset_a else "aligned"])
+    assert min(seen["product"], seen["partial"], seen["odd"], seen["aligned"]) > 20, seen
+    assert arch != "sm90" or min(seen["pdl True"], seen["pdl False"]) > 20, seen
+
