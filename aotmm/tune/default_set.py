@@ -23,7 +23,6 @@ from aotmm.pack.schema import Config, Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 from aotmm.target import target
-from aotmm.timing import problems
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case
 from aotmm.tune.choose import Bounds, ClassLoss, Group, Losses, Pairs, by_class, extend
@@ -132,20 +131,15 @@ def _add(pairs: Pairs, candidates: _Candidates, epilogue: str) -> None:
 
 def _losses(candidates: _Candidates) -> tuple[dict[Group, Losses], dict[Group, Losses]]:
     """Return the losses on random problems, drawn and measured ones, and on those of the sweeps."""
-    sweeps = {(s.M, s.N, s.K, s.layout, 0, 0) for sweep in problems.read().sweeps for s in sweep.shapes}
-    drawn, measured = list(_drawn(candidates)), []
-    for s in candidates.times.shapes:
-        name = "sweeps" if (s.M, s.N, s.K, s.layout, s.offset_a, s.offset_b) in sweeps else "measured"
-        measured.append((name, s))
-    random_losses, sweep_losses = {}, {}
+    drawn = list(_drawn(candidates))
+    timed = [("measured" if shape.drawn else "sweeps", shape) for shape in candidates.times.shapes]
+    random, sweeps = {}, {}
     for group in candidates.kernels:
-        mine = [(name, shape) for name, shape in measured if _group(shape) == group]
-        random = [(name, shape) for name, shape in mine if name != "sweeps"]
-        swept = [(name, shape) for name, shape in mine if name == "sweeps"]
-        unmeasured = [(name, shape) for name, shape in drawn if _group(shape) == group]
-        random_losses[group] = _of_group(candidates, group, unmeasured, random)
-        sweep_losses[group] = _of_group(candidates, group, [], swept)
-    return random_losses, sweep_losses
+        mine = [row for row in timed if _group(row[1]) == group]
+        new = [row for row in drawn if _group(row[1]) == group]
+        random[group] = _of_group(candidates, group, new, [row for row in mine if row[1].drawn])
+        sweeps[group] = _of_group(candidates, group, [], [row for row in mine if not row[1].drawn])
+    return random, sweeps
 
 
 def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _Problems) -> Losses:
@@ -195,6 +189,7 @@ def _unmeasured(case: Case, plans: tuple[Sample, ...]) -> ShapeTimes:
         K=shape.K,
         offset_a=case.offset_a,
         offset_b=case.offset_b,
+        drawn=True,
         held_out=False,
         times=plans,
     )

@@ -390,7 +390,6 @@ _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
-_Static_assert(sizeof(aotmm_origin) == %d, "aotmm_origin");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");
