@@ -13,6 +13,7 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack import table
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
+from aotmm.pack.time_model import HIDDEN, INPUTS, Network
 from aotmm.target import TARGETS
 
 FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
@@ -20,6 +21,12 @@ SLOW = Sample("ws_a", 1, pdl=False, copies=0, ns=1000)
 COPIED = Sample("ws_a", 1, pdl=False, copies=3, ns=800)
 SPLIT = Sample("ws_a_split", 4, pdl=False, copies=0, ns=700)
 
+NETWORK = Network(
+    inputs=tuple((row / 8,) * HIDDEN for row in range(len(INPUTS))),
+    bias=(-1.5,) * HIDDEN,
+    outputs=(0.5,) * HIDDEN,
+    shift=2.25,
+)
 TABLE = Table(
     arch="sm90",
     device="NVIDIA H200",
@@ -32,44 +39,12 @@ TABLE = Table(
     aotmm="0.1.0",
     date="2026-11-20",
     seed=4,
-    models=(
-        Model(
-            "reduce",
-            2,
-            fast_accum=False,
-            min_m=1,
-            base_ns=2000.0,
-            ns_per_k_step=0.0,
-            ns_per_tile=0.0,
-            ns_per_byte=2.5e-4,
-            ns_per_loaded_byte=0.0,
-        ),
-        Model(
-            "ws_a",
-            2,
-            fast_accum=False,
-            min_m=1,
-            base_ns=1500.0,
-            ns_per_k_step=130.25,
-            ns_per_tile=700.0,
-            ns_per_byte=2.4e-4,
-            ns_per_loaded_byte=5e-5,
-        ),
-        Model(
-            "ws_a",
-            2,
-            fast_accum=False,
-            min_m=33,
-            base_ns=1600.0,
-            ns_per_k_step=120.5,
-            ns_per_tile=900.0,
-            ns_per_byte=2.5e-4,
-            ns_per_loaded_byte=6e-5,
-        ),
-    ),
+    network=NETWORK,
+    models=(Model("ws_a", 2, fast_accum=False, shift=-0.125), Model("ws_a_split", 2, fast_accum=False, shift=0.25)),
     shapes=(
-        ShapeTimes(2, "nn", fast_accum=False, M=256, N=512, K=1024, held_out=False, times=(SLOW, COPIED, FAST, SPLIT)),
-        ShapeTimes(2, "nt", fast_accum=False, M=1, N=512, K=1024, held_out=True, times=()),
+        ShapeTimes(2, "nn", False, 256, 512, 1024, 0, 0, False, (SLOW, COPIED, FAST, SPLIT)),  # noqa: FBT003
+        ShapeTimes(2, "nn", False, 256, 512, 1024, 16, 126, False, (SLOW,), drawn=True),  # noqa: FBT003
+        ShapeTimes(2, "nt", False, 1, 512, 1024, 0, 0, True, ()),  # noqa: FBT003
     ),
 )
 
@@ -86,7 +61,7 @@ def test_rows_and_samples_are_written_in_order() -> None:
     shuffled = replace(
         TABLE,
         models=TABLE.models[::-1],
-        shapes=(TABLE.shapes[1], replace(TABLE.shapes[0], times=(SPLIT, FAST, COPIED, SLOW))),
+        shapes=(*TABLE.shapes[:0:-1], replace(TABLE.shapes[0], times=(SPLIT, FAST, COPIED, SLOW))),
     )
     assert table.write(shuffled) == table.write(TABLE)
 
@@ -96,15 +71,26 @@ def test_the_file_has_a_line_per_row() -> None:
     lines = table.write(TABLE).decode().splitlines()
     assert '"config_names": ["ws_a", "ws_a_split"],' in lines
     assert (
-        ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, "held_out": false, '
+        ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, '
+        '"offset_a": 0, "offset_b": 0, "drawn": false, "held_out": false, '
         '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
     ) in lines
 
 
-def test_constants_are_rounded() -> None:
-    """Five digits: equal measurements give equal files however the fit ended."""
-    model = replace(TABLE.models[0], base_ns=1234.56789)
-    assert table.parse(table.write(replace(TABLE, models=(model,))), "t").models[0].base_ns == 1234.6
+def test_weights_are_rounded() -> None:
+    """Six digits: equal fits give equal files on every machine."""
+    network = replace(NETWORK, outputs=(1.23456789,) * HIDDEN, shift=1e-7 / 3)
+    model = replace(TABLE.models[0], shift=0.123456789)
+    found = table.parse(table.write(replace(TABLE, network=network, models=(model,))), "t")
+    assert found.network is not None
+    assert (found.network.outputs[0], found.network.shift) == (1.23457, 3.33333e-8)
+    assert found.models[0].shift == 0.123457
+
+
+def test_a_table_may_have_no_network() -> None:
+    """Then launchers go by the formula alone."""
+    plain = replace(TABLE, network=None, models=())
+    assert table.parse(table.write(plain), "t") == plain
 
 
 def test_the_best_sample_of_each_schedule() -> None:
@@ -144,14 +130,23 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("models", 0, "config_name"), ""), r"models\[0\]: config_name: expected a text"),
         (_change(("models", 0, "element_bytes"), 3), "element_bytes: expected one of 1, 2, 4, found 3"),
         (_change(("models", 0, "element_bytes"), value=True), "element_bytes: expected one of 1, 2, 4, found True"),
-        (_change(("models", 0, "base_ns"), -1), "base_ns: expected a number from 0"),
-        (_change(("models", 0, "base_ns"), "1"), "base_ns: expected a number from 0"),
+        (_change(("models", 0, "shift"), 11), "shift: expected a number from -10.0 to 10.0, found 11"),
+        (_change(("models", 0, "shift"), "1"), "shift: expected a number from -10.0 to 10.0, found '1'"),
         (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
-        (_change(("models", 0, "min_m"), 2), "min_m: expected one of 1, 33, 257, found 2"),
-        (_change(("models", 0, "config_name"), "ws_a"), r"\('ws_a', 2, False, 1\) is there 2 times"),
+        (_change(("models", 1, "config_name"), "ws_a"), r"models: \('ws_a', 2, False\) is there 2 times"),
+        (lambda body: body.pop("network"), r"missing keys \['network'\]"),
+        (_change(("network",), []), r"network: expected an object, found \[\]"),
+        (lambda body: body["network"].pop("bias"), r"network: unknown keys \[\], missing keys \['bias'\]"),
+        (lambda body: body["network"]["inputs"].pop(), rf"network: inputs: expected a list of at most {len(INPUTS)}"),
+        (_change(("network", "inputs", 3), []), rf"network: inputs\[3\]: expected a list of at most {HIDDEN}"),
+        (_change(("network", "inputs", 3, 5), 1e7), r"network: inputs\[3\]\[5\]: expected a number from -1000000.0 to"),
+        (_change(("network", "shift"), None), "network: shift: expected a number from -1000000.0 to"),
         (_change(("shapes", 0, "layout"), "any"), "layout: expected one of nn, nt, tn, tt, found 'any'"),
         (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
         (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1 to 9007199254740991, found"),
+        (_change(("shapes", 0, "offset_a"), 128), "offset_a: expected an integer from 0 to 127, found 128"),
+        (_change(("shapes", 0, "offset_b"), -1), "offset_b: expected an integer from 0 to 127, found -1"),
+        (lambda body: body["shapes"][1].update(offset_a=0, offset_b=0), "shapes: .* 256, 512, 1024, 0, 0.* 2 times"),
         (_change(("shapes", 0, "M"), 2**53), "M: expected an integer from 1 to 9007199254740991, found"),
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there 2 times"),
         (_change(("shapes", 0, "times", 0), [0, 1, 0, 0]), r"times\[0\]: expected a list of 5, found \[0, 1, 0, 0\]"),
@@ -181,8 +176,8 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(change: Callable[[dict[str, A
         (b"[]", r"expected an object, found \[\]"),
         (b'{"format": 1, "format": 1}', "a key twice"),
         (b" " * (table.MAX_TABLE_BYTES + 1), "33554433 bytes, a tuning table has at most 33554432"),
-        (table.write(TABLE).replace(b"2000.0", b"1e999"), "base_ns: expected a number from 0, found inf"),
-        (table.write(TABLE).replace(b"2000.0", b"NaN"), "number NaN is not JSON"),
+        (table.write(TABLE).replace(b"2.25", b"1e999"), "network: shift: expected a number from .* found inf"),
+        (table.write(TABLE).replace(b"2.25", b"NaN"), "number NaN is not JSON"),
     ],
 )
 def test_bytes_that_are_no_table_are_refused(data: bytes, message: str) -> None:
