@@ -109,7 +109,7 @@ def needs_torch(command: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name in {"numpy", "scipy"}:
+        if error.name == "numpy":
             raise SpecError(f'{command} needs {error.name}, of the tune extra: pip install "aotmm[tune]"') from error
         if error.name != "torch":
             raise

@@ -7,6 +7,8 @@ differentiable form. The second is what selection needs, the first keeps times w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +55,8 @@ def fit(samples: Samples) -> Fitted:
         torch.tensor(samples.key[near]),
         samples.product[near],
     )
-    found = min((_fitted(data, len(samples.keys), seed) for seed in range(_RESTARTS)), key=lambda row: row[0])[1]
+    with _one_thread():
+        found = min((_fitted(data, len(samples.keys), seed) for seed in range(_RESTARTS)), key=lambda row: row[0])[1]
     inputs = found["inputs"] / spread
     bias = found["bias"] - mean @ inputs.T
     shift = float(found["shift"][0])
@@ -66,6 +69,17 @@ def fit(samples: Samples) -> Fitted:
     own = found["own"][:, 0].tolist()
     models = tuple(Model(*key, value) for key, value in zip(samples.keys, own, strict=True))
     return Fitted(network, models)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: more would only wait, and the order of sums would depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class _Data(NamedTuple):

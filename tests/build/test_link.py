@@ -126,7 +126,12 @@ def test_other_processor(arch: str, tmp_path: Path) -> None:
     elf = library(pack)
     assert elf["e_machine"] == "EM_AARCH64"
     dynamic = elf.get_section_by_name(".dynamic")
-    assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0"}
+    assert {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")} <= {
+        "libc.so.6",
+        "libm.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+    }
     asked = elf.get_section_by_name(".gnu.version_r").iter_versions()
     assert {version.name for _, versions in asked for version in versions} == {"GLIBC_2.17"}
     symbols = elf.get_section_by_name(".dynsym").iter_symbols()

@@ -349,16 +349,18 @@ def test_tuning_table_in_the_source() -> None:
         shape("nn", 10, samples[1:2]),
         shape("nn", 11, samples[1:2], offset=64),
     )
-    rows = tuple((float(number),) * HIDDEN for number in range(len(INPUTS)))
-    network = Network(rows, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0)
+    weights_in = tuple((float(number),) * HIDDEN for number in range(len(INPUTS)))
+    network = Network(weights_in, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0)
     models = tuple(Model(mine, width, fast_accum=one.fast_accum, shift=0.25 * width) for width in (1, 2))
     facts = 108, 1410, 1555, 40 << 20
     table = Table("sm80", "a GPU", *facts, "none", "none", "0", "2026-11-20", 0, network, models, shapes)
     plain = dataclasses.replace(table, device="another", network=None, shapes=())
     text = render.source(target("sm80"), (one, copy), (table, plain))
     for number, each in enumerate((table, plain)):
-        found = (", ".join(map(str, constants(entry, target("sm80"), each))) for entry in (one, copy))
-        assert "constants_%d[] = {\n    {%s},\n    {%s},\n};" % (number, *found) in text
+        lines = [
+            "    {" + ", ".join(map(str, constants(entry, target("sm80"), each))) + "},\n" for entry in (one, copy)
+        ]
+        assert f"constants_{number}[] = {{\n{''.join(lines)}}};" in text
     hidden, zeros, weights = (", ".join([str(value)] * HIDDEN) for value in (network.hidden(one)[0], 0.0, 0.125))
     corrections = f"    {{ {{{hidden}}}, 2.5, 0}},\n    {{ {{{zeros}}}, 0.0, 0}},\n"
     assert f"static const aotmm_correction corrections_0[] = {{\n{corrections}}};" in text
@@ -390,6 +392,7 @@ _Static_assert(AOTMM_DTYPE_COUNT == %d, "dtypes");
 _Static_assert(AOTMM_ACTIVATION_COUNT == %d, "activations");
 _Static_assert(sizeof(aotmm_problem) == %d, "aotmm_problem");
 _Static_assert(sizeof(aotmm_device) == %d, "aotmm_device");
+_Static_assert(sizeof(aotmm_origin) == %d, "aotmm_origin");
 _Static_assert(sizeof(aotmm_error) == %d, "aotmm_error");
 _Static_assert(sizeof(aotmm_kernel) == %d, "aotmm_kernel");
 _Static_assert(sizeof(aotmm_evaluation) == %d, "aotmm_evaluation");

@@ -1,7 +1,8 @@
-"""Libraries that are made to take one config, by a tuning table in which nothing else is as fast."""
+"""Libraries that are made to take one config, by constants of the time model in which nothing else is as fast."""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 import aotmm
 from aotmm.pack import table
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import MIN_M, Model, Sample, ShapeTimes, Table
+from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import Plan
 from aotmm.runtime.library import Library
+from aotmm.runtime.tuning import CConstants, c_table
 
 WIDTHS = (1, 2, 4)  # bytes of an element
 
@@ -47,8 +49,6 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         these products are launched programmatically.
     folder: where the table goes, which is also what tells the library from others that take the same.
     """
-    helpers = {kernel.config_name for kernel in lib.pack_for(0).manifest.kernels if kernel.role in ("reduce", "copy")}
-    free = itertools.product(sorted({config_name, *helpers}), WIDTHS, (False, True), MIN_M)
     gpu = lib.pack_for(0).launcher.device(0)
     tuned = Table(
         arch=lib.pack_for(0).arch,
@@ -62,13 +62,16 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         aotmm=aotmm.__version__,
         date="2026-11-20",
         seed=0,
-        models=tuple(Model(*key, 0.0, 0.0, 0.0, 0.0, 0.0) for key in free),
+        network=None,
+        models=(),
         shapes=tuple(
             ShapeTimes(
                 width,
                 layout,
                 fast,
                 *shape,
+                offset_a=0,
+                offset_b=0,
                 held_out=False,
                 times=(Sample(config_name, split, pdl=True, copies=0, ns=1),),
             )
@@ -78,4 +81,11 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
     )
     path = folder / f"{config_name}.json"
     path.write_bytes(table.write(tuned))
-    return aotmm.load(table=path)
+    ours = aotmm.load(table=path)
+    launcher = ours.pack_for(0).launcher
+    by = c_table(tuned, launcher.kernels)
+    for number, kernel in enumerate(launcher.kernels):
+        if kernel.config_name == config_name or kernel.role in ("reduce", "copy"):
+            by.constants[number] = CConstants()
+    launcher._raise(launcher._c.retune(ctypes.byref(by)))
+    return ours

@@ -404,14 +404,13 @@ class Reference:
     def _measured(self, table: Table) -> tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]:
         """Times by shape and config of this pack, of operands that begin at lines, and all their configs."""
         if table.device not in self._times_of:
-            names, shapes = {kernel.config_name for kernel in self.kernels}, {}
+            names = {kernel.config_name for kernel in self.kernels}
+            shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
             for shape in table.shapes:
                 key = (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K)
                 splits = (1, *SPLITS)
-                best = {
-                    name: each for name, each in shape.best().items() if name in names and each.split in splits
-                }
-                if best and not (shape.offset_a or shape.offset_b):
+                best = {name: each for name, each in shape.best().items() if name in names and each.split in splits}
+                if best and not (shape.drawn or shape.offset_a or shape.offset_b):
                     shapes[key] = best
             self._times_of[table.device] = shapes, {name for best in shapes.values() for name in best}
         return self._times_of[table.device]
@@ -419,7 +418,7 @@ class Reference:
     @property
     def network(self) -> Network | None:
         """That of the table."""
-        return self.table and self.table.network
+        return self.table.network if self.table else None
 
     def _of_table(self, table: Table | None) -> list[Constants]:
         key = table and table.device
@@ -515,9 +514,9 @@ class Reference:
             return "types"
         found: list[Plan | str] = []
         for part, cut in (whole(problem), *panels(problem, limit)):
-            plans = self._plans(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
-            fitting = [each for each in plans if isinstance(each, Planned)]
-            found.append(in_panels(self._decide(part, fitting), cut) if fitting else str(plans[-1]))
+            tried = self._plans(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
+            fitting = [each for each in tried if isinstance(each, Planned)]
+            found.append(in_panels(self._decide(part, fitting), cut) if fitting else str(tried[-1]))
         plans = [plan for plan in found if isinstance(plan, Plan)]
         return min(plans, key=lambda plan: plan.cost) if plans else found[0]
 
@@ -652,9 +651,7 @@ class Reference:
         return Planned(plan, way, terms)
 
     # ---- the time model
-    def _terms(
-        self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: float
-    ) -> Terms:
+    def _terms(self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: float) -> Terms:
         kernel, p, c = self.kernels[number], problem, self.constants[number]
         config = kernel.config
         down, across = max(1, ceil_div(p.M, config.block_m)), max(1, ceil_div(p.N, config.block_n))
@@ -731,7 +728,7 @@ class Reference:
 
 def concurrent(kernel: Kernel, device: CDevice) -> int:
     """Tiles that a device computes at once."""
-    return max(1, device.multiprocessors // kernel.num_ctas)
+    return max(1, int(device.multiprocessors) // kernel.num_ctas)
 
 
 def early_by_formula(kernel: Kernel, terms: Terms | None, work_tiles: int, slots: int) -> bool:

@@ -173,7 +173,8 @@ def tuning_for(arch: str, *, network: bool) -> Table:
             for name in names
         )
         offsets = (0, 0) if rng.random() < 0.9 else (16, 0)
-        shapes.append(ShapeTimes(width, layout, fast, m, n, k, *offsets, held_out=False, times=times))
+        drawn = bool(rng.random() < 0.1)
+        shapes.append(ShapeTimes(width, layout, fast, m, n, k, *offsets, held_out=False, times=times, drawn=drawn))
     facts = (100, 1700, 2000, 1 << 20)
     found = network_for(rng) if network else None
     return Table(arch, "two", *facts, "none", "none", "0", "2026-11-20", 0, found, models, tuple(shapes))

@@ -27,9 +27,9 @@ def draw(rng: np.random.Generator) -> ShapeTimes:
     step = int(rng.choice((1, 8, 64, 64)))
     m, n, k = (max(1, int(2 ** rng.uniform(0, 13)) // step * step) for _ in range(3))
     width = int(rng.choice((1, 2)))
-    offsets = (int(rng.choice((0, 0, 0, 16, 64, 2 * width))) for _ in range(2))
+    offset_a, offset_b = (int(rng.choice((0, 0, 0, 16, 64, 2 * width))) for _ in range(2))
     fast = bool(width == 1 and rng.random() < 0.5)
-    return ShapeTimes(width, str(rng.choice(LAYOUTS)), fast, m, n, k, *offsets, held_out=False, times=())
+    return ShapeTimes(width, str(rng.choice(LAYOUTS)), fast, m, n, k, offset_a, offset_b, held_out=False, times=())
 
 
 def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
@@ -37,9 +37,13 @@ def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
     m, n, k = shape.M, shape.N, shape.K
     strides_a = (1, m) if shape.layout[0] == "t" else (k, 1)
     strides_b = (1, k) if shape.layout[1] == "t" else (n, 1)
-    addresses = {"a_ptr": 4096 + shape.offset_a, "b_ptr": 4096 + shape.offset_b, "c_ptr": 4096}
     return Problem(
-        m, n, k, strides_a, strides_b, (n, 1), dtype, dtype, "fp16", fast_accum=shape.fast_accum, **addresses
+        *(m, n, k, strides_a, strides_b, (n, 1)),
+        *(dtype, dtype, "fp16"),
+        a_ptr=4096 + shape.offset_a,
+        b_ptr=4096 + shape.offset_b,
+        c_ptr=4096,
+        fast_accum=shape.fast_accum,
     )
 
 
@@ -80,4 +84,3 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
             seen.update([kernel.role, f"pdl {plan.pdl}", "odd" if shape.K % 8 or shape.offset_a else "aligned"])
     assert min(seen["product"], seen["partial"], seen["odd"], seen["aligned"]) > 20, seen
     assert arch != "sm90" or min(seen["pdl True"], seen["pdl False"]) > 20, seen
-

@@ -31,7 +31,14 @@ PLATFORM = f"manylinux_{link.GLIBC.replace('.', '_')}_{platform.machine()}"
 WHEEL = f"aotmm-{aotmm.__version__}-py3-none-{PLATFORM}.whl"
 SDIST = f"aotmm-{aotmm.__version__}"
 MAX_WHEEL_BYTES = 20_000_000
-GLIBC_LIBRARIES = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+GLIBC_LIBRARIES = {
+    "libc.so.6",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+}
 FOLDERS = ("aotmm", "docs", "examples", "templates", "tests")
 TORCH_LIBRARY = Path("aotmm/native/libaotmm_torch.so")
 DIRECT_CALL = Path("aotmm/native/_direct_call.abi3.so")

@@ -256,12 +256,11 @@ def test_without_torch(words: tuple[str, ...], tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["numpy", "scipy"])
-def test_without_what_fits(name: str, tmp_path: Path) -> None:
+def test_without_what_fits(tmp_path: Path) -> None:
     """`aotmm tune` says which extra it needs before anything is timed."""
-    done = without(name, tmp_path, "tune", "--arch", "sm90", "--out", str(tmp_path / "out"))
+    done = without("numpy", tmp_path, "tune", "--arch", "sm90", "--out", str(tmp_path / "out"))
     assert (done.returncode, done.stdout) == (SpecError.exit_code, "")
-    assert done.stderr.endswith(f'error: aotmm tune needs {name}, of the tune extra: pip install "aotmm[tune]"\n')
+    assert done.stderr.endswith('error: aotmm tune needs numpy, of the tune extra: pip install "aotmm[tune]"\n')
 
 
 def test_without_torch_in_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,15 +45,15 @@ def test_every_set_has_its_turn_and_the_first_is_checked(monkeypatch: pytest.Mon
         row.out.copy_(factor * (row.a.double() @ row.b.double()))
 
     monkeypatch.setattr(measure, "recorded", lambda launch, sets: [launch(each) for each in sets])
-    monkeypatch.setattr(measure, "elapsed_ns", lambda run: run())
     timer = GpuTimer(launch, problems, sets[0])
+    assert timer.sets == 4
     for launches, wanted in ((2, [3, 0]), (4, [1, 2, 3, 0]), (6, [3, 0, 1, 2, 3, 0])):
         order.clear()
         timer.record(CANDIDATE, launches)
         assert order == wanted
         assert timer.error(CANDIDATE) is None
     factor = 1.01
-    timer.single(CANDIDATE)
+    timer.record(CANDIDATE, 2)
     assert "times what is allowed" in str(timer.error(CANDIDATE))
     sets[0].out[7, 7] = float("nan")
     assert timer.error(CANDIDATE) == "its error is inf times what is allowed"

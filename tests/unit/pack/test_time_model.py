@@ -1,0 +1,102 @@
+"""Constants and inputs of the time model, as far as they depend on kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aotmm.pack.schema import Config, Guard
+from aotmm.pack.time_model import (
+    HIDDEN,
+    INPUTS,
+    KERNEL_INPUTS,
+    PDL_INPUTS,
+    PLAN_INPUTS,
+    PROBLEM_INPUTS,
+    Network,
+    constants,
+    kernel_inputs,
+)
+from aotmm.target import target
+from tests.samples import kernel
+from tests.unit.pack.test_table import TABLE
+
+H200 = target("sm90")
+TILE = replace(
+    kernel("tile"), role="product", config=Config(128, 256, 64, 4, 8), num_ctas=1, vector_bytes=16, fast_accum=False
+)
+
+
+def test_a_step_is_bound_by_the_tensor_cores() -> None:
+    """A step takes its multiply-adds at the data sheet's rate of one multiprocessor, by type and by clock."""
+    rate = H200.tflops * 1e12 / 2 / H200.multiprocessors  # multiply-adds per second
+    step = constants(TILE, H200).ns_per_k_step
+    assert step == pytest.approx(128 * 256 * 64 / rate * 1e9)
+    assert constants(replace(TILE, dtype_a="int8"), H200).ns_per_k_step == pytest.approx(step / 2)
+    assert constants(replace(TILE, dtype_a="tf32"), H200).ns_per_k_step == pytest.approx(2 * step)
+    assert constants(replace(TILE, num_ctas=2), H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
+    slow = replace(TABLE, clock_mhz=H200.clock_mhz // 2)
+    assert constants(TILE, H200, slow).ns_per_k_step == pytest.approx(2 * step)
+
+
+def test_precise_sums_of_fp8_cost_as_much_again() -> None:
+    """Of `tile` alone, which adds up outside of the tensor cores; Hopper's families hide it."""
+    fast, precise = (replace(TILE, dtype_a="fp8e4", fast_accum=fast) for fast in (True, False))
+    assert constants(precise, H200).ns_per_k_step > constants(fast, H200).ns_per_k_step
+    own = [replace(each, family="pingpong") for each in (fast, precise)]
+    assert constants(own[0], H200) == constants(own[1], H200)
+
+
+def test_memory_is_the_devices() -> None:
+    """A byte takes what the table's device has; a fact that is not known is the data sheet's."""
+    of_h200 = constants(TILE, H200).ns_per_byte
+    assert of_h200 * 0.9 == pytest.approx(1 / H200.bandwidth)
+    slow = replace(TABLE, memory_gbps=int(H200.bandwidth / 4))
+    assert constants(TILE, H200, slow).ns_per_byte == pytest.approx(4 * of_h200)
+    unknown = replace(TABLE, memory_gbps=0, clock_mhz=0)
+    assert constants(TILE, H200, unknown) == constants(TILE, H200)
+
+
+def test_narrow_loads_are_slow() -> None:
+    """A multiprocessor takes in 4 bytes at a time a fourth as fast as 16."""
+    wide, narrow = (constants(replace(TILE, vector_bytes=each), H200) for each in (16, 4))
+    assert narrow.ns_per_taken_byte == pytest.approx(4 * wide.ns_per_taken_byte)
+    assert narrow.ns_per_loaded_byte == pytest.approx(4 * wide.ns_per_loaded_byte)
+    assert narrow.ns_per_k_step == wide.ns_per_k_step
+
+
+def test_helpers_are_bound_by_memory() -> None:
+    """A reduce and a copy have no steps; a copy without a contiguous side takes four times as long."""
+    reduce, copy = (constants(replace(TILE, role=role), H200) for role in ("reduce", "copy"))
+    for helper in (reduce, copy):
+        assert helper.base_ns > 0
+        assert helper.ns_per_byte > 0
+        assert (helper.ns_per_k_step, helper.ns_per_tile, helper.ns_per_loaded_byte) == (0, 0, 0)
+    guarded, free = (
+        constants(replace(TILE, role="copy", guards=guards), H200) for guards in ((Guard("M", "below", 9),), ())
+    )
+    assert free.ns_per_byte == pytest.approx(4 * guarded.ns_per_byte)
+
+
+def test_inputs_of_a_kernel() -> None:
+    """Tile, ring, family, role and type, in the order of their names."""
+    swapped = replace(TILE, family="swapped", role="partial", dtype_a="fp8e4", fast_accum=True)
+    found = dict(zip(KERNEL_INPUTS, kernel_inputs(swapped), strict=True))
+    assert found == {
+        "log2 block_m": 7, "log2 block_n": 8, "lines of K": 0.5, "log2 ring": pytest.approx(16.585, abs=1e-3),
+        "warpgroups": 2, "cooperative": 0, "pingpong": 0, "swapped": 1, "clustered": 0, "partial": 1, "1 byte": 1,
+        "fast_accum": 1,
+    }  # fmt: skip
+
+
+def test_weights_in_parts() -> None:
+    """Launchers get the rows of kernels summed up, and those of problems, plans and pdl as they are."""
+    rows = tuple((float(row), *(0.0,) * (HIDDEN - 1)) for row in range(len(INPUTS)))
+    network = Network(rows, (0.5,) * HIDDEN, (1.0,) * HIDDEN, 0.0)
+    first, *others = network.hidden(TILE)
+    assert first == pytest.approx(0.5 + sum(row * value for row, value in enumerate(kernel_inputs(TILE))))
+    assert others == [0.5] * (HIDDEN - 1)
+    parts = network.parts
+    assert [len(part) for part in parts] == [len(PROBLEM_INPUTS), len(PLAN_INPUTS), len(PDL_INPUTS)]
+    assert [row for part in parts for row in part] == list(rows[len(KERNEL_INPUTS) :])
