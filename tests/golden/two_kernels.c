@@ -128,8 +128,6 @@ const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT] = {
 const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
-
-
 static const aotmm_constants constants_0[] = {
     {2500.0, 181.4843076923077, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
     {2500.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
@@ -163,7 +161,7 @@ const aotmm_hidden_facts aotmm_hidden[] = {
 __attribute__((visibility("default"))) const aotmm_launcher *aotmm_launcher_sm80(void) {
   static const aotmm_launcher launcher = {
       AOTMM_ABI, sizeof(aotmm_problem), 2, aotmm_arch, aotmm_kernels,
-      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul, aotmm_retune,
-      aotmm_preload, aotmm_last_error};
+      aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul,
+      aotmm_retune, aotmm_preload, aotmm_last_error};
   return &launcher;
 }
