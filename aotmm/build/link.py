@@ -31,7 +31,7 @@ GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 LAUNCH_CORE = (
     *("arithmetic.h", "core.h", "problem.c", "guards.c"),
-    *("tuning.c", "time_model.c", "select.c", "launch.c", "kernel.c"),
+    *("tuning.c", "time_model.c", "select.c", "remember.c", "launch.c", "kernel.c"),
 )
 FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 

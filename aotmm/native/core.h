@@ -1,6 +1,6 @@
 /* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), tuning tables (tuning.c), the
-   time model (time_model.c), the choice of a plan (select.c), its launches (launch.c), and the launch of one kernel
-   (kernel.c) through a driver (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
+   time model (time_model.c), the choice of a plan (select.c, remember.c), its launches (launch.c), and the launch of
+   one kernel (kernel.c) through a driver (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
@@ -177,9 +177,11 @@ static inline const aotmm_constants *constants_of(const query *s, uint32_t kerne
 typedef struct tiling {
   const placement *place;
   uint32_t kernel;
-  int64_t tiles, steps, concurrent; /* of all K; tiles that are computed at once */
+  int64_t tiles, steps, concurrent; /* steps of all K; tiles that are computed at once */
   double rows, cols;                /* of C, of one tile on average */
-  double bytes_a, bytes_b;          /* that a tile loads in a step, weighted */
+  double read;                      /* terms that no split changes, and parts of others, in ns: */
+  double take_step, load_step;      /* of one step of a tile */
+  double sums_slice;                /* of one slice, without its reduce */
 } tiling;
 
 /* The parts of a predicted time, in ns, as launcher.h names them; without copies. */
@@ -208,6 +210,11 @@ const aotmm_time *measured_time(const query *, uint32_t kernel);
 const aotmm_tuning *tuning_for(const aotmm_device *);
 uint32_t tuning_generation(void); /* raised by `retune`, which outdates remembered plans */
 void find_measured(query *, const aotmm_tuning *);
+
+/* ---- select.c */
+
+/* Find the best plan for a valid problem and device. */
+int choose(const aotmm_problem *, const aotmm_device *, uint64_t limit, aotmm_plan *);
 
 /* ---- kernel.c */
 

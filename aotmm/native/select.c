@@ -124,23 +124,26 @@ typedef struct entry {
 /* The plans of least time so far, of any kernel, and `found` as in aotmm_evaluation. */
 typedef struct search {
   int count, limit;   /* entries, and those to keep: SHORTLIST for the network, 1 without one */
-  int slowest;        /* the entry that is left out next, if there are as many as to keep */
+  int slowest;        /* the entry that is left out next */
+  int64_t most;       /* its cost; INT64_MAX while there are fewer entries than to keep */
   aotmm_plan best;    /* of measured plans, and of all in the end; cost < 0: none */
   int64_t found;
+  aotmm_group tests;      /* guards of the last kernel that was looked at, */
+  int partial, placement; /* its role, and where they hold */
   entry list[SHORTLIST];
 } search;
 
 static void nothing_found(search *empty, const query *s) {
   empty->count = empty->slowest = 0, empty->found = 0, empty->best.cost = -1;
+  empty->most = INT64_MAX;
+  empty->partial = -1;
   empty->limit = s->table->network ? SHORTLIST : 1;
 }
 
 static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
 
 /* Return whether a plan of this time is of no use by now. */
-static int too_slow(const search *to, double time) {
-  return to->count == to->limit && as_cost(time) > to->list[to->slowest].plan.cost;
-}
+static int too_slow(const search *to, double time) { return as_cost(time) > to->most; }
 
 /* Return whether plan `a` is chosen over `b`. */
 static int better(const aotmm_plan *a, const aotmm_plan *b) {
@@ -162,6 +165,7 @@ static void find_slowest(search *to) {
   to->slowest = 0;
   for (int i = 1; i < to->count; i++)
     if (better(&to->list[to->slowest].plan, &to->list[i].plan)) to->slowest = i;
+  to->most = to->list[to->slowest].plan.cost;
 }
 
 /* Complete a plan, or return the reason why it does not fit. */
@@ -192,8 +196,8 @@ static int32_t consider(const query *s, const tiling *of, uint32_t split, int64_
   terms t;
   if (too_slow(to, set_terms(s, of, split, reduce, &t) + of->place->time)) return AOTMM_FITS;
   t.time = formula(&t);
-  aotmm_plan plan = {.kernel = of->kernel, .split = split, .cost = as_cost(t.time + of->place->time)};
   if (too_slow(to, t.time + of->place->time)) return AOTMM_FITS;
+  aotmm_plan plan = {.kernel = of->kernel, .split = split, .cost = as_cost(t.time + of->place->time)};
   const int32_t reason = complete(s, of, sums, &plan, to);
   if (reason != AOTMM_FITS) return reason;
   entry *each = room_for(to, &plan);
@@ -248,8 +252,8 @@ static int32_t plan_partial(query *s, placement *place, uint32_t kernel, search 
   int fits = 0;
   for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
     const uint32_t split = splits[i];
-    const int64_t sums = region(saturated(slab, 4 * split));
     if (of.steps < (int64_t)split * MIN_STEPS || (measured && split != measured->split)) continue;
+    const int64_t sums = region(saturated(slab, 4 * split));
     if (measured)
       reason = consider_measured(s, &of, split, sums, measured, to);
     else if (too_slow(to, c->base_ns + (double)ceil_div(of.steps, split) * c->ns_per_k_step))
@@ -284,10 +288,20 @@ static int known_slow(const query *s, uint32_t kernel) {
          !measured_time(s, kernel);
 }
 
+/* Return the first placement where the guards of a kernel hold, or their count. Neighbours mostly have equal guards. */
+static int placement_of(const query *s, uint32_t kernel, search *to) {
+  const aotmm_group tests = aotmm_guard_tests_of[kernel];
+  const int partial = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL;
+  if (to->tests.first != tests.first || to->tests.count != tests.count || to->partial != partial) {
+    to->tests = tests, to->partial = partial, to->placement = 0;
+    while (to->placement < s->count && !guards_hold_in(s, to->placement, kernel)) to->placement++;
+  }
+  return to->placement;
+}
+
 /* Consider the plainest sibling that fits, in the first placement where its guards hold. */
 static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
-  int placement = 0;
-  while (placement < s->count && !guards_hold_in(s, placement, aotmm_order[siblings->first])) placement++;
+  const int placement = placement_of(s, aotmm_order[siblings->first], to);
   if (placement == 0 && known_slow(s, aotmm_order[siblings->first])) return;
   for (int i = 0; i < siblings->count && placement < s->count; i++) {
     uint32_t kernel = aotmm_order[siblings->first + i];
@@ -385,7 +399,7 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
   }
 }
 
-static int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
+int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   search found;
   start(&s, p, NULL, device, limit);
@@ -448,66 +462,5 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
     evaluation->reason = AOTMM_OTHER_TYPES;
   else
     return evaluate(problem, device, limit, kernel, evaluation);
-  return AOTMM_OK;
-}
-
-/* ---- memory of plans */
-
-enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
-static __thread struct memory {
-  uint64_t problem[WORDS]; /* with addresses reduced to the bits that guards depend on */
-  uint64_t limit;
-  int32_t ordinal;
-  uint32_t generation; /* 0: empty */
-  aotmm_plan plan;
-} memories[MEMORIES];
-
-static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
-  static const uint8_t addresses[] = {AOTMM_PRODUCT_A_PTR,    AOTMM_PRODUCT_B_PTR,       AOTMM_PRODUCT_C_PTR,
-                                      AOTMM_PRODUCT_BIAS_PTR, AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_SCALE_B_PTR};
-  const uint64_t seen = (uint64_t)aotmm_pointer_alignment;
-  memcpy(words, p, sizeof *p);
-  for (unsigned i = 0; i < sizeof addresses; i++) {
-    uint64_t address = words[addresses[i]];
-    words[addresses[i]] = (address & (seen - 1)) | (address ? seen : 0);
-  }
-}
-
-/* Return whether this problem is remembered, up to addresses that guards cannot tell apart. */
-static inline int remembered(const struct memory *memory, const aotmm_problem *p) {
-  uint64_t words[WORDS], differ = 0;
-  reduce(words, p);
-  for (int i = 0; i < WORDS; i++) differ |= words[i] ^ memory->problem[i];
-  return !differ;
-}
-
-/* Return the slot of a problem, by a hash of the fields that differ between most problems. */
-static struct memory *memory_of(const aotmm_problem *p) {
-  uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
-                 (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +
-                 (uint64_t)p->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)p->stride_cm * 0xff51afd7ed558ccd +
-                 ((uint64_t)(p->bias_ptr != 0) ^ (uint64_t)p->activation << 20 ^ (uint64_t)p->batch << 8) * 0xc4ceb9fe1a85ec53;
-  return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
-}
-
-int aotmm_plan_for(const aotmm_problem *problem, int ordinal, uint64_t limit, aotmm_plan *plan) {
-  _Static_assert(sizeof *problem == sizeof memories->problem, "whole words");
-  uint32_t now = tuning_generation();
-  struct memory *memory = memory_of(problem);
-  if (memory->generation == now && memory->ordinal == ordinal && memory->limit == limit &&
-      remembered(memory, problem)) {
-    *plan = memory->plan;
-    return AOTMM_OK;
-  }
-  const aotmm_device *device;
-  int status = valid(problem);
-  if (status) return status;
-  if (problem->M == 0 || problem->N == 0) {
-    *plan = (aotmm_plan){.split = 1, .group_m = 1};
-    return AOTMM_OK;
-  }
-  if ((status = driver_device(ordinal, &device)) || (status = choose(problem, device, limit, plan))) return status;
-  reduce(memory->problem, problem);
-  memory->limit = limit, memory->ordinal = ordinal, memory->generation = now, memory->plan = *plan;
   return AOTMM_OK;
 }

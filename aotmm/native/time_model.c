@@ -23,6 +23,13 @@ int64_t concurrent_tiles(const query *s, uint32_t kernel) {
 
 /* ---- the formula */
 
+/* Round up, as ceil; numbers from 2^53 on have no fraction. */
+static double up(double number) {
+  if (number >= 0x1p53) return number;
+  const double whole = (double)(int64_t)number;
+  return whole < number ? whole + 1 : whole;
+}
+
 /* Return the part of an operand's lines that begin within a cache line. */
 static double split_lines(const quantities *q, int operand, int64_t element_bytes) {
   const operand_values *o = operands + operand;
@@ -36,48 +43,51 @@ static double split_lines(const quantities *q, int operand, int64_t element_byte
 
 tiling tiling_of(const query *s, const placement *place, uint32_t kernel) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_constants *c = constants_of(s, kernel);
   const aotmm_problem *p = s->problem;
   const int64_t down = ceil_div(p->M, k->block_m), across = ceil_div(p->N, k->block_n);
-  const double line = (double)k->block_k * k->element_bytes;
+  const int64_t tiles = saturated(saturated(down, across), p->batch);
   const double rows = down > 1 ? (double)p->M / (double)down : (double)p->M;
   const double cols = across > 1 ? (double)p->N / (double)across : (double)p->N;
+  const double line = (double)k->block_k * k->element_bytes;
+  const double bytes_a = rows * (1 + AOTMM_SPLIT_A * place->lines_a) * line;
+  const double bytes_b = cols * (1 + AOTMM_SPLIT_B * place->lines_b) * line;
   return (tiling){.place = place,
                   .kernel = kernel,
-                  .tiles = saturated(saturated(down, across), p->batch),
+                  .tiles = tiles,
                   .steps = steps_of(kernel, p->K),
                   .concurrent = concurrent_tiles(s, kernel),
                   .rows = rows,
                   .cols = cols,
-                  .bytes_a = rows * (1 + AOTMM_SPLIT_A * place->lines_a) * line,
-                  .bytes_b = cols * (1 + AOTMM_SPLIT_B * place->lines_b) * line};
+                  .read = s->bytes_moved * c->ns_per_byte,
+                  .take_step = (bytes_a / k->num_ctas + bytes_b) * c->ns_per_taken_byte,
+                  .load_step = (bytes_a + bytes_b) * c->ns_per_loaded_byte,
+                  .sums_slice = (double)tiles * k->block_m * k->block_n * (4 * AOTMM_SUMS) * c->ns_per_byte};
 }
 
 double set_terms(const query *s, const tiling *of, uint32_t split, double reduce, terms *t) {
-  const aotmm_kernel *k = aotmm_kernels + of->kernel;
   const aotmm_constants *c = constants_of(s, of->kernel);
-  const int64_t tiles = of->tiles ? of->tiles : 1; /* an empty product counts as one tile */
-  const int64_t work_tiles = split == 1 ? tiles : saturated(tiles, split);
-  t->waves = (double)work_tiles / (double)of->concurrent;
-  t->rounds = (double)ceil_div(work_tiles, of->concurrent);
-  t->steps = (double)(split == 1 ? of->steps : ceil_div(of->steps, split));
+  const double work_tiles = (double)(of->tiles ? of->tiles : 1) * split; /* an empty product counts as one tile */
+  t->waves = work_tiles / (double)of->concurrent;
+  t->rounds = up(t->waves);
+  t->steps = split == 1 ? (double)of->steps : (double)ceil_div(of->steps, split);
+  const double tile_steps = t->rounds * t->steps;
   t->fixed = c->base_ns + t->rounds * c->ns_per_tile;
-  t->multiply = t->rounds * t->steps * c->ns_per_k_step;
-  t->take = t->rounds * t->steps * (of->bytes_a / k->num_ctas + of->bytes_b) * c->ns_per_taken_byte;
-  t->load = (double)work_tiles * t->steps * (of->bytes_a + of->bytes_b) * c->ns_per_loaded_byte;
-  t->read = s->bytes_moved * c->ns_per_byte;
-  t->sums = split == 1 ? 0 : (double)work_tiles * k->block_m * k->block_n * (4 * AOTMM_SUMS) * c->ns_per_byte + reduce;
+  t->multiply = tile_steps * c->ns_per_k_step;
+  t->take = tile_steps * of->take_step;
+  t->load = work_tiles * t->steps * of->load_step;
+  t->read = of->read;
+  t->sums = split == 1 ? 0 : split * of->sums_slice + reduce;
   const double most_a = t->multiply > t->take ? t->multiply : t->take, most_b = t->load > t->read ? t->load : t->read;
   return t->fixed + (most_a > most_b ? most_a : most_b) + t->sums;
 }
 
 double least_in_slices(const query *s, const tiling *of) {
-  const aotmm_kernel *k = aotmm_kernels + of->kernel;
   const aotmm_constants *c = constants_of(s, of->kernel);
-  const double all = (double)of->tiles * (double)of->steps, read = s->bytes_moved * c->ns_per_byte;
-  const double multiply = all * c->ns_per_k_step / (double)of->concurrent, load = all * (of->bytes_a + of->bytes_b) * c->ns_per_loaded_byte;
-  const double most = multiply > load ? multiply : load;
-  const double sums = (double)of->tiles * k->block_m * k->block_n * (8 * AOTMM_SUMS) * c->ns_per_byte; /* of 2 slices */
-  return (c->base_ns + c->ns_per_tile + (most > read ? most : read) + sums) * (1 - 1e-9); /* whatever is rounded */
+  const double all = (double)of->tiles * (double)of->steps, load = all * of->load_step;
+  const double multiply = all * c->ns_per_k_step / (double)of->concurrent, most = multiply > load ? multiply : load;
+  const double least = c->base_ns + c->ns_per_tile + (most > of->read ? most : of->read) + 2 * of->sums_slice;
+  return least * (1 - 1e-9); /* whatever is rounded */
 }
 
 double formula(const terms *t) {
@@ -95,10 +105,14 @@ static inline void add(double hidden[AOTMM_HIDDEN], const double (*weights)[AOTM
   }
 }
 
+/* Four sums side by side: a processor adds them at once. */
 static double output(const aotmm_network *network, const double hidden[AOTMM_HIDDEN]) {
-  double sum = 0;
-  for (int j = 0; j < AOTMM_HIDDEN; j++) sum += (hidden[j] > 0 ? hidden[j] : 0) * network->outputs[j];
-  return sum;
+  double sums[4] = {0};
+  _Static_assert(AOTMM_HIDDEN % 4 == 0, "AOTMM_HIDDEN");
+  for (int j = 0; j < AOTMM_HIDDEN; j += 4)
+    for (int lane = 0; lane < 4; lane++)
+      sums[lane] += (hidden[j + lane] > 0 ? hidden[j + lane] : 0) * network->outputs[j + lane];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 static double logarithm(double size) { return size > 1 ? log2(size) : 0; }
@@ -130,14 +144,14 @@ double corrected(const query *s, const tiling *of, uint32_t split, const terms *
   const aotmm_correction *own = s->table->corrections + of->kernel;
   const int odd = own->alternates && (int64_t)t->rounds & 1, clustered = k->num_ctas > 1;
   const int half = t->waves <= 0.5, one = t->waves <= 1;
-  const double size = log2(t->time), wave = one ? t->waves : 1;
+  const double size = log2(t->time), share = 1 / t->time, wave = one ? t->waves : 1;
   const double plan[AOTMM_PLAN_INPUTS] = {size,
-                                          t->multiply / t->time,
-                                          t->take / t->time,
-                                          t->read / t->time,
-                                          t->load / t->time,
-                                          t->sums / t->time,
-                                          t->fixed / t->time,
+                                          t->multiply * share,
+                                          t->take * share,
+                                          t->read * share,
+                                          t->load * share,
+                                          t->sums * share,
+                                          t->fixed * share,
                                           wave,
                                           t->waves < 2 ? t->waves : 2,
                                           t->waves - (t->rounds - 1),

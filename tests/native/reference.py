@@ -657,7 +657,8 @@ class Reference:
         down, across = max(1, ceil_div(p.M, config.block_m)), max(1, ceil_div(p.N, config.block_n))
         work_tiles = max(1, tiles(kernel, p.M, p.N) * p.batch) * split
         slots = concurrent(kernel, device)
-        waves, rounds = work_tiles / slots, ceil_div(work_tiles, slots)
+        waves = work_tiles / slots
+        rounds = math.ceil(waves)
         steps = ceil_div(ceil_div(p.K, config.block_k), split)
         line = float(config.block_k * DTYPES[kernel.dtype_a].bytes)
         lines_a, lines_b = split_lines(way.values, A, p.dtype_a), split_lines(way.values, B, p.dtype_b)
@@ -667,12 +668,13 @@ class Reference:
         width_a, width_b, width_c = widths_of(p)
         fixed = c.base_ns + rounds * c.ns_per_tile
         multiply = float(rounds) * steps * c.ns_per_k_step
-        take = float(rounds) * steps * (bytes_a / kernel.num_ctas + bytes_b) * c.ns_per_taken_byte
-        load = float(work_tiles) * steps * (bytes_a + bytes_b) * c.ns_per_loaded_byte
+        take = float(rounds) * steps * ((bytes_a / kernel.num_ctas + bytes_b) * c.ns_per_taken_byte)
+        load = float(work_tiles) * steps * ((bytes_a + bytes_b) * c.ns_per_loaded_byte)
         read = p.batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte
         sums = 0.0
         if kernel.role == "partial":
-            sums = float(work_tiles) * config.block_m * config.block_n * SUM_BYTES * c.ns_per_byte + reduce_ns
+            slab = float(down * across * config.block_m * config.block_n)
+            sums = split * (slab * SUM_BYTES * c.ns_per_byte) + reduce_ns
         time = fixed + math.sqrt(multiply * multiply + take * take + load * load + read * read) + sums
         parts = (multiply, take, read, load, sums, fixed)
         return Terms(time, *parts, waves, rounds, steps, rows, cols, lines_a, lines_b)
