@@ -29,7 +29,7 @@ FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
-_RESTARTS = 2  # fits of other beginnings; the one of least loss is taken
+_RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
 
 
 class Fitted(NamedTuple):
