@@ -20,8 +20,8 @@ from aotmm.pack.table import Model
 from aotmm.pack.time_model import HIDDEN, INPUTS, Network
 from aotmm.tune.models import Samples
 
-_EPOCHS = 40
-_PRODUCTS = 48  # of one step
+_EPOCHS = 60
+_PRODUCTS = 24  # of one step
 _RATE, _DECAY = 1e-2, 1e-3
 _OUTLIER = 0.1  # error from which on a sample counts less
 _LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
