@@ -20,8 +20,8 @@ from aotmm.pack.table import Model
 from aotmm.pack.time_model import HIDDEN, INPUTS, Network
 from aotmm.tune.models import Samples
 
-_EPOCHS = 40
-_PRODUCTS = 48  # of one step
+_EPOCHS = 60
+_PRODUCTS = 24  # of one step
 _RATE, _DECAY = 1e-2, 1e-3
 _OUTLIER = 0.1  # error from which on a sample counts less
 _LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
@@ -29,7 +29,7 @@ FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
-_RESTARTS = 2  # fits of other beginnings; the one of least loss is taken
+_RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
 
 
 class Fitted(NamedTuple):
