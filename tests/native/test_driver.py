@@ -128,6 +128,7 @@ def test_launch(pack: Path, problem: Problem, layout: str) -> None:
     assert launch.shared == kernel.shared_bytes
     assert launch.stream == STREAM
     given = {name: int(getattr(problem.to_c(), name)) for name, *_ in CProblem._fields_ if name != "slope"}
+    given["group_m"] = emulator.launcher.plan(problem, 0, 0).group_m
     (given["slope"],) = struct.unpack("<i", struct.pack("<f", problem.slope))
     assert arguments(kernel, launch.params) == {p.value: given.get(p.value, 0) for p in kernel.parameters}
     assert emulator.driver.misuse == []
