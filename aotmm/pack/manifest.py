@@ -105,11 +105,12 @@ def write(manifest: Manifest) -> dict[str, bytes]:
 
     `digest` is the sha256 of manifest.json with zeros in its place.
     """
-    kernels = _canonical([kernel_to(kernel) for kernel in manifest.kernels])
+    # A line for each: indented, the list would be larger by a quarter, most of it spaces.
+    kernels = ("[\n" + ",\n".join(_json(kernel_to(kernel)) for kernel in manifest.kernels) + "\n]\n").encode()
     entry = file(KERNELS_NAME, kernels)
     body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=()))
     del body["kernels"]
-    blank = _canonical(body)
+    blank = (_json(body, indent=1) + "\n").encode()
     head = blank.replace(_stated(_NO_DIGEST), _stated(hashlib.sha256(blank).hexdigest()))
     return {KERNELS_NAME: kernels, FILE_NAME: head}
 
@@ -228,8 +229,8 @@ def kernel_from(body: object, where: str) -> "Kernel":
     return decode(Kernel, body, where)
 
 
-def _canonical(body: object) -> bytes:
-    return (json.dumps(body, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+def _json(body: object, indent: int | None = None) -> str:
+    return json.dumps(body, sort_keys=True, indent=indent, ensure_ascii=True, allow_nan=False)
 
 
 def _stated(digest: str) -> bytes:

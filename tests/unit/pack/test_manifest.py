@@ -110,10 +110,14 @@ def test_kernel_round_trip() -> None:
 
 
 def test_bytes_are_canonical() -> None:
-    """Both files are ASCII with sorted keys, one per line, and hold nothing but strings, integers and truth values."""
-    for data in (HEAD, KERNELS):
-        body = json.loads(data, parse_float=pytest.fail)
-        assert data == (json.dumps(body, sort_keys=True, indent=1) + "\n").encode("ascii")
+    """Both files are ASCII with sorted keys, a key or a kernel per line; numbers are integers."""
+    body = json.loads(HEAD, parse_float=pytest.fail)
+    assert (json.dumps(body, sort_keys=True, indent=1) + "\n").encode("ascii") == HEAD
+    first, *lines, last = KERNELS.decode("ascii").splitlines(keepends=True)
+    assert (first, last) == ("[\n", "]\n")
+    body = [json.loads(line.removesuffix(",\n"), parse_float=pytest.fail) for line in lines]
+    assert body == json.loads(KERNELS)
+    assert lines == [json.dumps(kernel, sort_keys=True) + end for kernel, end in zip(body, (",\n", "\n"), strict=True)]
     other = dataclasses.replace(PACK, provenance=dataclasses.replace(PACK.provenance, triton="\u00e9"))
     assert write(other)[FILE_NAME].isascii()
 
