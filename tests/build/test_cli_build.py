@@ -424,7 +424,7 @@ def test_explain_text(packs: Path) -> None:
     text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
     assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
     assert f"chosen     {NN}\nconfig     BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
-    assert "launches   product\ngrid       64 blocks\ntime       " in text
+    assert "launches   product\ngrid       64 blocks\norder      tiles in groups of 8 rows\ntime       " in text
     assert any(line.startswith(ANY) for line in text.splitlines())
     text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
     assert "\n      1  K=100, which is stride_am too, is not divisible by 8" in text
@@ -435,9 +435,9 @@ def test_explain_text(packs: Path) -> None:
 
 def test_explain_tells_workspaces(packs: Path) -> None:
     """Each plan has the bytes that it works in."""
-    text = run("explain", "--arch", "sm90", "512", "256", "128", "--align", "8", "--pack", packs).stdout
+    text = run("explain", "--arch", "sm90", "2048", "2048", "2048", "--align", "8", "--pack", packs).stdout
     assert f"chosen     {NN}\n" in text
-    assert f"workspace  {2 * (512 * 128 + 128 * 256 + 512 * 256)} B\n" in text
+    assert f"workspace  {2 * 3 * 2048 * 2048} B\n" in text
     (row,) = [line.split() for line in text.splitlines() if line.startswith("tile_")]
     assert (row[0], row[-1]) == (ANY, "0")
 
@@ -468,11 +468,11 @@ def test_explain_tf32(tmp_path: Path) -> None:
 
 
 ESTIMATES = {"table": None, "measured": False, "compute": 1.0, "memory": 1.0, "tensor_tflops": None}
-# Of a GPU with 100 multiprocessors, by pack.
+# Of a GPU with 100 multiprocessors and nearly an H200's bandwidth, by pack.
 TUNINGS = {
     "sm80": ESTIMATES,
     "sm86": ESTIMATES,
-    "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132},
+    "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132, "memory": 4800 / 4916},
 }
 
 
@@ -489,7 +489,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     )
     monkeypatch.setitem(sys.modules, "torch", module)
     monkeypatch.setattr("aotmm.load", lambda _path: SimpleNamespace(has_direct_call=True))
-    monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999))
+    monkeypatch.setattr(Launcher, "device", lambda _self, _ordinal: CDevice(100, 99_999, memory_gbps=4800))
     return facts
 
 
@@ -545,7 +545,7 @@ def test_doctor_of_a_gpu(
     text = run("doctor", "--pack", packs).stdout
     assert words in text
     assert {
-        "sm90": "times: models scaled from NVIDIA H200: compute 0.76, memory 1.00, no measured times",
+        "sm90": "times: models scaled from NVIDIA H200: compute 0.76, memory 0.98, no measured times",
     }.get(pack, "times: estimates from tiles and data sheet") in text
 
 
