@@ -167,6 +167,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             pointer_alignment=_pointer_alignment(kernels),
             order=made.order,
             siblings=made.siblings,
+            alikes=made.alikes,
             groups=made.groups,
             tunings=[_tuning(kernels, target, table) for table in tables or (None,)],
             hidden=[(name, *facts) for name, facts in HIDDEN_FACTS.items()],
@@ -229,10 +230,11 @@ def _pointer_alignment(kernels: tuple[Kernel, ...]) -> int:
 
 @dataclass(slots=True)
 class _Groups:
-    """aotmm_order, aotmm_siblings_of and groups of core.h: the lists that selection searches."""
+    """aotmm_order, aotmm_siblings, aotmm_alikes and groups of core.h: the lists that selection searches."""
 
     order: list[int]
-    siblings: list[tuple[int, int, int]]
+    siblings: list[tuple[int, int]]
+    alikes: list[tuple[int, int, int]]
     groups: list[dict[str, object]]
 
 
@@ -242,7 +244,7 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
         return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
-    made = _Groups([], [], [])
+    made = _Groups([], [], [], [])
     reduces = _numbers(kernels, "reduce", lambda k: (_storage(k.dtype_c),))
     copies = _numbers(kernels, "copy", lambda k: (DTYPES[k.dtype_a].bytes,))
     mains = _numbers(kernels, "product", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c)))
@@ -251,9 +253,9 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
             mains.setdefault((*key, *out), []).extend(numbers)
     entries = []
     for key in sorted(mains, key=str):
-        first = len(made.siblings)
-        _add_siblings(kernels, mains[key], made)
-        entries.append((key, first, len(made.siblings) - first))
+        first = len(made.alikes)
+        _add_mains(kernels, mains[key], made)
+        entries.append((key, first, len(made.alikes) - first))
     made.groups.append({"name": "mains", "dimensions": (types,) * 3, "entries": entries})
     for name, size, helpers in (("reduces", types, reduces), ("copies", widths, copies)):
         entries = []
@@ -279,16 +281,23 @@ def _numbers(
     return found
 
 
-def _add_siblings(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Add products and partials of equal types to `made`; siblings differ only in their epilogue."""
-    found: dict[tuple[str, frozenset[Guard], str, bool], list[int]] = {}
-    for number in sorted(numbers, key=lambda number: (EPILOGUES.index(kernels[number].epilogue), number)):
+def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
+    """Add products and partials of equal types to `made`: first by their guards, then siblings by config."""
+    found: dict[tuple[str, frozenset[Guard]], dict[tuple[str, bool], list[int]]] = {}
+
+    def rank(number: int) -> tuple[object, ...]:  # products first: their times rule most partials out
         kernel = kernels[number]
-        key = (kernel.role, frozenset(kernel.guards), kernel.config_name, kernel.fast_accum)
-        found.setdefault(key, []).append(number)
-    for (_, guards, *_), members in found.items():
-        made.siblings.append((len(made.order), len(members), _contiguous(guards)))
-        made.order += members
+        return kernel.role == "partial", EPILOGUES.index(kernel.epilogue), number
+
+    for number in sorted(numbers, key=rank):
+        kernel = kernels[number]
+        alike = found.setdefault((kernel.role, frozenset(kernel.guards)), {})
+        alike.setdefault((kernel.config_name, kernel.fast_accum), []).append(number)
+    for (_, guards), siblings in found.items():
+        made.alikes.append((len(made.siblings), len(siblings), _contiguous(guards)))
+        for members in siblings.values():
+            made.siblings.append((len(made.order), len(members)))
+            made.order += members
 
 
 def _contiguous(guards: Iterable[Guard]) -> int:

@@ -37,13 +37,21 @@ typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
 
-/* Kernels in aotmm_order that differ only in their epilogue, the plainer first. */
-typedef struct aotmm_siblings {
+/* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings. */
+typedef struct aotmm_alike {
   uint16_t first, count;
   uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_PRODUCT_STRIDE_AM on */
-} aotmm_siblings;
+} aotmm_alike;
+
+/* A kernel's part of the formula. */
+typedef struct aotmm_tile {
+  float block_m, block_n, block_k, num_ctas;
+  float line;      /* bytes of A along K, of a step */
+  float sum_bytes; /* weighed bytes of an element of partial sums; 0: it writes none */
+} aotmm_tile;
 
 extern const aotmm_kernel aotmm_kernels[];
+extern const aotmm_tile aotmm_tiles[]; /* by kernel */
 extern const uint32_t aotmm_kernel_count;
 /* Those of a kernel are in the order of its quantities. */
 extern const aotmm_guard_test aotmm_guard_tests[];
@@ -56,8 +64,10 @@ extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
-extern const aotmm_siblings aotmm_siblings_of[];
-/* Products and partials: in aotmm_siblings_of, by storage types. */
+/* In aotmm_order: kernels that differ only in their epilogue, the plainer first. */
+extern const aotmm_group aotmm_siblings[];
+extern const aotmm_alike aotmm_alikes[];
+/* In aotmm_alikes: products and then partials, by storage types. */
 extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* In aotmm_order. */
 extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
@@ -138,6 +148,9 @@ int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
 /* ---- time_model.c */
 
+enum { LANES = 8 }; /* plans whose times are computed side by side */
+typedef float lanes[LANES];
+
 /* `down` times `across` panels of C, each of `rows` rows and `cols` columns; the last ones have fewer. */
 typedef struct panels {
   int64_t rows, cols, down, across, last_rows, last_cols;
@@ -147,10 +160,10 @@ typedef struct panels {
 typedef struct placement {
   quantities q;
   uint32_t copies;
-  int64_t bytes;               /* of the copies */
-  double time;                 /* of copying */
-  double lines_a, lines_b;     /* parts of the lines of A and of B that begin within a cache line */
-  double hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes, if there is one */
+  int64_t bytes;              /* of the copies */
+  float time;                 /* of copying */
+  float lines_a, lines_b;     /* parts of the lines of A and of B that begin within a cache line */
+  float hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes, if there is one */
 } placement;
 
 /* One search for a plan. */
@@ -160,9 +173,9 @@ typedef struct query {
   const aotmm_device *device;
   const aotmm_table *table;
   int64_t limit;       /* of the workspace */
-  double bytes_moved;  /* A and B read, C written */
+  float bytes_moved;   /* A and B read, C written */
   int32_t epilogue;    /* the plainest that the problem needs */
-  uint32_t contiguous; /* as in aotmm_siblings, of all placements */
+  uint32_t contiguous; /* as in aotmm_alike, of all placements */
   uint32_t excluded;   /* copies that would take more than the limit */
   int count;           /* of placements, the one without copies first */
   placement placements[OPERANDS];
@@ -173,36 +186,29 @@ static inline const aotmm_constants *constants_of(const query *s, uint32_t kerne
   return s->table->constants + kernel;
 }
 
-/* The problem in tiles of one kernel. */
-typedef struct tiling {
-  const placement *place;
-  uint32_t kernel;
-  int64_t tiles, steps, concurrent; /* steps of all K; tiles that are computed at once */
-  double rows, cols;                /* of C, of one tile on average */
-  double read;                      /* terms that no split changes, and parts of others, in ns: */
-  double take_step, load_step;      /* of one step of a tile */
-  double sums_slice;                /* of one slice, without its reduce */
-} tiling;
+/* A plan, before its launches are known. */
+typedef struct candidate {
+  placement *place;
+  uint32_t kernel, split;
+  int64_t sum_bytes; /* of partial sums in the workspace */
+  float reduce;      /* ns, of the launch that adds them */
+} candidate;
 
-/* The parts of a predicted time, in ns, as launcher.h names them; without copies. */
+/* Predicted times of plans and their parts, in ns without copies, as launcher.h names them. */
 typedef struct terms {
-  double time, fixed, multiply, take, load, read, sums;
-  double waves, rounds, steps;
+  lanes time, fixed, multiply, take, load, read, sums;
+  lanes work_tiles, waves, rounds, steps, rows, cols;
 } terms;
 
-double copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
-double reduce_time(const query *, int kernel, uint32_t split);
+float copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
+float reduce_time(const query *, int kernel, uint32_t split);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* Set what the model sees of a placement. */
 void describe(const query *, placement *);
-tiling tiling_of(const query *, const placement *, uint32_t kernel);
-/* Set the terms of a plan but for the time; `reduce`: the time of its reduce. Return a lower bound of the time. */
-double set_terms(const query *, const tiling *, uint32_t split, double reduce, terms *);
-double formula(const terms *);
-/* Return a lower bound of the time of a partial in any number of slices. */
-double least_in_slices(const query *, const tiling *);
-/* Return the time of a plan by the network, and whether it is launched with pdl. */
-double corrected(const query *, const tiling *, uint32_t split, const terms *, int *pdl);
+/* Set the terms of at most LANES plans, by the formula. */
+void set_terms(const query *, const candidate *, int count, terms *);
+/* Return the time of a plan by the network, with the terms of lane `i`, and whether it is launched with pdl. */
+float corrected(const query *, const candidate *, const terms *, int i, int *pdl);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 
 /* ---- tuning.c */

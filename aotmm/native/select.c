@@ -4,9 +4,10 @@
 #include <math.h>
 #include <string.h>
 
-enum { MIN_STEPS = 2 /* along K, of a slice */, PDL_BELOW_NS = 50000 };
+enum { MIN_STEPS = 2 /* along K, of a slice */, MOST_WAVES = 2 /* of slices */, PDL_BELOW_NS = 50000 };
 enum { FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
-enum { SHORTLIST = 16 /* plans of least time by the formula, of which the network chooses */ };
+enum { ANY_GRID = 1 << 18 /* work tiles of which any grid can have so many, of at most 16 * 1024 threads each */ };
+enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network chooses */ };
 
 /* Return the number of panels that share a copy of an operand. */
 static int64_t panels_of_copy(const panels *cut, int operand) {
@@ -31,7 +32,7 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   int64_t bytes = bytes_of_copies(layouts, copies);
-  double time = 0;
+  float time = 0;
   if (bytes > s->limit) {
     s->excluded = copies;
     return;
@@ -44,8 +45,8 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
     set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    double each = copy_time(s, kernel, &copy, bytes_of_dtype[types[i]]);
-    time += s->cut ? each / (double)panels_of_copy(s->cut, i) : each;
+    const float each = copy_time(s, kernel, &copy, bytes_of_dtype[types[i]]);
+    time += s->cut ? each / (float)panels_of_copy(s->cut, i) : each;
   }
   s->placements[s->count].copies = copies;
   s->placements[s->count].bytes = bytes;
@@ -70,9 +71,9 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   set_quantities(&s->placements[0].q, p);
   if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
   complete_placement(s);
-  s->bytes_moved = (double)p->batch * ((double)p->M * (double)p->K * bytes_of_dtype[p->dtype_a] +
-                                       (double)p->K * (double)p->N * bytes_of_dtype[p->dtype_b] +
-                                       (double)p->M * (double)p->N * bytes_of_dtype[p->dtype_c]);
+  const float M = (float)p->M, N = (float)p->N, K = (float)p->K;
+  s->bytes_moved = (float)p->batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
+                                      M * N * (float)bytes_of_dtype[p->dtype_c]);
   s->measured[0] = s->measured[1] = NULL;
   if (!cut) find_measured(s, tuning);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -103,220 +104,234 @@ static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
          (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
 
-static int bits(uint32_t copies) { return __builtin_popcount(copies); }
-
-/* Return whether `a` is chosen over `b` at the same cost. */
-static int preferred(const aotmm_plan *a, const aotmm_plan *b) {
-  const aotmm_kernel *k = aotmm_kernels + a->kernel, *other = aotmm_kernels + b->kernel;
-  if (bits(a->copies) != bits(b->copies)) return bits(a->copies) < bits(b->copies);
-  if (k->epilogue != other->epilogue) return k->epilogue < other->epilogue;
-  if (k->vector_bytes != other->vector_bytes) return k->vector_bytes > other->vector_bytes;
-  return a->kernel != b->kernel ? a->kernel < b->kernel : a->split < b->split;
-}
-
-/* A plan by the formula. */
+/* A plan of the shortlist, with its time by the formula and that of its copies. */
 typedef struct entry {
-  aotmm_plan plan; /* cost: that of the formula */
-  tiling of;
-  terms t;
+  candidate plan;
+  float time;
 } entry;
 
-/* The plans of least time so far, of any kernel, and `found` as in aotmm_evaluation. */
+/* The plans of least time so far, and `found` as in aotmm_evaluation. */
 typedef struct search {
-  int count, limit;   /* entries, and those to keep: SHORTLIST for the network, 1 without one */
-  int slowest;        /* the entry that is left out next */
-  int64_t most;       /* its cost; INT64_MAX while there are fewer entries than to keep */
-  aotmm_plan best;    /* of measured plans, and of all in the end; cost < 0: none */
+  int count, limit;           /* entries, and those to keep: SHORTLIST for the network, 1 without one */
+  entry list[SHORTLIST];      /* in ascending order */
+  int waiting;                /* plans whose times are not known yet */
+  candidate queue[LANES];
+  aotmm_plan best;            /* of measured plans, and of all in the end; cost < 0: none */
+  int32_t reason;             /* against the last plan that did not fit; AOTMM_FITS: there is one that fits */
   int64_t found;
-  aotmm_group tests;      /* guards of the last kernel that was looked at, */
-  int partial, placement; /* its role, and where they hold */
-  entry list[SHORTLIST];
+  int summed, reduce;         /* the last partial whose sums were placed, and the kernel that adds them, -1 for none */
+  int64_t slab;               /* elements of one slice's sums */
 } search;
 
 static void nothing_found(search *empty, const query *s) {
-  empty->count = empty->slowest = 0, empty->found = 0, empty->best.cost = -1;
-  empty->most = INT64_MAX;
-  empty->partial = -1;
+  empty->count = empty->waiting = 0, empty->found = 0, empty->best.cost = -1;
+  empty->reason = AOTMM_NO_SPLIT;
+  empty->summed = -1;
   empty->limit = s->table->network ? SHORTLIST : 1;
 }
 
-static int64_t as_cost(double time) { return time < 9e18 ? (int64_t)time : INT64_MAX; }
+static int64_t as_cost(float time) { return time < 9e18f ? (int64_t)time : INT64_MAX; }
 
-/* Return whether a plan of this time is of no use by now. */
-static int too_slow(const search *to, double time) { return as_cost(time) > to->most; }
+static int bits(uint32_t copies) { return __builtin_popcount(copies); }
 
-/* Return whether plan `a` is chosen over `b`. */
-static int better(const aotmm_plan *a, const aotmm_plan *b) {
-  return a->cost != b->cost ? a->cost < b->cost : preferred(a, b);
+/* Return whether `a` is chosen over `b` at the same time. */
+static int preferred(uint32_t copies_a, uint32_t kernel_a, uint32_t split_a, uint32_t copies_b, uint32_t kernel_b, uint32_t split_b) {
+  const aotmm_kernel *a = aotmm_kernels + kernel_a, *b = aotmm_kernels + kernel_b;
+  if (bits(copies_a) != bits(copies_b)) return bits(copies_a) < bits(copies_b);
+  if (a->epilogue != b->epilogue) return a->epilogue < b->epilogue;
+  if (a->vector_bytes != b->vector_bytes) return a->vector_bytes > b->vector_bytes;
+  return a != b ? a < b : split_a < split_b;
+}
+
+static int faster(const candidate *a, float time_a, const entry *b) {
+  return time_a != b->time ? time_a < b->time
+                           : preferred(a->place->copies, a->kernel, a->split, b->plan.place->copies, b->plan.kernel, b->plan.split);
 }
 
 static void keep_better(aotmm_plan *best, const aotmm_plan *plan) {
-  if (best->cost < 0 || better(plan, best)) *best = *plan;
+  if (best->cost < 0 || plan->cost < best->cost ||
+      (plan->cost == best->cost && preferred(plan->copies, plan->kernel, plan->split, best->copies, best->kernel, best->split)))
+    *best = *plan;
 }
 
-/* Return where to put a plan: behind the others, or in place of the slowest one; NULL if that is better. */
-static entry *room_for(search *to, const aotmm_plan *plan) {
-  if (to->count < to->limit) return to->list + to->count++;
-  return better(plan, &to->list[to->slowest].plan) ? to->list + to->slowest : NULL;
-}
+/* Return whether a plan of this time is of no use by now. */
+static int too_slow(const search *to, float time) { return to->count == to->limit && time > to->list[to->count - 1].time; }
 
-static void find_slowest(search *to) {
-  if (to->count < to->limit) return;
-  to->slowest = 0;
-  for (int i = 1; i < to->count; i++)
-    if (better(&to->list[to->slowest].plan, &to->list[i].plan)) to->slowest = i;
-  to->most = to->list[to->slowest].plan.cost;
-}
-
-/* Complete a plan, or return the reason why it does not fit. */
-static int32_t complete(const query *s, const tiling *of, int64_t sums, aotmm_plan *plan, search *to) {
-  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
-  const int64_t work_tiles = saturated(of->tiles, plan->split);
+/* Set the grid and the workspace of a plan, or return the reason why it does not fit. */
+static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan, int64_t *found) {
+  const aotmm_kernel *k = aotmm_kernels + from->kernel;
+  const int64_t tiles = saturated(tiles_of(from->kernel, s->problem->M, s->problem->N), s->problem->batch);
+  const int64_t work_tiles = saturated(tiles, from->split);
+  *found = work_tiles;
   plan->grid = grid_of(k, work_tiles, s->device);
-  plan->copies = of->place->copies;
-  to->found = work_tiles;
   if (!plan->grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
-  to->found = of->place->bytes + sums + scratch_of(k, plan->grid);
-  if (to->found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
-  plan->workspace_bytes = (uint64_t)to->found;
+  *found = from->place->bytes + from->sum_bytes + scratch_of(k, plan->grid);
+  if (*found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
+  plan->kernel = from->kernel, plan->split = from->split, plan->copies = from->place->copies;
+  plan->workspace_bytes = (uint64_t)*found;
   return AOTMM_FITS;
 }
 
 /* Consider a plan that was measured. */
-static int32_t consider_measured(const query *s, const tiling *of, uint32_t split, int64_t sums, const aotmm_time *time, search *to) {
-  aotmm_plan plan = {.kernel = of->kernel, .split = split, .measured = 1, .cost = time->ns};
-  plan.pdl = time->pdl && aotmm_kernels[of->kernel].pdl;
-  const int32_t reason = complete(s, of, sums, &plan, to);
-  if (reason == AOTMM_FITS) keep_better(&to->best, &plan);
-  return reason;
+static void consider_measured(const query *s, const candidate *each, const aotmm_time *time, search *to) {
+  aotmm_plan plan = {.measured = 1, .cost = time->ns, .pdl = time->pdl && aotmm_kernels[each->kernel].pdl};
+  to->reason = complete(s, each, &plan, &to->found);
+  if (to->reason == AOTMM_FITS) keep_better(&to->best, &plan);
 }
 
-/* Consider a plan that takes `reduce` ns beside its main kernel and copies. */
-static int32_t consider(const query *s, const tiling *of, uint32_t split, int64_t sums, double reduce, search *to) {
+/* Set what a plan with a partial needs for its sums, or return 0 if no reduce can add them. */
+static int set_sums_of(const query *s, candidate *each, search *to) {
+  if (to->summed != (int)each->kernel) {
+    quantities *q = &each->place->q;
+    set_sums(q, each->kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
+    to->summed = (int)each->kernel;
+    to->reduce = sum_guards_hold(each->kernel, q) ? reduce_for(s->problem, q, s->device) : -1;
+    to->slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
+    set_no_sums(q);
+  }
+  if (to->reduce < 0) return 0;
+  each->sum_bytes = region(saturated(to->slab, 4 * each->split));
+  each->reduce = reduce_time(s, to->reduce, each->split);
+  return 1;
+}
+
+/* Return whether a plan of about so many work tiles fits. */
+static int fits(const query *s, const candidate *each, float work_tiles, search *to) {
+  aotmm_plan plan;
+  int64_t found = each->place->bytes + each->sum_bytes;
+  if (work_tiles < ANY_GRID && found <= s->limit && !aotmm_kernels[each->kernel].global_scratch_bytes) return 1;
+  const int32_t reason = complete(s, each, &plan, &found);
+  if (reason != AOTMM_FITS) to->reason = reason, to->found = found;
+  return reason == AOTMM_FITS;
+}
+
+/* Put a plan into the list if it fits and is among the fastest. Its `time` by the formula lacks reduce and copies. */
+static void consider(const query *s, candidate *each, float time, float work_tiles, search *to) {
+  if (too_slow(to, time + each->place->time)) return;
+  if (aotmm_kernels[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
+  time = time + each->reduce + each->place->time;
+  if (to->count == to->limit && !faster(each, time, to->list + to->count - 1)) return;
+  if (!fits(s, each, work_tiles, to)) return;
+  int place = to->count < to->limit ? to->count++ : to->count - 1;
+  for (; place > 0 && faster(each, time, to->list + place - 1); place--) to->list[place] = to->list[place - 1];
+  to->list[place].plan = *each, to->list[place].time = time;
+}
+
+static void consider_waiting(const query *s, search *to) {
   terms t;
-  if (too_slow(to, set_terms(s, of, split, reduce, &t) + of->place->time)) return AOTMM_FITS;
-  t.time = formula(&t);
-  if (too_slow(to, t.time + of->place->time)) return AOTMM_FITS;
-  aotmm_plan plan = {.kernel = of->kernel, .split = split, .cost = as_cost(t.time + of->place->time)};
-  const int32_t reason = complete(s, of, sums, &plan, to);
-  if (reason != AOTMM_FITS) return reason;
-  entry *each = room_for(to, &plan);
-  if (!each) return AOTMM_FITS;
-  each->plan = plan, each->of = *of, each->t = t;
-  find_slowest(to);
-  return AOTMM_FITS;
+  if (to->waiting) set_terms(s, to->queue, to->waiting, &t);
+  for (int i = 0; i < to->waiting; i++) consider(s, to->queue + i, t.time[i], t.work_tiles[i], to);
+  to->waiting = 0;
+}
+
+static void enqueue(const query *s, placement *place, uint32_t kernel, uint32_t split, search *to) {
+  to->queue[to->waiting++] = (candidate){.place = place, .kernel = kernel, .split = split};
+  if (to->waiting == LANES) consider_waiting(s, to);
+}
+
+static void plan_product(const query *s, placement *place, uint32_t kernel, search *to) {
+  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  if (measured)
+    consider_measured(s, &(candidate){.place = place, .kernel = kernel, .split = 1}, measured, to);
+  else
+    enqueue(s, place, kernel, 1, to);
+}
+
+static void plan_partial(const query *s, placement *place, uint32_t kernel, search *to) {
+  static const uint8_t splits[] = AOTMM_SPLITS;
+  const aotmm_problem *p = s->problem;
+  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  const int64_t steps = steps_of(kernel, p->K), tiles = tiles_of(kernel, p->M, p->N);
+  const int64_t concurrent = concurrent_tiles(s, kernel);
+  if (p->batch != 1 || tiles == 0 || (tiles > concurrent && !measured)) return;
+  for (unsigned i = 0; i < sizeof splits && steps >= (int64_t)splits[i] * MIN_STEPS; i++) {
+    if (!measured && tiles * splits[i] <= MOST_WAVES * concurrent) enqueue(s, place, kernel, splits[i], to);
+    candidate each = {.place = place, .kernel = kernel, .split = splits[i]};
+    if (measured && splits[i] == measured->split && set_sums_of(s, &each, to)) consider_measured(s, &each, measured, to);
+  }
+}
+
+static void plan_kernel(query *s, int number, uint32_t kernel, search *to) {
+  placement *place = s->placements + number;
+  if (aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT)
+    plan_product(s, place, kernel, to);
+  else
+    plan_partial(s, place, kernel, to);
 }
 
 /* Return whether a launch is `pdl` by the formula alone. */
-static int starts_early(const entry *each) {
-  const aotmm_kernel *k = aotmm_kernels + each->of.kernel;
-  const int64_t tiles = saturated(each->of.tiles, each->plan.split), concurrent = each->of.concurrent;
-  const int full = tiles > concurrent / 2 && tiles <= concurrent;
-  return k->pdl && k->role == AOTMM_ROLE_PRODUCT && each->t.time < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
+static int starts_early(const candidate *each, const terms *t, int i) {
+  const aotmm_kernel *k = aotmm_kernels + each->kernel;
+  const int full = t->waves[i] > 0.5f && t->waves[i] <= 1;
+  return k->pdl && k->role == AOTMM_ROLE_PRODUCT && t->time[i] < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
 }
 
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
-  for (entry *each = to->list, *end = to->list + to->count; each < end; each++) {
+  candidate plans[SHORTLIST];
+  terms t;
+  int64_t found;
+  _Static_assert(SHORTLIST <= LANES, "SHORTLIST");
+  consider_waiting(s, to);
+  for (int i = 0; i < to->count; i++) plans[i] = to->list[i].plan;
+  if (to->count) set_terms(s, plans, to->count, &t);
+  for (int i = 0; i < to->count; i++) {
+    aotmm_plan plan = {0};
     int pdl;
-    if (s->table->network)
-      each->plan.cost = as_cost(corrected(s, &each->of, each->plan.split, &each->t, &pdl) + each->of.place->time);
-    else
-      pdl = starts_early(each);
-    each->plan.pdl = (uint32_t)pdl;
-    keep_better(&to->best, &each->plan);
+    const float time = s->table->network ? corrected(s, plans + i, &t, i, &pdl) : t.time[i];
+    plan.cost = as_cost(time + plans[i].place->time);
+    plan.pdl = (uint32_t)(s->table->network ? pdl : starts_early(plans + i, &t, i));
+    complete(s, plans + i, &plan, &found);
+    keep_better(&to->best, &plan);
   }
-}
-
-static int32_t plan_product(const query *s, const placement *place, uint32_t kernel, search *to) {
-  const tiling of = tiling_of(s, place, kernel);
-  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  return measured ? consider_measured(s, &of, 1, 0, measured, to) : consider(s, &of, 1, 0, 0, to);
-}
-
-static int32_t plan_partial(query *s, placement *place, uint32_t kernel, search *to) {
-  static const uint8_t splits[] = AOTMM_SPLITS;
-  const aotmm_problem *p = s->problem;
-  const tiling of = tiling_of(s, place, kernel);
-  if (p->batch != 1 || of.tiles == 0 || of.steps < 2 * MIN_STEPS) return AOTMM_NO_SPLIT;
-  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  if (!measured && too_slow(to, least_in_slices(s, &of) + place->time)) return AOTMM_FITS;
-  quantities *q = &place->q;
-  set_sums(q, kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
-  const int reduce = sum_guards_hold(kernel, q) ? reduce_for(p, q, s->device) : -1;
-  const int64_t slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
-  set_no_sums(q);
-  if (reduce < 0) return AOTMM_NO_SPLIT;
-  const aotmm_constants *c = constants_of(s, kernel);
-  int32_t reason = AOTMM_NO_SPLIT;
-  int fits = 0;
-  for (unsigned i = sizeof splits; i-- > 0;) { /* fewer slices take longer each */
-    const uint32_t split = splits[i];
-    if (of.steps < (int64_t)split * MIN_STEPS || (measured && split != measured->split)) continue;
-    const int64_t sums = region(saturated(slab, 4 * split));
-    if (measured)
-      reason = consider_measured(s, &of, split, sums, measured, to);
-    else if (too_slow(to, c->base_ns + (double)ceil_div(of.steps, split) * c->ns_per_k_step))
-      return AOTMM_FITS;
-    else
-      reason = consider(s, &of, split, sums, reduce_time(s, reduce, split), to);
-    fits |= reason == AOTMM_FITS;
-  }
-  return fits ? AOTMM_FITS : reason;
-}
-
-static int32_t plan_kernel(query *s, int number, uint32_t kernel, search *to) {
-  placement *place = s->placements + number;
-  const int product = aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT;
-  return product ? plan_product(s, place, kernel, to) : plan_partial(s, place, kernel, to);
-}
-
-/* Find the best plan with one kernel, or return the reason why there is none. */
-static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  int placement = 0;
-  while (placement < s->count && !guards_hold_in(s, placement, kernel)) placement++;
-  if (placement == s->count) return AOTMM_BROKEN_GUARD;
-  if (k->shared_bytes <= (uint32_t)s->device->shared_bytes) return plan_kernel(s, placement, kernel, to);
-  to->found = s->device->shared_bytes;
-  return AOTMM_TOO_MUCH_SHARED;
 }
 
 /* Return whether a config has times in the table, and none on this shape, where others were faster. */
 static int known_slow(const query *s, uint32_t kernel) {
-  return s->measured[aotmm_kernels[kernel].fast_accum] && s->table->config_numbers[kernel] != AOTMM_UNMEASURED &&
-         !measured_time(s, kernel);
+  return (s->measured[0] || s->measured[1]) && s->measured[aotmm_kernels[kernel].fast_accum] &&
+         s->table->config_numbers[kernel] != AOTMM_UNMEASURED && !measured_time(s, kernel);
 }
 
-/* Return the first placement where the guards of a kernel hold, or their count. Neighbours mostly have equal guards. */
-static int placement_of(const query *s, uint32_t kernel, search *to) {
-  const aotmm_group tests = aotmm_guard_tests_of[kernel];
-  const int partial = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL;
-  if (to->tests.first != tests.first || to->tests.count != tests.count || to->partial != partial) {
-    to->tests = tests, to->partial = partial, to->placement = 0;
-    while (to->placement < s->count && !guards_hold_in(s, to->placement, kernel)) to->placement++;
-  }
-  return to->placement;
+/* Return the number of the first placement where the guards of a kernel hold, or of all placements. */
+static int placement_of(const query *s, uint32_t kernel) {
+  int placement = 0;
+  while (placement < s->count && !guards_hold_in(s, placement, kernel)) placement++;
+  return placement;
 }
 
-/* Consider the plainest sibling that fits, in the first placement where its guards hold. */
-static void consider_siblings(query *s, const aotmm_siblings *siblings, search *to) {
-  const int placement = placement_of(s, aotmm_order[siblings->first], to);
-  if (placement == 0 && known_slow(s, aotmm_order[siblings->first])) return;
-  for (int i = 0; i < siblings->count && placement < s->count; i++) {
-    uint32_t kernel = aotmm_order[siblings->first + i];
-    const aotmm_kernel *k = aotmm_kernels + kernel;
-    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) &&
-        k->shared_bytes <= (uint32_t)s->device->shared_bytes && plan_kernel(s, placement, kernel, to) == AOTMM_FITS)
-      return;
+/* Find the best plan with one kernel, or return the reason why there is none. */
+static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
+  const int placement = placement_of(s, kernel);
+  if (placement == s->count) return AOTMM_BROKEN_GUARD;
+  to->found = s->device->shared_bytes;
+  if (aotmm_kernels[kernel].shared_bytes > (uint32_t)s->device->shared_bytes) return AOTMM_TOO_MUCH_SHARED;
+  plan_kernel(s, placement, kernel, to);
+  decide(s, to);
+  return to->reason;
+}
+
+/* Consider the plainest sibling that has the epilogue. */
+static void consider_siblings(query *s, aotmm_group siblings, int placement, search *to) {
+  const uint16_t *kernel = aotmm_order + siblings.first, *end = kernel + siblings.count;
+  if (placement == 0 && known_slow(s, *kernel)) return;
+  for (; kernel < end; kernel++) {
+    const aotmm_kernel *k = aotmm_kernels + *kernel;
+    if ((k->role == AOTMM_ROLE_PRODUCT && k->epilogue < s->epilogue) || k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
+    plan_kernel(s, placement, *kernel, to);
+    return;
   }
 }
 
 static void search_all(query *s, search *to) {
   const aotmm_problem *p = s->problem;
-  aotmm_group group = aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c];
-  for (const aotmm_siblings *each = aotmm_siblings_of + group.first, *end = each + group.count; each < end; each++)
-    if (!(each->contiguous & ~s->contiguous)) consider_siblings(s, each, to);
+  const aotmm_group group = aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c];
+  for (const aotmm_alike *each = aotmm_alikes + group.first, *end = each + group.count; each < end; each++) {
+    if (each->contiguous & ~s->contiguous) continue;
+    const aotmm_group *siblings = aotmm_siblings + each->first;
+    const int placement = placement_of(s, aotmm_order[siblings->first]);
+    for (int i = 0; i < each->count && placement < s->count; i++) consider_siblings(s, siblings[i], placement, to);
+  }
+  decide(s, to);
 }
 
 /* ---- panels: parts of C, for products whose copies exceed the limit */
@@ -390,7 +405,6 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
       search_all(&s, &found);
     else
       search_kernel(&s, kernel, &found);
-    decide(&s, &found);
     if (found.best.cost < 0) continue;
     found.best.cost = saturated(saturated(cut.down, cut.across), found.best.cost);
     found.best.group_m = group_of(&s, found.best.kernel);
@@ -405,7 +419,6 @@ int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, a
   start(&s, p, NULL, device, limit);
   nothing_found(&found, &s);
   search_all(&s, &found);
-  decide(&s, &found);
   if (found.best.cost >= 0) found.best.group_m = group_of(&s, found.best.kernel);
   if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
   *plan = found.best;
@@ -429,7 +442,6 @@ static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t
   start(&s, p, NULL, device, limit);
   nothing_found(&found, &s);
   int32_t reason = search_kernel(&s, kernel, &found);
-  decide(&s, &found);
   if (found.best.cost >= 0) found.best.group_m = group_of(&s, kernel);
   if (s.excluded) consider_panels(&s, kernel, &found.best);
   if (found.best.cost >= 0) {

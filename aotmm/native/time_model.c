@@ -4,15 +4,17 @@
 #include <math.h>
 #include <string.h>
 
-double copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
+float copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
-  return c->base_ns + (double)copy->value[AOTMM_COPY_M] * (double)copy->value[AOTMM_COPY_N] * (2 * element_bytes) * c->ns_per_byte;
+  const float elements = (float)copy->value[AOTMM_COPY_M] * (float)copy->value[AOTMM_COPY_N];
+  return c->base_ns + elements * (float)(2 * element_bytes) * c->ns_per_byte;
 }
 
-double reduce_time(const query *s, int kernel, uint32_t split) {
+float reduce_time(const query *s, int kernel, uint32_t split) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   const aotmm_problem *p = s->problem;
-  return c->base_ns + (double)p->M * (double)p->N * (4 * split + (uint32_t)bytes_of_dtype[p->dtype_c]) * c->ns_per_byte;
+  const float bytes = (float)(4 * split + (uint32_t)bytes_of_dtype[p->dtype_c]);
+  return c->base_ns + (float)p->M * (float)p->N * bytes * c->ns_per_byte;
 }
 
 /* Return the tiles that a device computes at once, one on each multiprocessor or cluster of them; at least 1. */
@@ -23,111 +25,111 @@ int64_t concurrent_tiles(const query *s, uint32_t kernel) {
 
 /* ---- the formula */
 
-/* Round up, as ceil; numbers from 2^53 on have no fraction. */
-static double up(double number) {
-  if (number >= 0x1p53) return number;
-  const double whole = (double)(int64_t)number;
-  return whole < number ? whole + 1 : whole;
+/* Round numbers from 0 on, as floorf and ceilf without calls; from 2^23 on they have no fraction. */
+static inline float down_to_whole(float number) {
+  return number < 0x1p23f ? (float)(int32_t)(number < 0x1p23f ? number : 0) : number;
 }
 
+static inline float up_to_whole(float number) {
+  const float whole = down_to_whole(number);
+  return whole + (whole < number ? 1.0f : 0.0f);
+}
+
+static inline float larger(float a, float b) { return a > b ? a : b; }
+
+static inline float smaller(float a, float b) { return a < b ? a : b; }
+
 /* Return the part of an operand's lines that begin within a cache line. */
-static double split_lines(const quantities *q, int operand, int64_t element_bytes) {
+static float split_lines(const quantities *q, int operand, int64_t element_bytes) {
   const operand_values *o = operands + operand;
   const int by_rows = contiguous(q, o->col_stride);
   const int64_t lines = q->value[by_rows ? o->rows : o->cols], address = q->value[o->pointer];
   const int64_t rest = (int64_t)rest_of(q->value[by_rows ? o->row_stride : o->col_stride], element_bytes, LINE_BYTES);
   if (rest == 0 || lines == 1) return (address & (LINE_BYTES - 1)) != 0;
   const int64_t least = rest & -rest; /* lines begin at multiples of it, or none does */
-  return address & (least - 1) ? 1 : 1 - (double)least / LINE_BYTES;
+  return address & (least - 1) ? 1 : 1 - (float)least / LINE_BYTES;
 }
 
-tiling tiling_of(const query *s, const placement *place, uint32_t kernel) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
-  const aotmm_constants *c = constants_of(s, kernel);
-  const aotmm_problem *p = s->problem;
-  const int64_t down = ceil_div(p->M, k->block_m), across = ceil_div(p->N, k->block_n);
-  const int64_t tiles = saturated(saturated(down, across), p->batch);
-  const double rows = down > 1 ? (double)p->M / (double)down : (double)p->M;
-  const double cols = across > 1 ? (double)p->N / (double)across : (double)p->N;
-  const double line = (double)k->block_k * k->element_bytes;
-  const double bytes_a = rows * (1 + AOTMM_SPLIT_A * place->lines_a) * line;
-  const double bytes_b = cols * (1 + AOTMM_SPLIT_B * place->lines_b) * line;
-  return (tiling){.place = place,
-                  .kernel = kernel,
-                  .tiles = tiles,
-                  .steps = steps_of(kernel, p->K),
-                  .concurrent = concurrent_tiles(s, kernel),
-                  .rows = rows,
-                  .cols = cols,
-                  .read = s->bytes_moved * c->ns_per_byte,
-                  .take_step = (bytes_a / k->num_ctas + bytes_b) * c->ns_per_taken_byte,
-                  .load_step = (bytes_a + bytes_b) * c->ns_per_loaded_byte,
-                  .sums_slice = (double)tiles * k->block_m * k->block_n * (4 * AOTMM_SUMS) * c->ns_per_byte};
+/* What the formula takes from the kernels and placements of plans. */
+typedef struct given {
+  lanes block_m, block_n, block_k, line, num_ctas, sum_bytes;
+  lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
+  lanes lines_a, lines_b, split, reduce;
+} given;
+
+static void gather(const query *s, const candidate *plans, int count, given *restrict g) {
+  for (int i = 0; i < LANES; i++) {
+    const candidate *each = plans + (i < count ? i : 0);
+    const aotmm_tile *tile = aotmm_tiles + each->kernel;
+    const aotmm_constants *c = constants_of(s, each->kernel);
+    g->block_m[i] = tile->block_m, g->block_n[i] = tile->block_n, g->block_k[i] = tile->block_k;
+    g->line[i] = tile->line, g->num_ctas[i] = tile->num_ctas, g->sum_bytes[i] = tile->sum_bytes;
+    g->base_ns[i] = c->base_ns, g->ns_per_k_step[i] = c->ns_per_k_step, g->ns_per_tile[i] = c->ns_per_tile;
+    g->ns_per_byte[i] = c->ns_per_byte, g->ns_per_taken_byte[i] = c->ns_per_taken_byte;
+    g->ns_per_loaded_byte[i] = c->ns_per_loaded_byte;
+    g->lines_a[i] = each->place->lines_a, g->lines_b[i] = each->place->lines_b;
+    g->split[i] = (float)each->split, g->reduce[i] = each->reduce;
+  }
 }
 
-double set_terms(const query *s, const tiling *of, uint32_t split, double reduce, terms *t) {
-  const aotmm_constants *c = constants_of(s, of->kernel);
-  const double work_tiles = (double)(of->tiles ? of->tiles : 1) * split; /* an empty product counts as one tile */
-  t->waves = work_tiles / (double)of->concurrent;
-  t->rounds = up(t->waves);
-  t->steps = split == 1 ? (double)of->steps : (double)ceil_div(of->steps, split);
-  const double tile_steps = t->rounds * t->steps;
-  t->fixed = c->base_ns + t->rounds * c->ns_per_tile;
-  t->multiply = tile_steps * c->ns_per_k_step;
-  t->take = tile_steps * of->take_step;
-  t->load = work_tiles * t->steps * of->load_step;
-  t->read = of->read;
-  t->sums = split == 1 ? 0 : split * of->sums_slice + reduce;
-  const double most_a = t->multiply > t->take ? t->multiply : t->take, most_b = t->load > t->read ? t->load : t->read;
-  return t->fixed + (most_a > most_b ? most_a : most_b) + t->sums;
-}
-
-double least_in_slices(const query *s, const tiling *of) {
-  const aotmm_constants *c = constants_of(s, of->kernel);
-  const double all = (double)of->tiles * (double)of->steps, load = all * of->load_step;
-  const double multiply = all * c->ns_per_k_step / (double)of->concurrent, most = multiply > load ? multiply : load;
-  const double least = c->base_ns + c->ns_per_tile + (most > of->read ? most : of->read) + 2 * of->sums_slice;
-  return least * (1 - 1e-9); /* whatever is rounded */
-}
-
-double formula(const terms *t) {
-  const double squares = t->multiply * t->multiply + t->take * t->take + t->load * t->load + t->read * t->read;
-  return t->fixed + sqrt(squares) + t->sums;
+/* A loop over all lanes, without calls and branches: compilers compute four of them at once. */
+void set_terms(const query *s, const candidate *plans, int count, terms *restrict t) {
+  const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
+  const float multiprocessors = (float)s->device->multiprocessors;
+  given g;
+  gather(s, plans, count, &g);
+  for (int i = 0; i < LANES; i++) {
+    const float down = larger(1, up_to_whole(M / g.block_m[i])), across = larger(1, up_to_whole(N / g.block_n[i]));
+    const float work_tiles = down * across * batch * g.split[i];
+    t->work_tiles[i] = work_tiles;
+    t->rows[i] = M / down, t->cols[i] = N / across;
+    t->steps[i] = up_to_whole(up_to_whole(K / g.block_k[i]) / g.split[i]);
+    t->waves[i] = work_tiles / larger(1, down_to_whole(multiprocessors / g.num_ctas[i]));
+    t->rounds[i] = up_to_whole(t->waves[i]);
+    const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g.lines_a[i]) * g.line[i];
+    const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g.lines_b[i]) * g.line[i];
+    t->fixed[i] = g.base_ns[i] + t->rounds[i] * g.ns_per_tile[i];
+    t->multiply[i] = t->rounds[i] * t->steps[i] * g.ns_per_k_step[i];
+    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / g.num_ctas[i] + bytes_b) * g.ns_per_taken_byte[i]);
+    t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * g.ns_per_loaded_byte[i]);
+    t->read[i] = s->bytes_moved * g.ns_per_byte[i];
+    t->sums[i] = work_tiles * g.block_m[i] * g.block_n[i] * g.sum_bytes[i] * g.ns_per_byte[i];
+    const float squares = t->multiply[i] * t->multiply[i] + t->take[i] * t->take[i] + t->load[i] * t->load[i] + t->read[i] * t->read[i];
+    t->time[i] = t->fixed[i] + __builtin_sqrtf(squares) + t->sums[i] + g.reduce[i];
+    t->sums[i] += g.reduce[i];
+  }
 }
 
 /* ---- the network */
 
-/* Add inputs, times their weights, to the hidden nodes. Of most plans several inputs are 0. */
-static inline void add(double hidden[AOTMM_HIDDEN], const double (*weights)[AOTMM_HIDDEN], const double *inputs, int count) {
-  for (int i = 0; i < count; i++) {
-    if (inputs[i] == 0) continue;
+/* Add inputs, times their weights, to the hidden nodes. */
+static inline void add(float hidden[AOTMM_HIDDEN], const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
+  for (int i = 0; i < count; i++)
     for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] += inputs[i] * weights[i][j];
-  }
 }
 
 /* Four sums side by side: a processor adds them at once. */
-static double output(const aotmm_network *network, const double hidden[AOTMM_HIDDEN]) {
-  double sums[4] = {0};
+static float output(const aotmm_network *network, const float hidden[AOTMM_HIDDEN]) {
+  float sums[4] = {0};
   _Static_assert(AOTMM_HIDDEN % 4 == 0, "AOTMM_HIDDEN");
   for (int j = 0; j < AOTMM_HIDDEN; j += 4)
-    for (int lane = 0; lane < 4; lane++)
-      sums[lane] += (hidden[j + lane] > 0 ? hidden[j + lane] : 0) * network->outputs[j + lane];
+    for (int lane = 0; lane < 4; lane++) sums[lane] += larger(hidden[j + lane], 0) * network->outputs[j + lane];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-static double logarithm(double size) { return size > 1 ? log2(size) : 0; }
+static float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
 
 /* Set what the problem adds to the hidden nodes. */
 static void set_hidden(const query *s, placement *place) {
   const aotmm_problem *p = s->problem;
   const quantities *q = &place->q;
-  const double inputs[AOTMM_PROBLEM_INPUTS] = {logarithm((double)p->M),
-                                               logarithm((double)p->N),
-                                               logarithm((double)p->K),
-                                               !contiguous(q, AOTMM_PRODUCT_STRIDE_AK),
-                                               contiguous(q, AOTMM_PRODUCT_STRIDE_BK) && !contiguous(q, AOTMM_PRODUCT_STRIDE_BN),
-                                               place->lines_a,
-                                               place->lines_b};
+  const float inputs[AOTMM_PROBLEM_INPUTS] = {logarithm((float)p->M),
+                                              logarithm((float)p->N),
+                                              logarithm((float)p->K),
+                                              !contiguous(q, AOTMM_PRODUCT_STRIDE_AK),
+                                              contiguous(q, AOTMM_PRODUCT_STRIDE_BK) && !contiguous(q, AOTMM_PRODUCT_STRIDE_BN),
+                                              place->lines_a,
+                                              place->lines_b};
   memset(place->hidden, 0, sizeof place->hidden);
   add(place->hidden, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
 }
@@ -138,50 +140,52 @@ void describe(const query *s, placement *place) {
   if (s->table->network) set_hidden(s, place);
 }
 
-double corrected(const query *s, const tiling *of, uint32_t split, const terms *t, int *pdl) {
+float corrected(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
   const aotmm_network *network = s->table->network;
-  const aotmm_kernel *k = aotmm_kernels + of->kernel;
-  const aotmm_correction *own = s->table->corrections + of->kernel;
-  const int odd = own->alternates && (int64_t)t->rounds & 1, clustered = k->num_ctas > 1;
-  const int half = t->waves <= 0.5, one = t->waves <= 1;
-  const double size = log2(t->time), share = 1 / t->time, wave = one ? t->waves : 1;
-  const double plan[AOTMM_PLAN_INPUTS] = {size,
-                                          t->multiply * share,
-                                          t->take * share,
-                                          t->read * share,
-                                          t->load * share,
-                                          t->sums * share,
-                                          t->fixed * share,
-                                          wave,
-                                          t->waves < 2 ? t->waves : 2,
-                                          t->waves - (t->rounds - 1),
-                                          1 / t->rounds,
-                                          !odd ? 0 : t->rounds < 2 ? 1 : 2 / t->rounds,
-                                          half,
-                                          one,
-                                          logarithm(t->steps),
-                                          logarithm(split),
-                                          of->rows / k->block_m,
-                                          of->cols / k->block_n,
-                                          clustered ? of->place->lines_a : 0,
-                                          clustered ? of->place->lines_b : 0};
-  double hidden[AOTMM_HIDDEN];
-  for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] = own->hidden[j] + of->place->hidden[j];
-  add(hidden, network->plan, plan, AOTMM_PLAN_INPUTS);
-  double log_ratio = output(network, hidden);
+  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
+  const aotmm_correction *own = s->table->corrections + plan->kernel;
+  const float time = t->time[i], waves = t->waves[i], rounds = t->rounds[i], wave = smaller(waves, 1);
+  const float share = 1 / time, part = 1 / rounds, size = log2f(time);
+  const int odd = own->alternates && (int64_t)rounds & 1, clustered = k->num_ctas > 1;
+  const int half = waves <= 0.5f, one = waves <= 1;
+  const float inputs[AOTMM_PLAN_INPUTS] = {size,
+                                           t->multiply[i] * share,
+                                           t->take[i] * share,
+                                           t->read[i] * share,
+                                           t->load[i] * share,
+                                           t->sums[i] * share,
+                                           t->fixed[i] * share,
+                                           wave,
+                                           smaller(waves, 2),
+                                           waves - (rounds - 1),
+                                           part,
+                                           odd ? smaller(1, 2 * part) : 0,
+                                           half,
+                                           one,
+                                           logarithm(t->steps[i]),
+                                           logarithm((float)plan->split),
+                                           t->rows[i] / aotmm_tiles[plan->kernel].block_m,
+                                           t->cols[i] / aotmm_tiles[plan->kernel].block_n,
+                                           clustered ? plan->place->lines_a : 0,
+                                           clustered ? plan->place->lines_b : 0};
+  float hidden[AOTMM_HIDDEN];
+  for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] = own->hidden[j] + plan->place->hidden[j];
+  add(hidden, network->plan, inputs, AOTMM_PLAN_INPUTS);
+  float log_ratio = output(network, hidden);
   *pdl = 0;
   if (k->pdl) {
-    const double launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
+    const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
     add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
-    const double early = output(network, hidden);
+    const float early = output(network, hidden);
     *pdl = early <= log_ratio;
     if (*pdl) log_ratio = early;
   }
-  return t->time * exp(log_ratio + own->shift);
+  return time * expf(log_ratio + own->shift);
 }
 
 /* Return the measured time of a kernel on this shape, or NULL. */
 const aotmm_time *measured_time(const query *s, uint32_t kernel) {
+  if (!s->measured[0] && !s->measured[1]) return NULL;
   const aotmm_time *all = s->measured[aotmm_kernels[kernel].fast_accum];
   const uint16_t number = s->table->config_numbers[kernel];
   return all && number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;

@@ -16,12 +16,12 @@ from typing import Annotated, Any, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
-from aotmm.pack.time_model import LINE_BYTES, Network
+from aotmm.pack.time_model import LINE_BYTES, Factors, Network, Node, Weight
 from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
-FORMAT = 4
+FORMAT = 5
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
 _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
@@ -49,12 +49,18 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The network's correction of one config for elements of `element_bytes`: `shift` is added to its output."""
+    """The formula and the network of one config, for elements of `element_bytes`.
+
+    `factors` are those of the constants `time_model.FITTED`; `hidden` is added to the hidden nodes, `shift` to the
+    output.
+    """
 
     config_name: _Name
     element_bytes: _ElementBytes
     fast_accum: bool
     shift: Annotated[float, (-10.0, 10.0)]
+    factors: Factors
+    hidden: Annotated[tuple[Weight, ...], Node]
 
     @property
     def key(self) -> tuple[str, int, bool]:

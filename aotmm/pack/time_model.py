@@ -1,7 +1,8 @@
 """The time model of the launcher (`templates/launcher.h.jinja`) as far as it depends on kernels: constants and inputs.
 
-The formula's constants come from a kernel's tile and the data sheet of its architecture. A tuning table has a network
-that corrects the formula: one hidden layer, whose inputs describe the kernel, the problem and the plan.
+The formula's constants come from a kernel's tile and the data sheet of its architecture. A tuning table has factors of
+them, and a network that corrects the formula: one hidden layer, whose inputs describe the kernel, the problem and the
+plan.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from aotmm.pack.schema import Kernel
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
-HIDDEN = 16  # nodes of the hidden layer: 24 and 32 are no better (docs/experiments/tuning.md)
+HIDDEN = 32  # nodes of the hidden layer (docs/experiments/tuning.md)
 FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
 # Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
 KERNEL_INPUTS = (
@@ -76,8 +77,12 @@ class Constants(NamedTuple):
     ns_per_loaded_byte: float
 
 
-_Weight = Annotated[float, (-1e6, 1e6)]
-_Node = range(HIDDEN, HIDDEN + 1)
+# Those that a tuning table has factors of.
+FITTED = ("base_ns", "ns_per_tile", "ns_per_k_step", "ns_per_taken_byte", "ns_per_loaded_byte")
+
+Weight = Annotated[float, (-1e6, 1e6)]
+Node = range(HIDDEN, HIDDEN + 1)
+Factors = Annotated[tuple[Annotated[float, (1e-3, 1e3)], ...], range(len(FITTED), len(FITTED) + 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +94,14 @@ class Network:
         bias: of the hidden nodes, whose values count from 0 on.
         outputs: weights of the hidden nodes.
         shift: added to their sum.
+        factors: of the constants `FITTED`, for configs without a model.
     """
 
-    inputs: Annotated[tuple[Annotated[tuple[_Weight, ...], _Node], ...], range(len(INPUTS), len(INPUTS) + 1)]
-    bias: Annotated[tuple[_Weight, ...], _Node]
-    outputs: Annotated[tuple[_Weight, ...], _Node]
-    shift: _Weight
+    inputs: Annotated[tuple[Annotated[tuple[Weight, ...], Node], ...], range(len(INPUTS), len(INPUTS) + 1)]
+    bias: Annotated[tuple[Weight, ...], Node]
+    outputs: Annotated[tuple[Weight, ...], Node]
+    shift: Weight
+    factors: Factors
 
     @property
     def parts(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
@@ -109,6 +116,11 @@ class Network:
             bias + sum(value * row[node] for value, row in zip(values, self.inputs, strict=False))
             for node, bias in enumerate(self.bias)
         )
+
+
+def fitted(c: Constants, factors: tuple[float, ...]) -> Constants:
+    """Return constants of the data sheet with a table's factors of `FITTED`."""
+    return c._replace(**{name: getattr(c, name) * factor for name, factor in zip(FITTED, factors, strict=True)})
 
 
 def constants(kernel: Kernel, target: Target, device: Device | None = None) -> Constants:

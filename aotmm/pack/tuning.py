@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from aotmm.pack.time_model import HIDDEN, Constants, constants
+from aotmm.pack.table import Model
+from aotmm.pack.time_model import HIDDEN, Constants, constants, fitted
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
+    from aotmm.pack.time_model import Network
     from aotmm.target import Target
 
 UNMEASURED = 0xFFFF  # number of a config without times
@@ -22,7 +24,7 @@ class Correction(NamedTuple):
     """The network's part for one kernel: `aotmm_correction`.
 
     Attributes:
-        hidden: what its inputs and the bias add to the hidden nodes.
+        hidden: what its inputs, the bias and its config add to the hidden nodes.
         shift: added to the output.
         alternates: its warpgroups take tiles in turn, 0 or 1.
     """
@@ -56,25 +58,33 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
     of_kernels = [constants(kernel, target, table) for kernel in kernels]
     if table is None:
         return Tuning(of_kernels, [], [UNMEASURED] * len(kernels), 0, [], [])
+    corrections = []
+    if table.network is not None:
+        models = {model.key: model for model in table.models}
+        of_products = [_model(kernel, table.network, models) for kernel in kernels]
+        rows = zip(kernels, of_kernels, of_products, strict=True)
+        of_kernels = [fitted(c, model.factors) if model else c for _, c, model in rows]
+        rows = zip(kernels, of_kernels, of_products, strict=True)
+        corrections = [_correction(kernel, table.network, model) for kernel, _, model in rows]
     names, shapes, times = _measured(table, {kernel.config_name for kernel in kernels})
     numbers = {name: number for number, name in enumerate(names)}
     config_numbers = [numbers.get(kernel.config_name, UNMEASURED) for kernel in kernels]
-    return Tuning(of_kernels, _corrections(table, kernels), config_numbers, len(names), shapes, times)
+    return Tuning(of_kernels, corrections, config_numbers, len(names), shapes, times)
 
 
-def _corrections(table: Table, kernels: Sequence[Kernel]) -> list[Correction]:
-    if table.network is None:
-        return []
-    shifts = {model.key: model.shift for model in table.models}
-    found = []
-    for kernel in kernels:
-        if kernel.role not in ("product", "partial"):
-            found.append(Correction((0.0,) * HIDDEN, 0.0, 0))
-            continue
-        key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
-        shift = table.network.shift + shifts.get(key, 0.0)
-        found.append(Correction(table.network.hidden(kernel), shift, int(kernel.family == "pingpong")))
-    return found
+def _model(kernel: Kernel, network: Network, models: Mapping[tuple[str, int, bool], Model]) -> Model | None:
+    """Return the model of a kernel's config, by default one that changes nothing; None for reduces and copies."""
+    if kernel.role not in ("product", "partial"):
+        return None
+    key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+    return models.get(key) or Model(*key, 0.0, network.factors, (0.0,) * HIDDEN)
+
+
+def _correction(kernel: Kernel, network: Network, model: Model | None) -> Correction:
+    if model is None:
+        return Correction((0.0,) * HIDDEN, 0.0, 0)
+    hidden = tuple(a + b for a, b in zip(network.hidden(kernel), model.hidden, strict=True))
+    return Correction(hidden, network.shift + model.shift, int(kernel.family == "pingpong"))
 
 
 def _measured(

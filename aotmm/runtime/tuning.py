@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char, c_double, c_int32, c_int64, c_uint16, c_uint32, pointer
+from ctypes import POINTER, Structure, c_char, c_double, c_float, c_int32, c_int64, c_uint16, c_uint32, pointer
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ class COrigin(Structure):
     ]
 
 
-_Nodes = c_double * HIDDEN
+_Nodes = c_float * HIDDEN
 
 
 class CNetwork(Structure):
@@ -54,13 +54,13 @@ class CNetwork(Structure):
 class CConstants(Structure):
     """aotmm_constants."""
 
-    _fields_ = [(name, c_double) for name in Constants._fields]
+    _fields_ = [(name, c_float) for name in Constants._fields]
 
 
 class CCorrection(Structure):
     """aotmm_correction."""
 
-    _fields_ = [("hidden", _Nodes), ("shift", c_double), ("alternates", c_int32)]
+    _fields_ = [("hidden", _Nodes), ("shift", c_float), ("alternates", c_int32)]
 
 
 class CTime(Structure):

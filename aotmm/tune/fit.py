@@ -1,131 +1,166 @@
-"""The network of a tuning table, fitted to measured times.
+"""The factors and the network of a tuning table, fitted to measured times.
 
-It predicts log(time / formula). The loss has two parts: Huber's of that error, in which plans that are far from the
-fastest of their product count less; and the regret of a choice by the predictions, of which a soft minimum is the
-differentiable form. The second is what selection needs, the first keeps times where they are.
+First each config gets factors of the formula's constants, so that the best plans are among the few that the formula
+likes most. Then the network learns log(time / formula). Both have the same loss of two parts: Huber's of the error of
+log(time), in which plans that are far from the fastest of their product count less; and the regret of a choice by the
+predictions, of which a soft minimum is the differentiable form. The second is what selection needs, the first keeps
+times where they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import huber_loss
+from torch.nn.functional import huber_loss, pad
 
 from aotmm.pack.table import Model
-from aotmm.pack.time_model import HIDDEN, INPUTS, Network
-from aotmm.tune.models import Samples
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network
+from aotmm.tune.models import Samples, inputs
 
-_EPOCHS = 60
-_PRODUCTS = 24  # of one step
-_RATE, _DECAY = 1e-2, 1e-3
+_PRODUCTS = 48  # of one step
+_EPOCHS, _RATE, _DECAY = 40, 1e-2, 1e-3
+_OWN_DECAY = 0.03  # of the weights of single configs
+_NOISE = 0.1  # of inputs, whose spread is 1: a plan of about the same inputs takes about the same time
+_RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
+_FACTOR_EPOCHS, _FACTOR_RATE, _FACTOR_DECAY = 12, 2e-2, 0.1
 _OUTLIER = 0.1  # error from which on a sample counts less
 _LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
 FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
-_RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
+_MOST_FACTOR = 1000.0
 
 
 class Fitted(NamedTuple):
-    """The network, and each config's shift."""
+    """The network, and the model of each config."""
 
     network: Network
     models: tuple[Model, ...]
 
 
+class _Data(NamedTuple):
+    """Samples in the order of their products. Times are logarithms of ns."""
+
+    ns: torch.Tensor
+    weight: torch.Tensor
+    key: torch.Tensor
+    products: list[torch.Tensor]  # row numbers of each
+
+
 def fit(samples: Samples) -> Fitted:
-    """Return the network for samples of at least one product."""
+    """Return the network and the models for samples of at least one product."""
     best = np.full(samples.product.max() + 1, np.inf)
     np.minimum.at(best, samples.product, samples.ns)
     best = best[samples.product]
     near = samples.ns < FAR * best
-    mean, spread = samples.inputs[near].mean(axis=0), samples.inputs[near].std(axis=0)
-    spread = np.where(spread > 1e-6, spread, 1.0)  # noqa: PLR2004 - an input that is the same everywhere
+    of_products = np.split(np.arange(near.sum()), np.flatnonzero(np.diff(samples.product[near])) + 1)
     data = _Data(
-        torch.tensor((samples.inputs[near] - mean) / spread, dtype=torch.float32),
-        torch.tensor(np.log(samples.ns / samples.formula)[near], dtype=torch.float32),
-        torch.tensor(np.log(samples.formula)[near], dtype=torch.float32),
+        torch.tensor(np.log(samples.ns[near]), dtype=torch.float32),
         torch.tensor(np.maximum(_LEAST_WEIGHT, (best / samples.ns) ** 3)[near], dtype=torch.float32),
         torch.tensor(samples.key[near]),
-        samples.product[near],
+        [torch.tensor(rows) for rows in of_products],
     )
     with _one_thread():
-        found = min((_fitted(data, len(samples.keys), seed) for seed in range(_RESTARTS)), key=lambda row: row[0])[1]
-    inputs = found["inputs"] / spread
-    bias = found["bias"] - mean @ inputs.T
-    shift = float(found["shift"][0])
+        common, own = _factors(data, torch.tensor(samples.parts[near], dtype=torch.float32), len(samples.keys))
+        values, times = (each[near] for each in inputs(samples, own))
+        mean, spread = values.mean(axis=0), values.std(axis=0)
+        spread = np.where(spread > 1e-6, spread, 1.0)  # noqa: PLR2004 - an input that is the same everywhere
+        scaled = torch.tensor((values - mean) / spread, dtype=torch.float32)
+        formula = torch.tensor(np.log(times), dtype=torch.float32)
+        fits = (_weights(data, scaled, formula, len(samples.keys), seed) for seed in range(_RESTARTS))
+        found = min(fits, key=lambda row: row[0])[1]
+    weights = found["inputs"] / spread
     network = Network(
-        tuple(tuple(row) for row in inputs.T.tolist()),
-        tuple(bias.tolist()),
+        tuple(map(tuple, weights.T.tolist())),
+        tuple((found["bias"] - mean @ weights.T).tolist()),
         tuple(found["outputs"][0].tolist()),
-        shift,
+        float(found["shift"][0]),
+        tuple(common.tolist()),
     )
-    own = found["own"][:, 0].tolist()
-    models = tuple(Model(*key, value) for key, value in zip(samples.keys, own, strict=True))
-    return Fitted(network, models)
+    rows = zip(samples.keys, found["shifts"][:, 0].tolist(), own.tolist(), found["hidden"].tolist(), strict=True)
+    return Fitted(network, tuple(Model(*key, shift, tuple(each), tuple(hidden)) for key, shift, each, hidden in rows))
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: more would only wait, and the order of sums would depend on their number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each."""
+    torch.manual_seed(0)
+    common, own = torch.nn.Parameter(torch.zeros(len(FITTED))), torch.nn.Parameter(torch.zeros(keys, len(FITTED)))
+    others = parts.shape[1] - len(FITTED)  # memory and sums have no factors
+
+    def predicted(rows: torch.Tensor) -> torch.Tensor:
+        fitted = parts[rows] * torch.exp(pad(common + own[data.key[rows]], (0, others)))
+        squares = (fitted[:, 2:6] ** 2).sum(dim=1)
+        return torch.log(fitted[:, 0] + fitted[:, 1] + torch.sqrt(squares + 1) + fitted[:, 6])  # 1: no root of 0
+
+    groups = [{"params": [common], "weight_decay": 0.0}, {"params": [own], "weight_decay": _FACTOR_DECAY}]
+    _descend(data, predicted, groups, _FACTOR_RATE, _FACTOR_EPOCHS)
+    limit = np.log(_MOST_FACTOR)
+    of_any, of_each = common.detach().double().numpy(), (common + own).detach().double().numpy()
+    return np.exp(np.clip(of_any, -limit, limit)), np.exp(np.clip(of_each, -limit, limit))
 
 
-class _Data(NamedTuple):
-    inputs: torch.Tensor
-    wanted: torch.Tensor  # log(measured / formula)
-    formula: torch.Tensor  # log
-    weight: torch.Tensor
-    key: torch.Tensor
-    product: NDArray[np.int64]
-
-
-def _fitted(data: _Data, keys: int, seed: int) -> tuple[float, dict[str, NDArray[np.float64]]]:
-    """Return the mean loss of the last turn over all products, and the weights."""
-    generator = torch.Generator().manual_seed(seed)
+def _weights(
+    data: _Data, values: torch.Tensor, formula: torch.Tensor, keys: int, seed: int
+) -> tuple[float, dict[str, NDArray[np.float64]]]:
+    """Return the mean loss of the last turn over all products, and the weights of the network."""
     torch.manual_seed(seed)
     first, last = torch.nn.Linear(len(INPUTS), HIDDEN), torch.nn.Linear(HIDDEN, 1)
-    own = torch.nn.Parameter(torch.zeros(keys, 1))
-    parameters = [*first.parameters(), *last.parameters(), own]
-    rows = [
-        torch.tensor(each) for each in np.split(np.arange(len(data.product)), np.flatnonzero(np.diff(data.product)) + 1)
-    ]
-    optimizer = torch.optim.AdamW(parameters, lr=_RATE, weight_decay=_DECAY)
-    steps = -(-len(rows) // _PRODUCTS)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=_EPOCHS * steps)
+    hidden, shifts = torch.nn.Parameter(torch.zeros(keys, HIDDEN)), torch.nn.Parameter(torch.zeros(keys, 1))
+
+    def predicted(rows: torch.Tensor) -> torch.Tensor:
+        seen, key = values[rows], data.key[rows]
+        nodes = torch.relu(first(seen + _NOISE * torch.randn_like(seen)) + hidden[key])
+        times: torch.Tensor = (last(nodes) + shifts[key])[:, 0] + formula[rows]
+        return times
+
+    common = [*first.parameters(), *last.parameters(), shifts]
+    groups = [{"params": common, "weight_decay": _DECAY}, {"params": [hidden], "weight_decay": _OWN_DECAY}]
+    loss = _descend(data, predicted, groups, _RATE, _EPOCHS)
+    found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias}
+    found |= {"hidden": hidden, "shifts": shifts}
+    return loss, {name: value.detach().double().numpy() for name, value in found.items()}
+
+
+def _descend(
+    data: _Data,
+    predicted: Callable[[torch.Tensor], torch.Tensor],
+    groups: list[dict[str, Any]],
+    rate: float,
+    epochs: int,
+) -> float:
+    """Fit the parameters in `groups`, and return the mean loss of the last turn.
+
+    `predicted` maps numbers of rows to their log(ns).
+    """
+    optimizer = torch.optim.AdamW(groups, lr=rate)
+    steps = -(-len(data.products) // _PRODUCTS)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=epochs * steps)
     total = 0.0
-    for _ in range(_EPOCHS):
-        order, total = torch.randperm(len(rows), generator=generator).tolist(), 0.0
+    for _ in range(epochs):
+        order, total = torch.randperm(len(data.products)).tolist(), 0.0
         for begin in range(0, len(order), _PRODUCTS):
-            chosen = [rows[number] for number in order[begin : begin + _PRODUCTS]]
-            which = torch.cat(chosen)
+            chosen = [data.products[number] for number in order[begin : begin + _PRODUCTS]]
+            rows = torch.cat(chosen)
             group = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([len(each) for each in chosen]))
-            output = (last(torch.relu(first(data.inputs[which]))) + own[data.key[which]])[:, 0]
-            loss = _loss(output, data, which, group, len(chosen))
+            loss = _loss(predicted(rows), data.ns[rows], data.weight[rows], group, len(chosen))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
             total += float(loss.detach()) / steps
-    found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias, "own": own}
-    return total, {name: value.detach().double().numpy() for name, value in found.items()}
+    return total
 
 
-def _loss(output: torch.Tensor, data: _Data, which: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
-    wanted, weight, formula = data.wanted[which], data.weight[which], data.formula[which]
-    error = (weight * huber_loss(output, wanted, delta=_OUTLIER, reduction="none")).sum() / weight.sum()
-    predicted, measured = output + formula, wanted + formula
+def _loss(
+    predicted: torch.Tensor, measured: torch.Tensor, weight: torch.Tensor, group: torch.Tensor, groups: int
+) -> torch.Tensor:
+    error = (weight * huber_loss(predicted, measured, delta=_OUTLIER, reduction="none")).sum() / weight.sum()
     least = _least(predicted.detach(), group, groups)
     likely = torch.exp((least[group] - predicted) / _SOFT)
     regret = (measured - _least(measured, group, groups)[group]).clamp(max=_MOST_REGRET)
@@ -139,3 +174,14 @@ def _least(values: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tens
 
 def _sums(values: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
     return torch.zeros(groups).index_add(0, group, values)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: more would only wait, and the order of sums would depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""Samples -> inputs of the network: the launcher's formula and what the network sees of a plan, for many plans at once.
+"""Samples -> parts of the launcher's formula and inputs of its network, for many plans at once.
 
 The launcher computes the same (`native/time_model.c`); a test compares both.
 """
@@ -14,8 +14,23 @@ from numpy.typing import NDArray
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import ShapeTimes, Table
-from aotmm.pack.time_model import LINE_BYTES, SPLIT_A, SPLIT_B, SUMS, Constants, Device, constants, kernel_inputs
+from aotmm.pack.table import Model, ShapeTimes, Table
+from aotmm.pack.time_model import (
+    FITTED,
+    HIDDEN,
+    KERNEL_INPUTS,
+    LINE_BYTES,
+    PDL_INPUTS,
+    PLAN_INPUTS,
+    PROBLEM_INPUTS,
+    SPLIT_A,
+    SPLIT_B,
+    SUMS,
+    Constants,
+    Device,
+    constants,
+    kernel_inputs,
+)
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.cases import TUNABLE
@@ -39,15 +54,19 @@ class Samples:
     Attributes:
         product: number of the product, ascending.
         key: number of the config in `keys`.
-        inputs: `time_model.INPUTS`, (n, inputs).
-        formula: time by the formula in ns. ns: that was measured.
+        parts: of the time by the formula with constants of the data sheet, in ns, (n, 7): those of `FITTED`, in this
+            order, memory, and the sums of slices.
+        plain: inputs of the network that do not depend on the constants, by name, (n,) each; also "pdl".
+        kernels: `KERNEL_INPUTS` of each config, (keys, inputs).
+        ns: time that was measured.
     """
 
     keys: list[Key]
     product: NDArray[np.int64]
     key: NDArray[np.int64]
-    inputs: _Array
-    formula: _Array
+    parts: _Array
+    plain: dict[str, _Array]
+    kernels: _Array
     ns: _Array
 
 
@@ -69,17 +88,37 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
                 products.append(number)
                 rows.append((*described, *table[key], sample.split, sample.pdl, sample.ns))
     columns = dict(zip(_COLUMNS, np.array(rows, dtype=float).reshape(-1, len(_COLUMNS)).T, strict=True))
-    inputs, formula = _inputs(columns, gpu, reduce)
-    kernel_part = np.array([kernel_inputs(found[key]) for key in keys])
-    numbers = columns["key"].astype(np.int64)
+    parts, plain = _parts(columns, gpu, reduce)
     return Samples(
         keys,
         np.array(products, dtype=np.int64),
-        numbers,
-        np.concatenate([kernel_part[numbers], inputs], axis=1),
-        formula,
+        columns["key"].astype(np.int64),
+        parts,
+        plain,
+        np.array([kernel_inputs(found[key]) for key in keys]).reshape(len(keys), len(KERNEL_INPUTS)),
         columns["ns"],
     )
+
+
+def inputs(found: Samples, factors: _Array) -> tuple[_Array, _Array]:
+    """Return `INPUTS` (n, inputs) and the times by the formula (n,) in ns, by `factors` (keys, FITTED) of constants."""
+    every = np.ones((len(found.keys), found.parts.shape[1]))
+    every[:, : factors.shape[1]] = factors
+    parts = found.parts * every[found.key]
+    time = formula(parts)
+    base, tile, multiply, take, load, read, sums = (parts / time[:, None]).T
+    size, plain = np.log2(time), found.plain
+    known = plain | {"log2 time": size, "multiply": multiply, "take": take, "read": read, "load": load, "sums": sums}
+    known |= {"fixed": base + tile, "log2 time, the other half": size * plain["the other half"]}
+    columns = [known[name] for name in (*PROBLEM_INPUTS, *PLAN_INPUTS)]
+    columns += [known[name] * plain["pdl"] for name in PDL_INPUTS]  # that of "pdl" is 1 or 0 either way
+    return np.concatenate([found.kernels[found.key], np.stack(columns, axis=1)], axis=1), time
+
+
+def formula(parts: _Array) -> _Array:
+    """Return the times (n,) of `Samples.parts` (n, 7)."""
+    time: _Array = parts[:, :2].sum(axis=1) + np.sqrt((parts[:, 2:6] ** 2).sum(axis=1)) + parts[:, 6]
+    return time
 
 
 def predicted(found: Samples, table: Table) -> _Array:
@@ -91,10 +130,14 @@ def predicted(found: Samples, table: Table) -> _Array:
     network = table.network
     if network is None:
         raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
-    hidden = np.maximum(0, found.inputs @ np.array(network.inputs) + np.array(network.bias))
-    shifts = {model.key: model.shift for model in table.models}
-    own = np.array([shifts.get(key, 0.0) for key in found.keys])
-    times: _Array = found.formula * np.exp(hidden @ np.array(network.outputs) + network.shift + own[found.key])
+    models = {model.key: model for model in table.models}
+    plain = Model("none", 2, False, 0.0, network.factors, (0.0,) * HIDDEN)  # noqa: FBT003
+    of_keys = [models.get(key, plain) for key in found.keys]
+    values, times = inputs(found, np.array([model.factors for model in of_keys]).reshape(-1, len(FITTED)))
+    hidden = values @ np.array(network.inputs) + np.array(network.bias)
+    hidden += np.array([model.hidden for model in of_keys])[found.key]
+    shift = network.shift + np.array([model.shift for model in of_keys])[found.key]
+    times *= np.exp(np.maximum(0, hidden) @ np.array(network.outputs) + shift)
     return times
 
 
@@ -129,9 +172,9 @@ def _split_lines(offset: int, pitch: int, lines: int, shape: ShapeTimes) -> floa
     return 1.0 if offset % least else 1 - least / LINE_BYTES
 
 
-def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_Array, _Array]:
-    """Return the inputs of problems and plans, and the formula: see launcher.h."""
-    M, N, K, split, pdl = d["M"], d["N"], d["K"], d["split"], d["pdl"]
+def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_Array, dict[str, _Array]]:
+    """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
+    M, N, K, split = d["M"], d["N"], d["K"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
     units = down * across * split
     waves = units / np.maximum(1, gpu.device.multiprocessors // d["num_ctas"])
@@ -140,31 +183,40 @@ def _inputs(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
-    fixed = d["base_ns"] + rounds * d["ns_per_tile"]
-    multiply = rounds * steps * d["ns_per_k_step"]
-    take = rounds * steps * (bytes_a / d["num_ctas"] + bytes_b) * d["ns_per_taken_byte"]
-    load = units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"]
-    read = ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES) * d["ns_per_byte"]
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
         sums = sums + reduce.base_ns + M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
-    sums = np.where(d["partial"] > 0, sums, 0)
-    time = fixed + np.sqrt(multiply**2 + take**2 + load**2 + read**2) + sums
-    wave, half = np.minimum(waves, 1), (waves <= 0.5) * 1.0  # noqa: PLR2004 - half of the multiprocessors
-    other_half = (waves <= 1) - half
-    odd = d["alternates"] * (rounds % 2) * np.minimum(1, 2 / rounds)
-    clustered = d["num_ctas"] > 1
-    size = np.log2(time)
-    problem = (
-        *(np.log2(each) for each in (M, N, K)),
-        *(d[name] for name in ("by_columns_a", "by_columns_b", "lines_a", "lines_b")),
+    parts = (
+        d["base_ns"],
+        rounds * d["ns_per_tile"],
+        rounds * steps * d["ns_per_k_step"],
+        rounds * steps * (bytes_a / d["num_ctas"] + bytes_b) * d["ns_per_taken_byte"],
+        units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"],
+        ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES) * d["ns_per_byte"],
+        np.where(d["partial"] > 0, sums, 0),
     )
-    plan = (
-        *(size, multiply / time, take / time, read / time, load / time, sums / time, fixed / time),
-        *(wave, np.minimum(waves, 2), waves - (rounds - 1), 1 / rounds, odd, half, waves <= 1),
-        *(np.log2(steps), np.log2(split)),
-        *(rows / d["block_m"], cols / d["block_n"], clustered * d["lines_a"], clustered * d["lines_b"]),
-    )
-    launch = (1, half, other_half, size, other_half * size, wave)
-    columns = [*problem, *plan, *(pdl * each for each in launch)]
-    return np.stack([np.broadcast_to(each, M.shape) for each in columns], axis=1).astype(float), time
+    half, one = (waves <= 0.5) * 1.0, (waves <= 1) * 1.0  # noqa: PLR2004 - half of the multiprocessors
+    clustered = (d["num_ctas"] > 1) * 1.0
+    plain = {
+        **{f"log2 {name}": np.log2(d[name]) for name in "MNK"},
+        "A by columns": d["by_columns_a"],
+        "B by columns": d["by_columns_b"],
+        "lines_a": d["lines_a"],
+        "lines_b": d["lines_b"],
+        "wave up to 1": np.minimum(waves, 1),
+        "wave up to 2": np.minimum(waves, 2),
+        "last wave": waves - (rounds - 1),
+        "1 / waves": 1 / rounds,
+        "odd": d["alternates"] * (rounds % 2) * np.minimum(1, 2 / rounds),
+        "half a wave": half,
+        "one wave": one,
+        "the other half": one - half,
+        "log2 steps": np.log2(steps),
+        "log2 split": np.log2(split),
+        "rows": rows / d["block_m"],
+        "columns": cols / d["block_n"],
+        "clustered lines_a": clustered * d["lines_a"],
+        "clustered lines_b": clustered * d["lines_b"],
+        "pdl": d["pdl"],
+    }
+    return np.stack(parts, axis=1), plain
