@@ -104,16 +104,12 @@ static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
          (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
 
-/* A plan of the shortlist, with its time by the formula and that of its copies. */
-typedef struct entry {
-  candidate plan;
-  float time;
-} entry;
-
 /* The plans of least time so far, and `found` as in aotmm_evaluation. */
 typedef struct search {
-  int count, limit;           /* entries, and those to keep: SHORTLIST for the network, 1 without one */
-  entry list[SHORTLIST];      /* in ascending order */
+  int count, limit;           /* plans of the list, and those to keep: SHORTLIST for the network, 1 without one */
+  int slowest;                /* of a full list */
+  candidate list[SHORTLIST];
+  float times[SHORTLIST];     /* by the formula, with copies */
   int waiting;                /* plans whose times are not known yet */
   candidate queue[LANES];
   aotmm_plan best;            /* of measured plans, and of all in the end; cost < 0: none */
@@ -143,19 +139,20 @@ static int preferred(uint32_t copies_a, uint32_t kernel_a, uint32_t split_a, uin
   return a != b ? a < b : split_a < split_b;
 }
 
-static int faster(const candidate *a, float time_a, const entry *b) {
-  return time_a != b->time ? time_a < b->time
-                           : preferred(a->place->copies, a->kernel, a->split, b->plan.place->copies, b->plan.kernel, b->plan.split);
-}
-
-static void keep_better(aotmm_plan *best, const aotmm_plan *plan) {
-  if (best->cost < 0 || plan->cost < best->cost ||
-      (plan->cost == best->cost && preferred(plan->copies, plan->kernel, plan->split, best->copies, best->kernel, best->split)))
-    *best = *plan;
+static int better(const aotmm_plan *plan, const aotmm_plan *best) {
+  if (best->cost < 0 || plan->cost != best->cost) return best->cost < 0 || plan->cost < best->cost;
+  return preferred(plan->copies, plan->kernel, plan->split, best->copies, best->kernel, best->split);
 }
 
 /* Return whether a plan of this time is of no use by now. */
-static int too_slow(const search *to, float time) { return to->count == to->limit && time > to->list[to->count - 1].time; }
+static int too_slow(const search *to, float time) { return to->count == to->limit && time > to->times[to->slowest]; }
+
+/* Return whether `a`, which takes so long, comes before number `b` of the list. */
+static int faster(const search *to, const candidate *a, float time, int b) {
+  const candidate *other = to->list + b;
+  if (time != to->times[b]) return time < to->times[b];
+  return preferred(a->place->copies, a->kernel, a->split, other->place->copies, other->kernel, other->split);
+}
 
 /* Set the grid and the workspace of a plan, or return the reason why it does not fit. */
 static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan, int64_t *found) {
@@ -176,7 +173,7 @@ static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan,
 static void consider_measured(const query *s, const candidate *each, const aotmm_time *time, search *to) {
   aotmm_plan plan = {.measured = 1, .cost = time->ns, .pdl = time->pdl && aotmm_kernels[each->kernel].pdl};
   to->reason = complete(s, each, &plan, &to->found);
-  if (to->reason == AOTMM_FITS) keep_better(&to->best, &plan);
+  if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
 }
 
 /* Set what a plan with a partial needs for its sums, or return 0 if no reduce can add them. */
@@ -210,11 +207,14 @@ static void consider(const query *s, candidate *each, float time, float work_til
   if (too_slow(to, time + each->place->time)) return;
   if (aotmm_kernels[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
   time = time + each->reduce + each->place->time;
-  if (to->count == to->limit && !faster(each, time, to->list + to->count - 1)) return;
+  if (to->count == to->limit && !faster(to, each, time, to->slowest)) return;
   if (!fits(s, each, work_tiles, to)) return;
-  int place = to->count < to->limit ? to->count++ : to->count - 1;
-  for (; place > 0 && faster(each, time, to->list + place - 1); place--) to->list[place] = to->list[place - 1];
-  to->list[place].plan = *each, to->list[place].time = time;
+  const int number = to->count < to->limit ? to->count++ : to->slowest;
+  to->list[number] = *each, to->times[number] = time;
+  if (to->count < to->limit) return;
+  to->slowest = 0;
+  for (int i = 1; i < to->limit; i++)
+    if (faster(to, to->list + to->slowest, to->times[to->slowest], i)) to->slowest = i;
 }
 
 static void consider_waiting(const query *s, search *to) {
@@ -268,22 +268,22 @@ static int starts_early(const candidate *each, const terms *t, int i) {
 
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
-  candidate plans[SHORTLIST];
+  const candidate *chosen = NULL;
   terms t;
   int64_t found;
   _Static_assert(SHORTLIST <= LANES, "SHORTLIST");
   consider_waiting(s, to);
-  for (int i = 0; i < to->count; i++) plans[i] = to->list[i].plan;
-  if (to->count) set_terms(s, plans, to->count, &t);
+  if (to->count) set_terms(s, to->list, to->count, &t);
   for (int i = 0; i < to->count; i++) {
-    aotmm_plan plan = {0};
-    int pdl;
-    const float time = s->table->network ? corrected(s, plans + i, &t, i, &pdl) : t.time[i];
-    plan.cost = as_cost(time + plans[i].place->time);
-    plan.pdl = (uint32_t)(s->table->network ? pdl : starts_early(plans + i, &t, i));
-    complete(s, plans + i, &plan, &found);
-    keep_better(&to->best, &plan);
+    const candidate *each = to->list + i;
+    int pdl = starts_early(each, &t, i);
+    const float time = s->table->network ? corrected(s, each, &t, i, &pdl) : t.time[i];
+    const aotmm_plan plan = {.kernel = each->kernel, .split = each->split, .copies = each->place->copies,
+                             .pdl = (uint32_t)pdl, .cost = as_cost(time + each->place->time)};
+    if (!better(&plan, &to->best)) continue;
+    to->best = plan, chosen = each;
   }
+  if (chosen) complete(s, chosen, &to->best, &found);
 }
 
 /* Return whether a config has times in the table, and none on this shape, where others were faster. */

@@ -102,10 +102,12 @@ void set_terms(const query *s, const candidate *plans, int count, terms *restric
 
 /* ---- the network */
 
-/* Add inputs, times their weights, to the hidden nodes. */
+/* Add inputs, times their weights, to the hidden nodes. Of most plans some are 0. */
 static inline void add(float hidden[AOTMM_HIDDEN], const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
-  for (int i = 0; i < count; i++)
+  for (int i = 0; i < count; i++) {
+    if (inputs[i] == 0) continue;
     for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] += inputs[i] * weights[i][j];
+  }
 }
 
 /* Four sums side by side: a processor adds them at once. */
@@ -153,19 +155,19 @@ float corrected(const query *s, const candidate *plan, const terms *t, int i, in
                                            t->take[i] * share,
                                            t->read[i] * share,
                                            t->load[i] * share,
-                                           t->sums[i] * share,
                                            t->fixed[i] * share,
                                            wave,
                                            smaller(waves, 2),
                                            waves - (rounds - 1),
                                            part,
-                                           odd ? smaller(1, 2 * part) : 0,
-                                           half,
-                                           one,
                                            logarithm(t->steps[i]),
-                                           logarithm((float)plan->split),
                                            t->rows[i] / aotmm_tiles[plan->kernel].block_m,
                                            t->cols[i] / aotmm_tiles[plan->kernel].block_n,
+                                           one,
+                                           half,
+                                           odd ? smaller(1, 2 * part) : 0,
+                                           t->sums[i] * share,
+                                           logarithm((float)plan->split),
                                            clustered ? plan->place->lines_a : 0,
                                            clustered ? plan->place->lines_b : 0};
   float hidden[AOTMM_HIDDEN];

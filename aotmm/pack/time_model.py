@@ -25,8 +25,8 @@ KERNEL_INPUTS = (
 )  # fmt: skip
 PROBLEM_INPUTS = ("log2 M", "log2 N", "log2 K", "A by columns", "B by columns", "lines_a", "lines_b")
 PLAN_INPUTS = (
-    "log2 time", "multiply", "take", "read", "load", "sums", "fixed", "wave up to 1", "wave up to 2", "last wave",
-    "1 / waves", "odd", "half a wave", "one wave", "log2 steps", "log2 split", "rows", "columns", "clustered lines_a",
+    "log2 time", "multiply", "take", "read", "load", "fixed", "wave up to 1", "wave up to 2", "last wave", "1 / waves",
+    "log2 steps", "rows", "columns", "one wave", "half a wave", "odd", "sums", "log2 split", "clustered lines_a",
     "clustered lines_b",
 )  # fmt: skip
 PDL_INPUTS = ("pdl", "half a wave", "the other half", "log2 time", "log2 time, the other half", "wave up to 1")
