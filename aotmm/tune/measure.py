@@ -14,7 +14,7 @@ from aotmm.timing.graph import recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, candidates, output_of, problem_of
-from aotmm.tune.race import race
+from aotmm.tune.race import HOPELESS, HOPELESS_BY_OWN_TABLE, race
 from aotmm.tune.workers import Outcome, Running
 
 
@@ -30,6 +30,8 @@ class GpuMeasurer:
         self._ordinal = ordinal
         self._launcher = open_pack(folder).launcher
         self.device = self._launcher.device(ordinal)
+        known = self._launcher.origin(self.device).measured
+        self._hopeless = HOPELESS_BY_OWN_TABLE if known else HOPELESS
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool = Pool(torch.device("cuda", ordinal))
         self._cache_bytes = torch.cuda.get_device_properties(ordinal).L2_cache_size
@@ -45,7 +47,7 @@ class GpuMeasurer:
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")
-            return race(chosen, GpuTimer(self.launch, problems, sets[0]), heartbeat)
+            return race(chosen, GpuTimer(self.launch, problems, sets[0]), heartbeat, self._hopeless)
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""
