@@ -318,7 +318,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan that is chosen, and all that it was chosen from: a kernel that supports pdl is there with and without."""
+    """The plan that is chosen, and all that it was chosen from, those of kernels that support pdl with and without it."""
 
     plan: Plan
     among: tuple[Plan, ...]
@@ -591,7 +591,9 @@ class Reference:
                 rank = EPILOGUES.index(kernel.epilogue), number
                 plainest[key] = min(plainest.get(key, rank), rank)
         ways = list(self.ways(problem, device, limit, cut))
-        plans = [each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)]
+        plans = [
+            each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)
+        ]
         return [each for each in plans if isinstance(each, Planned) and not self._too_slow_to_time(problem, each, cut)]
 
     def _too_slow_to_time(self, problem: Problem, planned: Planned, cut: Panels) -> bool:
@@ -782,7 +784,9 @@ class Reference:
         if key not in self._hidden:
             known, own = kernel_inputs(self.kernels[number]), model.hidden if model else (0.0,) * HIDDEN
             self._hidden[key] = [
-                network.bias[node] + own[node] + sum(value * network.inputs[row][node] for row, value in enumerate(known))
+                network.bias[node]
+                + own[node]
+                + sum(value * network.inputs[row][node] for row, value in enumerate(known))
                 for node in range(HIDDEN)
             ]
         first = len(KERNEL_INPUTS)

@@ -79,7 +79,9 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
             found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(among))])
             times = predicted(found, table) if network else formula(found.parts)
             # the formula knows no pdl: both have its time
-            chosen = next(i for i, each in enumerate(among) if each.split == plan.split and each.pdl in (plan.pdl, not network))
+            chosen = next(
+                i for i, each in enumerate(among) if each.split == plan.split and each.pdl in (plan.pdl, not network)
+            )
             where = shape, kernel.name, plan
             assert plan.cost == pytest.approx(times[chosen], rel=ROUNDED, abs=1.001), where
             assert plan.cost == pytest.approx(times.min(), rel=ROUNDED, abs=1.001), where
