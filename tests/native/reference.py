@@ -318,7 +318,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan that is chosen, and all that it was chosen from, those of kernels that support pdl with and without it."""
+    """The plan that is chosen, and all that it was chosen from, with and without pdl if the kernel supports it."""
 
     plan: Plan
     among: tuple[Plan, ...]

@@ -677,7 +677,7 @@ def test_a_config_that_was_not_timed_on_a_shape_is_not_taken_there(pack: Path) -
 
 @own_process
 def test_a_network_corrects_times(pack: Path) -> None:
-    """The output of the network is the logarithm of a factor; a config adds to nodes and output; pdl is what is faster."""
+    """The output of the network is the logarithm of a factor; a config adds to nodes and output; pdl is if faster."""
     emulator = Emulator(pack, execute=False)
     mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
     number = number_of(emulator, "product")
