@@ -19,7 +19,17 @@ import numpy as np
 
 from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import Model, Sample, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, KERNEL_INPUTS, Constants, Network, constants, kernel_inputs
+from aotmm.pack.time_model import (
+    HIDDEN,
+    KERNEL_INPUTS,
+    PDL_INPUTS,
+    PLAN_INPUTS,
+    PROBLEM_INPUTS,
+    Constants,
+    Network,
+    constants,
+    kernel_inputs,
+)
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -752,28 +762,44 @@ class Reference:
         waves, rounds, time = float(t.waves), float(t.rounds), float(t.time)
         half, other_half, clustered = waves <= 0.5, 0.5 < waves <= 1, kernel.num_ctas > 1
         odd = kernel.family == "pingpong" and rounds % 2 == 1
-        inputs = [
-            log2(problem.M), log2(problem.N), log2(problem.K),
-            way.values["stride_ak"] not in (1, None),
-            way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
-            t.lines_a, t.lines_b,
-            log2(time), *(float(part) / time for part in (t.multiply, t.take, t.read, t.load, t.sums, t.fixed)),
-            min(waves, 1), min(waves, 2), float(t.waves - (t.rounds - ONE)), 1 / rounds, odd and min(1, 2 / rounds),
-            half, half or other_half, log2(float(t.steps)), log2(planned.plan.split),
-            float(t.rows) / kernel.config.block_m, float(t.cols) / kernel.config.block_n,
-            clustered and t.lines_a, clustered and t.lines_b,
-        ]  # fmt: skip
-        launch = [1, half, other_half, log2(time), other_half and log2(time), min(waves, 1)]
+        inputs: dict[str, float] = {
+            "log2 M": log2(problem.M),
+            "log2 N": log2(problem.N),
+            "log2 K": log2(problem.K),
+            "A by columns": way.values["stride_ak"] not in (1, None),
+            "B by columns": way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
+            "lines_a": t.lines_a,
+            "lines_b": t.lines_b,
+            "log2 time": log2(time),
+            **{part: float(getattr(t, part)) / time for part in ("multiply", "take", "read", "load", "sums", "fixed")},
+            "wave up to 1": min(waves, 1),
+            "wave up to 2": min(waves, 2),
+            "last wave": float(t.waves - (t.rounds - ONE)),
+            "1 / waves": 1 / rounds,
+            "odd": odd and min(1, 2 / rounds),
+            "half a wave": half,
+            "one wave": half or other_half,
+            "log2 steps": log2(float(t.steps)),
+            "log2 split": log2(planned.plan.split),
+            "rows": float(t.rows) / kernel.config.block_m,
+            "columns": float(t.cols) / kernel.config.block_n,
+            "clustered lines_a": clustered and t.lines_a,
+            "clustered lines_b": clustered and t.lines_b,
+            "pdl": 1,
+            "the other half": other_half,
+            "log2 time, the other half": other_half and log2(time),
+        }
         model = self._models.get((self.table.device, key_of(kernel)))
         shift = self.network.shift + (model.shift if model else 0.0)
 
-        def plan(inputs: list[float], *, pdl: bool) -> Plan:
+        def plan(*names: str) -> Plan:
+            values = [inputs[name] for name in names]
             with np.errstate(over="ignore"):
-                ns = time * float(np.exp(self._output(planned.plan.kernel, inputs, model) + shift))
-            return replace(planned.plan, pdl=pdl, cost=cost(ns + float(way.ns)))
+                ns = time * float(np.exp(self._output(planned.plan.kernel, values, model) + shift))
+            return replace(planned.plan, pdl="pdl" in names, cost=cost(ns + float(way.ns)))
 
-        plain = plan(inputs, pdl=False)
-        return [plain, plan([*inputs, *launch], pdl=True)] if kernel.pdl else [plain]
+        plain = plan(*PROBLEM_INPUTS, *PLAN_INPUTS)
+        return [plain, plan(*PROBLEM_INPUTS, *PLAN_INPUTS, *PDL_INPUTS)] if kernel.pdl else [plain]
 
     def _output(self, number: int, inputs: Sequence[float], model: Model | None) -> float:
         """The network's output for a kernel and the inputs of problem and plan, with or without those of pdl."""
@@ -790,7 +816,6 @@ class Reference:
                 for node in range(HIDDEN)
             ]
         first = len(KERNEL_INPUTS)
-        assert len(inputs) in (len(INPUTS) - first, len(INPUTS) - first - 6)
         total = 0.0
         for node, known_sum in enumerate(self._hidden[key]):
             value = known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
