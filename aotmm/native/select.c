@@ -113,7 +113,7 @@ typedef struct search {
   int waiting;                /* plans whose times are not known yet */
   candidate queue[LANES];
   aotmm_plan best;            /* of measured plans, and of all in the end; cost < 0: none */
-  int32_t reason;             /* against the last plan that did not fit; AOTMM_FITS: there is one that fits */
+  int32_t reason;             /* against the first plan that did not fit: of a partial, the one of fewest slices */
   int64_t found;
   int summed, reduce;         /* the last partial whose sums were placed, and the kernel that adds them, -1 for none */
   int64_t slab;               /* elements of one slice's sums */
@@ -198,7 +198,7 @@ static int fits(const query *s, const candidate *each, float work_tiles, search 
   int64_t found = each->place->bytes + each->sum_bytes;
   if (work_tiles < ANY_GRID && found <= s->limit && !aotmm_kernels[each->kernel].global_scratch_bytes) return 1;
   const int32_t reason = complete(s, each, &plan, &found);
-  if (reason != AOTMM_FITS) to->reason = reason, to->found = found;
+  if (reason != AOTMM_FITS && to->reason == AOTMM_NO_SPLIT) to->reason = reason, to->found = found;
   return reason == AOTMM_FITS;
 }
 

@@ -1,7 +1,8 @@
 """Selection a second time: the text of launcher.h and docs/format.md in Python, to compare the C code with.
 
 Quantities are dicts in which None stands for the stride of a dimension of size 1: it multiplies only 0, and whatever
-is guarded of it being equal to or at least something holds.
+is guarded of it being equal to or at least something holds. The formula is in floats, operation by operation as it is
+written there, so that its times are the launcher's to the last bit. The network is in doubles.
 """
 
 from __future__ import annotations
@@ -12,10 +13,23 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from aotmm.pack.schema import Kernel, occupancy
-from aotmm.pack.table import Sample, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, KERNEL_INPUTS, Constants, Network, constants, kernel_inputs
+from aotmm.pack.table import Model, Sample, Table
+from aotmm.pack.time_model import (
+    HIDDEN,
+    KERNEL_INPUTS,
+    PDL_INPUTS,
+    PLAN_INPUTS,
+    PROBLEM_INPUTS,
+    Constants,
+    Network,
+    constants,
+    kernel_inputs,
+)
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -25,11 +39,14 @@ MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
 PDL_NS = 50_000
 FULL_PDL_NS = 12_000  # of a launch that leaves no room for the next one
-SPLIT_A, SPLIT_B = 0.9, 1.2  # that loads take longer if all lines of A or of B begin within a cache line
-SUM_BYTES = 5.6  # in bytes of memory, of an element of partial sums
+F32 = np.float32
+ONE = F32(1)
+SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of A or of B begin within a cache line
+SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
 LINE = 128  # bytes of a cache line
-SHORTLIST = 16  # plans by the formula that the network sees
+SHORTLIST = 8  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
+MOST_WAVES = 2  # of slices
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 PANEL = 128  # panels have a multiple of so many rows and columns, or all
 
@@ -296,7 +313,7 @@ class Way:
 
     copies: int
     bytes: int
-    ns: float
+    ns: F32
     values: Values
 
 
@@ -310,23 +327,47 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan that is chosen, and all that it was chosen from, with and without pdl if the kernel supports it."""
+
+    plan: Plan
+    among: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """A time by the formula and its parts, without copies."""
 
-    time: float
-    multiply: float
-    take: float
-    read: float
-    load: float
-    sums: float
-    fixed: float
-    waves: float
-    rounds: int
-    steps: int
-    rows: float
-    cols: float
+    time: F32
+    multiply: F32
+    take: F32
+    read: F32
+    load: F32
+    sums: F32
+    fixed: F32
+    waves: F32
+    rounds: F32
+    steps: F32
+    rows: F32
+    cols: F32
     lines_a: float
     lines_b: float
+
+
+class Floats(NamedTuple):
+    """Constants of a kernel as the launcher has them."""
+
+    base_ns: F32
+    ns_per_k_step: F32
+    ns_per_tile: F32
+    ns_per_byte: F32
+    ns_per_taken_byte: F32
+    ns_per_loaded_byte: F32
+
+
+def rounded(*values: float) -> Floats:
+    """Constants, which are computed in doubles."""
+    return Floats(*map(F32, values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,12 +420,12 @@ class Reference:
         self.kernels = kernels
         self.target = target
         self.tables = tuple(tables)
-        self._constants: dict[object, list[Constants]] = {}
+        self._constants: dict[object, list[Floats]] = {}
         self._hidden: dict[tuple[str, int], list[float]] = {}
-        self._shifts = {(table.device, model.key): model.shift for table in tables for model in table.models}
+        self._models = {(table.device, model.key): model for table in tables for model in table.models}
         self._times_of: dict[str, tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]] = {}
         # on the device of the last question, as the next ones
-        self.constants: list[Constants] = []
+        self.constants: list[Floats] = []
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.timed: set[str] = set()  # configs that have times on any shape
@@ -420,13 +461,29 @@ class Reference:
         """That of the table."""
         return self.table.network if self.table else None
 
-    def _of_table(self, table: Table | None) -> list[Constants]:
+    def _of_table(self, table: Table | None) -> list[Floats]:
         key = table and table.device
         if key not in self._constants:
-            self._constants[key] = [constants(kernel, self.target, table) for kernel in self.kernels]
+            self._constants[key] = [rounded(*self._fitted(kernel, table)) for kernel in self.kernels]
         return self._constants[key]
 
-    def _scaled(self, by: Speeds, device: CDevice) -> list[Constants]:
+    def _fitted(self, kernel: Kernel, table: Table | None) -> Constants:
+        """Constants of the data sheet, times the factors of the table for a config."""
+        c = constants(kernel, self.target, table)
+        if table is None or table.network is None or kernel.role not in ("product", "partial"):
+            return c
+        model = self._models.get((table.device, key_of(kernel)))
+        base, tile, step, taken, loaded = model.factors if model else table.network.factors
+        return Constants(
+            base_ns=c.base_ns * base,
+            ns_per_k_step=c.ns_per_k_step * step,
+            ns_per_tile=c.ns_per_tile * tile,
+            ns_per_byte=c.ns_per_byte,
+            ns_per_taken_byte=c.ns_per_taken_byte * taken,
+            ns_per_loaded_byte=c.ns_per_loaded_byte * loaded,
+        )
+
+    def _scaled(self, by: Speeds, device: CDevice) -> list[Floats]:
         tensor = hidden_facts(device.name.decode()).tensor_tflops
         key = (by.table.device, by.multiprocessors, by.clock, by.sustained, by.memory, tensor)
         if key not in self._constants:
@@ -483,7 +540,7 @@ class Reference:
     def ways(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> Iterator[Way]:
         """How the operands may lie, without copies first."""
         values = quantities(problem) | {"c_span": cut.last_cols}
-        yield Way(0, 0, 0.0, values)
+        yield Way(0, 0, F32(0), values)
         if limit == 0 or problem.batch != 1 or 0 in (problem.M, problem.N, problem.K):
             return
         widths, needed = widths_of(problem), badly_lying(problem, values)
@@ -498,77 +555,88 @@ class Reference:
             kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
             size = sum(where.bytes for where in places.values())
             if size <= limit and None not in kernels:
-                ns = 0.0
+                ns = F32(0)
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
                     c = self.constants[kernel or 0]
-                    elements = float(sized(copied, "M")) * float(sized(copied, "N"))
-                    ns += (c.base_ns + elements * (2 * widths[number]) * c.ns_per_byte) / served[number]
+                    elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
+                    ns += (c.base_ns + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
 
-    def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Plan | str:
+    def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Choice | str:
         """The best plan with one kernel, or the kind of reason why there is none."""
         self.on(device)
         if self.kernels[number].role not in ("product", "partial"):
             return "no product"
         if not same_types(self.kernels[number], problem):
             return "types"
-        found: list[Plan | str] = []
+        found, reasons = [], []
         for part, cut in (whole(problem), *panels(problem, limit)):
             tried = self._plans(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
-            fitting = [each for each in tried if isinstance(each, Planned)]
-            found.append(in_panels(self._decide(part, fitting), cut) if fitting else str(tried[-1]))
-        plans = [plan for plan in found if isinstance(plan, Plan)]
-        return min(plans, key=lambda plan: plan.cost) if plans else found[0]
+            found.append((cut, self._finalists(part, [each for each in tried if isinstance(each, Planned)])))
+            reasons += [each for each in tried if isinstance(each, str)]
+        return self._choice(found) or reasons[0]
 
-    def select(self, problem: Problem, device: CDevice, limit: int) -> Plan | None:
+    def select(self, problem: Problem, device: CDevice, limit: int) -> Choice | None:
         """The best plan of all."""
         self.on(device)
-        found = [
-            in_panels(self._decide(part, considered), cut)
-            for part, cut in (whole(problem), *panels(problem, limit))
-            if (considered := self._considered(part, device, limit, cut))
-        ]
-        return min(found, key=lambda plan: plan.cost, default=None)
+        cuts = (whole(problem), *panels(problem, limit))
+        return self._choice(
+            [(cut, self._finalists(part, self._considered(part, device, limit, cut))) for part, cut in cuts]
+        )
+
+    def _choice(self, found: list[tuple[Panels, list[Plan]]]) -> Choice | None:
+        """The best of the best plans of every way to cut the product, the first ones if they cost the same."""
+        best = [in_panels(min(plans, key=self._rank), cut) for cut, plans in found if plans]
+        if not best:
+            return None
+        among = tuple(in_panels(plan, cut) for cut, plans in found for plan in plans)
+        return Choice(min(best, key=lambda plan: plan.cost), among)
 
     def _considered(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> list[Planned]:
-        """Plans with the plainest kernel of each kind that fits, but for those that were too slow to be timed."""
-        plainest: dict[object, tuple[tuple[int, int], list[Planned]]] = {}
-        ways = list(self.ways(problem, device, limit, cut))
+        """Plans with the plainest kernel of each kind, but for those that were too slow to be timed."""
+        plainest: dict[object, tuple[int, int]] = {}
         for number, kernel in enumerate(self.kernels):
-            if same_types(kernel, problem):
-                plans = self._plans(problem, device, number, ways, limit, cut)
-                fitting = [each for each in plans if isinstance(each, Planned)]
-                if fitting and not (fitting[0].way.copies == 0 and self._too_slow_to_time(problem, fitting[0], cut)):
-                    key = (kernel.role, kernel.config_name, frozenset(kernel.guards), kernel.fast_accum)
-                    rank = (EPILOGUES.index(kernel.epilogue), number)
-                    plainest[key] = min(plainest.get(key, (rank, fitting)), (rank, fitting), key=lambda row: row[0])
-        return [each for _, plans in plainest.values() for each in plans]
+            if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes:
+                key = (kernel.role, kernel.config_name, frozenset(kernel.guards), kernel.fast_accum)
+                rank = EPILOGUES.index(kernel.epilogue), number
+                plainest[key] = min(plainest.get(key, rank), rank)
+        ways = list(self.ways(problem, device, limit, cut))
+        plans = [
+            each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)
+        ]
+        return [each for each in plans if isinstance(each, Planned) and not self._too_slow_to_time(problem, each, cut)]
 
     def _too_slow_to_time(self, problem: Problem, planned: Planned, cut: Panels) -> bool:
         kernel = self.kernels[planned.plan.kernel]
         times = self._times(problem, planned.way, kernel, cut)
         return bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
 
-    def _decide(self, problem: Problem, considered: list[Planned]) -> Plan:
-        """The best of the plans: measured ones, and those that the formula likes most."""
-        predicted = sorted((each for each in considered if each.terms), key=lambda each: self._rank(each.plan))
+    def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:
+        """Measured plans, and those that the formula likes most, as the network sees them."""
+
+        def rank(each: tuple[Planned, Terms]) -> tuple[float, ...]:
+            return float(each[1].time + each[0].way.ns), *self._order(each[0].plan)
+
+        predicted = sorted(((each, each.terms) for each in considered if each.terms), key=rank)
         plans = [each.plan for each in considered if not each.terms]
         if self.network is None:
-            plans += [each.plan for each in predicted[:1]]
-        else:
-            plans += [self._corrected(problem, each) for each in predicted[:SHORTLIST]]
-        return min(plans, key=self._rank)
+            return plans + [each.plan for each, _ in predicted[:1]]
+        return plans + [plan for each in predicted[:SHORTLIST] for plan in self._corrected(problem, *each)]
 
-    def _rank(self, plan: Plan) -> tuple[int, ...]:
+    def _rank(self, plan: Plan) -> tuple[float, ...]:
+        return plan.cost, *self._order(plan), not plan.pdl
+
+    def _order(self, plan: Plan) -> tuple[int, ...]:
+        """The order of plans that take as long."""
         kernel = self.kernels[plan.kernel]
         copies = plan.copies.bit_count()
-        return plan.cost, copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel, plan.split
+        return copies, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, plan.kernel, plan.split
 
     # ---- plans with one kernel
     def _plans(
         self, problem: Problem, device: CDevice, number: int, ways: list[Way], limit: int, cut: Panels
     ) -> list[Planned | str]:
-        """Those with one kernel, and the kinds of reasons against others, of which the last counts."""
+        """Those with one kernel, and the kinds of reasons against others, of which the first counts."""
         kernel, p = self.kernels[number], problem
         partial = kernel.role == "partial"
         last: Values = {"M": cut.last_rows, "N": cut.last_cols}
@@ -584,7 +652,8 @@ class Reference:
             return ["shared"]
         units = tiles(kernel, p.M, p.N) * p.batch
         if not partial:
-            return [self._plan(problem, device, number, way, 1, units, (0, 0.0), limit, cut)]
+            return [self._plan(problem, device, number, way, 1, units, (0, F32(0)), limit, cut)]
+        slots, sample = concurrent(kernel, device), self._times(problem, way, kernel, cut).get(kernel.config_name)
         slab = units * kernel.config.block_m * kernel.config.block_n
         cols = ceil_div(p.N, kernel.config.block_n) * kernel.config.block_n
         values = way.values | {
@@ -595,14 +664,18 @@ class Reference:
         reduce = self.reducer(problem, values, device)
         if reduce is None:
             return ["no split"]
-        c, plans = self.constants[reduce], list[Planned | str](["no split"])
-        sample = self._times(problem, way, kernel, cut).get(kernel.config_name)
-        for split in reversed(SPLITS):
-            if ceil_div(p.K, kernel.config.block_k) >= MIN_STEPS * split and (not sample or sample.split == split):
-                sums = ceil_div(4 * split * slab, 256) * 256
-                ns = c.base_ns + float(p.M) * float(p.N) * (4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
-                plans.append(self._plan(problem, device, number, way, split, units, (sums, ns), limit, cut))
-        return plans
+
+        def tried(split: int) -> bool:
+            deep = ceil_div(p.K, kernel.config.block_k) >= MIN_STEPS * split
+            few = units <= slots and units * split <= MOST_WAVES * slots
+            return deep and (split == sample.split if sample else few)
+
+        plans: list[Planned | str] = []
+        for split in filter(tried, SPLITS):
+            c, sums = self.constants[reduce], ceil_div(4 * split * slab, 256) * 256
+            ns = c.base_ns + F32(p.M) * F32(p.N) * F32(4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
+            plans.append(self._plan(problem, device, number, way, split, units, (sums, ns), limit, cut))
+        return plans or ["no split"]
 
     def _times(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> dict[str, Sample]:
         """The measured times of the shape, for kernels with its kind of sums."""
@@ -622,7 +695,7 @@ class Reference:
         way: Way,
         split: int,
         units: int,
-        reduction: tuple[int, float],
+        reduction: tuple[int, F32],
         limit: int,
         cut: Panels,
     ) -> Planned | str:
@@ -634,7 +707,6 @@ class Reference:
         size = way.bytes + reduction[0]
         if size > limit:
             return "workspace"
-        slots = concurrent(kernel, device)
         sample = self._times(problem, way, kernel, cut).get(kernel.config_name)
         terms = None if sample else self._terms(problem, device, number, way, split, reduction[1])
         plan = Plan(
@@ -642,8 +714,8 @@ class Reference:
             split=split,
             copies=way.copies,
             grid=grid,
-            group_m=group(kernel, problem, slots),
-            pdl=sample.pdl and kernel.pdl if sample else early_by_formula(kernel, terms, units * split, slots),
+            group_m=group(kernel, problem, concurrent(kernel, device)),
+            pdl=sample.pdl and kernel.pdl if sample else early_by_formula(kernel, terms),
             measured=sample is not None,
             workspace_bytes=size,
             cost=sample.ns if sample else cost(terms.time + way.ns) if terms else 0,
@@ -651,80 +723,103 @@ class Reference:
         return Planned(plan, way, terms)
 
     # ---- the time model
-    def _terms(self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: float) -> Terms:
+    def _terms(self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: F32) -> Terms:
         kernel, p, c = self.kernels[number], problem, self.constants[number]
-        config = kernel.config
-        down, across = max(1, ceil_div(p.M, config.block_m)), max(1, ceil_div(p.N, config.block_n))
-        work_tiles = max(1, tiles(kernel, p.M, p.N) * p.batch) * split
-        slots = concurrent(kernel, device)
-        waves = work_tiles / slots
-        rounds = math.ceil(waves)
-        steps = ceil_div(ceil_div(p.K, config.block_k), split)
-        line = float(config.block_k * DTYPES[kernel.dtype_a].bytes)
+        config, ctas = kernel.config, F32(kernel.num_ctas)
+        m, n, k, batch = F32(p.M), F32(p.N), F32(p.K), F32(p.batch)
+        block_m, block_n, block_k = F32(config.block_m), F32(config.block_n), F32(config.block_k)
+        down, across = max(ONE, np.ceil(m / block_m)), max(ONE, np.ceil(n / block_n))
+        work_tiles = down * across * batch * F32(split)
+        waves = work_tiles / F32(concurrent(kernel, device))
+        rounds = np.ceil(waves)
+        steps = np.ceil(np.ceil(k / block_k) / F32(split))
+        line = F32(config.block_k * DTYPES[kernel.dtype_a].bytes)
         lines_a, lines_b = split_lines(way.values, A, p.dtype_a), split_lines(way.values, B, p.dtype_b)
-        rows, cols = p.M / down, p.N / across
-        bytes_a, bytes_b = rows * (1 + SPLIT_A * lines_a) * line, cols * (1 + SPLIT_B * lines_b) * line
-        m, n, k = float(p.M), float(p.N), float(p.K)
-        width_a, width_b, width_c = widths_of(p)
+        rows, cols = m / down, n / across
+        bytes_a, bytes_b = rows * (ONE + SPLIT_A * F32(lines_a)) * line, cols * (ONE + SPLIT_B * F32(lines_b)) * line
+        width_a, width_b, width_c = map(F32, widths_of(p))
         fixed = c.base_ns + rounds * c.ns_per_tile
-        multiply = float(rounds) * steps * c.ns_per_k_step
-        take = float(rounds) * steps * ((bytes_a / kernel.num_ctas + bytes_b) * c.ns_per_taken_byte)
-        load = float(work_tiles) * steps * ((bytes_a + bytes_b) * c.ns_per_loaded_byte)
-        read = p.batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte
-        sums = 0.0
+        slices = F32(0)
         if kernel.role == "partial":
-            slab = float(down * across * config.block_m * config.block_n)
-            sums = split * (slab * SUM_BYTES * c.ns_per_byte) + reduce_ns
-        time = fixed + math.sqrt(multiply * multiply + take * take + load * load + read * read) + sums
-        parts = (multiply, take, read, load, sums, fixed)
-        return Terms(time, *parts, waves, rounds, steps, rows, cols, lines_a, lines_b)
+            slices = work_tiles * block_m * block_n * SUM_BYTES * c.ns_per_byte
+        with np.errstate(over="ignore"):  # what takes centuries
+            multiply = rounds * steps * c.ns_per_k_step
+            take = rounds * steps * ((bytes_a / ctas + bytes_b) * c.ns_per_taken_byte)
+            load = work_tiles * steps * ((bytes_a + bytes_b) * c.ns_per_loaded_byte)
+            read = batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte
+            root = np.sqrt(multiply * multiply + take * take + load * load + read * read)
+            time = fixed + root + slices + reduce_ns
+        parts = (multiply, take, read, load, slices + reduce_ns, fixed)
+        found = Terms(time, *parts, waves, rounds, steps, rows, cols, lines_a, lines_b)
+        assert {type(each) for each in (*parts, time, waves, rounds, steps, rows, cols)} == {F32}
+        return found
 
-    def _corrected(self, problem: Problem, planned: Planned) -> Plan:
-        """The plan as the network sees it: its time, and whether it is launched with pdl."""
-        kernel, t, way = self.kernels[planned.plan.kernel], planned.terms, planned.way
-        assert t is not None
+    def _corrected(self, problem: Problem, planned: Planned, t: Terms) -> list[Plan]:
+        """The plan with its time by the network, without pdl and, if its kernel can, with it."""
+        kernel, way = self.kernels[planned.plan.kernel], planned.way
         assert self.table is not None
         assert self.network is not None
-        half, other_half = t.waves <= 0.5, 0.5 < t.waves <= 1
-        clustered = kernel.num_ctas > 1
-        odd = kernel.family == "pingpong" and t.rounds % 2 == 1
-        inputs = [
-            log2(problem.M), log2(problem.N), log2(problem.K),
-            way.values["stride_ak"] not in (1, None),
-            way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
-            t.lines_a, t.lines_b,
-            log2(t.time), t.multiply / t.time, t.take / t.time, t.read / t.time, t.load / t.time, t.sums / t.time,
-            t.fixed / t.time,
-            min(t.waves, 1), min(t.waves, 2), t.waves - (t.rounds - 1), 1 / t.rounds, odd and min(1, 2 / t.rounds),
-            half, half or other_half, log2(t.steps), log2(planned.plan.split),
-            t.rows / kernel.config.block_m, t.cols / kernel.config.block_n,
-            clustered and t.lines_a, clustered and t.lines_b,
-        ]  # fmt: skip
-        launch = [1, half, other_half, log2(t.time), other_half and log2(t.time), min(t.waves, 1)]
-        shift = self.network.shift + self._shifts.get((self.table.device, key_of(kernel)), 0.0)
-        plain = self._output(planned.plan.kernel, inputs) + shift
-        early = self._output(planned.plan.kernel, [*inputs, *launch]) + shift if kernel.pdl else math.inf
-        time = t.time * math.exp(min(plain, early))
-        return replace(planned.plan, pdl=early <= plain, cost=cost(time + way.ns))
+        waves, rounds, time = float(t.waves), float(t.rounds), float(t.time)
+        half, other_half, clustered = waves <= 0.5, 0.5 < waves <= 1, kernel.num_ctas > 1
+        odd = kernel.family == "pingpong" and rounds % 2 == 1
+        inputs: dict[str, float] = {
+            "log2 M": log2(problem.M),
+            "log2 N": log2(problem.N),
+            "log2 K": log2(problem.K),
+            "A by columns": way.values["stride_ak"] not in (1, None),
+            "B by columns": way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
+            "lines_a": t.lines_a,
+            "lines_b": t.lines_b,
+            "log2 time": log2(time),
+            **{part: float(getattr(t, part)) / time for part in ("multiply", "take", "read", "load", "sums", "fixed")},
+            "wave up to 1": min(waves, 1),
+            "wave up to 2": min(waves, 2),
+            "last wave": float(t.waves - (t.rounds - ONE)),
+            "1 / waves": 1 / rounds,
+            "odd": odd and min(1, 2 / rounds),
+            "half a wave": half,
+            "one wave": half or other_half,
+            "log2 steps": log2(float(t.steps)),
+            "log2 split": log2(planned.plan.split),
+            "rows": float(t.rows) / kernel.config.block_m,
+            "columns": float(t.cols) / kernel.config.block_n,
+            "clustered lines_a": clustered and t.lines_a,
+            "clustered lines_b": clustered and t.lines_b,
+            "pdl": 1,
+            "the other half": other_half,
+            "log2 time, the other half": other_half and log2(time),
+        }
+        model = self._models.get((self.table.device, key_of(kernel)))
+        shift = self.network.shift + (model.shift if model else 0.0)
 
-    def _output(self, number: int, inputs: Sequence[float]) -> float:
+        def plan(*names: str) -> Plan:
+            values = [inputs[name] for name in names]
+            with np.errstate(over="ignore"):
+                ns = time * float(np.exp(self._output(planned.plan.kernel, values, model) + shift))
+            return replace(planned.plan, pdl="pdl" in names, cost=cost(ns + float(way.ns)))
+
+        plain = plan(*PROBLEM_INPUTS, *PLAN_INPUTS)
+        return [plain, plan(*PROBLEM_INPUTS, *PLAN_INPUTS, *PDL_INPUTS)] if kernel.pdl else [plain]
+
+    def _output(self, number: int, inputs: Sequence[float], model: Model | None) -> float:
         """The network's output for a kernel and the inputs of problem and plan, with or without those of pdl."""
         network = self.network
         assert self.table is not None
         assert network is not None
         key = self.table.device, number
         if key not in self._hidden:
-            known = kernel_inputs(self.kernels[number])
+            known, own = kernel_inputs(self.kernels[number]), model.hidden if model else (0.0,) * HIDDEN
             self._hidden[key] = [
-                network.bias[node] + sum(value * network.inputs[row][node] for row, value in enumerate(known))
+                network.bias[node]
+                + own[node]
+                + sum(value * network.inputs[row][node] for row, value in enumerate(known))
                 for node in range(HIDDEN)
             ]
         first = len(KERNEL_INPUTS)
-        assert len(inputs) in (len(INPUTS) - first, len(INPUTS) - first - 6)
         total = 0.0
         for node, known_sum in enumerate(self._hidden[key]):
             value = known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
-            total += max(value, 0.0) * network.outputs[node]
+            total += (value if value > 0 else 0.0) * network.outputs[node]
         return total
 
 
@@ -733,15 +828,16 @@ def concurrent(kernel: Kernel, device: CDevice) -> int:
     return max(1, int(device.multiprocessors) // kernel.num_ctas)
 
 
-def early_by_formula(kernel: Kernel, terms: Terms | None, work_tiles: int, slots: int) -> bool:
+def early_by_formula(kernel: Kernel, terms: Terms | None) -> bool:
     """Whether a launch is pdl where no network says so."""
-    least = FULL_PDL_NS if slots // 2 < work_tiles <= slots else PDL_NS
-    return terms is not None and kernel.pdl and kernel.role == "product" and terms.time < least
+    if terms is None or not kernel.pdl or kernel.role != "product":
+        return False
+    return bool(terms.time < F32(FULL_PDL_NS if F32(0.5) < terms.waves <= ONE else PDL_NS))
 
 
-def cost(ns: float) -> int:
+def cost(ns: float | F32) -> int:
     """The cost of a plan that takes so long."""
-    return int(ns) if ns < 9e18 else 2**63 - 1
+    return int(ns) if ns < F32(9e18) else 2**63 - 1
 
 
 def log2(size: float) -> float:
@@ -780,20 +876,15 @@ def group(kernel: Kernel, problem: Problem, slots: int) -> int:
     return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))
 
 
-def scaled(kernel: Kernel, c: Constants, by: Speeds, tensor: float) -> Constants:
+def scaled(kernel: Kernel, c: Floats, by: Speeds, tensor: float) -> Floats:
     """Constants of a kernel on another device, whose multiprocessors have `tensor` TFLOP/s, or as they are if 0."""
-    step, config = c.ns_per_k_step / by.multiply, kernel.config
+    base, step, tile, byte, taken, loaded = map(float, c)
+    step, config = step / by.multiply, kernel.config
     if tensor and kernel.role in ("product", "partial"):
         macs = float(config.block_m * config.block_n * config.block_k)
         step = max(step, macs * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
-    return Constants(
-        base_ns=c.base_ns,
-        ns_per_k_step=step,
-        ns_per_tile=c.ns_per_tile / by.clock,
-        ns_per_byte=c.ns_per_byte / by.memory,
-        ns_per_taken_byte=c.ns_per_taken_byte / by.clock,
-        ns_per_loaded_byte=c.ns_per_loaded_byte / (by.multiprocessors * by.clock),
-    )
+    load = by.multiprocessors * by.clock
+    return rounded(base, step, tile / by.clock, byte / by.memory, taken / by.clock, loaded / load)
 
 
 def layout_of(values: Values) -> str | None:

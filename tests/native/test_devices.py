@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.pack.table import Model, Sample, ShapeTimes, Table
+from aotmm.pack.time_model import HIDDEN, INPUTS, Network, constants
 from aotmm.runtime.launcher import Launcher, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice, nominal_device
@@ -144,6 +145,25 @@ def test_models_are_scaled(tmp_path: Path) -> None:
     config = product(mm.kernels).config
     macs = config.block_m * config.block_n * config.block_k * -(-UNMEASURED.K // config.block_k)
     assert predicted(mm, described("NVIDIA H20", 100, 1000, 1000)) > macs * 2 / (1000 * 148 / 78) > whole / 3
+
+
+def test_factors_are_of_every_device(two: Launcher) -> None:
+    """A table's factors of constants count on others too: what they make of its device's constants is scaled."""
+    kernel, nothing = product(two.kernels), (0.0,) * HIDDEN
+    network = Network((nothing,) * len(INPUTS), nothing, nothing, 0.0, (1.0,) * 5)
+    plain = replace(table_for(kernel, ONE, 100), network=network)
+    model = Model(kernel.config_name, 2, kernel.fast_accum, 0.0, (3.0, 50.0, 1.0, 1.0, 1.0), nothing)
+
+    def costs(table: Table) -> tuple[int, int]:
+        two.retune(table)
+        fast, slow = (predicted(two, described("", 100, 1000 // part, 1000 // part)) for part in (1, 2))
+        return fast, slow
+
+    (fast, slow), (fitted_fast, fitted_slow) = costs(plain), costs(replace(plain, models=(model,)))
+    c = constants(kernel, target("sm80"), plain)
+    assert 2 * fast - slow == pytest.approx(c.base_ns, abs=4), "the begin of a launch is not scaled"
+    assert fitted_fast - fast == pytest.approx(2 * c.base_ns + 49 * c.ns_per_tile, abs=4)
+    assert fitted_slow - slow == pytest.approx(2 * c.base_ns + 2 * 49 * c.ns_per_tile, abs=4)
 
 
 @pytest.mark.parametrize(

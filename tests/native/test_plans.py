@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Guard, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network, constants
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CPlan, Plan, Problem
 from aotmm.runtime.pack import open_pack
@@ -30,6 +31,7 @@ ON_CUDA = pytest.mark.parametrize("pack", ["sm80"], indirect=True)
 ON_HIP = pytest.mark.parametrize("pack", ["gfx90a"], indirect=True)
 DEEP = Product(70, 136, 520)  # 3 x 3 tiles of 64, 9 steps along K
 BIG = 64 << 20
+AS_IT_IS = (1.0,) * len(FITTED)  # factors of the formula's constants
 
 
 @pytest.fixture(params=ARCHS)
@@ -431,8 +433,9 @@ def test_groups_read_least(pack: Path, rows: int, multiprocessors: int, group_m:
     for role in ("product", "partial"):
         number = next(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == (role, "nn"))
         problem, device = problem_of(rows, 4096, 4096), CDevice(multiprocessors, 166_912)
-        plan = mm.check(problem, device, number).plan
-        assert plan is None if rows == 0 and role == "partial" else plan and plan.group_m == group_m
+        plan, tiles = mm.check(problem, device, number).plan, rows // 64 * 64
+        split = 0 < tiles <= multiprocessors
+        assert plan is None if role == "partial" and not split else plan and plan.group_m == group_m
 
 
 @own_process
@@ -609,7 +612,20 @@ def network_of(shift: float, pdl: float = 0.0) -> Network:
     nothing = (0.0,) * HIDDEN
     inputs = [nothing] * len(INPUTS)
     inputs[INPUTS.index("pdl")] = (pdl, *nothing[1:])
-    return Network(tuple(inputs), (10.0, *nothing[1:]), (1.0, *nothing[1:]), shift - 10)
+    return Network(tuple(inputs), (10.0, *nothing[1:]), (1.0, *nothing[1:]), shift - 10, AS_IT_IS)
+
+
+def model_of(
+    kernel: Kernel,
+    shift: float = 0.0,
+    *,
+    node: float = 0.0,
+    factors: tuple[float, ...] = AS_IT_IS,
+    element_bytes: int = 2,
+) -> Model:
+    """A model of a kernel's config, which adds `node` to the one node of `network_of`."""
+    hidden = (node, *(0.0,) * (HIDDEN - 1))
+    return Model(kernel.config_name, element_bytes, kernel.fast_accum, shift, factors, hidden)
 
 
 @own_process
@@ -661,7 +677,7 @@ def test_a_config_that_was_not_timed_on_a_shape_is_not_taken_there(pack: Path) -
 
 @own_process
 def test_a_network_corrects_times(pack: Path) -> None:
-    """The output of the network, with the shift of the config, is the logarithm of a factor; pdl is what is faster."""
+    """The output of the network is the logarithm of a factor; a config adds to nodes and output; pdl is if faster."""
     emulator = Emulator(pack, execute=False)
     mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
     number = number_of(emulator, "product")
@@ -676,13 +692,89 @@ def test_a_network_corrects_times(pack: Path) -> None:
     formula = plan(None)
     assert plan(network_of(0.0)).cost == pytest.approx(formula.cost, abs=2)
     assert plan(network_of(0.5)).cost == pytest.approx(formula.cost * np.exp(0.5), abs=2)
-    shifted = plan(network_of(0.5), Model(kernel.config_name, 2, kernel.fast_accum, 0.25))
+    shifted = plan(network_of(0.5), model_of(kernel, 0.25))
     assert shifted.cost == pytest.approx(formula.cost * np.exp(0.75), abs=2)
-    assert plan(network_of(0.5), Model(kernel.config_name, 1, kernel.fast_accum, 0.25)) == plan(network_of(0.5))
+    for node, log_ratio in ((0.25, 0.75), (-0.25, 0.25), (-100, -9.5)):  # a node that is negative counts as 0
+        own = plan(network_of(0.5), model_of(kernel, node=node))
+        assert own.cost == pytest.approx(formula.cost * np.exp(log_ratio), abs=2)
+    other = model_of(kernel, 0.25, node=0.25, element_bytes=1)
+    assert plan(network_of(0.5), other) == plan(network_of(0.5))
     for pdl in (-0.1, 0.0, 0.1):
         found = plan(network_of(0.0, pdl))
         assert found.pdl == (kernel.pdl and pdl <= 0)
         assert found.cost == pytest.approx(formula.cost * np.exp(min(pdl, 0) if kernel.pdl else 0), abs=2)
+
+
+FACTORS = {
+    "none": AS_IT_IS,
+    **{name: tuple(7.0 if name == each else 1.0 for each in FITTED) for name in FITTED},
+    "all": (0.5, 2.0, 3.0, 5.0, 0.25),
+}
+
+
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+@own_process
+def test_factors_multiply_constants(pack: Path, factors: tuple[float, ...]) -> None:
+    """Those of a config, or of all configs without a model, are of the data sheet's times in the formula."""
+    emulator = Emulator(pack, execute=False)
+    mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
+    number = number_of(emulator, "product")
+    kernel = emulator.kernels[number]
+
+    def cost(of_others: tuple[float, ...], *models: Model) -> int:
+        network = replace(network_of(0.0), factors=of_others)
+        mm.retune(table_of(emulator.arch, network=network, models=models))
+        found = mm.check(problem, device, number, 0).plan
+        assert found is not None
+        return found.cost
+
+    c = constants(kernel, target(emulator.arch), table_of(emulator.arch))
+    of_base, of_tile, of_step, of_taken, of_loaded = factors
+    steps, taken = 1024 // kernel.config.block_k, 2 * 64 * kernel.config.block_k * 2  # bytes of a step of a tile
+    parts = (
+        steps * c.ns_per_k_step * of_step,
+        steps * taken * c.ns_per_taken_byte * of_taken,
+        64 * steps * taken * c.ns_per_loaded_byte * of_loaded,  # of 64 tiles, all at once
+        (2 * 512 * 1024 + 512 * 512) * 2 * c.ns_per_byte,
+    )
+    wanted = pytest.approx(c.base_ns * of_base + c.ns_per_tile * of_tile + math.hypot(*parts), rel=1e-6, abs=1)
+    assert cost(factors) == wanted
+    assert cost(AS_IT_IS, model_of(kernel, factors=factors)) == wanted
+    assert cost(factors, model_of(kernel)) == cost(AS_IT_IS)
+    assert cost(factors, model_of(kernel, element_bytes=1)) == wanted
+
+
+@pytest.mark.parametrize(("multiprocessors", "split"), [(3, None), (4, 2), (5, 2), (10, 5), (64, 16)])
+def test_slices_are_of_at_most_two_waves(pack: Path, multiprocessors: int, split: int | None) -> None:
+    """Four tiles are split for a device that computes all at once, into slices of which it computes half at once.
+
+    By the formula five slices would be faster than two on 5 multiprocessors: four rounds of a fifth of the steps.
+    """
+    mm, problem = open_pack(pack).launcher, problem_of(128, 128, 1 << 16)
+    (number,) = (n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == ("partial", "nn"))
+    found = mm.check(problem, CDevice(multiprocessors, 166_912), number)
+    assert (found.plan and found.plan.split) == split
+    if split is None:
+        assert "more tiles than the device computes at once" in str(found.rejected)
+    else:
+        need = 2 * 128 * 128 * 4  # of two slices
+        assert mm.check(problem, CDevice(multiprocessors, 166_912), number, need).plan is not None
+        rejected = mm.check(problem, CDevice(multiprocessors, 166_912), number, need - 1).rejected
+        assert rejected == f"needs {need} B of device memory to work in"
+
+
+@own_process
+def test_measured_slices_are_kept(pack: Path) -> None:
+    """What was measured keeps its slices on a device of that name, however many waves they are."""
+    emulator = Emulator(pack, execute=False)
+    mm, number, shape = emulator.launcher, number_of(emulator, "partial"), problem_of(512, 512, 1024)
+    sample = Sample(emulator.kernels[number].config_name, 8, pdl=False, copies=0, ns=600)
+    mm.retune(table_of(emulator.arch, sample))
+    few = CDevice(3, 166_912, 0, 0, 0, b"a fake")
+    found = mm.check(shape, few, number).plan
+    assert found is not None
+    assert (found.split, found.measured, found.cost) == (8, True, 600)
+    assert mm.check(replace(shape, M=448), few, number).plan is None
 
 
 @own_process
