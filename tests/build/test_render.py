@@ -271,8 +271,8 @@ def test_guard_tests_are_in_the_order_of_quantities() -> None:
 def lists_of(kernels: tuple[Kernel, ...]) -> list[tuple[int, list[list[int]]]]:
     """The numbers of kernels as selection goes through them: of each alike its strides, and groups of siblings."""
     made = render._groups(kernels)
-    ((_, first, count),) = made.groups[0]["entries"]  # type: ignore[misc, has-type]
-    assert (first, count) == (0, len(made.alikes))
+    mains: Any = made.groups[0]["entries"]
+    assert [row[1:] for row in mains] == [(0, len(made.alikes))]
     found = []
     for begin, groups, strides in made.alikes:
         siblings = made.siblings[begin : begin + groups]
@@ -341,11 +341,13 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 def test_parts_of_the_formula() -> None:
     """Blocks, CTAs of a cluster, bytes of a step of A along K, and weighed bytes of sums, which only partials write."""
-    rows = ({}, {"role": "partial", "num_ctas": 2}, {"dtype_a": "fp8e5"}, {"dtype_a": "tf32", "role": "reduce"})
-    kernels = tuple(
-        dataclasses.replace(kernel(str(number)), **row)  # type: ignore[arg-type]
-        for number, row in enumerate(rows)
+    rows: tuple[dict[str, Any], ...] = (
+        {},
+        {"role": "partial", "num_ctas": 2},
+        {"dtype_a": "fp8e5"},
+        {"dtype_a": "tf32", "role": "reduce"},
     )
+    kernels = tuple(dataclasses.replace(kernel(str(number)), **row) for number, row in enumerate(rows))
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
