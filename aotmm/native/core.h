@@ -76,7 +76,7 @@ extern const aotmm_group aotmm_copies[5];                  /* by bytes of an ele
 /* ---- problem.c */
 
 enum { OPERANDS = 3, MAX_GRID = 0x7fffffff };
-enum { LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
+enum { SECTOR_BYTES = 32, LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
 enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
@@ -163,6 +163,7 @@ typedef struct placement {
   int64_t bytes;              /* of the copies */
   float time;                 /* of copying */
   float lines_a, lines_b;     /* parts of the lines of A and of B that begin within a cache line */
+  float sectors_a, sectors_b; /* within a sector of it */
   float hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes, if there is one */
 } placement;
 

@@ -68,12 +68,12 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->placements[0].copies = 0;
   s->placements[0].bytes = 0;
   s->placements[0].time = 0;
-  set_quantities(&s->placements[0].q, p);
-  if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
-  complete_placement(s);
   const float M = (float)p->M, N = (float)p->N, K = (float)p->K;
   s->bytes_moved = (float)p->batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
                                       M * N * (float)bytes_of_dtype[p->dtype_c]);
+  set_quantities(&s->placements[0].q, p);
+  if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
+  complete_placement(s);
   s->measured[0] = s->measured[1] = NULL;
   if (!cut) find_measured(s, tuning);
   if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
@@ -243,11 +243,14 @@ static void plan_partial(const query *s, placement *place, uint32_t kernel, sear
   const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
   const int64_t steps = steps_of(kernel, p->K), tiles = tiles_of(kernel, p->M, p->N);
   const int64_t concurrent = concurrent_tiles(s, kernel);
-  if (p->batch != 1 || tiles == 0 || (tiles > concurrent && !measured)) return;
+  if (p->batch != 1 || tiles == 0) return;
   for (unsigned i = 0; i < sizeof splits && steps >= (int64_t)splits[i] * MIN_STEPS; i++) {
-    if (!measured && tiles * splits[i] <= MOST_WAVES * concurrent) enqueue(s, place, kernel, splits[i], to);
+    if (!measured && saturated(tiles, splits[i]) > MOST_WAVES * concurrent) return;
     candidate each = {.place = place, .kernel = kernel, .split = splits[i]};
-    if (measured && splits[i] == measured->split && set_sums_of(s, &each, to)) consider_measured(s, &each, measured, to);
+    if (!measured)
+      enqueue(s, place, kernel, splits[i], to);
+    else if (splits[i] == measured->split && set_sums_of(s, &each, to))
+      consider_measured(s, &each, measured, to);
   }
 }
 

@@ -39,15 +39,15 @@ static inline float larger(float a, float b) { return a > b ? a : b; }
 
 static inline float smaller(float a, float b) { return a < b ? a : b; }
 
-/* Return the part of an operand's lines that begin within a cache line. */
-static float split_lines(const quantities *q, int operand, int64_t element_bytes) {
+/* Return the part of an operand's lines that begin within a unit of so many bytes. */
+static float split_lines(const quantities *q, int operand, int64_t element_bytes, int64_t unit) {
   const operand_values *o = operands + operand;
   const int by_rows = contiguous(q, o->col_stride);
   const int64_t lines = q->value[by_rows ? o->rows : o->cols], address = q->value[o->pointer];
-  const int64_t rest = (int64_t)rest_of(q->value[by_rows ? o->row_stride : o->col_stride], element_bytes, LINE_BYTES);
-  if (rest == 0 || lines == 1) return (address & (LINE_BYTES - 1)) != 0;
+  const int64_t rest = (int64_t)rest_of(q->value[by_rows ? o->row_stride : o->col_stride], element_bytes, (uint64_t)unit);
+  if (rest == 0 || lines == 1) return (address & (unit - 1)) != 0;
   const int64_t least = rest & -rest; /* lines begin at multiples of it, or none does */
-  return address & (least - 1) ? 1 : 1 - (float)least / LINE_BYTES;
+  return address & (least - 1) ? 1 : 1 - (float)least / (float)unit;
 }
 
 /* What the formula takes from the kernels and placements of plans. */
@@ -128,17 +128,23 @@ static void set_hidden(const query *s, placement *place) {
   const float inputs[AOTMM_PROBLEM_INPUTS] = {logarithm((float)p->M),
                                               logarithm((float)p->N),
                                               logarithm((float)p->K),
+                                              logarithm(s->bytes_moved),
                                               !contiguous(q, AOTMM_PRODUCT_STRIDE_AK),
                                               contiguous(q, AOTMM_PRODUCT_STRIDE_BK) && !contiguous(q, AOTMM_PRODUCT_STRIDE_BN),
                                               place->lines_a,
-                                              place->lines_b};
+                                              place->lines_b,
+                                              place->sectors_a,
+                                              place->sectors_b};
   memset(place->hidden, 0, sizeof place->hidden);
   add(place->hidden, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
 }
 
 void describe(const query *s, placement *place) {
-  place->lines_a = split_lines(&place->q, 0, bytes_of_dtype[s->problem->dtype_a]);
-  place->lines_b = split_lines(&place->q, 1, bytes_of_dtype[s->problem->dtype_b]);
+  const int64_t bytes_a = bytes_of_dtype[s->problem->dtype_a], bytes_b = bytes_of_dtype[s->problem->dtype_b];
+  place->lines_a = split_lines(&place->q, 0, bytes_a, LINE_BYTES);
+  place->lines_b = split_lines(&place->q, 1, bytes_b, LINE_BYTES);
+  place->sectors_a = split_lines(&place->q, 0, bytes_a, SECTOR_BYTES);
+  place->sectors_b = split_lines(&place->q, 1, bytes_b, SECTOR_BYTES);
   if (s->table->network) set_hidden(s, place);
 }
 

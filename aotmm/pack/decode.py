@@ -132,7 +132,7 @@ def _object(wanted: typing.Any, fields: dict[str, _Decoder]) -> _Decoder:
 
 def _list(item: _Decoder, lengths: range) -> _Decoder:
     return _checked(
-        f"a list of at most {lengths[-1]}",
+        f"a list of {'at most ' if len(lengths) > 1 else ''}{lengths[-1]}",
         lambda value: isinstance(value, list) and len(value) in lengths,
         lambda value, where, problems: tuple([item(each, f"{where}[{n}]", problems) for n, each in enumerate(value)]),
     )

@@ -23,7 +23,10 @@ KERNEL_INPUTS = (
     "log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES, "partial", "1 byte",
     "fast_accum",
 )  # fmt: skip
-PROBLEM_INPUTS = ("log2 M", "log2 N", "log2 K", "A by columns", "B by columns", "lines_a", "lines_b")
+PROBLEM_INPUTS = (
+    "log2 M", "log2 N", "log2 K", "log2 bytes", "A by columns", "B by columns", "lines_a", "lines_b", "sectors_a",
+    "sectors_b",
+)  # fmt: skip
 PLAN_INPUTS = (
     "log2 time", "multiply", "take", "read", "load", "fixed", "wave up to 1", "wave up to 2", "last wave", "1 / waves",
     "log2 steps", "rows", "columns", "one wave", "half a wave", "odd", "sums", "log2 split", "clustered lines_a",
@@ -42,7 +45,7 @@ _REDUCE_NS = 1000.0
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
-LINE_BYTES = 128  # of caches
+LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
 
 
 class Device(Protocol):

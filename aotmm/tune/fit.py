@@ -101,7 +101,8 @@ def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.fl
     groups = [{"params": [common], "weight_decay": 0.0}, {"params": [own], "weight_decay": _FACTOR_DECAY}]
     _descend(data, predicted, groups, _FACTOR_RATE, _FACTOR_EPOCHS)
     limit = np.log(_MOST_FACTOR)
-    of_any, of_each = common.detach().double().numpy(), (common + own).detach().double().numpy()
+    of_each = (common + own).detach().double().numpy()
+    of_any = of_each.mean(axis=0)
     return np.exp(np.clip(of_any, -limit, limit)), np.exp(np.clip(of_each, -limit, limit))
 
 

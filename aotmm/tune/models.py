@@ -20,6 +20,7 @@ from aotmm.pack.time_model import (
     HIDDEN,
     KERNEL_INPUTS,
     LINE_BYTES,
+    SECTOR_BYTES,
     PDL_INPUTS,
     PLAN_INPUTS,
     PROBLEM_INPUTS,
@@ -141,7 +142,7 @@ def predicted(found: Samples, table: Table) -> _Array:
     return times
 
 
-_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "lines_a", "lines_b")
+_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "lines_a", "lines_b", "sectors_a", "sectors_b")
 _KERNEL_COLUMNS = ("key", "block_m", "block_n", "block_k", "num_ctas", "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
@@ -158,18 +159,19 @@ def _described(shape: ShapeTimes) -> tuple[float, ...]:
     M, N, K = shape.M, shape.N, shape.K
     by_columns_a = shape.layout[0] == "t" and min(M, K) > 1  # one row or column is contiguous both ways
     by_columns_b = shape.layout[1] == "t" and min(K, N) > 1
-    lines_a = _split_lines(shape.offset_a, *((M, K) if by_columns_a else (K, M)), shape)
-    lines_b = _split_lines(shape.offset_b, *((K, N) if by_columns_b else (N, K)), shape)
-    return M, N, K, by_columns_a, by_columns_b, shape.element_bytes, lines_a, lines_b
+    a = shape.offset_a, *((M, K) if by_columns_a else (K, M))
+    b = shape.offset_b, *((K, N) if by_columns_b else (N, K))
+    parts = (_split(*each, shape, unit) for unit in (LINE_BYTES, SECTOR_BYTES) for each in (a, b))
+    return M, N, K, by_columns_a, by_columns_b, shape.element_bytes, *parts
 
 
-def _split_lines(offset: int, pitch: int, lines: int, shape: ShapeTimes) -> float:
-    """Return the part of a matrix's lines that begin within a cache line."""
-    rest = pitch * shape.element_bytes % LINE_BYTES
+def _split(offset: int, pitch: int, lines: int, shape: ShapeTimes, unit: int) -> float:
+    """Return the part of a matrix's lines that begin within a cache line or sector, a `unit` of bytes."""
+    rest = pitch * shape.element_bytes % unit
     if rest == 0 or lines == 1:
-        return float(offset % LINE_BYTES != 0)
+        return float(offset % unit != 0)
     least = rest & -rest
-    return 1.0 if offset % least else 1 - least / LINE_BYTES
+    return 1.0 if offset % least else 1 - least / unit
 
 
 def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_Array, dict[str, _Array]]:
@@ -183,6 +185,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
+    moved = (M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
         sums = sums + reduce.base_ns + M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
@@ -192,17 +195,20 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         rounds * steps * d["ns_per_k_step"],
         rounds * steps * (bytes_a / d["num_ctas"] + bytes_b) * d["ns_per_taken_byte"],
         units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"],
-        ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES) * d["ns_per_byte"],
+        moved * d["ns_per_byte"],
         np.where(d["partial"] > 0, sums, 0),
     )
     half, one = (waves <= 0.5) * 1.0, (waves <= 1) * 1.0  # noqa: PLR2004 - half of the multiprocessors
     clustered = (d["num_ctas"] > 1) * 1.0
     plain = {
         **{f"log2 {name}": np.log2(d[name]) for name in "MNK"},
+        "log2 bytes": np.log2(moved),
         "A by columns": d["by_columns_a"],
         "B by columns": d["by_columns_b"],
         "lines_a": d["lines_a"],
         "lines_b": d["lines_b"],
+        "sectors_a": d["sectors_a"],
+        "sectors_b": d["sectors_b"],
         "wave up to 1": np.minimum(waves, 1),
         "wave up to 2": np.minimum(waves, 2),
         "last wave": waves - (rounds - 1),

@@ -19,7 +19,7 @@ from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
 from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, Network, constants
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SUMS, Network, constants, fitted
 from aotmm.pack.tuning import UNMEASURED
 from aotmm.problem import (
     ABI,
@@ -250,7 +250,8 @@ def test_equal_guards_are_one_table() -> None:
     assert [line[-1] for line in re.findall(r"\.guards = guards_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
-    assert "const aotmm_siblings aotmm_siblings_of[] = {\n    {0, 2, 0},\n    {2, 1, 0},\n};" in text
+    assert "const aotmm_group aotmm_siblings[] = {\n    {0, 2},\n    {2, 1},\n};" in text
+    assert "const aotmm_alike aotmm_alikes[] = {\n    {0, 1, 0},\n    {1, 1, 0},\n};" in text
     assert "{0x7, 0x0, 0x0, of_0_a_ptr},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, " in text
 
 
@@ -267,29 +268,96 @@ def test_guard_tests_are_in_the_order_of_quantities() -> None:
     assert sorted(rows) == sorted((3, *render._guard_test(guard)) for guard in guards)
 
 
+def lists_of(kernels: tuple[Kernel, ...]) -> list[tuple[int, list[list[int]]]]:
+    """The numbers of kernels as selection goes through them: of each alike its strides, and groups of siblings."""
+    made = render._groups(kernels)
+    mains: Any = made.groups[0]["entries"]
+    assert [row[1:] for row in mains] == [(0, len(made.alikes))]
+    found = []
+    for begin, groups, strides in made.alikes:
+        siblings = made.siblings[begin : begin + groups]
+        found.append((strides, [made.order[low : low + members] for low, members in siblings]))
+    return found
+
+
+STRICT = (Guard("stride_ak", "equals", 1), Guard("K", "multiple_of", 8))
+
+
 def test_siblings_differ_in_their_epilogue_alone() -> None:
     """Kernels of one config with the same guards, in any order, are siblings, the plainer first."""
-    strict = (Guard("stride_ak", "equals", 1), Guard("K", "multiple_of", 8))
-    kernels = [
+    kernels = tuple(
         dataclasses.replace(kernel(f"{guards}{epilogue}"), epilogue=epilogue, guards=guards)
-        for guards in (strict[1:], strict, strict[::-1])
+        for guards in (STRICT[1:], STRICT, STRICT[::-1])
         for epilogue in ("full", "none")
-    ]
-    made = render._groups(tuple(kernels))
-    members = [made.order[first : first + count] for first, count, _ in made.siblings]
-    assert members == [[1, 0], [3, 5, 2, 4]]
-    assert [strides for *_, strides in made.siblings] == [0, 2]
+    )
+    assert lists_of(kernels) == [(0, [[1, 0]]), (2, [[3, 5, 2, 4]])]
+
+
+def test_kernels_of_equal_guards_are_alike() -> None:
+    """Guards are looked at once for all configs and kinds of sums that have them, in any order of the kernels."""
+    rows = (("a", STRICT, True), ("b", (), True), ("b", STRICT[::-1], True), ("a", (), True), ("a", STRICT, False))
+    kernels = tuple(
+        dataclasses.replace(kernel(str(number)), config_name=config_name, guards=guards, fast_accum=fast_accum)
+        for number, (config_name, guards, fast_accum) in enumerate(rows)
+    )
+    assert lists_of(kernels) == [(2, [[0], [2], [4]]), (0, [[1], [3]])]
+
+
+def test_products_come_before_partials() -> None:
+    """Selection rules most partials out by the times of products: these come first, and are alike among themselves."""
+    rows = (("partial", ()), ("product", STRICT), ("partial", STRICT), ("product", ()), ("product", STRICT))
+    kernels = tuple(
+        dataclasses.replace(kernel(str(number)), role=role, config_name=f"{role}_{number}", guards=guards)
+        for number, (role, guards) in enumerate(rows)
+    )
+    reduce = dataclasses.replace(kernel("reduce"), role="reduce")
+    assert lists_of((*kernels, reduce)) == [(2, [[1], [4]]), (0, [[3]]), (0, [[0]]), (2, [[2]])]
+
+
+def test_strides_of_alike_kernels() -> None:
+    """A bit for each stride of A, B and C that has to be 1; other guards on strides have none."""
+    strides = ("stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
+    for bit, name in enumerate(strides):
+        guards = (Guard(name, "equals", 1), Guard("stride_am", "multiple_of", 8), Guard("M", "equals", 1))
+        assert lists_of((dataclasses.replace(kernel(name), guards=guards),)) == [(1 << bit, [[0]])]
 
 
 def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
     """What multiplies A and B in slices is looked for with what does so at once, also where there is no such kernel."""
-    roles = {"product": "fp32", "partial": "fp32", "reduce": "bf16"}
-    kernels = tuple(dataclasses.replace(kernel(role), role=role, dtype_c=out) for role, out in roles.items())
-    found = {group["name"]: group for group in render._groups(kernels).groups}
-    assert found["mains"]["entries"] == [
+    outputs = {"product": "fp32", "partial": "fp32", "reduce": "bf16", "another": "fp32"}
+    roles = {**{role: role for role in ("product", "partial", "reduce")}, "another": "reduce"}
+    kernels = tuple(
+        dataclasses.replace(kernel(name), role=roles[name], dtype_c=out, config_name=name)
+        for name, out in outputs.items()
+    )
+    made = render._groups(kernels)
+    assert {group["name"]: group for group in made.groups}["mains"]["entries"] == [
         (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_BF16"), 0, 1),
-        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 1),
+        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 2),
     ]
+    assert made.alikes == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]
+    assert [made.order[first : first + count] for first, count in made.siblings] == [[1], [0], [1]]
+
+
+def test_parts_of_the_formula() -> None:
+    """Blocks, CTAs of a cluster, bytes of a step of A along K, and weighed bytes of sums, which only partials write."""
+    rows: tuple[dict[str, Any], ...] = (
+        {},
+        {"role": "partial", "num_ctas": 2},
+        {"dtype_a": "fp8e5"},
+        {"dtype_a": "tf32", "role": "reduce"},
+    )
+    kernels = tuple(dataclasses.replace(kernel(str(number)), **row) for number, row in enumerate(rows))
+    text = render.source(target("sm80"), kernels)
+    assert (
+        "const aotmm_tile aotmm_tiles[] = {\n"
+        "    {64, 128, 32, 1, 64, 0},\n"
+        "    {64, 128, 32, 2, 64, 4 * AOTMM_SUMS},\n"
+        "    {64, 128, 32, 1, 32, 0},\n"
+        "    {64, 128, 32, 1, 128, 0},\n"
+        "};" in text
+    )
+    assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]
 
 
 @pytest.mark.parametrize(
@@ -350,18 +418,22 @@ def test_tuning_table_in_the_source() -> None:
         shape("nn", 11, samples[1:2], offset=64),
     )
     weights_in = tuple((float(number),) * HIDDEN for number in range(len(INPUTS)))
-    network = Network(weights_in, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0)
-    models = tuple(Model(mine, width, fast_accum=one.fast_accum, shift=0.25 * width) for width in (1, 2))
+    network = Network(weights_in, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0, (1.0,) * len(FITTED))
+    factors = (2.0, 3.0, 4.0, 5.0, 6.0)
+    models = tuple(
+        Model(mine, width, one.fast_accum, 0.25 * width, factors[::step], (-8.0 * width,) * HIDDEN)
+        for width, step in ((1, -1), (2, 1))
+    )
     facts = 108, 1410, 1555, 40 << 20
     table = Table("sm80", "a GPU", *facts, "none", "none", "0", "2026-11-20", 0, network, models, shapes)
     plain = dataclasses.replace(table, device="another", network=None, shapes=())
     text = render.source(target("sm80"), (one, copy), (table, plain))
-    for number, each in enumerate((table, plain)):
-        lines = [
-            "    {" + ", ".join(map(str, constants(entry, target("sm80"), each))) + "},\n" for entry in (one, copy)
-        ]
+    sheet = [constants(entry, target("sm80"), table) for entry in (one, copy)]
+    for number, rows in enumerate(([fitted(sheet[0], factors), sheet[1]], sheet)):
+        lines = ["    {" + ", ".join(map(str, row)) + "},\n" for row in rows]
         assert f"constants_{number}[] = {{\n{''.join(lines)}}};" in text
-    hidden, zeros, weights = (", ".join([str(value)] * HIDDEN) for value in (network.hidden(one)[0], 0.0, 0.125))
+    values = network.hidden(one)[0] - 16.0, 0.0, 0.125
+    hidden, zeros, weights = (", ".join([str(value)] * HIDDEN) for value in values)
     corrections = f"    {{ {{{hidden}}}, 2.5, 0}},\n    {{ {{{zeros}}}, 0.0, 0}},\n"
     assert f"static const aotmm_correction corrections_0[] = {{\n{corrections}}};" in text
     assert f"    {{{weights}}},\n}};" in text

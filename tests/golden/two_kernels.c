@@ -101,6 +101,10 @@ const aotmm_kernel aotmm_kernels[] = {
      .attribute_count = 1, .attributes = attributes_1,
      .map_count = 0, .maps = maps_1},
 };
+const aotmm_tile aotmm_tiles[] = {
+    {64, 128, 32, 1, 64, 0},
+    {64, 128, 32, 1, 64, 0},
+};
 const aotmm_guard_test aotmm_guard_tests[] = {
     {0xf, 0x0, 0x0, of_0_a_ptr},
     {0xffffffffffffffff, 0x8000000000000000, 0x800000007fffffff, of_0_a_extent},
@@ -117,7 +121,10 @@ const int64_t aotmm_pointer_alignment = 128;
 const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
 
 const uint16_t aotmm_order[] = {0, 1};
-const aotmm_siblings aotmm_siblings_of[] = {
+const aotmm_group aotmm_siblings[] = {
+    {0, 1},
+};
+const aotmm_alike aotmm_alikes[] = {
     {0, 1, 0},
 };
 const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {

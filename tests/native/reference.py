@@ -43,7 +43,7 @@ F32 = np.float32
 ONE = F32(1)
 SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of A or of B begin within a cache line
 SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
-LINE = 128  # bytes of a cache line
+LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 SHORTLIST = 8  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
 MOST_WAVES = 2  # of slices
@@ -766,10 +766,13 @@ class Reference:
             "log2 M": log2(problem.M),
             "log2 N": log2(problem.N),
             "log2 K": log2(problem.K),
+            "log2 bytes": log2(bytes_moved(problem)),
             "A by columns": way.values["stride_ak"] not in (1, None),
             "B by columns": way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
             "lines_a": t.lines_a,
             "lines_b": t.lines_b,
+            "sectors_a": split_lines(way.values, A, problem.dtype_a, SECTOR),
+            "sectors_b": split_lines(way.values, B, problem.dtype_b, SECTOR),
             "log2 time": log2(time),
             **{part: float(getattr(t, part)) / time for part in ("multiply", "take", "read", "load", "sums", "fixed")},
             "wave up to 1": min(waves, 1),
@@ -850,16 +853,22 @@ def key_of(kernel: Kernel) -> tuple[str, int, bool]:
     return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
 
 
-def split_lines(values: Values, number: int, dtype: str) -> float:
-    """The part of an operand's contiguous rows or columns that begin within a cache line."""
+def bytes_moved(problem: Problem) -> float:
+    """A and B read and C written."""
+    p, (width_a, width_b, width_c) = problem, widths_of(problem)
+    return float(p.batch) * (float(p.M) * p.K * width_a + float(p.K) * p.N * width_b + float(p.M) * p.N * width_c)
+
+
+def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> float:
+    """The part of an operand's contiguous rows or columns that begin within a unit of bytes."""
     operand = OPERANDS[number]
     by_rows = values[operand.col_stride] in (1, None)
     pitch = (values[operand.row_stride if by_rows else operand.col_stride] or 0) * DTYPES[dtype].bytes
     address = sized(values, operand.pointer)
-    least = math.gcd(pitch, LINE)
-    if least == LINE or sized(values, operand.rows if by_rows else operand.cols) == 1:
-        return float(address % LINE != 0)
-    return 1.0 if address % least else 1 - least / LINE
+    least = math.gcd(pitch, unit)
+    if least == unit or sized(values, operand.rows if by_rows else operand.cols) == 1:
+        return float(address % unit != 0)
+    return 1.0 if address % least else 1 - least / unit
 
 
 def group(kernel: Kernel, problem: Problem, slots: int) -> int:

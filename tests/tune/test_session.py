@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from aotmm.cli import main
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
+from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.devices import Device
@@ -31,7 +33,7 @@ from aotmm.timing.problems import Case, Shape, Shapes, Sweep, held_out
 from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import cases
-from aotmm.tune.models import Gpu, samples
+from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment
 from aotmm.workers.pool import WorkerPool
 from tests.unit.tune.fakes import Fake, case, pool
@@ -70,17 +72,25 @@ def _candidates(pack: Pack, wanted: Case, left_out: frozenset[str] = frozenset()
     return [(found.config_name, found.plan) for found in candidates(pack.launcher, H200, problem, left_out)]
 
 
+def _tiles(kernel: Kernel, M: int, N: int) -> int:
+    return math.ceil(M / kernel.config.block_m) * math.ceil(N / kernel.config.block_n)
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8e4"])
 def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> None:
-    """Of each config every split and launch once, by its plainest kernel; what is expected to be fast comes first."""
-    found = _candidates(pack, _product(512, 512, 8192, "nt", dtype))
+    """Of each config every split and launch once, by its plainest kernel; what is expected to be fast comes first.
+
+    Slices are for partials whose tiles run all at once.
+    """
+    found = _candidates(pack, _product(512, 528, 8192, "nt", dtype))  # of no sweep
     plans = [(config_name, plan.split, plan.pdl) for config_name, plan in found]
     assert len(plans) == len(set(plans))
     kernels = pack.launcher.kernels
     mine = [k for k in kernels if k.dtype_a == k.dtype_b == dtype and not k.fast_accum and k.layout in ("nt", "any")]
-    assert {config_name for config_name, _ in found} == {
-        k.config_name for k in mine if k.role in ("product", "partial")
-    }
+    products, partials = ([k for k in mine if k.role == role] for role in ("product", "partial"))
+    at_once = [k for k in partials if _tiles(k, 512, 528) <= H200.multiprocessors // k.num_ctas]
+    assert 0 < len(at_once) < len(partials)
+    assert {config_name for config_name, _ in found} == {k.config_name for k in (*products, *at_once)}
     for config_name, plan in found:
         same = [k for k in mine if k.config_name == config_name and k.dtype_c == kernels[plan.kernel].dtype_c]
         assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=("none", "bias_relu", "full").index)
@@ -91,14 +101,18 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
 
 
 def test_sensible_splits(pack: Pack) -> None:
-    """All of them for few tiles and a large K; at least 2 steps for each slice; few where there are tiles enough."""
+    """All of them for few tiles and a large K; at least 2 steps for each slice; few where there are many tiles.
+
+    None where not all tiles run at once.
+    """
 
     def splits(wanted: Case) -> set[int]:
         return {plan.split for config_name, plan in _candidates(pack, wanted) if config_name.endswith("_split")}
 
     assert splits(_product(256, 256, 65536)) == set(SPLITS)
     assert max(splits(_product(256, 256, 512))) <= 4
-    assert max(splits(_product(8192, 8192, 8192))) == 2
+    assert splits(_product(1024, 2048, 8184)) == {2}
+    assert splits(_product(8192, 8192, 8184)) == set()
     assert splits(_product(32, 16, 1056)) == {3, 4, 6, 8}  # the two largest, for each block_k
 
 
@@ -142,10 +156,10 @@ def _simulated(pack: Pack, wanted: Case) -> tuple[Sample, ...]:
         held_out=False,
         times=tuple(one.sample(1)._replace(copies=0) for one in found),
     )
-    formula = samples(pack.launcher.kernels, Gpu(target("sm90"), ENVIRONMENT), [plain]).formula
+    times = formula(samples(pack.launcher.kernels, Gpu(target("sm90"), ENVIRONMENT), [plain]).parts)
     sizes = (shape.M * shape.K * wanted.element_bytes, shape.K * shape.N * wanted.element_bytes, shape.M * shape.N * 2)
     simulated = []
-    for one, ns in zip(found, formula.tolist(), strict=True):
+    for one, ns in zip(found, times.tolist(), strict=True):
         dice = random.Random(f"{one.config_name} {wanted} {one.plan.split}")  # noqa: S311 - no secret
         factor = random.Random(one.config_name).uniform(0.8, 1.2)  # noqa: S311 - no secret
         copying = sum(1500 + 2 * size / 3000 for bit, size in enumerate(sizes) if one.plan.copies >> bit & 1)

@@ -13,7 +13,7 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack import table
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network
 from aotmm.target import TARGETS
 
 FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
@@ -26,6 +26,11 @@ NETWORK = Network(
     bias=(-1.5,) * HIDDEN,
     outputs=(0.5,) * HIDDEN,
     shift=2.25,
+    factors=(0.75, 1.5, 1.25, 2.0, 3.0),
+)
+MODELS = (
+    Model("ws_a", 2, fast_accum=False, shift=-0.125, factors=(1.0, 0.5, 2.0, 0.001, 1000.0), hidden=(0.25,) * HIDDEN),
+    Model("ws_a_split", 2, fast_accum=False, shift=0.25, factors=(1.0,) * len(FITTED), hidden=(-0.5,) * HIDDEN),
 )
 TABLE = Table(
     arch="sm90",
@@ -40,7 +45,7 @@ TABLE = Table(
     date="2026-11-20",
     seed=4,
     network=NETWORK,
-    models=(Model("ws_a", 2, fast_accum=False, shift=-0.125), Model("ws_a_split", 2, fast_accum=False, shift=0.25)),
+    models=MODELS,
     shapes=(
         ShapeTimes(2, "nn", False, 256, 512, 1024, 0, 0, False, (SLOW, COPIED, FAST, SPLIT)),  # noqa: FBT003
         ShapeTimes(2, "nn", False, 256, 512, 1024, 16, 126, False, (SLOW,), drawn=True),  # noqa: FBT003
@@ -79,12 +84,14 @@ def test_the_file_has_a_line_per_row() -> None:
 
 def test_weights_are_rounded() -> None:
     """Six digits: equal fits give equal files on every machine."""
-    network = replace(NETWORK, outputs=(1.23456789,) * HIDDEN, shift=1e-7 / 3)
-    model = replace(TABLE.models[0], shift=0.123456789)
+    factors = (1 / 3, *(1.0,) * (len(FITTED) - 1))
+    network = replace(NETWORK, outputs=(1.23456789,) * HIDDEN, shift=1e-7 / 3, factors=factors)
+    model = replace(MODELS[0], shift=0.123456789, factors=factors, hidden=(-1.23456789,) * HIDDEN)
     found = table.parse(table.write(replace(TABLE, network=network, models=(model,))), "t")
     assert found.network is not None
-    assert (found.network.outputs[0], found.network.shift) == (1.23457, 3.33333e-8)
-    assert found.models[0].shift == 0.123457
+    assert (found.network.outputs[0], found.network.shift, found.network.factors[0]) == (1.23457, 3.33333e-8, 0.333333)
+    (read,) = found.models
+    assert (read.shift, read.factors[0], read.hidden[0]) == (0.123457, 0.333333, -1.23457)
 
 
 def test_a_table_may_have_no_network() -> None:
@@ -111,7 +118,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 4"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 5"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),
@@ -133,13 +140,29 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("models", 0, "shift"), 11), "shift: expected a number from -10.0 to 10.0, found 11"),
         (_change(("models", 0, "shift"), "1"), "shift: expected a number from -10.0 to 10.0, found '1'"),
         (_change(("models", 0, "speed"), 1), r"models\[0\]: unknown keys \['speed'\]"),
+        (lambda body: body["models"][1].pop("factors"), r"models\[1\]: unknown keys \[\], missing keys \['factors'\]"),
+        (lambda body: body["models"][1].pop("hidden"), r"models\[1\]: unknown keys \[\], missing keys \['hidden'\]"),
+        (lambda body: body["models"][0]["factors"].pop(), r"models\[0\]: factors: expected a list of 5, found \[1.0, "),
+        (lambda body: body["models"][0]["factors"].append(1), r"models\[0\]: factors: expected a list of 5, found \["),
+        (_change(("models", 0, "factors"), 1.0), r"models\[0\]: factors: expected a list of 5, found 1.0"),
+        (_change(("models", 0, "factors", 4), 0), r"factors\[4\]: expected a number from 0.001 to 1000.0, found 0"),
+        (_change(("models", 0, "factors", 0), -1), r"factors\[0\]: expected a number from 0.001 to 1000.0, found -1"),
+        (_change(("models", 0, "factors", 0), 1001), r"factors\[0\]: expected a number from .* to 1000.0, found 1001"),
+        (_change(("models", 0, "factors", 0), value=True), r"factors\[0\]: expected a number from .*, found True"),
+        (_change(("models", 0, "factors", 0), None), r"factors\[0\]: expected a number from .*, found None"),
+        (lambda body: body["models"][0]["hidden"].pop(), rf"\[0\]: hidden: expected a list of {HIDDEN}, found"),
+        (lambda body: body["models"][0]["hidden"].append(0), rf"\[0\]: hidden: expected a list of {HIDDEN}, found"),
+        (_change(("models", 0, "hidden", 3), -1e7), r"hidden\[3\]: expected a number from -1000000.0 to 1000000.0"),
         (_change(("models", 1, "config_name"), "ws_a"), r"models: \('ws_a', 2, False\) is there 2 times"),
         (lambda body: body.pop("network"), r"missing keys \['network'\]"),
         (_change(("network",), []), r"network: expected an object, found \[\]"),
         (lambda body: body["network"].pop("bias"), r"network: unknown keys \[\], missing keys \['bias'\]"),
-        (lambda body: body["network"]["inputs"].pop(), rf"network: inputs: expected a list of at most {len(INPUTS)}"),
-        (_change(("network", "inputs", 3), []), rf"network: inputs\[3\]: expected a list of at most {HIDDEN}"),
+        (lambda body: body["network"]["inputs"].pop(), rf"network: inputs: expected a list of {len(INPUTS)}, found"),
+        (_change(("network", "inputs", 3), []), rf"network: inputs\[3\]: expected a list of {HIDDEN}, found"),
         (_change(("network", "inputs", 3, 5), 1e7), r"network: inputs\[3\]\[5\]: expected a number from -1000000.0 to"),
+        (lambda body: body["network"].pop("factors"), r"network: unknown keys \[\], missing keys \['factors'\]"),
+        (lambda body: body["network"]["factors"].pop(), r"network: factors: expected a list of 5, found \["),
+        (_change(("network", "factors", 1), 1e-4), r"network: factors\[1\]: expected a number from 0.001 to 1000.0"),
         (_change(("network", "shift"), None), "network: shift: expected a number from -1000000.0 to"),
         (_change(("shapes", 0, "layout"), "any"), "layout: expected one of nn, nt, tn, tt, found 'any'"),
         (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),

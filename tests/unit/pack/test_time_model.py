@@ -8,6 +8,7 @@ import pytest
 
 from aotmm.pack.schema import Config, Guard
 from aotmm.pack.time_model import (
+    FITTED,
     HIDDEN,
     INPUTS,
     KERNEL_INPUTS,
@@ -16,6 +17,7 @@ from aotmm.pack.time_model import (
     PROBLEM_INPUTS,
     Network,
     constants,
+    fitted,
     kernel_inputs,
 )
 from aotmm.target import target
@@ -79,6 +81,15 @@ def test_helpers_are_bound_by_memory() -> None:
     assert free.ns_per_byte == pytest.approx(4 * guarded.ns_per_byte)
 
 
+def test_factors_of_constants() -> None:
+    """Each of a table is that of its constant, in the order of their names; a byte of memory has none."""
+    plain, factors = constants(TILE, H200), (2.0, 3.0, 5.0, 7.0, 11.0)
+    found = fitted(plain, factors)
+    assert FITTED == ("base_ns", "ns_per_tile", "ns_per_k_step", "ns_per_taken_byte", "ns_per_loaded_byte")
+    assert [getattr(found, name) / getattr(plain, name) for name in FITTED] == pytest.approx(factors)
+    assert found.ns_per_byte == plain.ns_per_byte
+
+
 def test_inputs_of_a_kernel() -> None:
     """Tile, ring, family, role and type, in the order of their names."""
     swapped = replace(TILE, family="swapped", role="partial", dtype_a="fp8e4", fast_accum=True)
@@ -93,7 +104,7 @@ def test_inputs_of_a_kernel() -> None:
 def test_weights_in_parts() -> None:
     """Launchers get the rows of kernels summed up, and those of problems, plans and pdl as they are."""
     rows = tuple((float(row), *(0.0,) * (HIDDEN - 1)) for row in range(len(INPUTS)))
-    network = Network(rows, (0.5,) * HIDDEN, (1.0,) * HIDDEN, 0.0)
+    network = Network(rows, (0.5,) * HIDDEN, (1.0,) * HIDDEN, 0.0, (1.0,) * len(FITTED))
     first, *others = network.hidden(TILE)
     assert first == pytest.approx(0.5 + sum(row * value for row, value in enumerate(kernel_inputs(TILE))))
     assert others == [0.5] * (HIDDEN - 1)

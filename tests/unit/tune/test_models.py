@@ -1,0 +1,102 @@
+"""Times that a table predicts for samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aotmm.errors import ArtifactError
+from aotmm.pack.table import Model
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, KERNEL_INPUTS, PDL_INPUTS, Network
+from aotmm.tune.models import Samples, formula, inputs, predicted
+from tests.unit.tune.test_fit import EMPTY, measured, samples_of
+
+RNG = np.random.default_rng(3)
+NETWORK = Network(
+    inputs=tuple(tuple(row) for row in RNG.normal(0, 0.02, (len(INPUTS), HIDDEN)).tolist()),
+    bias=tuple(RNG.normal(0, 0.1, HIDDEN).tolist()),
+    outputs=tuple(RNG.normal(0, 0.1, HIDDEN).tolist()),
+    shift=0.125,
+    factors=(2.0, 0.5, 1.5, 0.25, 3.0),
+)
+KNOWN = Model(
+    "ws_64x64",
+    2,
+    fast_accum=False,
+    shift=-0.5,
+    factors=(0.5, 2.0, 0.75, 4.0, 1.25),
+    hidden=tuple(RNG.normal(0, 0.5, HIDDEN).tolist()),
+)
+PLAIN = (1.0,) * len(FITTED)
+
+
+@pytest.fixture(scope="module")
+def found() -> Samples:
+    """Every plan for a few products."""
+    return samples_of(measured(8, seed=7))
+
+
+def time_of(found: Samples, row: int, factors: tuple[float, ...]) -> float:
+    """The formula, as launcher.h has it, with factors of the constants."""
+    base, tile, multiply, take, load, read, sums = found.parts[row] * (*factors, 1, 1)
+    return float(base + tile + math.sqrt(multiply**2 + take**2 + load**2 + read**2) + sums)
+
+
+def test_parts_are_summed_up_by_the_formula(found: Samples) -> None:
+    """Factors of 1 are the data sheet's constants, others those of each config; memory and sums have none."""
+    assert formula(found.parts) == pytest.approx([time_of(found, row, PLAIN) for row in range(len(found.ns))])
+    factors = np.exp(np.random.default_rng(4).normal(0, 1, (len(found.keys), len(FITTED))))
+    rows = [(row, tuple(factors[key])) for row, key in enumerate(found.key)]
+    assert inputs(found, factors)[1] == pytest.approx([time_of(found, *row) for row in rows])
+
+
+def test_inputs_are_of_the_time_with_factors(found: Samples) -> None:
+    """Parts count as shares of the formula's time; what is known of kernels, problems and pdl stays as it is."""
+    factors = np.full((len(found.keys), len(FITTED)), 2.0)
+    values, times = inputs(found, factors)
+    named = dict(zip(INPUTS[: -len(PDL_INPUTS)], values.T, strict=False))
+    assert named["log2 time"] == pytest.approx(np.log2(times))
+    assert named["fixed"] == pytest.approx(2 * found.parts[:, :2].sum(axis=1) / times)
+    for number, name in enumerate(("multiply", "take", "load"), 2):
+        assert named[name] == pytest.approx(2 * found.parts[:, number] / times)
+    for number, name in enumerate(("read", "sums"), 5):
+        assert named[name] == pytest.approx(found.parts[:, number] / times)
+    assert (values[:, : len(KERNEL_INPUTS)] == found.kernels[found.key]).all()
+    assert all((named[name] == column).all() for name, column in found.plain.items() if name in named)
+    pdl = values[:, -len(PDL_INPUTS) :]
+    assert (pdl[found.plain["pdl"] == 0] == 0).all()
+    assert (pdl[found.plain["pdl"] == 1][:, 0] == 1).all()
+
+
+def test_predictions_go_by_the_model_of_each_config(found: Samples) -> None:
+    """Its factors, hidden and shift; a config without a model has the network's factors and nothing of its own."""
+    times = predicted(found, replace(EMPTY, network=NETWORK, models=(KNOWN,)))
+    unknown = Model("", 2, fast_accum=False, shift=0.0, factors=NETWORK.factors, hidden=(0.0,) * HIDDEN)
+    models = [KNOWN if key == KNOWN.key else unknown for key in found.keys]
+    values, _ = inputs(found, np.array([model.factors for model in models]))
+    for row, key in enumerate(found.key):
+        model = models[key]
+        sums = [bias + own for bias, own in zip(NETWORK.bias, model.hidden, strict=True)]
+        for value, weights in zip(values[row], NETWORK.inputs, strict=True):
+            sums = [each + value * weight for each, weight in zip(sums, weights, strict=True)]
+        output = sum(max(0.0, each) * weight for each, weight in zip(sums, NETWORK.outputs, strict=True))
+        output += NETWORK.shift + model.shift
+        assert times[row] == pytest.approx(time_of(found, row, model.factors) * math.exp(output))
+    assert {key == KNOWN.key for key in (found.keys[number] for number in found.key)} == {True, False}
+
+
+@pytest.mark.parametrize("other", [replace(KNOWN, element_bytes=1), replace(KNOWN, fast_accum=True)])
+def test_a_model_is_for_one_width_and_one_kind_of_sums(found: Samples, other: Model) -> None:
+    """One of the same config for other elements or sums changes nothing."""
+    without = predicted(found, replace(EMPTY, network=NETWORK))
+    assert (predicted(found, replace(EMPTY, network=NETWORK, models=(other,))) == without).all()
+    assert (predicted(found, replace(EMPTY, network=NETWORK, models=(KNOWN,))) != without).any()
+
+
+def test_no_prediction_without_a_network(found: Samples) -> None:
+    """The error says how to fit one."""
+    with pytest.raises(ArtifactError, match="the table of made up has no network; fit one: aotmm tune --refit"):
+        predicted(found, EMPTY)
