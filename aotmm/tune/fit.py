@@ -94,15 +94,18 @@ def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.fl
     others = parts.shape[1] - len(FITTED)  # memory and sums have no factors
 
     def predicted(rows: torch.Tensor) -> torch.Tensor:
-        fitted = parts[rows] * torch.exp(pad(common + own[data.key[rows]], (0, others)))
-        squares = (fitted[:, 2:6] ** 2).sum(dim=1)
-        return torch.log(fitted[:, 0] + fitted[:, 1] + torch.sqrt(squares + 1) + fitted[:, 6])  # 1: no root of 0
+        scaled = parts[rows] * torch.exp(pad(common + own[data.key[rows]], (0, others)))
+        squares = (scaled[:, 2:6] ** 2).sum(dim=1)
+        return torch.log(scaled[:, 0] + scaled[:, 1] + torch.sqrt(squares + 1) + scaled[:, 6])  # 1: no root of 0
 
     groups = [{"params": [common], "weight_decay": 0.0}, {"params": [own], "weight_decay": _FACTOR_DECAY}]
     _descend(data, predicted, groups, _FACTOR_RATE, _FACTOR_EPOCHS)
     limit = np.log(_MOST_FACTOR)
-    of_each = (common + own).detach().double().numpy()
-    of_any = of_each.mean(axis=0)
+    timed = np.unique(data.key.numpy())
+    fitted = (common + own).detach().double().numpy()[timed]
+    of_any = np.median(fitted, axis=0)
+    of_each = np.tile(of_any, (keys, 1))
+    of_each[timed] = fitted
     return np.exp(np.clip(of_any, -limit, limit)), np.exp(np.clip(of_each, -limit, limit))
 
 

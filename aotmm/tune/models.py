@@ -20,10 +20,10 @@ from aotmm.pack.time_model import (
     HIDDEN,
     KERNEL_INPUTS,
     LINE_BYTES,
-    SECTOR_BYTES,
     PDL_INPUTS,
     PLAN_INPUTS,
     PROBLEM_INPUTS,
+    SECTOR_BYTES,
     SPLIT_A,
     SPLIT_B,
     SUMS,
@@ -142,7 +142,8 @@ def predicted(found: Samples, table: Table) -> _Array:
     return times
 
 
-_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", "lines_a", "lines_b", "sectors_a", "sectors_b")
+_SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
+_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
 _KERNEL_COLUMNS = ("key", "block_m", "block_n", "block_k", "num_ctas", "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 

@@ -70,7 +70,7 @@ def test_what_is_predicted_to_be_hopeless_is_not_timed() -> None:
     """From 1.6 times the best time on, or as asked for; what nothing is predicted of is."""
     costs = {"best": 400_000, "near": 130_000, "far": 160_000, "hopeless": 160_010, "unknown": 0}
     plans = [candidate(name, cost=cost) for name, cost in costs.items()]
-    timer = MadeUp(dict.fromkeys(costs, 100_000) | {"unknown": 300_000})
+    timer = MadeUp({name: 300_000 if name == "unknown" else 100_000 for name in costs})
     times, _ = _run(timer, *plans)
     assert times.keys() == {"best", "near", "far", "unknown"}
     assert "hopeless" not in timer.launches
