@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
-from aotmm.pack.time_model import LINE_BYTES, Factors, Network, Node, Weight
+from aotmm.pack.time_model import FITTED, HIDDEN, LINE_BYTES, Factors, Network, Node, Weight
 from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
@@ -125,6 +125,12 @@ class Table(_Origin):
     """
 
     shapes: tuple[ShapeTimes, ...]
+
+    def models_of(self, keys: Iterable[tuple[str, int, bool]]) -> list[Model]:
+        """Return the models of configs, as `Model.key` names them; for one without, the factors of `network` alone."""
+        found = {model.key: model for model in self.models}
+        factors = (1.0,) * len(FITTED) if self.network is None else self.network.factors
+        return [found.get(key) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
 
 
 class _Row(NamedTuple):

@@ -85,7 +85,8 @@ FITTED = ("base_ns", "ns_per_tile", "ns_per_k_step", "ns_per_taken_byte", "ns_pe
 
 Weight = Annotated[float, (-1e6, 1e6)]
 Node = range(HIDDEN, HIDDEN + 1)
-Factors = Annotated[tuple[Annotated[float, (1e-3, 1e3)], ...], range(len(FITTED), len(FITTED) + 1)]
+MOST_FACTOR = 1e3
+Factors = Annotated[tuple[Annotated[float, (1 / MOST_FACTOR, MOST_FACTOR)], ...], range(len(FITTED), len(FITTED) + 1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from aotmm.pack.table import Model
 from aotmm.pack.time_model import HIDDEN, Constants, constants, fitted
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from aotmm.pack.schema import Kernel
-    from aotmm.pack.table import Table
+    from aotmm.pack.table import Model, Table
     from aotmm.pack.time_model import Network
     from aotmm.target import Target
 
@@ -60,29 +59,22 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
         return Tuning(of_kernels, [], [UNMEASURED] * len(kernels), 0, [], [])
     corrections = []
     if table.network is not None:
-        models = {model.key: model for model in table.models}
-        of_products = [_model(kernel, table.network, models) for kernel in kernels]
-        rows = zip(kernels, of_kernels, of_products, strict=True)
-        of_kernels = [fitted(c, model.factors) if model else c for _, c, model in rows]
-        rows = zip(kernels, of_kernels, of_products, strict=True)
-        corrections = [_correction(kernel, table.network, model) for kernel, _, model in rows]
+        corrections = [Correction((0.0,) * HIDDEN, 0.0, 0)] * len(kernels)
+        products = [number for number, kernel in enumerate(kernels) if kernel.role in ("product", "partial")]
+        for number, model in zip(products, table.models_of(_key(kernels[number]) for number in products), strict=True):
+            of_kernels[number] = fitted(of_kernels[number], model.factors)
+            corrections[number] = _correction(kernels[number], table.network, model)
     names, shapes, times = _measured(table, {kernel.config_name for kernel in kernels})
     numbers = {name: number for number, name in enumerate(names)}
     config_numbers = [numbers.get(kernel.config_name, UNMEASURED) for kernel in kernels]
     return Tuning(of_kernels, corrections, config_numbers, len(names), shapes, times)
 
 
-def _model(kernel: Kernel, network: Network, models: Mapping[tuple[str, int, bool], Model]) -> Model | None:
-    """Return the model of a kernel's config, by default one that changes nothing; None for reduces and copies."""
-    if kernel.role not in ("product", "partial"):
-        return None
-    key = kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
-    return models.get(key) or Model(*key, 0.0, network.factors, (0.0,) * HIDDEN)
+def _key(kernel: Kernel) -> tuple[str, int, bool]:
+    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
 
 
-def _correction(kernel: Kernel, network: Network, model: Model | None) -> Correction:
-    if model is None:
-        return Correction((0.0,) * HIDDEN, 0.0, 0)
+def _correction(kernel: Kernel, network: Network, model: Model) -> Correction:
     hidden = tuple(a + b for a, b in zip(network.hidden(kernel), model.hidden, strict=True))
     return Correction(hidden, network.shift + model.shift, int(kernel.family == "pingpong"))
 

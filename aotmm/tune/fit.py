@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import huber_loss, pad
 
 from aotmm.pack.table import Model
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, MOST_FACTOR, Network
 from aotmm.tune.models import Samples, inputs
 
 _PRODUCTS = 48  # of one step
@@ -34,7 +34,6 @@ FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
-_MOST_FACTOR = 1000.0
 
 
 class Fitted(NamedTuple):
@@ -100,7 +99,7 @@ def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.fl
 
     groups = [{"params": [common], "weight_decay": 0.0}, {"params": [own], "weight_decay": _FACTOR_DECAY}]
     _descend(data, predicted, groups, _FACTOR_RATE, _FACTOR_EPOCHS)
-    limit = np.log(_MOST_FACTOR)
+    limit = np.log(MOST_FACTOR)
     timed = np.unique(data.key.numpy())
     fitted = (common + own).detach().double().numpy()[timed]
     of_any = np.median(fitted, axis=0)

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import Model, ShapeTimes, Table
+from aotmm.pack.table import ShapeTimes, Table
 from aotmm.pack.time_model import (
     FITTED,
-    HIDDEN,
     KERNEL_INPUTS,
     LINE_BYTES,
     PDL_INPUTS,
@@ -131,9 +130,7 @@ def predicted(found: Samples, table: Table) -> _Array:
     network = table.network
     if network is None:
         raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
-    models = {model.key: model for model in table.models}
-    plain = Model("none", 2, False, 0.0, network.factors, (0.0,) * HIDDEN)  # noqa: FBT003
-    of_keys = [models.get(key, plain) for key in found.keys]
+    of_keys = table.models_of(found.keys)
     values, times = inputs(found, np.array([model.factors for model in of_keys]).reshape(-1, len(FITTED)))
     hidden = values @ np.array(network.inputs) + np.array(network.bias)
     hidden += np.array([model.hidden for model in of_keys])[found.key]

@@ -54,6 +54,7 @@ def race(
 ) -> Outcome:
     """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
+    A candidate with a prediction of more than `hopeless` times the best so far is not timed.
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
     in the other way, with or without pdl. No sample of a config that is wrong anywhere counts.
     """
