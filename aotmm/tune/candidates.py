@@ -18,15 +18,21 @@ _LEAST_WORK_TILES = 0.25  # likewise: fewer leave the GPU idle
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One plan for a case, and its kernel's names."""
+    """One plan for a case, and its kernel's names.
+
+    Attributes:
+        foreseen: selection would take this plan, if it took this config: `plan.cost` is its own prediction, not that
+            of a plan with another split or pdl.
+    """
 
     family: str
     config_name: str
     plan: Plan
+    foreseen: bool = False
 
     def plain(self) -> Candidate:
         """Return the same without pdl."""
-        return replace(self, plan=replace(self.plan, pdl=False))
+        return replace(self, plan=replace(self.plan, pdl=False), foreseen=False)
 
     def sample(self, ns: float) -> Sample:
         """Return its time as a table's sample."""
@@ -106,5 +112,5 @@ def candidates(
             workspace = plan.workspace_bytes + (split - plan.split) * slab
             for pdl in launches:
                 variant = replace(plan, split=split, pdl=pdl, workspace_bytes=workspace)
-                found.append(Candidate(kernel.family, config_name, variant))
+                found.append(Candidate(kernel.family, config_name, variant, foreseen=variant == plan))
     return found

@@ -15,10 +15,13 @@ _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph 
 _LEAST_NS = 2_000  # shorter than any launch
 _LAUNCHES = (2, 100)  # in one graph
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
-# nearer: on unseen problems this loses 0.06 % of speed on average, and times half (docs/experiments/tuning.md).
-HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.3
+# nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
+HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.25
 _OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
 _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
+# Times the best, up to which a prediction has a candidate timed in turn even if its first time was long: one first time
+# in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
+_FORESEEN = 1.1
 _ROUNDS, _LONG_ROUNDS = 5, 3
 # A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
 # fastest are raced once more in long replays, if launches are long enough to draw much power.
@@ -76,14 +79,19 @@ def race(
         once[candidate.plain()] = ns
     looks = [look for look in looks if look.candidate.config_name not in wrong]
     best = min((look.ns for look in looks), default=0.0)
-    racing = [look for look in looks if look.ns <= _CONTENDER * best]
+    racing = [look for look in looks if _contends(look, best)]
     long = best > _FINAL_RANGE[1]
     times = _in_turn(racing, timer, heartbeat, _TURN_NS, _LONG_ROUNDS if long else _ROUNDS)
     if times and _FINAL_RANGE[0] <= min(times) <= _FINAL_RANGE[1]:
         times = _final(racing, times, timer, heartbeat)
-    samples = [look.candidate.sample(look.ns) for look in looks if look.ns > _CONTENDER * best]
+    samples = [look.candidate.sample(look.ns) for look in looks if not _contends(look, best)]
     samples += [look.candidate.sample(ns) for look, ns in zip(racing, times, strict=True)]
     return Outcome(tuple(samples), wrong)
+
+
+def _contends(look: _Look, best: float) -> bool:
+    candidate = look.candidate
+    return look.ns <= _CONTENDER * best or (candidate.foreseen and candidate.plan.cost <= _FORESEEN * best)
 
 
 def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[Running], None]) -> float:

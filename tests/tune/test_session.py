@@ -100,6 +100,16 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
     assert [costs[kernel] for kernel in order] == sorted(costs[kernel] for kernel in order)
 
 
+def test_the_foreseen_plan_of_each_config_is_the_launchers_own(pack: Pack) -> None:
+    """One for each config; plans with another split or launch are not."""
+    problem = _problem(pack, _product(256, 256, 4096))
+    found = candidates(pack.launcher, H200, problem)
+    foreseen = [each for each in found if each.foreseen]
+    assert sorted(each.config_name for each in foreseen) == sorted({each.config_name for each in found})
+    assert len(foreseen) < len(found)
+    assert all(each.plan == pack.launcher.check(problem, H200, each.plan.kernel).plan for each in foreseen)
+
+
 def test_sensible_splits(pack: Pack) -> None:
     """All of them for few tiles and a large K; at least 2 steps for each slice; few where there are many tiles.
 
