@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
 FORMAT = 5
+_DRAWN = ".drawn.json"
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
 _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
@@ -160,8 +161,8 @@ class _File(_Origin):
 
 
 def shipped(arch: str) -> tuple[Table, ...]:
-    """Return the tables of `arch` in this installation, ordered by file. Raises ArtifactError as `read`."""
-    return tuple(read(path) for path in sorted(TABLES.glob(f"{arch}-*.json")))
+    """Return the tables of `arch` in this installation, ordered by file, as `read`."""
+    return tuple(read(path) for path in sorted(TABLES.glob(f"{arch}-*.json")) if not path.name.endswith(_DRAWN))
 
 
 def shipped_path(arch: str, device: str) -> Path:
@@ -170,8 +171,33 @@ def shipped_path(arch: str, device: str) -> Path:
     return TABLES / f"{arch}-{words}.json"
 
 
+def drawn_path(path: Path) -> Path:
+    """Return the path of the drawn products of the table in `path`, a table without models.
+
+    Only a fit needs them, and they are most of a table: so launchers are built sooner, and wheels do not have them.
+    """
+    return path.with_name(path.stem + _DRAWN)
+
+
+def read_whole(path: Path) -> Table:
+    """Return the table in the file `path` with its drawn products. Raises ArtifactError as `read`."""
+    found = read(path)
+    if found.seed is None:
+        return found
+    return replace(found, shapes=tuple(sorted(found.shapes + read(drawn_path(path)).shapes, key=_order)))
+
+
+def files(table: Table, path: Path) -> dict[Path, bytes]:
+    """Return the files of `table`, to be written to `path`: those of `read_whole`."""
+    kept, drawn = (tuple(shape for shape in table.shapes if shape.drawn == which) for which in (False, True))
+    found = {path: write(replace(table, shapes=kept))}
+    if table.seed is not None:
+        found[drawn_path(path)] = write(replace(table, network=None, models=(), shapes=drawn))
+    return found
+
+
 def read(path: str | Path) -> Table:
-    """Return the table in the file `path`.
+    """Return the table in the file `path`, without its drawn products.
 
     Raises:
         ArtifactError: it cannot be read, or is refused as `parse` refuses it.
@@ -235,9 +261,7 @@ def write(table: Table) -> bytes:
     shapes = [
         {name: getattr(shape, name) for name in _names(ShapeTimes)}
         | {"times": [[number[s.config_name], *map(int, s[1:])] for s in sorted(shape.times)]}
-        for shape in sorted(
-            table.shapes, key=lambda s: (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b)
-        )
+        for shape in sorted(table.shapes, key=_order)
     ]
     head: dict[str, object] = {name: getattr(table, name) for name in _names(Table) if name not in {"models", "shapes"}}
     head["network"] = None if table.network is None else _rounded(asdict(table.network))
@@ -247,6 +271,10 @@ def write(table: Table) -> bytes:
     for name, rows in (("models", models), ("shapes", shapes)):
         lines.append(f'"{name}": [' + ",".join(f"\n {_line(row)}" for row in rows) + "\n]")
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _order(s: ShapeTimes) -> tuple[object, ...]:
+    return s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b
 
 
 def _names(kind: type) -> list[str]:

@@ -60,7 +60,7 @@ class _Candidates:
         known = sorted(path.stem for path in TILES.glob("*.toml"))
         if arch not in known:
             raise SpecError(f"no candidates for {arch} in {TILES}, only for {', '.join(known)}")
-        found, times = config_set(str(TILES / f"{arch}.toml")), table.read(TILES / f"{arch}.json")
+        found, times = config_set(str(TILES / f"{arch}.toml")), table.read_whole(TILES / f"{arch}.json")
         kernels = [_kernel(variant) for variant in variants(found, target(arch), _TIMED)]
         products: dict[Group, dict[str, Kernel]] = {}
         for kernel in kernels:

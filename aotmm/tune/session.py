@@ -155,7 +155,7 @@ def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Quality:
         ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
     """
     measured_dtypes = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
-    done, quality = fit(pack, table.read(path), measured_dtypes)
+    done, quality = fit(pack, table.read_whole(path), measured_dtypes)
     write(done, path)
     return quality
 
@@ -260,11 +260,12 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]
 
 
 def write(done: Table, out: Path) -> None:
-    """Write a table, whole or not at all. Raises AotmmError if it cannot."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(table.write(done))
-        temporary.replace(out)
-    except OSError as error:
-        raise AotmmError(f"{out} cannot be written: {error}") from error
+    """Write the files of a table, each whole or not at all. Raises AotmmError if they cannot be written."""
+    for path, content in table.files(done, out).items():
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError as error:
+            raise AotmmError(f"{path} cannot be written: {error}") from error

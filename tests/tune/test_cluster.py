@@ -18,7 +18,7 @@ from aotmm.errors import AotmmError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
 from aotmm.runtime.pack import Pack, open_pack, open_packs
-from aotmm.timing.problems import Shapes
+from aotmm.timing.problems import Shapes, Sweep
 from aotmm.tune import remote, session
 from aotmm.tune.workers import Done, LeftOut, device_of, measure_all, measuring
 from aotmm.workers.dask import Cluster, cluster
@@ -133,10 +133,12 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
     factory = partial(measuring, partial(on_worker, tmp_path / "log"))
     monkeypatch.setattr(remote, "worker_factory", lambda _pack: factory)
     monkeypatch.setattr(session, "fit", lambda _pack, raw, _dtypes: (raw, None))
-    monkeypatch.setattr(session, "cases", lambda *_: [case(1), case(2)])
+    cases = [case(1), case(2)]
+    shapes = Shapes(1, (Sweep("small", "two squares", tuple(each.shape for each in cases)),))
+    monkeypatch.setattr(session, "cases", lambda *_: cases)
     monkeypatch.setattr(table, "TABLES", tmp_path)
     measured, _, out = session.tune(
-        pack, [pack], Shapes(1, ()), None, budget_s=60, scheduler=running.address, progress=lambda *_: None
+        pack, [pack], shapes, None, budget_s=60, scheduler=running.address, progress=lambda *_: None
     )
     assert out == tmp_path / "sm90-h200.json"
     assert measured.complete
@@ -145,7 +147,7 @@ def test_the_command_on_a_cluster(running: Dask, pack: Pack, tmp_path: Path, mon
     assert [(shape.M, len(shape.times)) for shape in table.read(out).shapes] == [(1, 4), (2, 4)]
     monkeypatch.setattr(session, "best_pack", lambda *_: None)
     with pytest.raises(NoKernelError, match=r"the cluster's GPUs, NVIDIA H200 \(sm90\), are not served by the pack"):
-        session.tune(pack, [pack], Shapes(1, ()), out, budget_s=60, scheduler=running.address, progress=lambda *_: None)
+        session.tune(pack, [pack], shapes, out, budget_s=60, scheduler=running.address, progress=lambda *_: None)
 
 
 def test_a_pack_travels(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

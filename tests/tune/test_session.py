@@ -382,7 +382,7 @@ def test_the_same_command_goes_on_with_the_seed(on_a_fake: Callable[..., session
     assert second.complete
     assert second.environment.seed == first.environment.seed
     drawn = draw(distribution(), second.environment.seed or 0, 3)
-    made = table.read(tmp_path / "sm90.json")
+    made = table.read_whole(tmp_path / "sm90.json")
     assert made.seed == second.environment.seed
     assert {Shape(row.M, row.N, row.K, row.layout) for row in made.shapes if row.drawn} == {
         one.shape for each in drawn.values() for one in each
@@ -464,9 +464,10 @@ def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
     assert "regret, held-out shapes: mean 1.0" in text
     assert "  random, 2 bytes: mean 1.0" in text
     assert "targets on held-out shapes: mean 1.02, 95 % quantile 1.06, worst 1.20" in text
-    made = table.read(path)
+    made = table.read_whole(path)
     assert made.models
-    assert made.shapes == table.parse(table.write(session.table_of(measured, SHAPES)), "t").shapes
+    assert any(shape.drawn for shape in made.shapes)
+    assert set(made.shapes) == set(table.parse(table.write(session.table_of(measured, SHAPES)), "t").shapes)
     code, text, _ = _tune("--arch", "sm90", "--out", path, "--refit", "--json")
     body = json.loads(text)
     held_out = body["regret"]["held_out"]
@@ -474,7 +475,7 @@ def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
     assert held_out["mean"] <= held_out["quantile_95"] <= held_out["worst"]
     assert sum(kind["shapes"] for kind in held_out["kinds"].values()) == held_out["shapes"]
     assert body["table"] == str(path)
-    assert table.read(path) == made
+    assert table.read_whole(path) == made
 
 
 def test_refit_of_nothing(tmp_path: Path) -> None:

@@ -219,15 +219,37 @@ def test_reading_a_file(tmp_path: Path) -> None:
 
 
 def test_the_shipped_tables_are_canonical() -> None:
-    """The tables of this checkout are exactly what `write` writes, in the files of their arch and device."""
-    found = list(table.TABLES.glob("*.json"))
+    """The tables of this checkout are exactly what `files` writes, in the files of their arch and device.
+
+    Those that are shipped have no drawn products, and the others nothing else.
+    """
+    drawn = set(table.TABLES.glob("*.drawn.json"))
+    found = set(table.TABLES.glob("*.json")) - drawn
     for path in found:
-        each = table.read(path)
+        each = table.read_whole(path)
         assert table.shipped_path(each.arch, each.device) == path
-        assert table.write(each) == path.read_bytes()
-    assert sorted(each.device for arch in TARGETS for each in table.shipped(arch)) == sorted(
-        table.read(path).device for path in found
-    )
+        assert table.files(each, path) == {file: file.read_bytes() for file in (path, table.drawn_path(path))}
+    assert {table.drawn_path(path) for path in found} == drawn
+    shipped = [each for arch in TARGETS for each in table.shipped(arch)]
+    assert sorted(each.device for each in shipped) == sorted(table.read(path).device for path in found)
+    assert not any(shape.drawn for each in shipped for shape in each.shapes)
+
+
+def test_drawn_products_have_a_file_of_their_own(tmp_path: Path) -> None:
+    """A fit reads both, and says which is missing; a table without a seed has one file."""
+    path, kept = tmp_path / "sm90.json", tuple(shape for shape in TABLE.shapes if not shape.drawn)
+    assert 0 < len(kept) < len(TABLE.shapes)
+    for file, content in table.files(TABLE, path).items():
+        file.write_bytes(content)
+    assert table.read(path) == replace(TABLE, shapes=kept)
+    assert set(table.read_whole(path).shapes) == set(TABLE.shapes)
+    (tmp_path / "sm90.drawn.json").unlink()
+    with pytest.raises(ArtifactError, match=r"sm90\.drawn\.json cannot be read"):
+        table.read_whole(path)
+    alone = replace(TABLE, seed=None, shapes=kept)
+    assert list(table.files(alone, path)) == [path]
+    path.write_bytes(table.write(alone))
+    assert table.read_whole(path) == alone
 
 
 @pytest.mark.parametrize(
