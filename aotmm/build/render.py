@@ -282,7 +282,7 @@ def _numbers(
 
 
 def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Add products and partials of equal types to `made`: first by their guards, then siblings by config."""
+    """Add products and partials of equal types to `made`: first by their guards, then siblings by rows of the tile."""
     found: dict[tuple[str, frozenset[Guard]], dict[tuple[str, bool], list[int]]] = {}
 
     def rank(number: int) -> tuple[object, ...]:  # products first: their times rule most partials out
@@ -295,7 +295,7 @@ def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -
         alike.setdefault((kernel.config_name, kernel.fast_accum), []).append(number)
     for (_, guards), siblings in found.items():
         made.alikes.append((len(made.siblings), len(siblings), _contiguous(guards)))
-        for members in siblings.values():
+        for members in sorted(siblings.values(), key=lambda row: kernels[row[0]].config.block_m):
             made.siblings.append((len(made.order), len(members)))
             made.order += members
 

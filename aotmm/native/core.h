@@ -37,7 +37,7 @@ typedef struct aotmm_group {
   uint16_t first, count;
 } aotmm_group;
 
-/* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings. */
+/* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings, tiles of fewest rows first. */
 typedef struct aotmm_alike {
   uint16_t first, count;
   uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_PRODUCT_STRIDE_AM on */
@@ -183,6 +183,8 @@ typedef struct query {
   const aotmm_time *measured[2]; /* of this shape, by fast_accum, then by config; NULL for none */
 } query;
 
+static inline int is_measured(const query *s) { return s->measured[0] || s->measured[1]; }
+
 static inline const aotmm_constants *constants_of(const query *s, uint32_t kernel) {
   return s->table->constants + kernel;
 }
@@ -207,9 +209,9 @@ int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* Set what the model sees of a placement. */
 void describe(const query *, placement *);
 /* Set the terms of at most LANES plans, by the formula. */
-void set_terms(const query *, const candidate *, int count, terms *);
+extern void (*set_terms)(const query *, const candidate *, int count, terms *restrict);
 /* Return the time of a plan by the network, with the terms of lane `i`, and whether it is launched with pdl. */
-float corrected(const query *, const candidate *, const terms *, int i, int *pdl);
+extern float (*corrected)(const query *, const candidate *, const terms *, int i, int *pdl);
 const aotmm_time *measured_time(const query *, uint32_t kernel);
 
 /* ---- tuning.c */

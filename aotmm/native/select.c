@@ -7,6 +7,7 @@
 enum { MIN_STEPS = 2 /* along K, of a slice */, MOST_WAVES = 2 /* of slices */, PDL_BELOW_NS = 50000 };
 enum { FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
 enum { ANY_GRID = 1 << 18 /* work tiles of which any grid can have so many, of at most 16 * 1024 threads each */ };
+enum { TALL = 64 /* rows of a tile, above which half of them have to be of C */ };
 enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network chooses */ };
 
 /* Return the number of panels that share a copy of an operand. */
@@ -291,8 +292,14 @@ static void decide(const query *s, search *to) {
 
 /* Return whether a config has times in the table, and none on this shape, where others were faster. */
 static int known_slow(const query *s, uint32_t kernel) {
-  return (s->measured[0] || s->measured[1]) && s->measured[aotmm_kernels[kernel].fast_accum] &&
+  return is_measured(s) && s->measured[aotmm_kernels[kernel].fast_accum] &&
          s->table->config_numbers[kernel] != AOTMM_UNMEASURED && !measured_time(s, kernel);
+}
+
+/* Return whether more than half of a tile with more than TALL rows lies behind C. */
+static int half_empty(const query *s, uint32_t kernel) {
+  const float rows = aotmm_tiles[kernel].block_m;
+  return rows > TALL && 2 * (float)s->problem->M < rows;
 }
 
 /* Return the number of the first placement where the guards of a kernel hold, or of all placements. */
@@ -313,16 +320,17 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   return to->reason;
 }
 
-/* Consider the plainest sibling that has the epilogue. */
-static void consider_siblings(query *s, aotmm_group siblings, int placement, search *to) {
+/* Consider the plainest sibling that has the epilogue, and return whether there is one. */
+static int consider_siblings(query *s, aotmm_group siblings, int placement, search *to) {
   const uint16_t *kernel = aotmm_order + siblings.first, *end = kernel + siblings.count;
-  if (placement == 0 && known_slow(s, *kernel)) return;
+  if (placement == 0 && known_slow(s, *kernel)) return 0;
   for (; kernel < end; kernel++) {
     const aotmm_kernel *k = aotmm_kernels + *kernel;
     if ((k->role == AOTMM_ROLE_PRODUCT && k->epilogue < s->epilogue) || k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
     plan_kernel(s, placement, *kernel, to);
-    return;
+    return 1;
   }
+  return 0;
 }
 
 static void search_all(query *s, search *to) {
@@ -332,7 +340,12 @@ static void search_all(query *s, search *to) {
     if (each->contiguous & ~s->contiguous) continue;
     const aotmm_group *siblings = aotmm_siblings + each->first;
     const int placement = placement_of(s, aotmm_order[siblings->first]);
-    for (int i = 0; i < each->count && placement < s->count; i++) consider_siblings(s, siblings[i], placement, to);
+    int low = 0; /* whether a tile of at most TALL rows was considered; they come first */
+    for (int i = 0; i < each->count && placement < s->count; i++) {
+      const uint32_t kernel = aotmm_order[siblings[i].first];
+      if (low && s->table->network && half_empty(s, kernel) && (placement || !measured_time(s, kernel))) continue;
+      if (consider_siblings(s, siblings[i], placement, to) && aotmm_tiles[kernel].block_m <= TALL) low = 1;
+    }
   }
   decide(s, to);
 }

@@ -1,8 +1,13 @@
 /* The time model of launcher.h: the formula, and its correction by the network of a tuning table. */
 #include "core.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 #include <math.h>
 #include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
 
 float copy_time(const query *s, int kernel, const quantities *copy, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
@@ -26,18 +31,18 @@ int64_t concurrent_tiles(const query *s, uint32_t kernel) {
 /* ---- the formula */
 
 /* Round numbers from 0 on, as floorf and ceilf without calls; from 2^23 on they have no fraction. */
-static inline float down_to_whole(float number) {
+INLINE float down_to_whole(float number) {
   return number < 0x1p23f ? (float)(int32_t)(number < 0x1p23f ? number : 0) : number;
 }
 
-static inline float up_to_whole(float number) {
+INLINE float up_to_whole(float number) {
   const float whole = down_to_whole(number);
   return whole + (whole < number ? 1.0f : 0.0f);
 }
 
-static inline float larger(float a, float b) { return a > b ? a : b; }
+INLINE float larger(float a, float b) { return a > b ? a : b; }
 
-static inline float smaller(float a, float b) { return a < b ? a : b; }
+INLINE float smaller(float a, float b) { return a < b ? a : b; }
 
 /* Return the part of an operand's lines that begin within a unit of so many bytes. */
 static float split_lines(const quantities *q, int operand, int64_t element_bytes, int64_t unit) {
@@ -57,7 +62,7 @@ typedef struct given {
   lanes lines_a, lines_b, split, reduce;
 } given;
 
-static void gather(const query *s, const candidate *plans, int count, given *restrict g) {
+INLINE void gather(const query *s, const candidate *plans, int count, given *restrict g) {
   for (int i = 0; i < LANES; i++) {
     const candidate *each = plans + (i < count ? i : 0);
     const aotmm_tile *tile = aotmm_tiles + each->kernel;
@@ -72,8 +77,8 @@ static void gather(const query *s, const candidate *plans, int count, given *res
   }
 }
 
-/* A loop over all lanes, without calls and branches: compilers compute four of them at once. */
-void set_terms(const query *s, const candidate *plans, int count, terms *restrict t) {
+/* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
+INLINE void terms_of(const query *s, const candidate *plans, int count, terms *restrict t) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
   const float multiprocessors = (float)s->device->multiprocessors;
   given g;
@@ -102,24 +107,38 @@ void set_terms(const query *s, const candidate *plans, int count, terms *restric
 
 /* ---- the network */
 
-/* Add inputs, times their weights, to the hidden nodes. Of most plans some are 0. */
-static inline void add(float hidden[AOTMM_HIDDEN], const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
-  for (int i = 0; i < count; i++) {
-    if (inputs[i] == 0) continue;
-    for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] += inputs[i] * weights[i][j];
-  }
+/* Floats that are computed at once; compilers make two vectors of it for processors with shorter ones. */
+typedef float vector __attribute__((vector_size(4 * LANES)));
+typedef int32_t bits_of_vector __attribute__((vector_size(4 * LANES)));
+
+/* Hidden nodes are computed in blocks, which registers hold. */
+enum { VECTORS = 4, BLOCK = VECTORS * LANES };
+_Static_assert(AOTMM_HIDDEN % BLOCK == 0, "AOTMM_HIDDEN");
+
+INLINE vector vector_at(const float *first) {
+  vector found;
+  memcpy(&found, first, sizeof found);
+  return found;
 }
 
-/* Four sums side by side: a processor adds them at once. */
-static float output(const aotmm_network *network, const float hidden[AOTMM_HIDDEN]) {
-  float sums[4] = {0};
-  _Static_assert(AOTMM_HIDDEN % 4 == 0, "AOTMM_HIDDEN");
-  for (int j = 0; j < AOTMM_HIDDEN; j += 4)
-    for (int lane = 0; lane < 4; lane++) sums[lane] += larger(hidden[j + lane], 0) * network->outputs[j + lane];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+INLINE vector positive(vector x) { return (vector)((bits_of_vector)x & (x > 0)); }
+
+INLINE float sum(vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+/* Add inputs, times their weights, to the block of hidden nodes that begins at `from`. */
+INLINE void add(vector hidden[VECTORS], int from, const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
+  for (int i = 0; i < count; i++)
+    for (int v = 0; v < VECTORS; v++) hidden[v] += inputs[i] * vector_at(weights[i] + from + v * LANES);
 }
 
-static float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
+/* Return what a block of hidden nodes adds to the output, in parts. */
+INLINE vector outputs_of(const aotmm_network *network, int from, const vector hidden[VECTORS]) {
+  vector found = {0};
+  for (int v = 0; v < VECTORS; v++) found += positive(hidden[v]) * vector_at(network->outputs + from + v * LANES);
+  return found;
+}
+
+INLINE float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
 
 /* Set what the problem adds to the hidden nodes. */
 static void set_hidden(const query *s, placement *place) {
@@ -135,8 +154,11 @@ static void set_hidden(const query *s, placement *place) {
                                               place->lines_b,
                                               place->sectors_a,
                                               place->sectors_b};
-  memset(place->hidden, 0, sizeof place->hidden);
-  add(place->hidden, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
+  for (int from = 0; from < AOTMM_HIDDEN; from += BLOCK) {
+    vector hidden[VECTORS] = {{0}};
+    add(hidden, from, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
+    memcpy(place->hidden + from, hidden, sizeof hidden);
+  }
 }
 
 void describe(const query *s, placement *place) {
@@ -148,7 +170,7 @@ void describe(const query *s, placement *place) {
   if (s->table->network) set_hidden(s, place);
 }
 
-float corrected(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
+INLINE float time_of(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
   const aotmm_network *network = s->table->network;
   const aotmm_kernel *k = aotmm_kernels + plan->kernel;
   const aotmm_correction *own = s->table->corrections + plan->kernel;
@@ -176,24 +198,57 @@ float corrected(const query *s, const candidate *plan, const terms *t, int i, in
                                            logarithm((float)plan->split),
                                            clustered ? plan->place->lines_a : 0,
                                            clustered ? plan->place->lines_b : 0};
-  float hidden[AOTMM_HIDDEN];
-  for (int j = 0; j < AOTMM_HIDDEN; j++) hidden[j] = own->hidden[j] + plan->place->hidden[j];
-  add(hidden, network->plan, inputs, AOTMM_PLAN_INPUTS);
-  float log_ratio = output(network, hidden);
-  *pdl = 0;
-  if (k->pdl) {
-    const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
-    add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
-    const float early = output(network, hidden);
-    *pdl = early <= log_ratio;
-    if (*pdl) log_ratio = early;
+  const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
+  vector plain = {0}, early = {0};
+  for (int from = 0; from < AOTMM_HIDDEN; from += BLOCK) {
+    vector hidden[VECTORS];
+    for (int v = 0; v < VECTORS; v++)
+      hidden[v] = vector_at(own->hidden + from + v * LANES) + vector_at(plan->place->hidden + from + v * LANES);
+    add(hidden, from, network->plan, inputs, AOTMM_PLAN_INPUTS);
+    plain += outputs_of(network, from, hidden);
+    if (!k->pdl) continue;
+    add(hidden, from, network->pdl, launch, AOTMM_PDL_INPUTS);
+    early += outputs_of(network, from, hidden);
   }
+  *pdl = k->pdl && sum(early) <= sum(plain);
+  const float log_ratio = *pdl ? sum(early) : sum(plain);
   return time * expf(log_ratio + own->shift);
 }
 
+/* ---- for any processor, and for those that compute eight numbers at once */
+
+static void terms_anywhere(const query *s, const candidate *plans, int count, terms *restrict t) { terms_of(s, plans, count, t); }
+
+static float time_anywhere(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
+  return time_of(s, plan, t, i, pdl);
+}
+
+void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
+float (*corrected)(const query *, const candidate *, const terms *, int, int *) = time_anywhere;
+
+#if defined __x86_64__ && !defined AOTMM_ANYWHERE
+__attribute__((target("avx2"))) static void terms_avx2(const query *s, const candidate *plans, int count, terms *restrict t) {
+  terms_of(s, plans, count, t);
+}
+
+__attribute__((target("avx2"))) static float time_avx2(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
+  return time_of(s, plan, t, i, pdl);
+}
+
+/* As __builtin_cpu_supports, which not every compiler links into a shared library. */
+__attribute__((constructor)) static void use_avx2(void) {
+  enum { SAVED = 6 /* by the system: registers of 16 and of 32 bytes */ };
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return;
+  __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+  if ((a & SAVED) != SAVED || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return;
+  set_terms = terms_avx2, corrected = time_avx2;
+}
+#endif
+
 /* Return the measured time of a kernel on this shape, or NULL. */
 const aotmm_time *measured_time(const query *s, uint32_t kernel) {
-  if (!s->measured[0] && !s->measured[1]) return NULL;
+  if (!is_measured(s)) return NULL;
   const aotmm_time *all = s->measured[aotmm_kernels[kernel].fast_accum];
   const uint16_t number = s->table->config_numbers[kernel];
   return all && number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;

@@ -16,7 +16,7 @@ from aotmm.pack.schema import Kernel
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
-HIDDEN = 32  # nodes of the hidden layer (docs/experiments/tuning.md)
+HIDDEN = 64  # nodes of the hidden layer (docs/experiments/tuning.md)
 FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
 # Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
 KERNEL_INPUTS = (

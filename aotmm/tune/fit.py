@@ -5,11 +5,14 @@ likes most. Then the network learns log(time / formula). Both have the same loss
 log(time), in which plans that are far from the fastest of their product count less; and the regret of a choice by the
 predictions, of which a soft minimum is the differentiable form. The second is what selection needs, the first keeps
 times where they are.
+
+The fit of a device may begin with the table of another one: the kernels are the same, and a few thousand problems less
+tell as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import huber_loss, pad
 
-from aotmm.pack.table import Model
+from aotmm.pack.table import Model, Table
 from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, MOST_FACTOR, Network
-from aotmm.tune.models import Samples, inputs
+from aotmm.tune.models import Key, Samples, inputs
 
 _PRODUCTS = 48  # of one step
 _EPOCHS, _RATE, _DECAY = 40, 1e-2, 1e-3
@@ -34,6 +37,9 @@ FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
 _SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
+
+
+_Array = NDArray[np.float64]
 
 
 class Fitted(NamedTuple):
@@ -52,8 +58,21 @@ class _Data(NamedTuple):
     products: list[torch.Tensor]  # row numbers of each
 
 
-def fit(samples: Samples) -> Fitted:
-    """Return the network and the models for samples of at least one product."""
+class _Start(NamedTuple):
+    """Values from which a fit begins, all of them for scaled inputs.
+
+    Attributes:
+        weights: those of both layers and their biases; None for random ones.
+        hidden, shifts: of each key, (keys, HIDDEN) and (keys, 1).
+    """
+
+    weights: tuple[torch.Tensor, ...] | None
+    hidden: torch.Tensor
+    shifts: torch.Tensor
+
+
+def fit(samples: Samples, start: Table | None = None) -> Fitted:
+    """Return the network and the models for samples of at least one product, from those of `start` on if it has any."""
     best = np.full(samples.product.max() + 1, np.inf)
     np.minimum.at(best, samples.product, samples.ns)
     best = best[samples.product]
@@ -65,14 +84,16 @@ def fit(samples: Samples) -> Fitted:
         torch.tensor(samples.key[near]),
         [torch.tensor(rows) for rows in of_products],
     )
+    known = [] if start is None or start.network is None else start.models_of(samples.keys)
     with _one_thread():
-        common, own = _factors(data, torch.tensor(samples.parts[near], dtype=torch.float32), len(samples.keys))
+        before = np.log([model.factors for model in known]) if known else np.zeros((len(samples.keys), len(FITTED)))
+        common, own = _factors(data, _tensor(samples.parts[near]), _tensor(before))
         values, times = (each[near] for each in inputs(samples, own))
         mean, spread = values.mean(axis=0), values.std(axis=0)
         spread = np.where(spread > 1e-6, spread, 1.0)  # noqa: PLR2004 - an input that is the same everywhere
-        scaled = torch.tensor((values - mean) / spread, dtype=torch.float32)
-        formula = torch.tensor(np.log(times), dtype=torch.float32)
-        fits = (_weights(data, scaled, formula, len(samples.keys), seed) for seed in range(_RESTARTS))
+        scaled, formula = _tensor((values - mean) / spread), _tensor(np.log(times))
+        begin = _start(samples.keys, start, mean, spread)
+        fits = (_weights(data, scaled, formula, begin, seed) for seed in range(_RESTARTS))
         found = min(fits, key=lambda row: row[0])[1]
     weights = found["inputs"] / spread
     network = Network(
@@ -86,14 +107,30 @@ def fit(samples: Samples) -> Fitted:
     return Fitted(network, tuple(Model(*key, shift, tuple(each), tuple(hidden)) for key, shift, each, hidden in rows))
 
 
-def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each."""
+def _start(keys: Sequence[Key], table: Table | None, mean: _Array, spread: _Array) -> _Start:
+    """Return the values of the table's network, or none, for inputs less `mean` and divided by `spread`."""
+    if table is None or table.network is None:
+        return _Start(None, torch.zeros(len(keys), HIDDEN), torch.zeros(len(keys), 1))
+    network, models = table.network, table.models_of(keys)
+    first = np.array(network.inputs).T
+    weights = first * spread, np.array(network.bias) + first @ mean, [network.outputs], [network.shift]
+    own = [model.hidden for model in models], [[model.shift] for model in models]
+    return _Start(tuple(map(_tensor, weights)), *map(_tensor, own))
+
+
+def _tensor(values: object) -> torch.Tensor:
+    return torch.tensor(np.array(values), dtype=torch.float32)
+
+
+def _factors(data: _Data, parts: torch.Tensor, begin: torch.Tensor) -> tuple[_Array, _Array]:
+    """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each, whose logarithms are `begin`."""
     torch.manual_seed(0)
-    common, own = torch.nn.Parameter(torch.zeros(len(FITTED))), torch.nn.Parameter(torch.zeros(keys, len(FITTED)))
+    common, own = torch.nn.Parameter(torch.zeros(len(FITTED))), torch.nn.Parameter(torch.zeros_like(begin))
     others = parts.shape[1] - len(FITTED)  # memory and sums have no factors
 
     def predicted(rows: torch.Tensor) -> torch.Tensor:
-        scaled = parts[rows] * torch.exp(pad(common + own[data.key[rows]], (0, others)))
+        key = data.key[rows]
+        scaled = parts[rows] * torch.exp(pad(begin[key] + common + own[key], (0, others)))
         squares = (scaled[:, 2:6] ** 2).sum(dim=1)
         return torch.log(scaled[:, 0] + scaled[:, 1] + torch.sqrt(squares + 1) + scaled[:, 6])  # 1: no root of 0
 
@@ -101,24 +138,28 @@ def _factors(data: _Data, parts: torch.Tensor, keys: int) -> tuple[NDArray[np.fl
     _descend(data, predicted, groups, _FACTOR_RATE, _FACTOR_EPOCHS)
     limit = np.log(MOST_FACTOR)
     timed = np.unique(data.key.numpy())
-    fitted = (common + own).detach().double().numpy()[timed]
+    fitted = (begin + common + own).detach().double().numpy()[timed]
     of_any = np.median(fitted, axis=0)
-    of_each = np.tile(of_any, (keys, 1))
+    of_each = np.tile(of_any, (len(begin), 1))
     of_each[timed] = fitted
     return np.exp(np.clip(of_any, -limit, limit)), np.exp(np.clip(of_each, -limit, limit))
 
 
 def _weights(
-    data: _Data, values: torch.Tensor, formula: torch.Tensor, keys: int, seed: int
-) -> tuple[float, dict[str, NDArray[np.float64]]]:
+    data: _Data, values: torch.Tensor, formula: torch.Tensor, begin: _Start, seed: int
+) -> tuple[float, dict[str, _Array]]:
     """Return the mean loss of the last turn over all products, and the weights of the network."""
     torch.manual_seed(seed)
     first, last = torch.nn.Linear(len(INPUTS), HIDDEN), torch.nn.Linear(HIDDEN, 1)
-    hidden, shifts = torch.nn.Parameter(torch.zeros(keys, HIDDEN)), torch.nn.Parameter(torch.zeros(keys, 1))
+    if begin.weights is not None:
+        for parameter, value in zip((*first.parameters(), *last.parameters()), begin.weights, strict=True):
+            parameter.data = value.clone()
+    hidden = torch.nn.Parameter(torch.zeros_like(begin.hidden))
+    shifts = torch.nn.Parameter(begin.shifts.clone())
 
     def predicted(rows: torch.Tensor) -> torch.Tensor:
         seen, key = values[rows], data.key[rows]
-        nodes = torch.relu(first(seen + _NOISE * torch.randn_like(seen)) + hidden[key])
+        nodes = torch.relu(first(seen + _NOISE * torch.randn_like(seen)) + begin.hidden[key] + hidden[key])
         times: torch.Tensor = (last(nodes) + shifts[key])[:, 0] + formula[rows]
         return times
 
@@ -126,7 +167,7 @@ def _weights(
     groups = [{"params": common, "weight_decay": _DECAY}, {"params": [hidden], "weight_decay": _OWN_DECAY}]
     loss = _descend(data, predicted, groups, _RATE, _EPOCHS)
     found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias}
-    found |= {"hidden": hidden, "shifts": shifts}
+    found |= {"hidden": begin.hidden + hidden, "shifts": shifts}
     return loss, {name: value.detach().double().numpy() for name, value in found.items()}
 
 

@@ -243,14 +243,15 @@ def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
     """Return `raw` with models fitted to the shapes that are not held out, and its evaluation on the device measured.
 
-    `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no
-    GPU.
+    The fit of a device begins with the shipped table of the arch's own device, unless it is that. `dtypes` has the type
+    that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no GPU.
     """
     launcher, row = pack.launcher, target(pack.arch)
     device = measured_device(raw, row.shared_bytes)
     training = [shape for shape in raw.shapes if not shape.held_out]
     found = samples(launcher.kernels, Gpu(row, raw), training)
-    network, models = fitting.fit(found) if found.ns.size else (None, ())  # the time may have run out at once
+    start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
+    network, models = fitting.fit(found, start) if found.ns.size else (None, ())  # the time may have run out at once
     # As it will be read, so that the written table is evaluated.
     done = table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
     return done, Quality(

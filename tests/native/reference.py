@@ -44,6 +44,7 @@ ONE = F32(1)
 SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of A or of B begin within a cache line
 SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
 LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
+TALL = 64  # rows of a tile, above which half of them have to be of C
 SHORTLIST = 8  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
 MOST_WAVES = 2  # of slices
@@ -604,11 +605,29 @@ class Reference:
         plans = [
             each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)
         ]
-        return [each for each in plans if isinstance(each, Planned) and not self._too_slow_to_time(problem, each, cut)]
+        return [
+            each for each in plans if isinstance(each, Planned) and not self._left_out(problem, each, plainest, cut)
+        ]
 
-    def _too_slow_to_time(self, problem: Problem, planned: Planned, cut: Panels) -> bool:
-        kernel = self.kernels[planned.plan.kernel]
-        times = self._times(problem, planned.way, kernel, cut)
+    def _left_out(
+        self, problem: Problem, planned: Planned, plainest: dict[object, tuple[int, int]], cut: Panels
+    ) -> bool:
+        """Whether a plan is too slow to be timed, or has less than half of a tall tile's rows to do."""
+        kernel, measured = self.kernels[planned.plan.kernel], planned.plan.measured
+        if self._too_slow_to_time(problem, planned.way, kernel, cut):
+            return True
+        if not self.network or measured or kernel.config.block_m <= max(TALL, 2 * problem.M):
+            return False
+        others = [self.kernels[number] for _, number in plainest.values()]
+        return any(
+            each.config.block_m <= TALL
+            and (each.role, set(each.guards)) == (kernel.role, set(kernel.guards))
+            and not self._too_slow_to_time(problem, planned.way, each, cut)
+            for each in others
+        )
+
+    def _too_slow_to_time(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> bool:
+        times = self._times(problem, way, kernel, cut)
         return bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
 
     def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:
