@@ -16,7 +16,9 @@ from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupa
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
     HIDDEN,
+    LEAST_STEPS,
     LINE_BYTES,
+    MOST_WAVES,
     PDL_INPUTS,
     PLAN_INPUTS,
     PROBLEM_INPUTS,
@@ -74,6 +76,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             name_bytes=DEVICE_NAME_BYTES,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
+            least_steps=LEAST_STEPS,
+            most_waves=MOST_WAVES,
             groups=GROUPS,
             usual_group=USUAL_GROUP,
             hidden=HIDDEN,

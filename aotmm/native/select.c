@@ -4,8 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MIN_STEPS = 2 /* along K, of a slice */, MOST_WAVES = 2 /* of slices */, PDL_BELOW_NS = 50000 };
-enum { FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
+enum { PDL_BELOW_NS = 50000, FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
 enum { ANY_GRID = 1 << 18 /* work tiles of which any grid can have so many, of at most 16 * 1024 threads each */ };
 enum { TALL = 64 /* rows of a tile, above which half of them have to be of C */ };
 enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network chooses */ };
@@ -245,8 +244,8 @@ static void plan_partial(const query *s, placement *place, uint32_t kernel, sear
   const int64_t steps = steps_of(kernel, p->K), tiles = tiles_of(kernel, p->M, p->N);
   const int64_t concurrent = concurrent_tiles(s, kernel);
   if (p->batch != 1 || tiles == 0) return;
-  for (unsigned i = 0; i < sizeof splits && steps >= (int64_t)splits[i] * MIN_STEPS; i++) {
-    if (!measured && saturated(tiles, splits[i]) > MOST_WAVES * concurrent) return;
+  for (unsigned i = 0; i < sizeof splits && steps >= (int64_t)splits[i] * AOTMM_LEAST_STEPS; i++) {
+    if (!measured && saturated(tiles, splits[i]) > AOTMM_MOST_WAVES * concurrent) return;
     candidate each = {.place = place, .kernel = kernel, .split = splits[i]};
     if (!measured)
       enqueue(s, place, kernel, splits[i], to);

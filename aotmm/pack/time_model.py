@@ -45,6 +45,7 @@ _REDUCE_NS = 1000.0
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
+LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that are slices
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
 
 

@@ -6,14 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from aotmm.pack.table import Sample
+from aotmm.pack.time_model import LEAST_STEPS, MOST_WAVES
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case
 
-_LEAST_STEPS = 2  # along K, of a slice
-_MOST_WORK_TILES = 2  # tiles times slices, for each multiprocessor: more work needs no splitting
-_LEAST_WORK_TILES = 0.25  # likewise: fewer leave the GPU idle
+LEAST_WAVES = 0.25  # of work tiles that are slices: fewer leave the GPU idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +101,11 @@ def candidates(
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":
-            most = math.ceil(problem.K / config.block_k) // _LEAST_STEPS
+            most = math.ceil(problem.K / config.block_k) // LEAST_STEPS
             able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
-            enough = max(SPLITS[0], _MOST_WORK_TILES * device.multiprocessors // tiles)
+            enough = max(SPLITS[0], MOST_WAVES * device.multiprocessors // tiles)
             # Of tiles that are too few for any split the two largest: selection may choose either.
-            few = min([0, *able][-2:][0], _LEAST_WORK_TILES * device.multiprocessors / tiles)
+            few = min([0, *able][-2:][0], LEAST_WAVES * device.multiprocessors / tiles)
             splits = [split for split in able if few <= split <= enough]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab

@@ -21,10 +21,12 @@ from aotmm.kernels import VECTOR_BYTES, Variant
 from aotmm.pack import table
 from aotmm.pack.schema import Config, Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.pack.time_model import LEAST_STEPS, MOST_WAVES
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 from aotmm.target import target
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case
+from aotmm.tune.candidates import LEAST_WAVES
 from aotmm.tune.choose import Bounds, ClassLoss, Group, Losses, Pairs, by_class, extend
 from aotmm.tune.models import Gpu, predicted, samples
 
@@ -37,8 +39,6 @@ SEED, COUNT = 77, 2500  # of the problems drawn
 _TIMED = ("fp16", "fp8e4")  # each stands for all of its element_bytes
 _MEASURED = 2.0  # weight of a measured problem; of a predicted one 1
 _ONE_BYTE = 0.6  # of this, for types of one byte, which fewer products have
-_LEAST_STEPS = 2  # along K, of a slice
-_LEAST_WORK, _MOST_WORK = 0.25, 2.3  # tiles times slices for each multiprocessor, where splitting K may pay
 _MARKS = "# ---- {} of what `aotmm tune --arch {} --choose` writes"
 
 _Problems = list[tuple[str, ShapeTimes]]  # with their classes
@@ -200,8 +200,8 @@ def _splits(kernel: Kernel, case: Case, multiprocessors: int) -> list[int]:
         return [1]
     config, shape = kernel.config, case.shape
     tiles = math.ceil(shape.M / config.block_m) * math.ceil(shape.N / config.block_n)
-    most = math.ceil(shape.K / config.block_k) // _LEAST_STEPS
-    return [s for s in SPLITS if s <= most and _LEAST_WORK <= tiles * s / multiprocessors <= _MOST_WORK]
+    most = math.ceil(shape.K / config.block_k) // LEAST_STEPS
+    return [s for s in SPLITS if s <= most and LEAST_WAVES <= tiles * s / multiprocessors <= MOST_WAVES]
 
 
 def _group(shape: ShapeTimes) -> Group:
