@@ -41,6 +41,7 @@ _TILE_NS = 600.0  # from the last product of a tile to the first of the next
 _READ = 0.9  # of the memory's bandwidth
 _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor takes in one element of 2 bytes
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
+_COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over that of memory's: L2 keeps a part
 _REDUCE_NS = 1000.0
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
@@ -133,7 +134,7 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     clock = device.clock_mhz / target.clock_mhz if device and device.clock_mhz and target.clock_mhz else 1.0
     byte = 1 / (_READ * (device.memory_gbps if device and device.memory_gbps else target.bandwidth))
     if kernel.role == "copy":  # one side is not aligned; without a contiguous side each element is a transfer
-        return Constants(_BASE_NS, 0.0, 0.0, byte * (2 if kernel.guards else 8), 0.0, 0.0)
+        return Constants(_COPY_NS, 0.0, 0.0, byte * (2 * _COPIED if kernel.guards else 8), 0.0, 0.0)
     if kernel.role == "reduce":
         return Constants(_REDUCE_NS, 0.0, 0.0, byte * _REDUCED, 0.0, 0.0)
     config = kernel.config
