@@ -96,9 +96,9 @@ static aotmm_hidden_facts hidden_facts(const aotmm_device *device) {
 /* Return the ratio of two facts, 1 if one of them is not known. */
 static double ratio(int32_t device, int32_t table) { return device > 0 && table > 0 ? (double)device / table : 1; }
 
+/* Return how selection on a device without a table of its own follows from another one's. */
 static scaling scaling_by(const aotmm_tuning *table, const aotmm_device *device) {
   if (table->table.device.multiprocessors == 0) return (scaling){table, 0, 1, 1, 1, 1, 0}; /* estimates are of the arch */
-  if (device->name[0] && !strcmp(device->name, table->table.device.name)) return (scaling){table, 1, 1, 1, 1, 1, 0};
   const aotmm_hidden_facts hidden = hidden_facts(device);
   const double clock = ratio(device->clock_mhz, table->table.device.clock_mhz);
   const double sustained = hidden.sustained / hidden_facts(&table->table.device).sustained;
@@ -111,19 +111,21 @@ static scaling scaling_by(const aotmm_tuning *table, const aotmm_device *device)
 }
 
 static double compute(const scaling *by, const aotmm_device *device) {
-  return by->measured ? 1 : ratio(device->multiprocessors, by->table->table.device.multiprocessors) * by->multiply;
+  return ratio(device->multiprocessors, by->table->table.device.multiprocessors) * by->multiply;
 }
 
 static double apart(double speed) { return speed < 1 ? 1 / speed : speed; }
 
 /* Return how selection on a device follows from the tables: by its own one, or by the nearest. */
 static scaling scaling_of(const tables *all, const aotmm_device *device) {
+  for (uint32_t i = 0; i < *all->count && device->name[0]; i++)
+    if (!strcmp(device->name, all->first[i].table.device.name)) return (scaling){all->first + i, 1, 1, 1, 1, 1, 0};
   scaling best = scaling_by(all->first, device);
   double least = apart(compute(&best, device)) * apart(best.memory);
-  for (uint32_t i = 1; i < *all->count && !best.measured; i++) {
+  for (uint32_t i = 1; i < *all->count; i++) {
     scaling by = scaling_by(all->first + i, device);
     double distance = apart(compute(&by, device)) * apart(by.memory);
-    if (by.measured || distance < least) best = by, least = distance;
+    if (distance < least) best = by, least = distance;
   }
   return best;
 }
