@@ -111,7 +111,7 @@ static scaling scaling_by(const aotmm_tuning *table, const aotmm_device *device)
 }
 
 static double compute(const scaling *by, const aotmm_device *device) {
-  return ratio(device->multiprocessors, by->table->table.device.multiprocessors) * by->multiply;
+  return by->measured ? 1 : ratio(device->multiprocessors, by->table->table.device.multiprocessors) * by->multiply;
 }
 
 static double apart(double speed) { return speed < 1 ? 1 / speed : speed; }

@@ -47,7 +47,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
 
     splits: into how many slices a config that splits divides contiguous operands of shape (M, N, K), of any layout;
         these products are launched programmatically.
-    folder: where the table goes, which is also what tells the library from others that take the same.
+    folder: where the table goes. Its name and the config's, in the table, tell the library from others.
     """
     gpu = lib.pack_for(0).launcher.device(0)
     tuned = Table(
@@ -57,7 +57,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         clock_mhz=gpu.clock_mhz,
         memory_gbps=gpu.memory_gbps,
         l2_bytes=gpu.l2_bytes,
-        driver=folder.name,
+        driver=f"{folder.name} {config_name}",
         torch="none",
         aotmm=aotmm.__version__,
         date="2026-11-20",

@@ -69,7 +69,7 @@ def test_narrow_loads_are_slow() -> None:
 
 
 def test_helpers_are_bound_by_memory() -> None:
-    """A reduce and a copy have no steps; a copy without a contiguous side takes four times as long."""
+    """A reduce and a copy have no steps; a copy without a contiguous side takes far longer."""
     reduce, copy = (constants(replace(TILE, role=role), H200) for role in ("reduce", "copy"))
     for helper in (reduce, copy):
         assert helper.base_ns > 0
@@ -78,7 +78,7 @@ def test_helpers_are_bound_by_memory() -> None:
     guarded, free = (
         constants(replace(TILE, role="copy", guards=guards), H200) for guards in ((Guard("M", "below", 9),), ())
     )
-    assert free.ns_per_byte == pytest.approx(4 * guarded.ns_per_byte)
+    assert free.ns_per_byte == pytest.approx(8 / 1.2 * guarded.ns_per_byte)
 
 
 def test_factors_of_constants() -> None:
