@@ -111,9 +111,8 @@ INLINE void terms_of(const query *s, const candidate *plans, int count, terms *r
 typedef float vector __attribute__((vector_size(4 * LANES)));
 typedef int32_t bits_of_vector __attribute__((vector_size(4 * LANES)));
 
-/* Hidden nodes are computed in blocks, which registers hold. */
-enum { VECTORS = 4, BLOCK = VECTORS * LANES };
-_Static_assert(AOTMM_HIDDEN % BLOCK == 0, "AOTMM_HIDDEN");
+enum { VECTORS = AOTMM_HIDDEN / LANES /* of hidden nodes; registers with AVX2 hold 8 */ };
+_Static_assert(AOTMM_HIDDEN % LANES == 0, "AOTMM_HIDDEN");
 
 INLINE vector vector_at(const float *first) {
   vector found;
@@ -125,17 +124,16 @@ INLINE vector positive(vector x) { return (vector)((bits_of_vector)x & (x > 0));
 
 INLINE float sum(vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
-/* Add inputs, times their weights, to the block of hidden nodes that begins at `from`. */
-INLINE void add(vector hidden[VECTORS], int from, const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
+/* Add inputs, times their weights, to the hidden nodes. */
+INLINE void add(vector hidden[VECTORS], const float (*weights)[AOTMM_HIDDEN], const float *inputs, int count) {
   for (int i = 0; i < count; i++)
-    for (int v = 0; v < VECTORS; v++) hidden[v] += inputs[i] * vector_at(weights[i] + from + v * LANES);
+    for (int v = 0; v < VECTORS; v++) hidden[v] += inputs[i] * vector_at(weights[i] + v * LANES);
 }
 
-/* Return what a block of hidden nodes adds to the output, in parts. */
-INLINE vector outputs_of(const aotmm_network *network, int from, const vector hidden[VECTORS]) {
-  vector found = {0};
-  for (int v = 0; v < VECTORS; v++) found += positive(hidden[v]) * vector_at(network->outputs + from + v * LANES);
-  return found;
+INLINE float output(const aotmm_network *network, const vector hidden[VECTORS]) {
+  vector parts = {0};
+  for (int v = 0; v < VECTORS; v++) parts += positive(hidden[v]) * vector_at(network->outputs + v * LANES);
+  return sum(parts);
 }
 
 INLINE float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
@@ -154,11 +152,9 @@ static void set_hidden(const query *s, placement *place) {
                                               place->lines_b,
                                               place->sectors_a,
                                               place->sectors_b};
-  for (int from = 0; from < AOTMM_HIDDEN; from += BLOCK) {
-    vector hidden[VECTORS] = {{0}};
-    add(hidden, from, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
-    memcpy(place->hidden + from, hidden, sizeof hidden);
-  }
+  vector hidden[VECTORS] = {{0}};
+  add(hidden, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
+  memcpy(place->hidden, hidden, sizeof hidden);
 }
 
 void describe(const query *s, placement *place) {
@@ -198,20 +194,20 @@ INLINE float time_of(const query *s, const candidate *plan, const terms *t, int 
                                            logarithm((float)plan->split),
                                            clustered ? plan->place->lines_a : 0,
                                            clustered ? plan->place->lines_b : 0};
-  const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
-  vector plain = {0}, early = {0};
-  for (int from = 0; from < AOTMM_HIDDEN; from += BLOCK) {
-    vector hidden[VECTORS];
-    for (int v = 0; v < VECTORS; v++)
-      hidden[v] = vector_at(own->hidden + from + v * LANES) + vector_at(plan->place->hidden + from + v * LANES);
-    add(hidden, from, network->plan, inputs, AOTMM_PLAN_INPUTS);
-    plain += outputs_of(network, from, hidden);
-    if (!k->pdl) continue;
-    add(hidden, from, network->pdl, launch, AOTMM_PDL_INPUTS);
-    early += outputs_of(network, from, hidden);
+  /* The last two are 0 without clusters, the two before them without slices. */
+  const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 4);
+  vector hidden[VECTORS];
+  for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
+  add(hidden, network->plan, inputs, count);
+  float log_ratio = output(network, hidden);
+  *pdl = 0;
+  if (k->pdl) {
+    const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
+    add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
+    const float early = output(network, hidden);
+    *pdl = early <= log_ratio;
+    if (*pdl) log_ratio = early;
   }
-  *pdl = k->pdl && sum(early) <= sum(plain);
-  const float log_ratio = *pdl ? sum(early) : sum(plain);
   return time * expf(log_ratio + own->shift);
 }
 

@@ -137,7 +137,7 @@ const aotmm_group aotmm_copies[5] = {
 };
 static const aotmm_constants constants_0[] = {
     {2500.0, 181.4843076923077, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
-    {2500.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
+    {1800.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
 };
 static const uint16_t config_numbers_0[] = {65535, 65535};
 static const aotmm_shape shapes_0[] = {
