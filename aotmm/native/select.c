@@ -274,7 +274,7 @@ static void decide(const query *s, search *to) {
   const candidate *chosen = NULL;
   terms t;
   int64_t found;
-  _Static_assert(SHORTLIST <= LANES, "SHORTLIST");
+  _Static_assert((int)SHORTLIST <= (int)LANES, "SHORTLIST");
   consider_waiting(s, to);
   if (to->count) set_terms(s, to->list, to->count, &t);
   for (int i = 0; i < to->count; i++) {

@@ -19,7 +19,7 @@ from aotmm.pack.schema import Kernel
 from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import HOSTS, host, target
-from tests.build.packs import content, tiny_pack
+from tests.build.packs import content, relinked, tiny_pack
 from tests.samples import SHIPPED, code_in, installed, kernel
 
 # What the direct call's module takes of CPython, all of it in the limited API of Python 3.10.
@@ -175,6 +175,16 @@ def test_compiler_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler --fast")
     with pytest.raises(CompileError, match=r"CC=no-such-compiler --fast does not run: .*unset CC to use ziglang"):
         link.compiler()
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc, whose warnings differ")
+def test_gcc(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sources have none of gcc's warnings, which would be errors, and its library is a launcher."""
+    monkeypatch.setenv("CC", "gcc")
+    kernels = open_pack(pack).manifest.kernels
+    (tmp_path / pack.name).mkdir()
+    made = open_pack(relinked(pack, tmp_path / pack.name, kernels))
+    assert made.launcher.kernels == made.manifest.kernels
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
