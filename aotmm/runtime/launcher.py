@@ -19,8 +19,8 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
@@ -176,8 +176,9 @@ class Problem:
             fields[name] = values[fields[name]]
         return cls(**fields)
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - of values; tuning launches a few hundred of them again and again
     def to_c(self) -> CProblem:
-        """Return it for the C interface."""
+        """Return it for the C interface, which only reads it."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         for name, strides in _STRIDES.items():
             fields.update(zip(strides, fields.pop(name), strict=True))
@@ -239,7 +240,7 @@ class Plan:
 
     def to_c(self) -> CPlan:
         """Return it for the C interface."""
-        return CPlan(**asdict(self))
+        return CPlan(*(getattr(self, name) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from aotmm.tune.models import Key, Samples, inputs
 
 _PRODUCTS = 48  # of one step
 _EPOCHS, _RATE, _DECAY = 40, 1e-2, 1e-3
+_RATE_FROM_START = 5e-3  # of a fit that begins with another device's table
 _OWN_DECAY = 0.03  # of the weights of single configs
 _NOISE = 0.1  # of inputs, whose spread is 1: a plan of about the same inputs takes about the same time
 _RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
@@ -165,7 +166,8 @@ def _weights(
 
     common = [*first.parameters(), *last.parameters(), shifts]
     groups = [{"params": common, "weight_decay": _DECAY}, {"params": [hidden], "weight_decay": _OWN_DECAY}]
-    loss = _descend(data, predicted, groups, _RATE, _EPOCHS)
+    rate = _RATE if begin.weights is None else _RATE_FROM_START
+    loss = _descend(data, predicted, groups, rate, _EPOCHS)
     found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias}
     found |= {"hidden": begin.hidden + hidden, "shifts": shifts}
     return loss, {name: value.detach().double().numpy() for name, value in found.items()}

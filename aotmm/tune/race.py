@@ -13,12 +13,13 @@ from aotmm.tune.workers import Outcome, Running
 _LOOK_NS = 150_000  # of the first replays: long against the events' resolution
 _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
-_LAUNCHES = (2, 100)  # in one graph
+_LAUNCHES = (2, 100)  # in one graph; one is enough if it is long
+_LONG_NS = 500_000
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
 # nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
-HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.25
+HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.2
 _OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
-_CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
+_CONTENDER = 1.12  # times the best, up to which candidates are timed in turn
 # Times the best, up to which a prediction has a candidate timed in turn even if its first time was long: one first time
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
 _FORESEEN = 1.1
@@ -28,7 +29,7 @@ _ROUNDS, _LONG_ROUNDS = 5, 3
 _FINAL_NS = 4_000_000  # of one replay
 _FINAL_ROUNDS = 3
 _FINALIST = 1.06
-_FINAL_RANGE = (60_000, 500_000)  # longer launches were long in turn already
+_FINAL_RANGE = (60_000, _LONG_NS)  # longer launches were long in turn already
 
 
 class Timer(Protocol):
@@ -80,8 +81,8 @@ def race(
     looks = [look for look in looks if look.candidate.config_name not in wrong]
     best = min((look.ns for look in looks), default=0.0)
     racing = [look for look in looks if _contends(look, best)]
-    long = best > _FINAL_RANGE[1]
-    times = _in_turn(racing, timer, heartbeat, _TURN_NS, _LONG_ROUNDS if long else _ROUNDS)
+    rounds = _LONG_ROUNDS if best > _LONG_NS else _ROUNDS
+    times = _in_turn(racing, timer, heartbeat, _TURN_NS, rounds)
     if times and _FINAL_RANGE[0] <= min(times) <= _FINAL_RANGE[1]:
         times = _final(racing, times, timer, heartbeat)
     samples = [look.candidate.sample(look.ns) for look in looks if not _contends(look, best)]
@@ -107,7 +108,8 @@ def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[
 def _launches(replay_ns: float, ns: float, timer: Timer) -> int:
     """Return the launches of a replay: as long as asked for, or up to four times that to have all sets."""
     launches = round(replay_ns / max(ns, _LEAST_NS))
-    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
+    least = 1 if ns > _LONG_NS else _LAUNCHES[0]
+    return max(least, min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
 
 
 def _in_turn(

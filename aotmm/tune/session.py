@@ -56,7 +56,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Quality of a table.
+    """Quality of a table's models, if they are fitted to all shapes but those held out.
 
     Attributes:
         held_out: regret on shapes that neither models nor selection saw.
@@ -241,23 +241,30 @@ def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
-    """Return `raw` with models fitted to the shapes that are not held out, and its evaluation on the device measured.
+    """Return `raw` with models fitted to all shapes, and the quality of models that the held-out ones did not fit.
 
     The fit of a device begins with the shipped table of the arch's own device, unless it is that. `dtypes` has the type
     that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no GPU.
     """
-    launcher, row = pack.launcher, target(pack.arch)
-    device = measured_device(raw, row.shared_bytes)
-    training = [shape for shape in raw.shapes if not shape.held_out]
-    found = samples(launcher.kernels, Gpu(row, raw), training)
+    launcher = pack.launcher
+    tested = _fitted(pack, raw, [shape for shape in raw.shapes if not shape.held_out])
+    device = measured_device(raw, target(pack.arch).shared_bytes)
+    quality = Quality(
+        held_out=regret.held_out_regret(launcher, device, tested, dtypes),
+        models=regret.model_regret(launcher, device, tested, dtypes),
+    )
+    done = _fitted(pack, raw, raw.shapes)
+    launcher.retune(done)
+    return done, quality
+
+
+def _fitted(pack: Pack, raw: Table, training: Sequence[ShapeTimes]) -> Table:
+    """Return `raw` with models fitted to `training`, as it will be read from its file."""
+    row = target(pack.arch)
+    found = samples(pack.launcher.kernels, Gpu(row, raw), training)
     start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
     network, models = fitting.fit(found, start) if found.ns.size else (None, ())  # the time may have run out at once
-    # As it will be read, so that the written table is evaluated.
-    done = table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
-    return done, Quality(
-        held_out=regret.held_out_regret(launcher, device, done, dtypes),
-        models=regret.model_regret(launcher, device, done, dtypes),
-    )
+    return table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
 
 
 def write(done: Table, out: Path) -> None:
