@@ -95,7 +95,7 @@ def _measurer(ordinal: int, known: dict[str, Any]) -> Callable[[Work], Row]:
         providers = [provider(name) for name in item.providers]
         cache_bytes = known["cache_bytes"]
         return confirmed(
-            lambda: measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, held_out=True, effort=SHORT),
+            lambda: measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, effort=SHORT),
             goals,
         )
 

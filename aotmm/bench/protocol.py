@@ -100,12 +100,11 @@ def measure(
     stopwatch: Stopwatch,
     *,
     cache_bytes: int,
-    held_out: bool,
     effort: Effort = THOROUGH,
 ) -> Row:
     """Return the times of one case, on operands from the pool, as `compare`."""
     sets = pool.operands(work.case, cache_bytes)
-    return Row(work.case, work.sweeps, held_out, *compare(work.case, sets, providers, stopwatch, effort))
+    return Row(work.case, work.sweeps, *compare(work.case, sets, providers, stopwatch, effort))
 
 
 def compare(

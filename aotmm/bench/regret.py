@@ -75,7 +75,7 @@ def _measurer(launcher: Launcher, ordinal: int, known: dict[str, Any]) -> Callab
             chosen = launcher.plan(problems[0], ordinal, WORKSPACE_LIMIT)
             best, wrong = fastest(item.case, sets, problems, launcher, ordinal)
             times, not_run = compared(item.case, sets, problems, launcher, (chosen, best or chosen), stopwatch)
-        return Row(item.case, item.sweeps, held_out=True, times=times, not_run=not_run | wrong)
+        return Row(item.case, item.sweeps, times=times, not_run=not_run | wrong)
 
     return measured
 

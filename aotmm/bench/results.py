@@ -42,7 +42,6 @@ class Row:
 
     Attributes:
         sweeps: those that it belongs to.
-        held_out: whether tuning did not see its shape.
         times: by provider. not_run: why a provider has none.
         state: of the GPU afterwards (`facts.STATE`).
         figures: of all timings of a case that was timed several times; `times` are those of the median one.
@@ -50,7 +49,6 @@ class Row:
 
     case: Case
     sweeps: tuple[str, ...]
-    held_out: bool
     times: dict[str, Times]
     not_run: dict[str, str]
     state: dict[str, float] = field(default_factory=dict)

@@ -52,12 +52,13 @@ def run(
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))
-    known = problems.read()
     wanted = what or WHAT
     done = {row.case for row in found.rows}
     sweeps = [name for name in wanted if name in COMPARISONS]
-    todo = [x for x in work(known, sweeps, dtypes=dtypes, providers=providers, every=every) if x.case not in done]
-    keep(todo, _measurer(known, ordinal, found.facts["cache_bytes"]), found, folder, progress, ordinal=ordinal)
+    todo = [
+        x for x in work(problems.read(), sweeps, dtypes=dtypes, providers=providers, every=every) if x.case not in done
+    ]
+    keep(todo, _measurer(ordinal, found.facts["cache_bytes"]), found, folder, progress, ordinal=ordinal)
     torch.cuda.empty_cache()  # for the processes of first_result
     for name, subject in SUBJECTS.items():
         if name in wanted and name not in found.other:
@@ -67,13 +68,12 @@ def run(
     return found
 
 
-def _measurer(known: problems.Shapes, ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
+def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
     pool, stopwatch = Pool(torch.device("cuda", ordinal)), GraphStopwatch()
 
     def measured(item: Work) -> Row:
         providers = [provider(name) for name in item.providers]
-        held_out = known.held_out(item.case.shape)
-        return measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, held_out=held_out)
+        return measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes)
 
     return measured
 

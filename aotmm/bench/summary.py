@@ -66,7 +66,6 @@ class Line:
     Attributes:
         shapes: number of ratios. mean, worst: of them. where: the case of the worst one.
         plain: geometric mean without pdl. isolated: of single calls.
-        held_out: geometric mean over shapes that tuning did not see.
         not_run: reasons, by case, for rows without a ratio because of us.
     """
 
@@ -79,7 +78,6 @@ class Line:
     plain: float | None
     plain_worst: float | None
     isolated: float | None
-    held_out: float | None
     not_run: tuple[str, ...]
 
     @property
@@ -127,7 +125,6 @@ def _line(goal: Goal, dtype: str, rows: Sequence[Row]) -> Iterator[Line]:
         plain=_mean(plain),
         plain_worst=min((ratio for ratio in plain if ratio is not None), default=None),
         isolated=_mean([row.isolated_ratio(goal.ours, goal.against) for row in rows]),
-        held_out=_mean([ratio for ratio, row in found if row.held_out]),
         not_run=tuple(f"{row.case}: {row.not_run[goal.ours]}" for row in rows if goal.ours in row.not_run),
     )
 
@@ -144,7 +141,7 @@ def _mean(ratios: Sequence[float | None]) -> float | None:
 
 TARGET_HEADER = (
     "work", "dtype", "against", "shapes", "mean", "target", "worst", "target", "", "worst case",
-    "plain mean", "plain worst", "isolated", "held out",
+    "plain mean", "plain worst", "isolated",
 )  # fmt: skip
 
 
@@ -165,7 +162,6 @@ def target_table(results: Results) -> list[tuple[str, ...]]:
             figure(line.plain),
             figure(line.plain_worst),
             figure(line.isolated),
-            figure(line.held_out),
         )
         for line in lines(results)
     ]
@@ -214,7 +210,7 @@ def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[s
 
 
 CSV_HEADER = (
-    "sweeps", "M", "N", "K", "layout", "name", "dtype", "activation", "fast_accum", "held_out", "provider",
+    "sweeps", "M", "N", "K", "layout", "name", "dtype", "activation", "fast_accum", "provider",
     "us", "us_q20", "us_q80", "tflops", "gb_per_s", "ratio_to", "ratio", "isolated_us", "isolated_us_q20",
     "isolated_us_q80", "launches", "error", "note",
 )  # fmt: skip
@@ -227,7 +223,7 @@ def csv_rows(results: Results) -> Iterator[tuple[object, ...]]:
         base = baseline(row)
         what = (
             " ".join(row.sweeps), shape.M, shape.N, shape.K, shape.layout, shape.name, case.dtype,
-            case.activation or "", case.fast_accum, row.held_out,
+            case.activation or "", case.fast_accum,
         )  # fmt: skip
         for name, times in row.times.items():
             us, low, high = spread(times.graph_us)

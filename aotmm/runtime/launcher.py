@@ -176,15 +176,20 @@ class Problem:
             fields[name] = values[fields[name]]
         return cls(**fields)
 
-    @lru_cache(maxsize=1024)  # noqa: B019 - of values; tuning launches a few hundred of them again and again
     def to_c(self) -> CProblem:
-        """Return it for the C interface, which only reads it."""
+        """Return it for the C interface."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         for name, strides in _STRIDES.items():
             fields.update(zip(strides, fields.pop(name), strict=True))
         for name, values in _CODES.items():
             fields[name] = values.index(fields[name])
         return CProblem(**fields)
+
+
+@lru_cache(maxsize=1024)
+def _read_only(problem: Problem) -> CProblem:
+    """Return a problem for functions that only read it: tuning launches a few hundred of them again and again."""
+    return problem.to_c()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +335,7 @@ class Launcher:
         Needs no GPU. Raises ValueError.
         """
         found = CEvaluation()
-        self._raise(self._c.check(byref(problem.to_c()), byref(device), workspace_limit, kernel, byref(found)))
+        self._raise(self._c.check(byref(_read_only(problem)), byref(device), workspace_limit, kernel, byref(found)))
         entry = self.kernels[kernel]
         return Evaluation(
             kernel=entry,
@@ -342,7 +347,7 @@ class Launcher:
     def select(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Plan:
         """Return the best plan with a workspace of at most that many bytes. Raises NoKernelError, ValueError."""
         plan = CPlan()
-        self._raise(self._c.select(byref(problem.to_c()), byref(device), workspace_limit, byref(plan)))
+        self._raise(self._c.select(byref(_read_only(problem)), byref(device), workspace_limit, byref(plan)))
         return Plan.from_c(plan)
 
     def explain(self, problem: Problem, device: CDevice, workspace_limit: int = WORKSPACE_LIMIT) -> Selection:
@@ -359,7 +364,7 @@ class Launcher:
     def plan(self, problem: Problem, ordinal: int, workspace_limit: int) -> Plan:
         """Return the best plan on device `ordinal`. Raises NoKernelError, DriverError, ValueError."""
         plan = CPlan()
-        self._raise(self._c.plan(byref(problem.to_c()), ordinal, workspace_limit, byref(plan)))
+        self._raise(self._c.plan(byref(_read_only(problem)), ordinal, workspace_limit, byref(plan)))
         return Plan.from_c(plan)
 
     def run(self, plan: Plan, problem: Problem, ordinal: int, stream: int, workspace: int = 0) -> None:
@@ -370,11 +375,11 @@ class Launcher:
         Raises:
             NoKernelError: the plan does not fit the problem. DriverError, ValueError.
         """
-        self._raise(self._c.run(byref(plan.to_c()), byref(problem.to_c()), ordinal, stream, workspace))
+        self._raise(self._c.run(byref(plan.to_c()), byref(_read_only(problem)), ordinal, stream, workspace))
 
     def matmul(self, problem: Problem, ordinal: int, stream: int) -> None:
         """Select a plan without a workspace and launch it. Raises as `plan`."""
-        self._raise(self._c.matmul(byref(problem.to_c()), ordinal, stream))
+        self._raise(self._c.matmul(byref(_read_only(problem)), ordinal, stream))
 
     def launch(self, kernel: int, problem: Problem, ordinal: int, stream: int) -> None:
         """Launch kernel number `kernel`, a product, after checking its guards. Raises as `run`."""

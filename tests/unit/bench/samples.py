@@ -91,7 +91,7 @@ def sample() -> Results:
             del times["cutlass"]
             not_run["cutlass"] = "there is no nvcc on the PATH"
         state = {"clocks.sm": 1980.0, "clocks.mem": 3201.0, "power.draw": 500.0, "temperature.gpu": 50.0}
-        rows.append(Row(case, item.sweeps, shapes.held_out(case.shape), times, not_run, state))
+        rows.append(Row(case, item.sweeps, times, not_run, state))
     facts = {"date": "2026-11-20", "device": "a sample", "copy_bytes_per_s": 4.3e12, "cache_bytes": 60 << 20}
     other = {
         "first_result": {
@@ -131,7 +131,7 @@ def drawn_row(
     if figure is not None:
         times[theirs] = Times((10.0 if regret else 10.0 * figure,) * 5, (), 3, 0.5, "nvjet")
     case = Case(Shape(M, 64, 32, "nt"), dtype, fast_accum=name == "fp8_fast")
-    return Row(case, (name,), held_out=True, times=times, not_run=not_run or {})
+    return Row(case, (name,), times=times, not_run=not_run or {})
 
 
 def drawn_sample(seed: int) -> Results:

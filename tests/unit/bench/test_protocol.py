@@ -22,7 +22,7 @@ CASE = Case(Shape(100, 64, 96, "nt"), "fp16")
 
 def _measure(stopwatch: FakeStopwatch, *providers: Provider) -> Row:
     pool = Pool(torch.device("cpu"))
-    return measure(Work(CASE, ("mine",), ()), providers, pool, stopwatch, cache_bytes=1, held_out=True)
+    return measure(Work(CASE, ("mine",), ()), providers, pool, stopwatch, cache_bytes=1)
 
 
 def _wrong(call: Call) -> Provider:
@@ -76,7 +76,7 @@ def test_a_provider_that_cannot_run_says_why() -> None:
     row = _measure(FakeStopwatch(), Provider("absent", "", refuse), right(), _wrong(fail))
     assert row.not_run == {"absent": "no nvcc here", "wrong": "failed: ValueError: illegal address"}
     assert list(row.times) == ["right"]
-    assert (row.held_out, row.sweeps) == (True, ("mine",))
+    assert row.sweeps == ("mine",)
 
 
 def test_what_a_row_holds() -> None:
@@ -98,7 +98,7 @@ def test_short_effort() -> None:
     pool = Pool(torch.device("cpu"))
     providers = [right(), _wrong(_almost)]
     work = Work(CASE, ("mine",), ())
-    row = measure(work, providers, pool, stopwatch, cache_bytes=1, held_out=True, effort=SHORT)
+    row = measure(work, providers, pool, stopwatch, cache_bytes=1, effort=SHORT)
     assert row.times["right"].graph_us == (30.0,) * 5
     assert (row.times["right"].launches, row.times["right"].isolated_us) == (18, ())
     assert stopwatch.alone_calls == 0

@@ -28,7 +28,6 @@ def test_ratios_are_of_the_same_round() -> None:
     row = Row(
         Case(Shape(1000, 1000, 1000, "nn"), "fp16"),
         ("mine",),
-        held_out=False,
         times={
             "ours": _times((1.0, 2.0, 4.0), (10.0,)),
             "theirs": _times((2.0, 4.0, 7.0), (15.0,)),

@@ -37,9 +37,9 @@ WANTED = [
 ]
 
 
-def _row(shape: Shape, ratio: float, sweep: str = "llm", *, held_out: bool = False) -> Row:
+def _row(shape: Shape, ratio: float, sweep: str = "llm") -> Row:
     times = {"aotmm": _times(10.0), "aotmm_plain": _times(20.0), "torch": _times(10.0 * ratio)}
-    return Row(Case(shape, "fp16"), (sweep,), held_out, times, {})
+    return Row(Case(shape, "fp16"), (sweep,), times, {})
 
 
 def _times(us: float) -> Times:
@@ -61,14 +61,13 @@ def test_targets_are_those_that_were_set() -> None:
 def test_a_line() -> None:
     """Mean, worst and where it was, of the rows that count; the plain and isolated columns beside them."""
     small = _row(Shape(64, 4096, 4096, "nt"), 3.0)
-    rows = [_row(Shape(128, 4096, 4096, "nt"), 2.0), _row(Shape(256, 4096, 4096, "nt"), 0.5, held_out=True), small]
+    rows = [_row(Shape(128, 4096, 4096, "nt"), 2.0), _row(Shape(256, 4096, 4096, "nt"), 0.5), small]
     line = _line(Results({}, rows), "LLM layers, M >= 128")
     assert (line.shapes, line.worst, line.where) == (2, 0.5, "256x4096x4096 nt fp16")
     assert line.mean == pytest.approx(1.0)
     assert line.plain == pytest.approx(0.5)
     assert line.plain_worst == pytest.approx(0.25)
     assert line.isolated == pytest.approx((30 / 20 * 15 / 20) ** 0.5)
-    assert line.held_out == pytest.approx(0.5)
     assert line.status == "missed"
     few = _line(Results({}, rows), "LLM layers, M <= 64")
     assert (few.shapes, few.status) == (1, "met")
