@@ -7,6 +7,8 @@
 #include "arithmetic.h"
 #include "launcher.h"
 
+#include <stddef.h>
+
 enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 56, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
 enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
 enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */ };
@@ -212,7 +214,13 @@ void describe(const query *, placement *);
 extern void (*set_terms)(const query *, const candidate *, int count, terms *restrict);
 /* Return the time of a plan by the network, with the terms of lane `i`, and whether it is launched with pdl. */
 extern float (*corrected)(const query *, const candidate *, const terms *, int i, int *pdl);
-const aotmm_time *measured_time(const query *, uint32_t kernel);
+/* Return the measured time of a kernel on this shape, or NULL. */
+static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
+  const aotmm_time *all = is_measured(s) ? s->measured[aotmm_kernels[kernel].fast_accum] : NULL;
+  if (!all) return NULL;
+  const uint16_t number = s->table->config_numbers[kernel];
+  return number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;
+}
 
 /* ---- tuning.c */
 

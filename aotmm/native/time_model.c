@@ -251,11 +251,3 @@ void describe(const query *s, placement *place) {
   place->sectors_b = split_lines(&place->q, 1, bytes_b, SECTOR_BYTES);
   if (s->table->network) set_hidden(s, place);
 }
-
-/* Return the measured time of a kernel on this shape, or NULL. */
-const aotmm_time *measured_time(const query *s, uint32_t kernel) {
-  if (!is_measured(s)) return NULL;
-  const aotmm_time *all = s->measured[aotmm_kernels[kernel].fast_accum];
-  const uint16_t number = s->table->config_numbers[kernel];
-  return all && number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;
-}
