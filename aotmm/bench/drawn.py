@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from aotmm.bench.cases import Work
 from aotmm.bench.drawn_summary import RATIO, drawn_goals, worst
 from aotmm.bench.profile import launched
 from aotmm.bench.protocol import SHORT, GraphStopwatch, measure
-from aotmm.bench.providers import NAMES, provider
+from aotmm.bench.providers import provider
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import continued, gpu, keep, refuse_unknown
 from aotmm.bench.summary import Goal
+from aotmm.pack import table
 from aotmm.timing.draw import Distribution, distribution, draw
 from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Case
 
+_PROVIDERS = ("aotmm", "torch", "scaled_mm")
 _COUNT = 1500  # problems of the classes that are not apart: about 5 minutes
 
 
@@ -48,10 +52,11 @@ def run_drawn(
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of another seed or software.
         AotmmError: as `aotmm.load` and `matmul`.
     """
-    refuse_unknown("provider", providers, NAMES)
-    todo = work(distribution(), seed, count or _COUNT, classes, providers)
+    refuse_unknown("provider", providers, _PROVIDERS)
+    todo, left_out = unseen(work(distribution(), seed, count or _COUNT, classes, providers), tuned())
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": RATIO})
+    found.facts["left_out"] = left_out
     keep(left(todo, found), _measurer(ordinal, found.facts), found, folder, progress, ordinal=ordinal)
     _name_kernels(found, ordinal)
     results.write(found, folder)
@@ -71,8 +76,42 @@ def work(
         for number, case in enumerate(cases):
             multipliers = ("aotmm", "scaled_mm" if case.element_bytes == 1 else "torch")
             chosen = tuple(x for x in multipliers if not providers or x in providers)
-            found.append(((number + 0.5) / len(cases), Work(case, (name,), chosen)))
+            if chosen:
+                found.append(((number + 0.5) / len(cases), Work(case, (name,), chosen)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+@cache
+def tuned(*others: Path) -> frozenset[tuple[object, ...]] | None:
+    """Return the products (`product_of`) that the tables of this installation and those in `others` have times of.
+
+    None if it does not have them: wheels lack the random ones.
+    """
+    paths = {path for path in table.TABLES.glob("*.json") if not table.is_drawn(path)}
+    found: set[tuple[object, ...]] = set()
+    for path in sorted({*paths, *others}):
+        if table.read(path).seed is not None and not table.drawn_path(path).exists():
+            return None
+        found |= {
+            (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b)
+            for s in table.read_whole(path).shapes
+        }
+    return frozenset(found)
+
+
+def product_of(case: Case) -> tuple[object, ...]:
+    """Return what tables know of a case."""
+    shape = case.shape
+    kind = case.element_bytes, case.fast_accum, shape.layout
+    return (*kind, shape.M, shape.N, shape.K, case.offset_a, case.offset_b)
+
+
+def unseen(todo: Sequence[Work], known: Container[tuple[object, ...]] | None) -> tuple[list[Work], int | None]:
+    """Return the work on products that are not among the `known`, and how much of it is; None if that is not known."""
+    if known is None:
+        return list(todo), None
+    kept = [item for item in todo if product_of(item.case) not in known]
+    return kept, len(todo) - len(kept)
 
 
 def left(todo: Sequence[Work], found: Results) -> list[Work]:

@@ -27,8 +27,10 @@ _TEXTS = {
     RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, or torch._scaled_mm "
     "with the same kind of sums.",
     REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
-    "turns: 1 is perfect. Means are geometric.",
+    "turns: 1 is perfect, also if the race's best is slower in turns. Means are geometric.",
 }
+_LEFT_OUT = "Of the drawn problems {} are left out, because tuning timed them."
+_UNKNOWN = "This installation lacks the random problems that tuning timed, so some of these may be among them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,9 @@ def sections(runs: Sequence[Results]) -> list[Section]:
         SpecError: as `lines`.
     """
     kind = runs[0].facts["figure"]
-    found = [Section(_title(runs), _TEXTS[kind], *_target_table(runs))]
+    left_out = [run.facts["left_out"] for run in runs]
+    text = _UNKNOWN if None in left_out else _LEFT_OUT.format(sum(left_out))
+    found = [Section(_title(runs), f"{_TEXTS[kind]} {text}", *_target_table(runs))]
     for words, apart in (("", False), (" of the classes apart", True)):
         rows = worst(runs, apart=apart)
         if rows:

@@ -14,7 +14,7 @@ from aotmm.errors import SpecError
 from aotmm.timing.problems import Case, case_of
 
 FILE_NAME = "results.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)

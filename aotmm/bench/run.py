@@ -14,6 +14,7 @@ from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import continued, gpu, keep, refuse_unknown
+from aotmm.errors import SpecError
 from aotmm.timing import problems
 from aotmm.timing.operands import Pool
 
@@ -48,7 +49,9 @@ def run(
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of other software.
         AotmmError: as `aotmm.load` and `matmul`.
     """
-    refuse_unknown("measurement", what, WHAT)
+    if "random" in what or "build_scaling" in what:
+        raise SpecError("random and build_scaling stand alone: one run each")
+    refuse_unknown("measurement", what, (*WHAT, "random", "build_scaling"))
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))

@@ -25,8 +25,8 @@ class Goal:
     mean: least geometric mean of the ratios. quantile: least one at 5 %. worst: least ratio. Each is None without a
     target.
     least_m, most_m, fast_accum: limits of the rows that count.
-    at_most: the figures are our time over the other's instead, and the targets their largest mean, quantile at 95 %
-    and value.
+    at_most: the figures are our time over the other's instead, at least 1, and the targets their largest mean, quantile
+    at 95 % and value.
     """
 
     work: str
@@ -52,7 +52,7 @@ class Goal:
     def figure(self, row: Row) -> float | None:
         """Return the row's figure; None if one of the two was not run."""
         ratio = row.ratio(self.ours, self.against)
-        return 1 / ratio if ratio is not None and self.at_most else ratio
+        return max(1.0, 1 / ratio) if ratio is not None and self.at_most else ratio
 
     def misses(self, figure: float, limit: float | None) -> bool:
         """Return whether a figure is on the wrong side of its limit, if there is one."""

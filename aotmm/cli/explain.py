@@ -63,7 +63,7 @@ _MAX_SIZE = 2**63 - 1
     default=256,
     show_default=True,
     metavar="BYTES",
-    help="Address of A, B and C: 256 is aligned like tensors of torch, 16 begins within a cache line.",
+    help="Address of A, B and C: 256 is that of a tensor of torch, 16 that of a view which begins within a cache line.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show every plan and every kernel, as --json does.")
 @pack_option
@@ -139,9 +139,10 @@ def explain(
         print_json({**head, "device": facts, "tuning": asdict(origin), **body})
     else:
         more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
-        click.echo(f"{what}{more}, addresses multiples of {align} B")
+        click.echo(f"{what}{more}, operands at address {align}")
+        name = target(arch).device or arch
         click.echo(
-            f"on {arch}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block"
+            f"as on {name}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block"
         )
         click.echo(f"times: {origin}\n")
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected), everything=everything))

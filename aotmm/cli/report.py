@@ -210,7 +210,7 @@ def selection_text(
         if shown:
             header = ("fits as well", "us", "x chosen", "launches", "grid", "workspace bytes")
             parts.append(table(header, shown))
-        counts["fit too, and take longer"] = len(rows) - len(shown)
+        counts["fit too"] = len(rows) - len(shown)
     if everything and rejected:
         parts.append(table(("does not fit", "why"), [(row.kernel.name, row.rejected or "") for row in rejected]))
     elif rejected:

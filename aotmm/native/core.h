@@ -60,7 +60,7 @@ extern const aotmm_guard_test aotmm_guard_tests[];
 extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by kernel */
 extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
 extern const char aotmm_arch[];
-extern const int64_t aotmm_pointer_alignment; /* a power of two: guards depend only on an address modulo it */
+extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and times depend only on an address modulo it */
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */

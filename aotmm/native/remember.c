@@ -5,7 +5,7 @@
 
 enum { MEMORIES = 64, WORDS = sizeof(aotmm_problem) / sizeof(uint64_t) };
 static __thread struct memory {
-  uint64_t problem[WORDS]; /* with addresses reduced to the bits that guards depend on */
+  uint64_t problem[WORDS]; /* with addresses reduced to the bits that guards and times depend on */
   uint64_t limit;
   int32_t ordinal;
   uint32_t generation; /* 0: empty */
@@ -23,7 +23,7 @@ static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
   }
 }
 
-/* Return whether this problem is remembered, up to addresses that guards cannot tell apart. */
+/* Return whether this problem is remembered, up to addresses that make no difference. */
 static inline int remembered(const struct memory *memory, const aotmm_problem *p) {
   uint64_t words[WORDS], differ = 0;
   reduce(words, p);

@@ -88,7 +88,7 @@ class ShapeTimes(_Product):
     """One measured product and its times.
 
     `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `drawn` ones
-    are random, so launchers do not keep their times. `held_out` products test the network and are not fitted.
+    are random, so launchers do not keep their times. `held_out` products test the fit: first it is made without them.
     """
 
     times: tuple[Sample, ...]
@@ -162,7 +162,7 @@ class _File(_Origin):
 
 def shipped(arch: str) -> tuple[Table, ...]:
     """Return the tables of `arch` in this installation, ordered by file, as `read`."""
-    return tuple(read(path) for path in sorted(TABLES.glob(f"{arch}-*.json")) if not path.name.endswith(_DRAWN))
+    return tuple(read(path) for path in sorted(TABLES.glob(f"{arch}-*.json")) if not is_drawn(path))
 
 
 def shipped_path(arch: str, device: str) -> Path:
@@ -177,6 +177,11 @@ def drawn_path(path: Path) -> Path:
     Only a fit needs them, and they are most of a table: so launchers are built sooner, and wheels do not have them.
     """
     return path.with_name(path.stem + _DRAWN)
+
+
+def is_drawn(path: Path) -> bool:
+    """Return whether a file is named like the drawn products of a table."""
+    return path.name.endswith(_DRAWN)
 
 
 def read_whole(path: Path) -> Table:

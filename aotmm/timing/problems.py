@@ -1,4 +1,4 @@
-"""The products to tune and measure: shapes by sweep (`shapes.json`), and the fifth of them that tuning does not see."""
+"""The products to tune and measure: shapes by sweep (`shapes.json`), and the fifth of them that tests a fit."""
 
 from __future__ import annotations
 
@@ -101,10 +101,6 @@ class Shapes:
             if sweep.name == name:
                 return sweep
         raise SpecError(f"unknown sweep {name!r}; known: {', '.join(sweep.name for sweep in self.sweeps)}")
-
-    def held_out(self, shape: Shape) -> bool:
-        """Return whether tuning must not see `shape`."""
-        return held_out(self.held_out_seed, shape)
 
 
 def held_out(seed: int, shape: Shape, offsets: tuple[int, int] = (0, 0)) -> bool:

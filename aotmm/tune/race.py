@@ -13,13 +13,13 @@ from aotmm.tune.workers import Outcome, Running
 _LOOK_NS = 150_000  # of the first replays: long against the events' resolution
 _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
-_LAUNCHES = (2, 100)  # in one graph; one is enough if it is long
+_LAUNCHES = (2, 100)  # in one graph; for a first look one is enough if it is long
 _LONG_NS = 500_000
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
 # nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
-HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.2
+HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.25
 _OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
-_CONTENDER = 1.12  # times the best, up to which candidates are timed in turn
+_CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
 # Times the best, up to which a prediction has a candidate timed in turn even if its first time was long: one first time
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
 _FORESEEN = 1.1
@@ -99,7 +99,8 @@ def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[
     """Return the time of a candidate in a short replay, after one that loads it and warms up."""
     heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
     expected = min(candidate.plan.cost or math.inf, best)
-    launches = _launches(_LOOK_NS, expected if math.isfinite(expected) else _LOOK_NS, timer)
+    expected = expected if math.isfinite(expected) else _LOOK_NS
+    launches = 1 if expected > _LONG_NS else _launches(_LOOK_NS, expected, timer)
     replay = timer.record(candidate, launches)
     replay()
     return replay()
@@ -108,8 +109,7 @@ def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[
 def _launches(replay_ns: float, ns: float, timer: Timer) -> int:
     """Return the launches of a replay: as long as asked for, or up to four times that to have all sets."""
     launches = round(replay_ns / max(ns, _LEAST_NS))
-    least = 1 if ns > _LONG_NS else _LAUNCHES[0]
-    return max(least, min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
+    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
 
 
 def _in_turn(

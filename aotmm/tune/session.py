@@ -59,7 +59,8 @@ class Quality:
     """Quality of a table's models, if they are fitted to all shapes but those held out.
 
     Attributes:
-        held_out: regret on shapes that neither models nor selection saw.
+        held_out: regret on shapes that neither models nor selection saw. A fit that begins with another device's table
+            begins with models that saw them on that device.
         models: regret on the other shapes, of a selection that knows only the models.
     """
 

@@ -1,4 +1,4 @@
-"""The time model's code for processors with AVX2, and that for any other: they do not differ in one bit."""
+"""The time model's code for processors with AVX2 and FMA, and that for any other: they do not differ in one bit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ def chosen(mm: Launcher, arch: str) -> list[Plan | None]:
     return found
 
 
-@pytest.mark.skipif(" avx2 " not in Path("/proc/cpuinfo").read_text(), reason="all code here is that for any processor")
+@pytest.mark.skipif(
+    not {"avx2", "fma"} <= set(Path("/proc/cpuinfo").read_text().split()),
+    reason="all code here is that for any processor",
+)
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_any_processor(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher without AVX2 takes the same plans, and predicts the same times."""
+    """A launcher without AVX2 and FMA takes the same plans, and predicts the same times."""
     whole = open_pack(default_pack(arch))
     monkeypatch.setattr(link, "FLAGS", (*link.FLAGS, "-DAOTMM_ANYWHERE"))
     anywhere = open_pack(relinked(whole.folder, tmp_path, whole.manifest.kernels, table.shipped(arch)))

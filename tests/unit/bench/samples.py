@@ -109,7 +109,14 @@ def sample() -> Results:
 
 def drawn_facts(**given: Any) -> dict[str, Any]:
     """Facts of a run of random problems, by default of ratios, seed 1."""
-    return {"date": "2026-11-26", "device": "NVIDIA H200", "cache_bytes": 1, "seed": 1, "figure": "ratio"} | given
+    return {
+        "date": "2026-11-26",
+        "device": "NVIDIA H200",
+        "cache_bytes": 1,
+        "seed": 1,
+        "figure": "ratio",
+        "left_out": 0,
+    } | given
 
 
 def drawn_row(

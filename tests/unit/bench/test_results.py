@@ -59,7 +59,7 @@ def test_what_is_no_result(tmp_path: Path) -> None:
     body = to_json(sample())
     for text, error in (
         ("{", "JSONDecodeError"),
-        (json.dumps(body | {"format": 2}), "not of format 1"),
+        (json.dumps(body | {"format": 1}), "not of format 2"),
         (json.dumps(body | {"rows": [{}]}), "KeyError"),
     ):
         (tmp_path / "results.json").write_text(text)

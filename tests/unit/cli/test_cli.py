@@ -659,7 +659,7 @@ def test_explain_shows_the_best() -> None:
     ]
     assert others.splitlines() == [
         "kernels  not shown; --all shows them",
-        "      3  fit too, and take longer",
+        "      3  fit too",
         "      3  needs 2048 to 4096 B of shared memory per block, the device has 1024 B",
         "      2  K=100 is not divisible by 8",
         "      1  stride_am=7 is not 1",
