@@ -7,12 +7,13 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
 from aotmm.pack.time_model import HIDDEN, INPUTS, Network, constants
-from aotmm.runtime.launcher import Launcher, Problem
+from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice, nominal_device
 from aotmm.target import target
@@ -262,3 +263,33 @@ def test_plans_suit_the_number_of_multiprocessors(
     assert -(-m // config.block_m) * -(-n // config.block_n) == tiles
     waves = -(-tiles // multiprocessors)
     assert tiles / (waves * multiprocessors) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [("NVIDIA H20", (78, 1980, 4000)), ("NVIDIA H100 PCIe", (114, 1755, 2039)), ("", (144, 1980, 4800))],
+)
+def test_scaled_models_suit_the_number_of_multiprocessors(name: str, facts: tuple[int, int, int]) -> None:
+    """Of Hopper's tiles, devices without a table get those that fill their waves, more than the H200's choice would.
+
+    By the models of the nearest table, and by no measured time.
+    """
+    mm, rng = open_pack(default_pack("sm90")).launcher, np.random.default_rng(3)
+    here, h200 = described(name, *facts), described("NVIDIA H200", 132, 1980, 4917)
+
+    def fill(plan: Plan, m: int, n: int) -> float:
+        """Which part of the waves of this device a plan's tiles fill."""
+        kernel = mm.kernels[plan.kernel]
+        tiles = -(-m // kernel.config.block_m) * -(-n // kernel.config.block_n) * plan.split * kernel.num_ctas
+        return tiles / (-(-tiles // facts[0]) * facts[0])
+
+    filled = []
+    for _ in range(100):
+        m, n, k = (64 * int(x) for x in np.exp2(rng.uniform(3, 6, 3)))
+        problem = replace(MEASURED, M=m, N=n, K=k, strides_a=(k, 1), strides_b=(n, 1), strides_c=(n, 1))
+        plan = mm.select(problem, here)
+        assert not plan.measured
+        filled.append((fill(plan, m, n), fill(mm.select(problem, h200), m, n)))
+    ours, of_the_h200 = np.mean(filled, axis=0)
+    assert ours > 0.85
+    assert ours > of_the_h200 + 0.04
