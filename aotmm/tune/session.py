@@ -36,6 +36,7 @@ from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import WorkerPool, local
 
+_FEWER = 2  # a run may replace times of so many times its own random problems, and of no more
 Progress = Callable[[int, int, str], None]  # cases done, all cases, the last event
 
 
@@ -96,7 +97,8 @@ def tune(
         NoKernelError: `pack` serves no GPU here, or those of the cluster.
         SpecError: a type that cannot be tuned.
         ArtifactError: the samples beside `out` are of another GPU or pack.
-        AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written.
+        AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written, or has
+            times of more than twice as many random problems.
     """
     row = target(pack.arch)
     types = types_of(dtypes, row)
@@ -105,7 +107,9 @@ def tune(
         out = out or table.shipped_path(pack.arch, device.name.decode())
         record = out.with_name(f"{out.name}.partial")
         seed = _seed(record, seed) if count else None
-        chosen = cases(shapes, {} if seed is None else draw(distribution(), seed, count), types, row)
+        drawn = {} if seed is None else draw(distribution(), seed, count)
+        _refuse_to_lose(out, sum(map(len, drawn.values())))
+        chosen = cases(shapes, drawn, types, row)
         environment = environment_of(pack, device, gpu["driver"], gpu["torch"], seed)
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
     done, quality = fit(pack, table_of(measured, shapes), types)
@@ -113,6 +117,17 @@ def tune(
     if measured.complete:
         record.unlink()
     return measured, quality, out
+
+
+def _refuse_to_lose(out: Path, count: int) -> None:
+    """Raise AotmmError if `out` is a table of many more random problems than `count`, which would replace them."""
+    path = table.drawn_path(out)
+    known = len(table.read(path).shapes) if path.exists() else 0
+    if known > _FEWER * count:
+        raise AotmmError(
+            f"{out} has times of {known} random problems, which {count} would replace; write to another file with "
+            f"--out, or time more with --count"
+        )
 
 
 def _seed(record: Path, wanted: int | None) -> int:

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from aotmm.cli import main
-from aotmm.errors import ArtifactError, NoKernelError
+from aotmm.errors import AotmmError, ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
@@ -397,6 +397,19 @@ def test_shapes_of_ones_own_are_all(on_a_fake: Callable[..., session.Measurement
     assert len(on_a_fake(budget_s=100).samples) == 4
     made = table.read(tmp_path / "sm90.json")
     assert (made.seed, [row.drawn for row in made.shapes]) == (None, [False] * 4)
+
+
+def test_a_large_table_is_not_replaced_by_a_small_one(
+    on_a_fake: Callable[..., session.Measurement], measured: session.Measurement, tmp_path: Path
+) -> None:
+    """Nothing is measured then, and the files stay."""
+    path = tmp_path / "sm90.json"
+    session.write(session.table_of(measured, SHAPES), path)
+    before = {each: each.read_bytes() for each in tmp_path.glob("*.json")}
+    known = len(table.read(table.drawn_path(path)).shapes)
+    with pytest.raises(AotmmError, match=f"sm90.json has times of {known} random problems, which 0 would replace"):
+        on_a_fake(budget_s=100)
+    assert {each: each.read_bytes() for each in tmp_path.glob("*.json")} == before
 
 
 # ------------------------------------------------------------------------------------------------------ command line
