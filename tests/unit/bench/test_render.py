@@ -35,6 +35,15 @@ def test_all_files(tmp_path: Path) -> None:
     assert render(found, tmp_path) == written, "and once more over them"
 
 
+def test_tables_of_the_report_are_even(tmp_path: Path) -> None:
+    """Every row of a table has as many columns as its first."""
+    page = (render(sample(), tmp_path)[-1]).read_text()
+    for body in re.findall(r"<table>(.*?)</table>", page, re.DOTALL):
+        rows = [re.findall(r"<t[hd]([^>]*)>", row) for row in re.findall(r"<tr.*?</tr>", body, re.DOTALL)]
+        spans = [sum(int((re.findall(r'colspan="(\d+)"', cell) or [1])[0]) for cell in row) for row in rows]
+        assert len(set(spans)) == 1, spans
+
+
 def test_the_report_loads_nothing(tmp_path: Path) -> None:
     """No address in it, all images inside, every shape listed, text from kernels escaped."""
     page = (render(sample(), tmp_path)[-1]).read_text()
