@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,9 @@ def run_drawn(
         AotmmError: as `aotmm.load` and `matmul`.
     """
     refuse_unknown("provider", providers, _PROVIDERS)
-    todo, left_out = unseen(work(distribution(), seed, count or _COUNT, classes, providers), tuned())
+    todo = work(distribution(), seed, count or _COUNT, classes, providers)
     ordinal = gpu()
+    todo, left_out = unseen(todo, tuned())
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": RATIO})
     found.facts["left_out"] = left_out
     keep(left(todo, found), _measurer(ordinal, found.facts), found, folder, progress, ordinal=ordinal)
@@ -81,28 +81,26 @@ def work(
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
 
 
-@cache
 def tuned(*others: Path) -> frozenset[tuple[object, ...]] | None:
     """Return the products (`product_of`) that the tables of this installation and those in `others` have times of.
 
     None if it does not have them: wheels lack the random ones.
     """
-    paths = {path for path in table.TABLES.glob("*.json") if not table.is_drawn(path)}
     found: set[tuple[object, ...]] = set()
-    for path in sorted({*paths, *others}):
-        if table.read(path).seed is not None and not table.drawn_path(path).exists():
-            return None
-        found |= {
-            (s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b)
-            for s in table.read_whole(path).shapes
-        }
+    for path in [path for path in table.TABLES.glob("*.json") if not table.is_drawn(path)] + list(others):
+        tables, drawn = [table.read(path)], table.drawn_path(path)
+        if tables[0].seed is not None:
+            if not drawn.exists():
+                return None
+            tables.append(table.read(drawn))
+        found |= {shape.product for each in tables for shape in each.shapes}
     return frozenset(found)
 
 
 def product_of(case: Case) -> tuple[object, ...]:
-    """Return what tables know of a case."""
+    """Return `table.ShapeTimes.product` of a case."""
     shape = case.shape
-    kind = case.element_bytes, case.fast_accum, shape.layout
+    kind = case.element_bytes, shape.layout, case.fast_accum
     return (*kind, shape.M, shape.N, shape.K, case.offset_a, case.offset_b)
 
 

@@ -53,9 +53,9 @@ def run_regret(
     Raises:
         SpecError, AotmmError: as `drawn.run_drawn`, and as `aotmm.load` for the table.
     """
-    known = tuned() if table is None else tuned(table)
-    todo, left_out = unseen(work(distribution(), seed, count or _COUNT, classes), known)
+    todo = work(distribution(), seed, count or _COUNT, classes)
     ordinal = gpu()
+    todo, left_out = unseen(todo, tuned() if table is None else tuned(table))
     launcher = aotmm.load(table=table).launcher(ordinal)
     name = "" if table is None else f"{table.name}, {sha256(table.read_bytes()).hexdigest()[:16]}"
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": REGRET, "table": name})

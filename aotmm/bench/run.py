@@ -26,6 +26,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "scaling": scaling.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
+_ALONE = ("random", "build_scaling")  # runs of other modules
 
 
 def run(
@@ -49,9 +50,9 @@ def run(
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of other software.
         AotmmError: as `aotmm.load` and `matmul`.
     """
-    if "random" in what or "build_scaling" in what:
-        raise SpecError("random and build_scaling stand alone: one run each")
-    refuse_unknown("measurement", what, (*WHAT, "random", "build_scaling"))
+    refuse_unknown("measurement", what, (*WHAT, *_ALONE))
+    if not set(_ALONE).isdisjoint(what):
+        raise SpecError(f"{' and '.join(_ALONE)} are no part of another run: ask for each alone")
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))

@@ -82,6 +82,12 @@ class _Product:
     drawn: bool = field(default=False, kw_only=True)
     held_out: bool
 
+    @property
+    def product(self) -> tuple[object, ...]:
+        """Return all that tells it from other products."""
+        kind = self.element_bytes, self.layout, self.fast_accum
+        return (*kind, self.M, self.N, self.K, self.offset_a, self.offset_b)
+
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes(_Product):
@@ -229,10 +235,7 @@ def parse(data: bytes, where: str) -> Table:
     problems = [
         *_repeated(names, f"{where}: config_names"),
         *_repeated([model.key for model in file.models], f"{where}: models"),
-        *_repeated(
-            [(s.element_bytes, s.layout, s.fast_accum, s.M, s.N, s.K, s.offset_a, s.offset_b) for s in file.shapes],
-            f"{where}: shapes",
-        ),
+        *_repeated([shape.product for shape in file.shapes], f"{where}: shapes"),
     ]
     for index, shape in enumerate(file.shapes):
         place = f"{where}: shapes[{index}]: times"

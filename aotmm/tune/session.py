@@ -262,23 +262,22 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]
     The fit of a device begins with the shipped table of the arch's own device, unless it is that. `dtypes` has the type
     that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no GPU.
     """
-    launcher = pack.launcher
-    tested = _fitted(pack, raw, [shape for shape in raw.shapes if not shape.held_out])
-    device = measured_device(raw, target(pack.arch).shared_bytes)
+    launcher, row = pack.launcher, target(pack.arch)
+    start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
+    tested = _fitted(pack, raw, [shape for shape in raw.shapes if not shape.held_out], start)
+    device = measured_device(raw, row.shared_bytes)
     quality = Quality(
         held_out=regret.held_out_regret(launcher, device, tested, dtypes),
         models=regret.model_regret(launcher, device, tested, dtypes),
     )
-    done = _fitted(pack, raw, raw.shapes)
+    done = _fitted(pack, raw, raw.shapes, start)
     launcher.retune(done)
     return done, quality
 
 
-def _fitted(pack: Pack, raw: Table, training: Sequence[ShapeTimes]) -> Table:
-    """Return `raw` with models fitted to `training`, as it will be read from its file."""
-    row = target(pack.arch)
-    found = samples(pack.launcher.kernels, Gpu(row, raw), training)
-    start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
+def _fitted(pack: Pack, raw: Table, training: Sequence[ShapeTimes], start: Table | None) -> Table:
+    """Return `raw` with models fitted to `training` from those of `start` on, as it will be read from its file."""
+    found = samples(pack.launcher.kernels, Gpu(target(pack.arch), raw), training)
     network, models = fitting.fit(found, start) if found.ns.size else (None, ())  # the time may have run out at once
     return table.parse(table.write(replace(raw, network=network, models=models)), "the new table")
 

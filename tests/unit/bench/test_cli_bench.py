@@ -48,6 +48,9 @@ def test_unknown_names(tmp_path: Path) -> None:
     assert "unknown measurement cubes; known: squares256" in found.output
     found = _run("llm", "--provider", "mkl", "--out", tmp_path)
     assert "unknown provider mkl; known: aotmm" in found.output
+    found = _run("random", "llm", "--out", tmp_path)
+    assert found.exit_code == SpecError.exit_code
+    assert "random and build_scaling are no part of another run" in found.output
 
 
 def test_render(tmp_path: Path) -> None:

@@ -124,12 +124,9 @@ def test_tuned_products_are_those_of_the_tables(tmp_path: Path, monkeypatch: pyt
     path = table.shipped_path("sm90", "A GPU")
     for each, content in table.files(made, path).items():
         each.write_bytes(content)
-    tuned.cache_clear()
     assert tuned() == frozenset(product_of(case) for case in cases)
-    tuned.cache_clear()
     table.drawn_path(path).unlink()
     assert tuned() is None
-    tuned.cache_clear()
 
 
 def test_one_folder_has_one_seed(tmp_path: Path) -> None:
