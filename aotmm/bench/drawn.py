@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from aotmm.bench.providers import provider
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import continued, gpu, keep, refuse_unknown
 from aotmm.bench.summary import Goal
-from aotmm.pack import table
+from aotmm.timing import problems
 from aotmm.timing.draw import Distribution, distribution, draw
 from aotmm.timing.operands import Pool
-from aotmm.timing.problems import Case
 
 _PROVIDERS = ("aotmm", "torch", "scaled_mm")
 _COUNT = 1500  # problems of the classes that are not apart: about 5 minutes
@@ -37,7 +36,7 @@ def run_drawn(
     classes: Sequence[str] = (),
     providers: Sequence[str] = (),
 ) -> Results:
-    """Measure random problems, and write `folder`/results.json every few seconds, so that a run can be continued.
+    """Measure held-out random problems, and write `folder`/results.json every few seconds, so that a run can go on.
 
     A problem that is slower than its class's worst target is timed three times, and the median counts.
 
@@ -54,9 +53,7 @@ def run_drawn(
     refuse_unknown("provider", providers, _PROVIDERS)
     todo = work(distribution(), seed, count or _COUNT, classes, providers)
     ordinal = gpu()
-    todo, left_out = unseen(todo, tuned())
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": RATIO})
-    found.facts["left_out"] = left_out
     keep(left(todo, found), _measurer(ordinal, found.facts), found, folder, progress, ordinal=ordinal)
     _name_kernels(found, ordinal)
     results.write(found, folder)
@@ -66,50 +63,21 @@ def run_drawn(
 def work(
     known: Distribution, seed: int, count: int, classes: Sequence[str] = (), providers: Sequence[str] = ()
 ) -> list[Work]:
-    """Return the drawn problems, classes mixed evenly, so that a run that stops early has seen the same part of each.
+    """Return held-out problems that are drawn, so that no table has their times.
+
+    Classes are mixed evenly, so that a run that stops early has seen the same part of each.
 
     Raises:
         SpecError: as `draw.draw`.
     """
     found = []
-    for name, cases in draw(known, seed, count, classes).items():
+    for name, cases in draw(known, seed, count, classes, among=problems.read().held_out).items():
         for number, case in enumerate(cases):
             multipliers = ("aotmm", "scaled_mm" if case.element_bytes == 1 else "torch")
             chosen = tuple(x for x in multipliers if not providers or x in providers)
             if chosen:
                 found.append(((number + 0.5) / len(cases), Work(case, (name,), chosen)))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
-
-
-def tuned(*others: Path) -> frozenset[tuple[object, ...]] | None:
-    """Return the products (`product_of`) that the tables of this installation and those in `others` have times of.
-
-    None if it does not have them: wheels lack the random ones.
-    """
-    found: set[tuple[object, ...]] = set()
-    for path in [path for path in table.TABLES.glob("*.json") if not table.is_drawn(path)] + list(others):
-        tables, drawn = [table.read(path)], table.drawn_path(path)
-        if tables[0].seed is not None:
-            if not drawn.exists():
-                return None
-            tables.append(table.read(drawn))
-        found |= {shape.product for each in tables for shape in each.shapes}
-    return frozenset(found)
-
-
-def product_of(case: Case) -> tuple[object, ...]:
-    """Return `table.ShapeTimes.product` of a case."""
-    shape = case.shape
-    kind = case.element_bytes, shape.layout, case.fast_accum
-    return (*kind, shape.M, shape.N, shape.K, case.offset_a, case.offset_b)
-
-
-def unseen(todo: Sequence[Work], known: Container[tuple[object, ...]] | None) -> tuple[list[Work], int | None]:
-    """Return the work on products that are not among the `known`, and how much of it is; None if that is not known."""
-    if known is None:
-        return list(todo), None
-    kept = [item for item in todo if product_of(item.case) not in known]
-    return kept, len(todo) - len(kept)
 
 
 def left(todo: Sequence[Work], found: Results) -> list[Work]:

@@ -29,8 +29,7 @@ _TEXTS = {
     REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
     "turns: 1 is perfect, also if the race's best is slower in turns. Means are geometric.",
 }
-_LEFT_OUT = "Of the drawn problems {} are left out, because tuning timed them."
-_UNKNOWN = "This installation lacks the random problems that tuning timed, so some of these may be among them."
+_UNSEEN = "All problems are of the tenth of which no table has times."
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +168,7 @@ def sections(runs: Sequence[Results]) -> list[Section]:
         SpecError: as `lines`.
     """
     kind = runs[0].facts["figure"]
-    left_out = [run.facts["left_out"] for run in runs]
-    text = _UNKNOWN if None in left_out else _LEFT_OUT.format(sum(left_out))
-    found = [Section(_title(runs), f"{_TEXTS[kind]} {text}", *_target_table(runs))]
+    found = [Section(_title(runs), f"{_TEXTS[kind]} {_UNSEEN}", *_target_table(runs))]
     for words, apart in (("", False), (" of the classes apart", True)):
         rows = worst(runs, apart=apart)
         if rows:

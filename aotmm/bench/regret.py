@@ -16,7 +16,7 @@ import torch
 import aotmm
 from aotmm.bench import facts
 from aotmm.bench.cases import Work
-from aotmm.bench.drawn import left, tuned, unseen, work
+from aotmm.bench.drawn import left, work
 from aotmm.bench.drawn_summary import REGRET
 from aotmm.bench.protocol import SHORT, GraphStopwatch, Stopwatch, compare
 from aotmm.bench.providers import Provider
@@ -55,11 +55,9 @@ def run_regret(
     """
     todo = work(distribution(), seed, count or _COUNT, classes)
     ordinal = gpu()
-    todo, left_out = unseen(todo, tuned() if table is None else tuned(table))
     launcher = aotmm.load(table=table).launcher(ordinal)
     name = "" if table is None else f"{table.name}, {sha256(table.read_bytes()).hexdigest()[:16]}"
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": REGRET, "table": name})
-    found.facts["left_out"] = left_out
     measured = _measurer(launcher, ordinal, found.facts)
     keep(left(todo, found), measured, found, folder, progress, ordinal=ordinal)
     return found

@@ -85,7 +85,7 @@ def tune(
     The problems are drawn at random; the shapes of aotmm/timing/shapes.json are timed beside them. The times, and
     models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
-    named, and are an error in the end. A fifth of the shapes tests the selection.
+    named, and are an error in the end. A tenth of the random problems tests the selection.
     """
     measuring = ("file", "seed", "count", "budget", "scheduler")
     refuse_ignored(

@@ -212,8 +212,10 @@ int64_t concurrent_tiles(const query *, uint32_t kernel);
 void describe(const query *, placement *);
 /* Set the terms of at most LANES plans, by the formula. */
 extern void (*set_terms)(const query *, const candidate *, int count, terms *restrict);
-/* Return the time of a plan by the network, with the terms of lane `i`, and whether it is launched with pdl. */
-extern float (*corrected)(const query *, const candidate *, const terms *, int i, int *pdl);
+enum { SHORTLIST = 6 /* plans of least time by the formula, of which the network chooses; at most LANES */ };
+
+/* Correct the times of at most SHORTLIST plans by the network, and set which of them are launched with pdl. */
+extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[SHORTLIST]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *all = is_measured(s) ? s->measured[aotmm_kernels[kernel].fast_accum] : NULL;

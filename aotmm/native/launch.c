@@ -138,7 +138,8 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
       return status;
   status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), 1, ordinal, stream);
+    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), (int)plan->pdl,
+                    ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
   return status;
 }

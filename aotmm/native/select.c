@@ -7,7 +7,6 @@
 enum { PDL_BELOW_NS = 50000, FULL_PDL_BELOW_NS = 12000 /* for a launch that leaves no room for the next */ };
 enum { ANY_GRID = 1 << 18 /* work tiles of which any grid can have so many, of at most 16 * 1024 threads each */ };
 enum { TALL = 64 /* rows of a tile, above which half of them have to be of C */ };
-enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network chooses */ };
 
 /* Return the number of panels that share a copy of an operand. */
 static int64_t panels_of_copy(const panels *cut, int operand) {
@@ -272,17 +271,17 @@ static int starts_early(const candidate *each, const terms *t, int i) {
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
   const candidate *chosen = NULL;
+  int pdl[SHORTLIST];
   terms t;
   int64_t found;
-  _Static_assert((int)SHORTLIST <= (int)LANES, "SHORTLIST");
   consider_waiting(s, to);
   if (to->count) set_terms(s, to->list, to->count, &t);
+  for (int i = 0; i < to->count; i++) pdl[i] = starts_early(to->list + i, &t, i);
+  if (to->count && s->table->network) correct(s, to->list, to->count, &t, pdl);
   for (int i = 0; i < to->count; i++) {
     const candidate *each = to->list + i;
-    int pdl = starts_early(each, &t, i);
-    const float time = s->table->network ? corrected(s, each, &t, i, &pdl) : t.time[i];
     const aotmm_plan plan = {.kernel = each->kernel, .split = each->split, .copies = each->place->copies,
-                             .pdl = (uint32_t)pdl, .cost = as_cost(time + each->place->time)};
+                             .pdl = (uint32_t)pdl[i], .cost = as_cost(t.time[i] + each->place->time)};
     if (!better(&plan, &to->best)) continue;
     to->best = plan, chosen = each;
   }

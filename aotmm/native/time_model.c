@@ -109,10 +109,11 @@ INLINE void terms_of(const query *s, const candidate *plans, int count, terms *r
 
 /* Floats that are computed at once; compilers make two vectors of it for processors with shorter ones. */
 typedef float vector __attribute__((vector_size(4 * LANES)));
-typedef int32_t bits_of_vector __attribute__((vector_size(4 * LANES)));
 
-enum { VECTORS = AOTMM_HIDDEN / LANES /* of hidden nodes; registers with AVX2 hold 8 */ };
-_Static_assert(AOTMM_HIDDEN % LANES == 0, "AOTMM_HIDDEN");
+enum { VECTORS = AOTMM_HIDDEN / LANES, SECOND_VECTORS = AOTMM_SECOND / LANES /* of nodes; registers with AVX2 hold 8 */ };
+_Static_assert(AOTMM_HIDDEN % LANES == 0 && AOTMM_SECOND % LANES == 0, "nodes");
+enum { LAUNCHES = 2 /* of a plan, without pdl and with it */, TOGETHER = 4 /* launches whose second nodes registers hold */ };
+_Static_assert((int)SHORTLIST <= (int)LANES && SHORTLIST * LAUNCHES % TOGETHER == 0, "SHORTLIST");
 
 INLINE vector vector_at(const float *first) {
   vector found;
@@ -120,7 +121,10 @@ INLINE vector vector_at(const float *first) {
   return found;
 }
 
-INLINE vector positive(vector x) { return (vector)((bits_of_vector)x & (x > 0)); }
+INLINE vector positive(vector x) {
+  for (int i = 0; i < LANES; i++) x[i] = x[i] > 0 ? x[i] : 0;
+  return x;
+}
 
 /* Return a * b + c, rounded once: half of the instructions. Processors without it call a function for each number. */
 INLINE vector fused(float a, vector b, vector c) {
@@ -136,10 +140,29 @@ INLINE void add(vector hidden[VECTORS], const float (*weights)[AOTMM_HIDDEN], co
     for (int v = 0; v < VECTORS; v++) hidden[v] = fused(inputs[i], vector_at(weights[i] + v * LANES), hidden[v]);
 }
 
-INLINE float output(const aotmm_network *network, const vector hidden[VECTORS]) {
-  vector parts = {0};
-  for (int v = 0; v < VECTORS; v++) parts += positive(hidden[v]) * vector_at(network->outputs + v * LANES);
-  return sum(parts);
+/* Set the outputs of some launches by their hidden nodes. Each weight is loaded once for all of them. */
+INLINE void set_outputs(const aotmm_network *network, const float hidden[TOGETHER][AOTMM_HIDDEN], float found[TOGETHER]) {
+  vector nodes[TOGETHER][SECOND_VECTORS];
+  for (int launch = 0; launch < TOGETHER; launch++)
+    for (int v = 0; v < SECOND_VECTORS; v++) nodes[launch][v] = vector_at(network->second_bias + v * LANES);
+  for (int i = 0; i < AOTMM_HIDDEN; i++)
+    for (int v = 0; v < SECOND_VECTORS; v++) {
+      const vector weights = vector_at(network->second[i] + v * LANES);
+      for (int launch = 0; launch < TOGETHER; launch++) nodes[launch][v] = fused(hidden[launch][i], weights, nodes[launch][v]);
+    }
+  for (int launch = 0; launch < TOGETHER; launch++) {
+    vector parts = {0};
+    for (int v = 0; v < SECOND_VECTORS; v++) parts += positive(nodes[launch][v]) * vector_at(network->outputs + v * LANES);
+    found[launch] = sum(parts);
+  }
+}
+
+/* Set the values of hidden nodes by their sums. */
+INLINE void keep_positive(const vector nodes[VECTORS], float found[AOTMM_HIDDEN]) {
+  for (int v = 0; v < VECTORS; v++) {
+    const vector each = positive(nodes[v]);
+    memcpy(found + v * LANES, &each, sizeof each);
+  }
 }
 
 INLINE float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
@@ -162,13 +185,25 @@ INLINE void hidden_of(const query *s, placement *place) {
   memcpy(place->hidden, hidden, sizeof hidden);
 }
 
-INLINE float time_of(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
+/* Return the time of memory if each wave of tiles reads its rows of A and columns of B once. */
+INLINE float reread_time(const query *s, const candidate *plan, const terms *t, int i) {
+  const aotmm_problem *p = s->problem;
+  const aotmm_tile *tile = aotmm_tiles + plan->kernel;
+  const float concurrent = (float)concurrent_tiles(s, plan->kernel), tiles = t->work_tiles[i] / (float)plan->split;
+  const float at_once = smaller(tiles, concurrent);
+  const float sides = smaller(2 * __builtin_sqrtf(at_once * tile->block_m * tile->block_n),
+                              smaller(at_once * tile->block_m, (float)p->M) + smaller(at_once * tile->block_n, (float)p->N));
+  const float line = (float)p->K * (float)bytes_of_dtype[p->dtype_a];
+  return larger(1, tiles / concurrent) * (sides * line) * constants_of(s, plan->kernel)->ns_per_byte;
+}
+
+/* Set the hidden nodes of a plan's launches. `i` is its lane. */
+INLINE void set_nodes(const query *s, const candidate *plan, const terms *t, int i, float nodes[LAUNCHES][AOTMM_HIDDEN]) {
   const aotmm_network *network = s->table->network;
-  const aotmm_kernel *k = aotmm_kernels + plan->kernel;
   const aotmm_correction *own = s->table->corrections + plan->kernel;
   const float time = t->time[i], waves = t->waves[i], rounds = t->rounds[i], wave = smaller(waves, 1);
   const float share = 1 / time, part = 1 / rounds, size = log2f(time);
-  const int odd = own->alternates && (int64_t)rounds & 1, clustered = k->num_ctas > 1;
+  const int odd = own->alternates && (int64_t)rounds & 1, clustered = aotmm_kernels[plan->kernel].num_ctas > 1;
   const int half = waves <= 0.5f, one = waves <= 1;
   const float inputs[AOTMM_PLAN_INPUTS] = {size,
                                            t->multiply[i] * share,
@@ -176,6 +211,7 @@ INLINE float time_of(const query *s, const candidate *plan, const terms *t, int 
                                            t->read[i] * share,
                                            t->load[i] * share,
                                            t->fixed[i] * share,
+                                           smaller(1, reread_time(s, plan, t, i) * share),
                                            wave,
                                            smaller(waves, 2),
                                            waves - (rounds - 1),
@@ -195,16 +231,25 @@ INLINE float time_of(const query *s, const candidate *plan, const terms *t, int 
   vector hidden[VECTORS];
   for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
   add(hidden, network->plan, inputs, count);
-  float log_ratio = output(network, hidden);
-  *pdl = 0;
-  if (k->pdl) {
-    const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
-    add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
-    const float early = output(network, hidden);
-    *pdl = early <= log_ratio;
-    if (*pdl) log_ratio = early;
+  keep_positive(hidden, nodes[0]);
+  const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
+  add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
+  keep_positive(hidden, nodes[1]);
+}
+
+INLINE void correct_times(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[SHORTLIST]) {
+  float hidden[SHORTLIST * LAUNCHES][AOTMM_HIDDEN], outputs[SHORTLIST * LAUNCHES];
+  for (int i = 0; i < SHORTLIST; i++) {
+    const int each = i < count ? i : 0; /* a list that is not full is rare */
+    set_nodes(s, plans + each, t, each, hidden + LAUNCHES * i);
   }
-  return time * expf(log_ratio + own->shift);
+  for (int first = 0; first < LAUNCHES * SHORTLIST; first += TOGETHER)
+    set_outputs(s->table->network, hidden + first, outputs + first);
+  for (int i = 0; i < count; i++) {
+    const float plain = outputs[LAUNCHES * i], early = outputs[LAUNCHES * i + 1];
+    pdl[i] = aotmm_kernels[plans[i].kernel].pdl && early <= plain;
+    t->time[i] *= expf((pdl[i] ? early : plain) + s->table->corrections[plans[i].kernel].shift);
+  }
 }
 
 /* ---- for any processor, and for those that compute eight numbers at once, products and sums in one */
@@ -213,13 +258,13 @@ static void hidden_anywhere(const query *s, placement *place) { hidden_of(s, pla
 
 static void terms_anywhere(const query *s, const candidate *plans, int count, terms *restrict t) { terms_of(s, plans, count, t); }
 
-static float time_anywhere(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
-  return time_of(s, plan, t, i, pdl);
+static void correct_anywhere(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[SHORTLIST]) {
+  correct_times(s, plans, count, t, pdl);
 }
 
 static void (*set_hidden)(const query *, placement *) = hidden_anywhere; /* what the problem adds to the hidden nodes */
 void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
-float (*corrected)(const query *, const candidate *, const terms *, int, int *) = time_anywhere;
+void (*correct)(const query *, const candidate *, int, terms *restrict, int[SHORTLIST]) = correct_anywhere;
 
 #if defined __x86_64__ && !defined AOTMM_ANYWHERE
 __attribute__((target("avx2,fma"))) static void hidden_avx2(const query *s, placement *place) { hidden_of(s, place); }
@@ -228,8 +273,9 @@ __attribute__((target("avx2,fma"))) static void terms_avx2(const query *s, const
   terms_of(s, plans, count, t);
 }
 
-__attribute__((target("avx2,fma"))) static float time_avx2(const query *s, const candidate *plan, const terms *t, int i, int *pdl) {
-  return time_of(s, plan, t, i, pdl);
+__attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, terms *restrict t,
+                                                              int pdl[SHORTLIST]) {
+  correct_times(s, plans, count, t, pdl);
 }
 
 /* As __builtin_cpu_supports, which not every compiler links into a shared library. */
@@ -239,7 +285,7 @@ __attribute__((constructor)) static void use_avx2(void) {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return;
   __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
   if ((a & SAVED) != SAVED || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return;
-  set_hidden = hidden_avx2, set_terms = terms_avx2, corrected = time_avx2;
+  set_hidden = hidden_avx2, set_terms = terms_avx2, correct = correct_avx2;
 }
 #endif
 

@@ -21,7 +21,7 @@ from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
-FORMAT = 6
+FORMAT = 7
 _DRAWN = ".drawn.json"
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
@@ -94,7 +94,7 @@ class ShapeTimes(_Product):
     """One measured product and its times.
 
     `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `drawn` ones
-    are random, so launchers do not keep their times. `held_out` products test the fit: first it is made without them.
+    are random, so launchers do not keep their times. `held_out` ones, all of them drawn, test the fit, which has none.
     """
 
     times: tuple[Sample, ...]

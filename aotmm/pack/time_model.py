@@ -1,8 +1,8 @@
 """The time model of the launcher (`templates/launcher.h.jinja`) as far as it depends on kernels: constants and inputs.
 
 The formula's constants come from a kernel's tile and the data sheet of its architecture. A tuning table has factors of
-them, and a network that corrects the formula: one hidden layer, whose inputs describe the kernel, the problem and the
-plan.
+them, and a network that corrects the formula: two layers. The inputs of the first, hidden one describe the kernel, the
+problem and the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotmm.pack.schema import Kernel
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
-HIDDEN = 64  # nodes of the hidden layer (docs/experiments/tuning.md)
+HIDDEN, SECOND = 64, 16  # nodes of the network's layers (docs/experiments/tuning.md)
 FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
 # Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
 KERNEL_INPUTS = (
@@ -28,9 +28,9 @@ PROBLEM_INPUTS = (
     "sectors_b",
 )  # fmt: skip
 PLAN_INPUTS = (
-    "log2 time", "multiply", "take", "read", "load", "fixed", "wave up to 1", "wave up to 2", "last wave", "1 / waves",
-    "log2 steps", "rows", "columns", "one wave", "half a wave", "odd", "sums", "log2 split", "clustered lines_a",
-    "clustered lines_b",
+    "log2 time", "multiply", "take", "read", "load", "fixed", "reread", "wave up to 1", "wave up to 2", "last wave",
+    "1 / waves", "log2 steps", "rows", "columns", "one wave", "half a wave", "odd", "sums", "log2 split",
+    "clustered lines_a", "clustered lines_b",
 )  # fmt: skip
 PDL_INPUTS = ("pdl", "half a wave", "the other half", "log2 time", "log2 time, the other half", "wave up to 1")
 INPUTS = (*KERNEL_INPUTS, *PROBLEM_INPUTS, *PLAN_INPUTS, *PDL_INPUTS)
@@ -87,6 +87,7 @@ FITTED = ("base_ns", "ns_per_tile", "ns_per_k_step", "ns_per_taken_byte", "ns_pe
 
 Weight = Annotated[float, (-1e6, 1e6)]
 Node = range(HIDDEN, HIDDEN + 1)
+SecondNode = range(SECOND, SECOND + 1)
 MOST_FACTOR = 1e3
 Factors = Annotated[tuple[Annotated[float, (1 / MOST_FACTOR, MOST_FACTOR)], ...], range(len(FITTED), len(FITTED) + 1)]
 
@@ -98,22 +99,26 @@ class Network:
     Attributes:
         inputs: weights of each of `INPUTS` for each hidden node.
         bias: of the hidden nodes, whose values count from 0 on.
-        outputs: weights of the hidden nodes.
+        second: weights of each hidden node for each node of the second layer, whose values count likewise.
+        second_bias: of those.
+        outputs: weights of the second layer's nodes.
         shift: added to their sum.
         factors: of the constants `FITTED`, for configs without a model.
     """
 
     inputs: Annotated[tuple[Annotated[tuple[Weight, ...], Node], ...], range(len(INPUTS), len(INPUTS) + 1)]
     bias: Annotated[tuple[Weight, ...], Node]
-    outputs: Annotated[tuple[Weight, ...], Node]
+    second: Annotated[tuple[Annotated[tuple[Weight, ...], SecondNode], ...], Node]
+    second_bias: Annotated[tuple[Weight, ...], SecondNode]
+    outputs: Annotated[tuple[Weight, ...], SecondNode]
     shift: Weight
     factors: Factors
 
     @property
     def parts(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
-        """Return the weights of problem, plan and pdl inputs, as `aotmm_network` has them."""
-        rows = iter(self.inputs[len(KERNEL_INPUTS) :])
-        return tuple(tuple(itertools.islice(rows, len(names))) for names in (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS))
+        """Return the weights of problem, plan and pdl inputs and of hidden nodes, as `aotmm_network` has them."""
+        rows, of = iter(self.inputs[len(KERNEL_INPUTS) :]), (PROBLEM_INPUTS, PLAN_INPUTS, PDL_INPUTS)
+        return (*(tuple(itertools.islice(rows, len(names))) for names in of), self.second)
 
     def hidden(self, kernel: Kernel) -> tuple[float, ...]:
         """Return what a kernel's inputs and the bias add to the hidden nodes."""

@@ -6,7 +6,7 @@ from ctypes import POINTER, Structure, c_char, c_double, c_float, c_int32, c_int
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, Constants
+from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, SECOND, Constants
 from aotmm.problem import DEVICE_NAME_BYTES
 from aotmm.target import TARGETS
 
@@ -37,7 +37,7 @@ class COrigin(Structure):
     ]
 
 
-_Nodes = c_float * HIDDEN
+_Nodes, _SecondNodes = c_float * HIDDEN, c_float * SECOND
 
 
 class CNetwork(Structure):
@@ -47,7 +47,9 @@ class CNetwork(Structure):
         ("problem", _Nodes * len(PROBLEM_INPUTS)),
         ("plan", _Nodes * len(PLAN_INPUTS)),
         ("pdl", _Nodes * len(PDL_INPUTS)),
-        ("outputs", _Nodes),
+        ("second", _SecondNodes * HIDDEN),
+        ("second_bias", _SecondNodes),
+        ("outputs", _SecondNodes),
     ]
 
 
@@ -147,9 +149,7 @@ def c_table(table: Table, kernels: Sequence[Kernel]) -> CTable:
     c = CTable(measured_device(table, 0), found.config_count, len(found.shapes))
     c.constants = (CConstants * len(kernels))(*(CConstants(*row) for row in found.constants))
     if table.network is not None:
-        weights = [[_Nodes(*row) for row in part] for part in table.network.parts]
-        parts = [(_Nodes * len(part))(*part) for part in weights]
-        c.network = pointer(CNetwork(*parts, _Nodes(*table.network.outputs)))
+        c.network = pointer(CNetwork(*table.network.parts, table.network.second_bias, table.network.outputs))
         rows = (CCorrection(_Nodes(*row.hidden), row.shift, row.alternates) for row in found.corrections)
         c.corrections = (CCorrection * len(kernels))(*rows)
     c.config_numbers = (c_uint16 * len(kernels))(*found.config_numbers)

@@ -13,9 +13,10 @@ types and offsets are uniform. If offsets other than 0 are listed, at least one 
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -78,7 +79,14 @@ def distribution(path: Path = FILE) -> Distribution:
     return decode(Distribution, parse_json(path.read_bytes(), str(path), "distribution", _MAX_BYTES), str(path))
 
 
-def draw(known: Distribution, seed: int, count: int, classes: Collection[str] = ()) -> dict[str, list[Case]]:
+def draw(
+    known: Distribution,
+    seed: int,
+    count: int,
+    classes: Collection[str] = (),
+    *,
+    among: Callable[[Case], bool] = lambda _: True,
+) -> dict[str, list[Case]]:
     """Return random problems by class; the same seed gives the same.
 
     A class has `count` times its share of problems, rounded up. Those of a smaller count are the first of a larger one,
@@ -86,6 +94,7 @@ def draw(known: Distribution, seed: int, count: int, classes: Collection[str] = 
 
     Args:
         classes: their names; all if empty.
+        among: whether a problem may be drawn; by default every one.
 
     Raises:
         SpecError: a name is unknown.
@@ -98,7 +107,8 @@ def draw(known: Distribution, seed: int, count: int, classes: Collection[str] = 
     for each in known.classes:
         if not classes or each.name in classes:
             numbers = random.Random(f"{seed} {each.name}")  # noqa: S311 - not for secrets
-            found[each.name] = [_case(each, known, numbers) for _ in range(math.ceil(count * each.share))]
+            drawn = (_case(each, known, numbers) for _ in itertools.count())
+            found[each.name] = list(itertools.islice(filter(among, drawn), math.ceil(count * each.share)))
     return found
 
 

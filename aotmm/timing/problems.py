@@ -1,10 +1,11 @@
-"""The products to tune and measure: shapes by sweep (`shapes.json`), and the fifth of them that tests a fit."""
+"""The products to tune and measure: shapes by sweep (`shapes.json`), and the tenth of all that is never tuned on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from aotmm.errors import SpecError
 from aotmm.problem import DTYPES, LAYOUTS
 
 FILE = Path(__file__).parent / "shapes.json"
-_PARTS = 5  # one of them is held out
+_PARTS = 10  # of all products; one of them is held out
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,7 +89,7 @@ class Sweep:
     shapes: tuple[Shape, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shapes:
     """The content of a file of shapes."""
 
@@ -102,11 +103,24 @@ class Shapes:
                 return sweep
         raise SpecError(f"unknown sweep {name!r}; known: {', '.join(sweep.name for sweep in self.sweeps)}")
 
+    def held_out(self, case: Case) -> bool:
+        """Return whether no choice may know the times of `case`: it is of the tenth that tests choices.
 
-def held_out(seed: int, shape: Shape, offsets: tuple[int, int] = (0, 0)) -> bool:
-    """Return whether `shape` is of the held-out fifth, chosen by its sizes, layout and operands' offsets only."""
-    digest = hashlib.sha256(f"{seed} {shape}{f' {offsets}' if any(offsets) else ''}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % _PARTS == 0
+        Which ones are, sizes, layout and operands' offsets decide, so that a product of another type is so likewise.
+        Products of the sweeps never are.
+        """
+        offsets = case.offset_a, case.offset_b
+        text = f"{self.held_out_seed} {case.shape}{f' {offsets}' if any(offsets) else ''}"
+        digest = hashlib.sha256(text.encode()).digest()
+        return int.from_bytes(digest[:8], "big") % _PARTS == 0 and not self.swept(case)
+
+    def swept(self, case: Case) -> bool:
+        """Return whether a sweep has the sizes and layout of `case`, whose operands begin at a line of memory."""
+        return not (case.offset_a or case.offset_b) and replace(case.shape, name="") in self._swept
+
+    @cached_property
+    def _swept(self) -> frozenset[Shape]:
+        return frozenset(replace(shape, name="") for sweep in self.sweeps for shape in sweep.shapes)
 
 
 def read(path: Path = FILE) -> Shapes:

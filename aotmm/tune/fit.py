@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch.nn.functional import huber_loss, pad
 
 from aotmm.pack.table import Model, Table
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, MOST_FACTOR, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, MOST_FACTOR, SECOND, Network
 from aotmm.tune.models import Key, Samples, inputs
 
 _PRODUCTS = 48  # of one step
-_EPOCHS, _RATE, _DECAY = 40, 1e-2, 1e-3
+_EPOCHS, _RATE, _DECAY = 60, 1e-2, 1e-3
 _RATE_FROM_START = 5e-3  # of a fit that begins with another device's table
 _OWN_DECAY = 0.03  # of the weights of single configs
 _NOISE = 0.1  # of inputs, whose spread is 1: a plan of about the same inputs takes about the same time
@@ -63,7 +63,7 @@ class _Start(NamedTuple):
     """Values from which a fit begins, all of them for scaled inputs.
 
     Attributes:
-        weights: those of both layers and their biases; None for random ones.
+        weights: those of both layers and of the output, each with its biases; None for random ones.
         hidden, shifts: of each key, (keys, HIDDEN) and (keys, 1).
     """
 
@@ -100,6 +100,8 @@ def fit(samples: Samples, start: Table | None = None) -> Fitted:
     network = Network(
         tuple(map(tuple, weights.T.tolist())),
         tuple((found["bias"] - mean @ weights.T).tolist()),
+        tuple(map(tuple, found["second"].T.tolist())),
+        tuple(found["second_bias"].tolist()),
         tuple(found["outputs"][0].tolist()),
         float(found["shift"][0]),
         tuple(common.tolist()),
@@ -114,7 +116,8 @@ def _start(keys: Sequence[Key], table: Table | None, mean: _Array, spread: _Arra
         return _Start(None, torch.zeros(len(keys), HIDDEN), torch.zeros(len(keys), 1))
     network, models = table.network, table.models_of(keys)
     first = np.array(network.inputs).T
-    weights = first * spread, np.array(network.bias) + first @ mean, [network.outputs], [network.shift]
+    second = np.array(network.second).T, network.second_bias
+    weights = first * spread, np.array(network.bias) + first @ mean, *second, [network.outputs], [network.shift]
     own = [model.hidden for model in models], [[model.shift] for model in models]
     return _Start(tuple(map(_tensor, weights)), *map(_tensor, own))
 
@@ -151,9 +154,10 @@ def _weights(
 ) -> tuple[float, dict[str, _Array]]:
     """Return the mean loss of the last turn over all products, and the weights of the network."""
     torch.manual_seed(seed)
-    first, last = torch.nn.Linear(len(INPUTS), HIDDEN), torch.nn.Linear(HIDDEN, 1)
+    first, second, last = (torch.nn.Linear(*size) for size in ((len(INPUTS), HIDDEN), (HIDDEN, SECOND), (SECOND, 1)))
+    layers = [parameter for layer in (first, second, last) for parameter in layer.parameters()]
     if begin.weights is not None:
-        for parameter, value in zip((*first.parameters(), *last.parameters()), begin.weights, strict=True):
+        for parameter, value in zip(layers, begin.weights, strict=True):
             parameter.data = value.clone()
     hidden = torch.nn.Parameter(torch.zeros_like(begin.hidden))
     shifts = torch.nn.Parameter(begin.shifts.clone())
@@ -161,14 +165,14 @@ def _weights(
     def predicted(rows: torch.Tensor) -> torch.Tensor:
         seen, key = values[rows], data.key[rows]
         nodes = torch.relu(first(seen + _NOISE * torch.randn_like(seen)) + begin.hidden[key] + hidden[key])
-        times: torch.Tensor = (last(nodes) + shifts[key])[:, 0] + formula[rows]
+        times: torch.Tensor = (last(torch.relu(second(nodes))) + shifts[key])[:, 0] + formula[rows]
         return times
 
-    common = [*first.parameters(), *last.parameters(), shifts]
-    groups = [{"params": common, "weight_decay": _DECAY}, {"params": [hidden], "weight_decay": _OWN_DECAY}]
+    groups = [{"params": [*layers, shifts], "weight_decay": _DECAY}, {"params": [hidden], "weight_decay": _OWN_DECAY}]
     rate = _RATE if begin.weights is None else _RATE_FROM_START
     loss = _descend(data, predicted, groups, rate, _EPOCHS)
-    found = {"inputs": first.weight, "bias": first.bias, "outputs": last.weight, "shift": last.bias}
+    found = {"inputs": first.weight, "bias": first.bias, "second": second.weight, "second_bias": second.bias}
+    found |= {"outputs": last.weight, "shift": last.bias}
     found |= {"hidden": begin.hidden + hidden, "shifts": shifts}
     return loss, {name: value.detach().double().numpy() for name, value in found.items()}
 

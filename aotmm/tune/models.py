@@ -109,6 +109,7 @@ def inputs(found: Samples, factors: _Array) -> tuple[_Array, _Array]:
     base, tile, multiply, take, load, read, sums = (parts / time[:, None]).T
     size, plain = np.log2(time), found.plain
     known = plain | {"log2 time": size, "multiply": multiply, "take": take, "read": read, "load": load, "sums": sums}
+    known |= {"reread": np.minimum(1, plain["ns of reread"] / time)}
     known |= {"fixed": base + tile, "log2 time, the other half": size * plain["the other half"]}
     columns = [known[name] for name in (*PROBLEM_INPUTS, *PLAN_INPUTS)]
     columns += [known[name] * plain["pdl"] for name in PDL_INPUTS]  # that of "pdl" is 1 or 0 either way
@@ -134,8 +135,9 @@ def predicted(found: Samples, table: Table) -> _Array:
     values, times = inputs(found, np.array([model.factors for model in of_keys]).reshape(-1, len(FITTED)))
     hidden = values @ np.array(network.inputs) + np.array(network.bias)
     hidden += np.array([model.hidden for model in of_keys])[found.key]
+    second = np.maximum(0, hidden) @ np.array(network.second) + np.array(network.second_bias)
     shift = network.shift + np.array([model.shift for model in of_keys])[found.key]
-    times *= np.exp(np.maximum(0, hidden) @ np.array(network.outputs) + shift)
+    times *= np.exp(np.maximum(0, second) @ np.array(network.outputs) + shift)
     return times
 
 
@@ -176,8 +178,9 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
     M, N, K, split = d["M"], d["N"], d["K"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
-    units = down * across * split
-    waves = units / np.maximum(1, gpu.device.multiprocessors // d["num_ctas"])
+    tiles, concurrent = down * across, np.maximum(1, gpu.device.multiprocessors // d["num_ctas"])
+    units, at_once = tiles * split, np.minimum(tiles, concurrent)
+    waves = units / concurrent
     rounds = np.ceil(waves)
     steps = np.ceil(np.ceil(K / d["block_k"]) / split)
     line = d["block_k"] * d["bytes"]
@@ -198,7 +201,10 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     )
     half, one = (waves <= 0.5) * 1.0, (waves <= 1) * 1.0  # noqa: PLR2004 - half of the multiprocessors
     clustered = (d["num_ctas"] > 1) * 1.0
+    square = 2 * np.sqrt(at_once * d["block_m"] * d["block_n"])
+    sides = np.minimum(square, np.minimum(at_once * d["block_m"], M) + np.minimum(at_once * d["block_n"], N))
     plain = {
+        "ns of reread": np.maximum(1, tiles / concurrent) * sides * K * d["bytes"] * d["ns_per_byte"],
         **{f"log2 {name}": np.log2(d[name]) for name in "MNK"},
         "log2 bytes": np.log2(moved),
         "A by columns": d["by_columns_a"],

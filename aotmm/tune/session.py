@@ -24,7 +24,7 @@ from aotmm.runtime.pack import Pack
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
 from aotmm.timing.draw import distribution, draw
-from aotmm.timing.problems import Case, Shapes, held_out
+from aotmm.timing.problems import Case, Shapes
 from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
 from aotmm.tune.cases import DEFAULTS, cases, types_of
@@ -57,11 +57,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Quality of a table's models, if they are fitted to all shapes but those held out.
+    """Quality of a table's models.
 
     Attributes:
-        held_out: regret on shapes that neither models nor selection saw. A fit that begins with another device's table
-            begins with models that saw them on that device.
+        held_out: regret on shapes that neither models nor selection saw.
         models: regret on the other shapes, of a selection that knows only the models.
     """
 
@@ -223,7 +222,6 @@ def table_of(measured: Measurement, shapes: Shapes) -> Table:
 
     It has no samples of configs that were left out, nor any that are too slow for the fit.
     """
-    swept = {replace(shape, name="") for sweep in shapes.sweeps for shape in sweep.shapes}
     environment = asdict(measured.environment)
     del environment["pack"]
     return Table(
@@ -241,8 +239,8 @@ def table_of(measured: Measurement, shapes: Shapes) -> Table:
                 K=case.shape.K,
                 offset_a=case.offset_a,
                 offset_b=case.offset_b,
-                drawn=bool(case.offset_a or case.offset_b or case.shape not in swept),
-                held_out=held_out(shapes.held_out_seed, case.shape, (case.offset_a, case.offset_b)),
+                drawn=not shapes.swept(case),
+                held_out=shapes.held_out(case),
                 times=_near([sample for sample in samples if sample.config_name not in measured.left_out]),
             )
             for case, samples in measured.samples.items()
@@ -257,26 +255,25 @@ def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
 
 
 def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
-    """Return `raw` with models fitted to all shapes, and the quality of models that the held-out ones did not fit.
+    """Return `raw` with models fitted to all shapes but those held out, and their quality.
 
     The fit of a device begins with the shipped table of the arch's own device, unless it is that. `dtypes` has the type
     that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no GPU.
     """
     launcher, row = pack.launcher, target(pack.arch)
     start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
-    tested = _fitted(pack, raw, [shape for shape in raw.shapes if not shape.held_out], start)
+    done = _fitted(pack, raw, start)
     device = measured_device(raw, row.shared_bytes)
     quality = Quality(
-        held_out=regret.held_out_regret(launcher, device, tested, dtypes),
-        models=regret.model_regret(launcher, device, tested, dtypes),
+        held_out=regret.held_out_regret(launcher, device, done, dtypes),
+        models=regret.model_regret(launcher, device, done, dtypes),
     )
-    done = _fitted(pack, raw, raw.shapes, start)
-    launcher.retune(done)
     return done, quality
 
 
-def _fitted(pack: Pack, raw: Table, training: Sequence[ShapeTimes], start: Table | None) -> Table:
-    """Return `raw` with models fitted to `training` from those of `start` on, as it will be read from its file."""
+def _fitted(pack: Pack, raw: Table, start: Table | None) -> Table:
+    """Return `raw` with models fitted from those of `start` on, as it will be read from its file."""
+    training = [shape for shape in raw.shapes if not shape.held_out]
     found = samples(pack.launcher.kernels, Gpu(target(pack.arch), raw), training)
     network, models = fitting.fit(found, start) if found.ns.size else (None, ())  # the time may have run out at once
     return table.parse(table.write(replace(raw, network=network, models=models)), "the new table")

@@ -19,7 +19,7 @@ from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
 from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SUMS, Network, constants, fitted
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SECOND, SUMS, Network, constants, fitted
 from aotmm.pack.tuning import UNMEASURED
 from aotmm.problem import (
     ABI,
@@ -418,7 +418,9 @@ def test_tuning_table_in_the_source() -> None:
         shape("nn", 11, samples[1:2], offset=64),
     )
     weights_in = tuple((float(number),) * HIDDEN for number in range(len(INPUTS)))
-    network = Network(weights_in, (0.5,) * HIDDEN, (0.125,) * HIDDEN, 2.0, (1.0,) * len(FITTED))
+    second = tuple((float(number),) * SECOND for number in range(HIDDEN))
+    of_second = (0.25,) * SECOND, (0.125,) * SECOND
+    network = Network(weights_in, (0.5,) * HIDDEN, second, *of_second, 2.0, (1.0,) * len(FITTED))
     factors = (2.0, 3.0, 4.0, 5.0, 6.0)
     models = tuple(
         Model(mine, width, one.fast_accum, 0.25 * width, factors[::step], (-8.0 * width,) * HIDDEN)
@@ -432,11 +434,12 @@ def test_tuning_table_in_the_source() -> None:
     for number, rows in enumerate(([fitted(sheet[0], factors), sheet[1]], sheet)):
         lines = ["    {" + ", ".join(map(str, row)) + "},\n" for row in rows]
         assert f"constants_{number}[] = {{\n{''.join(lines)}}};" in text
-    values = network.hidden(one)[0] - 16.0, 0.0, 0.125
-    hidden, zeros, weights = (", ".join([str(value)] * HIDDEN) for value in values)
+    hidden, zeros = (", ".join([str(value)] * HIDDEN) for value in (network.hidden(one)[0] - 16.0, 0.0))
+    of_nodes = "}, {".join(", ".join(map(str, row)) for row in second)
+    last = (", ".join(map(str, row)) for row in of_second)
     corrections = f"    {{ {{{hidden}}}, 2.5, 0}},\n    {{ {{{zeros}}}, 0.0, 0}},\n"
     assert f"static const aotmm_correction corrections_0[] = {{\n{corrections}}};" in text
-    assert f"    {{{weights}}},\n}};" in text
+    assert "    {{{{{}}}}},\n    {{{}}},\n    {{{}}},\n}};".format(of_nodes, *last) in text
     assert "network_1" not in text
     assert "shapes_0[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
     assert "times_0[] = {\n    {900, 1, 0},\n    {800, 1, 1},\n    {0},\n};" in text

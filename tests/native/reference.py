@@ -45,7 +45,7 @@ SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of 
 SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
 LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 TALL = 64  # rows of a tile, above which half of them have to be of C
-SHORTLIST = 8  # plans by the formula that the network sees
+SHORTLIST = 6  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
 MOST_WAVES = 2  # of slices
 SEEN_ADDRESS = 256  # where a workspace is taken to be
@@ -794,6 +794,7 @@ class Reference:
             "sectors_b": split_lines(way.values, B, problem.dtype_b, SECTOR),
             "log2 time": log2(time),
             **{part: float(getattr(t, part)) / time for part in ("multiply", "take", "read", "load", "sums", "fixed")},
+            "reread": min(1.0, self._reread(problem, planned, t) / time),
             "wave up to 1": min(waves, 1),
             "wave up to 2": min(waves, 2),
             "last wave": float(t.waves - (t.rounds - ONE)),
@@ -823,6 +824,17 @@ class Reference:
         plain = plan(*PROBLEM_INPUTS, *PLAN_INPUTS)
         return [plain, plan(*PROBLEM_INPUTS, *PLAN_INPUTS, *PDL_INPUTS)] if kernel.pdl else [plain]
 
+    def _reread(self, problem: Problem, planned: Planned, t: Terms) -> float:
+        """Time of memory if each wave of tiles reads its rows of A and columns of B once."""
+        kernel, M, N = self.kernels[planned.plan.kernel], problem.M, problem.N
+        block_m, block_n = kernel.config.block_m, kernel.config.block_n
+        tiles = max(1, math.ceil(M / block_m)) * max(1, math.ceil(N / block_n)) * problem.batch
+        waves = float(t.waves) / planned.plan.split
+        at_once = min(tiles, tiles / waves)
+        sides = min(2 * math.sqrt(at_once * block_m * block_n), min(at_once * block_m, M) + min(at_once * block_n, N))
+        bytes_of_line = problem.K * DTYPES[kernel.dtype_a].bytes
+        return max(1.0, waves) * sides * bytes_of_line * float(self.constants[planned.plan.kernel].ns_per_byte)
+
     def _output(self, number: int, inputs: Sequence[float], model: Model | None) -> float:
         """The network's output for a kernel and the inputs of problem and plan, with or without those of pdl."""
         network = self.network
@@ -838,10 +850,14 @@ class Reference:
                 for node in range(HIDDEN)
             ]
         first = len(KERNEL_INPUTS)
+        nodes = [
+            known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
+            for node, known_sum in enumerate(self._hidden[key])
+        ]
         total = 0.0
-        for node, known_sum in enumerate(self._hidden[key]):
-            value = known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
-            total += (value if value > 0 else 0.0) * network.outputs[node]
+        for node, bias in enumerate(network.second_bias):
+            value = bias + sum(max(0.0, each) * row[node] for each, row in zip(nodes, network.second, strict=True))
+            total += max(0.0, value) * network.outputs[node]
         return total
 
 

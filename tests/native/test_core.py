@@ -19,7 +19,7 @@ from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.schema import Guard, Kernel
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, PDL_INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, PDL_INPUTS, SECOND, Network
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import INVALID, CPlan, Launcher, Plan, Problem
 from aotmm.runtime.pack import load_verified, open_pack
@@ -164,9 +164,11 @@ def network_for(rng: np.random.Generator) -> Network:
     weights = rng.normal(0, 0.15, (len(INPUTS), HIDDEN))
     pdl = weights[-len(PDL_INPUTS) :]
     pdl /= np.array([[12.0 if name.startswith("log2") else 1.0] for name in PDL_INPUTS])  # of which none decides alone
-    bias, outputs = rng.normal(0, 1, HIDDEN), rng.normal(0, 0.1, HIDDEN)
-    rows = tuple(map(tuple, weights.tolist()))
-    return Network(rows, tuple(bias.tolist()), tuple(outputs.tolist()), -0.25, factors_for(rng))
+    bias, second = rng.normal(0, 1, HIDDEN), rng.normal(0, 0.2, (HIDDEN, SECOND))
+    second_bias, outputs = rng.normal(0, 1, SECOND), rng.normal(0, 0.1, SECOND)
+    rows, second_rows = (tuple(map(tuple, each.tolist())) for each in (weights, second))
+    sums, biases, weights_out = (tuple(each.tolist()) for each in (bias, second_bias, outputs))
+    return Network(rows, sums, second_rows, biases, weights_out, -0.25, factors_for(rng))
 
 
 def factors_for(rng: np.random.Generator) -> tuple[float, ...]:

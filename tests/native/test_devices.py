@@ -12,7 +12,7 @@ import pytest
 
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, Network, constants
+from aotmm.pack.time_model import HIDDEN, INPUTS, SECOND, Network, constants
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice, nominal_device
@@ -150,8 +150,8 @@ def test_models_are_scaled(tmp_path: Path) -> None:
 
 def test_factors_are_of_every_device(two: Launcher) -> None:
     """A table's factors of constants count on others too: what they make of its device's constants is scaled."""
-    kernel, nothing = product(two.kernels), (0.0,) * HIDDEN
-    network = Network((nothing,) * len(INPUTS), nothing, nothing, 0.0, (1.0,) * 5)
+    kernel, nothing, none = product(two.kernels), (0.0,) * HIDDEN, (0.0,) * SECOND
+    network = Network((nothing,) * len(INPUTS), nothing, (none,) * HIDDEN, none, none, 0.0, (1.0,) * 5)
     plain = replace(table_for(kernel, ONE, 100), network=network)
     model = Model(kernel.config_name, 2, kernel.fast_accum, 0.0, (3.0, 50.0, 1.0, 1.0, 1.0), nothing)
 

@@ -17,7 +17,7 @@ import pytest
 from aotmm.errors import DriverError, NoKernelError
 from aotmm.pack.schema import Guard, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network, constants
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SECOND, Network, constants
 from aotmm.problem import SPLITS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, CPlan, Plan, Problem
 from aotmm.runtime.pack import open_pack
@@ -497,7 +497,7 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
         for said in (False, True):
             assert early(Plan(product, pdl=said), problem) == [said]
             split = Plan(partial, 2, pdl=said, workspace_bytes=BIG)
-            assert early(split, problem) == [said, True]  # a reduce waits, whatever comes before it
+            assert early(split, problem) == [said, said]  # a reduce is launched as its partial is
     copied = Plan(product, copies=COPY_A, pdl=True, workspace_bytes=BIG)
     assert early(copied, short) == [False, True]
     assert not emulator.plan(short, partial).pdl
@@ -608,11 +608,13 @@ def table_of(
 
 
 def network_of(shift: float, pdl: float = 0.0) -> Network:
-    """A network of one node, which adds `shift` to the logarithm of every time, and `pdl` with pdl."""
-    nothing = (0.0,) * HIDDEN
+    """A network of one node in each layer, which adds `shift` to the logarithm of every time, and `pdl` with pdl."""
+    nothing, none = (0.0,) * HIDDEN, (0.0,) * SECOND
+    one = (1.0, *none[1:])
     inputs = [nothing] * len(INPUTS)
     inputs[INPUTS.index("pdl")] = (pdl, *nothing[1:])
-    return Network(tuple(inputs), (10.0, *nothing[1:]), (1.0, *nothing[1:]), shift - 10, AS_IT_IS)
+    second = (one, *(none,) * (HIDDEN - 1))
+    return Network(tuple(inputs), (10.0, *nothing[1:]), second, none, one, shift - 10, AS_IT_IS)
 
 
 def model_of(

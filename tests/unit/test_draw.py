@@ -62,3 +62,11 @@ def test_unknown_class_is_named() -> None:
     """An unknown class is an error that lists the known ones."""
     with pytest.raises(SpecError, match="unknown class even; known: layers, multiples"):
         draw(KNOWN, 1, 10, ["even"])
+
+
+def test_a_part_of_all_problems() -> None:
+    """As many are drawn as of all, in the same order, and no others."""
+    few = draw(KNOWN, 7, 40, among=lambda case: case.shape.M % 16 < 8)
+    for name, cases in draw(KNOWN, 7, 400).items():
+        assert len(few[name]) == len(draw(KNOWN, 7, 40)[name])
+        assert few[name] == [case for case in cases if case.shape.M % 16 < 8][: len(few[name])]

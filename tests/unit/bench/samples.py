@@ -115,7 +115,6 @@ def drawn_facts(**given: Any) -> dict[str, Any]:
         "cache_bytes": 1,
         "seed": 1,
         "figure": "ratio",
-        "left_out": 0,
     } | given
 
 

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from aotmm.bench import drawn, profile, results
-from aotmm.bench.drawn import confirmed, product_of, run_drawn, tuned, work
+from aotmm.bench.drawn import confirmed, run_drawn, work
 from aotmm.bench.drawn_summary import drawn_goals
 from aotmm.bench.facts import State
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row
 from aotmm.errors import SpecError
-from aotmm.pack import table
-from aotmm.pack.table import ShapeTimes, Table
+from aotmm.timing import problems
 from aotmm.timing.draw import Class, Distribution, Layer, distribution, draw
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case, Shape
@@ -42,8 +41,7 @@ TINY = Distribution(
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """No GPU, a tiny distribution, providers that are always right; what `facts.collect` finds can be changed."""
     here = drawn_facts()
-    del here["seed"], here["figure"], here["left_out"]
-    monkeypatch.setattr(drawn, "tuned", frozenset)
+    del here["seed"], here["figure"]
     monkeypatch.setattr(drawn, "gpu", lambda: 0)
     monkeypatch.setattr("aotmm.bench.facts.collect", lambda _: dict(here))
     monkeypatch.setattr("aotmm.bench.facts.watched", lambda _: nullcontext(State()))
@@ -62,16 +60,24 @@ def _run(seed: int, folder: Path, **options: Any) -> list[str]:
     return reported
 
 
+def _held_out(seed: int, count: int) -> dict[str, list[Case]]:
+    return draw(TINY, seed, count, among=problems.read().held_out)
+
+
 def _drawn(seed: int, count: int) -> Counter[str]:
-    return Counter(f"{name} {case}" for name, cases in draw(TINY, seed, count).items() for case in cases)
+    return Counter(f"{name} {case}" for name, cases in _held_out(seed, count).items() for case in cases)
 
 
 def test_all_that_is_drawn_is_measured(tmp_path: Path) -> None:
-    """As often as it was drawn, by us and by torch's product of its type, in short graphs, without single calls."""
+    """As often as it was drawn, by us and by torch's product of its type, in short graphs, without single calls.
+
+    All of it is held out, so that no table has its times.
+    """
     assert Counter(_run(5, tmp_path, count=8)) == _drawn(5, 8)
     found = results.read(tmp_path)
     assert (found.facts["seed"], found.facts["figure"]) == (5, "ratio")
     for row in found.rows:
+        assert problems.read().held_out(row.case)
         assert list(row.times) == ["aotmm", "scaled_mm" if row.case.dtype == "fp8e4" else "torch"]
         for times in row.times.values():
             assert (len(times.graph_us), times.isolated_us) == (5, ())
@@ -93,40 +99,6 @@ def test_a_run_is_continued(tmp_path: Path, stand_ins: dict[str, Any]) -> None:
     assert Counter(first) + Counter(_run(5, tmp_path, count=8)) == _drawn(5, 8)
     assert Counter(_run(5, tmp_path, count=16)) == _drawn(5, 16) - _drawn(5, 8)
     assert _run(5, tmp_path, count=16) == []
-
-
-def test_what_was_tuned_on_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its type of those element_bytes; the results have the number, unknown without the tables' draws."""
-    first = draw(TINY, 5, 8)["layers"][0]
-    same = [case for cases in draw(TINY, 5, 8).values() for case in cases if product_of(case) == product_of(first)]
-    monkeypatch.setattr(drawn, "tuned", lambda: {product_of(first)})
-    measured = Counter(_run(5, tmp_path / "known", count=8))
-    assert measured == _drawn(5, 8) - Counter(f"layers {case}" for case in same)
-    assert results.read(tmp_path / "known").facts["left_out"] == len(same) >= 1
-    monkeypatch.setattr(drawn, "tuned", lambda: None)
-    assert Counter(_run(5, tmp_path / "unknown", count=8)) == _drawn(5, 8)
-    assert results.read(tmp_path / "unknown").facts["left_out"] is None
-
-
-def test_tuned_products_are_those_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the random ones, which have a file of their own; without that file nothing can be told."""
-    cases = [case for cases in draw(TINY, 5, 8).values() for case in cases]
-    rows = [
-        ShapeTimes(
-            case.element_bytes, case.shape.layout, case.fast_accum, case.shape.M, case.shape.N, case.shape.K,
-            case.offset_a, case.offset_b, drawn=number > 1, held_out=False, times=(),
-        )
-        for number, case in enumerate({product_of(case): case for case in cases}.values())
-    ]  # fmt: skip
-    facts = (132, 1980, 4800, 1 << 20)
-    made = Table("sm90", "A GPU", *facts, "none", "none", "0", "2026-11-20", 1, None, (), tuple(rows))
-    monkeypatch.setattr(table, "TABLES", tmp_path)
-    path = table.shipped_path("sm90", "A GPU")
-    for each, content in table.files(made, path).items():
-        each.write_bytes(content)
-    assert tuned() == frozenset(product_of(case) for case in cases)
-    table.drawn_path(path).unlink()
-    assert tuned() is None
 
 
 def test_one_folder_has_one_seed(tmp_path: Path) -> None:

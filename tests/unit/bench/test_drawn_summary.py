@@ -97,14 +97,6 @@ def test_a_regret_is_at_least_one() -> None:
     assert _line(found, "layers").mean == pytest.approx(4 ** (1 / 3))
 
 
-def test_a_report_says_what_was_left_out() -> None:
-    """The sum over its runs, or that it is not known."""
-    runs = [Results(drawn_facts(seed=seed, left_out=2), [drawn_row("layers", 1.0)]) for seed in (1, 2)]
-    assert "Of the drawn problems 4 are left out" in sections(runs)[0].text
-    runs[1].facts["left_out"] = None
-    assert "some of these may be among them" in sections(runs)[0].text
-
-
 def test_fp8_is_against_its_own_product() -> None:
     """The ratio is to torch._scaled_mm."""
     (line,) = lines([_run(drawn_row("fp8_fast", 1.5, dtype="fp8e4"))])

@@ -85,7 +85,6 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> _Launcher:
     monkeypatch.setattr(regret, "GraphStopwatch", FakeStopwatch)
     monkeypatch.setattr(regret, "Pool", lambda _: Pool(torch.device("cpu")))
     monkeypatch.setattr(regret, "distribution", lambda: TINY)
-    monkeypatch.setattr(regret, "tuned", lambda *_: frozenset())
     monkeypatch.setattr(regret, "GpuTimer", lambda *_: None)
     monkeypatch.setattr(regret, "candidates", candidates)
     monkeypatch.setattr(regret, "race", race)

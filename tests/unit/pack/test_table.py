@@ -13,7 +13,7 @@ import pytest
 from aotmm.errors import ArtifactError
 from aotmm.pack import table
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SECOND, Network
 from aotmm.target import TARGETS
 
 FAST = Sample("ws_a", 1, pdl=True, copies=0, ns=900)
@@ -24,7 +24,9 @@ SPLIT = Sample("ws_a_split", 4, pdl=False, copies=0, ns=700)
 NETWORK = Network(
     inputs=tuple((row / 8,) * HIDDEN for row in range(len(INPUTS))),
     bias=(-1.5,) * HIDDEN,
-    outputs=(0.5,) * HIDDEN,
+    second=tuple((node / 4,) * SECOND for node in range(HIDDEN)),
+    second_bias=(0.25,) * SECOND,
+    outputs=(0.5,) * SECOND,
     shift=2.25,
     factors=(0.75, 1.5, 1.25, 2.0, 3.0),
 )
@@ -85,7 +87,7 @@ def test_the_file_has_a_line_per_row() -> None:
 def test_weights_are_rounded() -> None:
     """Six digits: equal fits give equal files on every machine."""
     factors = (1 / 3, *(1.0,) * (len(FITTED) - 1))
-    network = replace(NETWORK, outputs=(1.23456789,) * HIDDEN, shift=1e-7 / 3, factors=factors)
+    network = replace(NETWORK, outputs=(1.23456789,) * SECOND, shift=1e-7 / 3, factors=factors)
     model = replace(MODELS[0], shift=0.123456789, factors=factors, hidden=(-1.23456789,) * HIDDEN)
     found = table.parse(table.write(replace(TABLE, network=network, models=(model,))), "t")
     assert found.network is not None
@@ -159,6 +161,8 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["network"].pop("bias"), r"network: unknown keys \[\], missing keys \['bias'\]"),
         (lambda body: body["network"]["inputs"].pop(), rf"network: inputs: expected a list of {len(INPUTS)}, found"),
         (_change(("network", "inputs", 3), []), rf"network: inputs\[3\]: expected a list of {HIDDEN}, found"),
+        (lambda body: body["network"]["second"].pop(), rf"network: second: expected a list of {HIDDEN}, found"),
+        (_change(("network", "second", 3), []), rf"network: second\[3\]: expected a list of {SECOND}, found"),
         (_change(("network", "inputs", 3, 5), 1e7), r"network: inputs\[3\]\[5\]: expected a number from -1000000.0 to"),
         (lambda body: body["network"].pop("factors"), r"network: unknown keys \[\], missing keys \['factors'\]"),
         (lambda body: body["network"]["factors"].pop(), r"network: factors: expected a list of 5, found \["),

@@ -15,6 +15,7 @@ from aotmm.pack.time_model import (
     PDL_INPUTS,
     PLAN_INPUTS,
     PROBLEM_INPUTS,
+    SECOND,
     Network,
     constants,
     fitted,
@@ -102,12 +103,14 @@ def test_inputs_of_a_kernel() -> None:
 
 
 def test_weights_in_parts() -> None:
-    """Launchers get the rows of kernels summed up, and those of problems, plans and pdl as they are."""
+    """Launchers get the rows of kernels summed up, and those of problems, plans, pdl and hidden nodes as they are."""
     rows = tuple((float(row), *(0.0,) * (HIDDEN - 1)) for row in range(len(INPUTS)))
-    network = Network(rows, (0.5,) * HIDDEN, (1.0,) * HIDDEN, 0.0, (1.0,) * len(FITTED))
+    second, of_second = ((2.0,) * SECOND,) * HIDDEN, ((0.0,) * SECOND, (1.0,) * SECOND)
+    network = Network(rows, (0.5,) * HIDDEN, second, *of_second, 0.0, (1.0,) * len(FITTED))
     first, *others = network.hidden(TILE)
     assert first == pytest.approx(0.5 + sum(row * value for row, value in enumerate(kernel_inputs(TILE))))
     assert others == [0.5] * (HIDDEN - 1)
-    parts = network.parts
+    *parts, of_hidden = network.parts
+    assert of_hidden == second
     assert [len(part) for part in parts] == [len(PROBLEM_INPUTS), len(PLAN_INPUTS), len(PDL_INPUTS)]
     assert [row for part in parts for row in part] == list(rows[len(KERNEL_INPUTS) :])

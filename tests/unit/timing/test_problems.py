@@ -1,13 +1,16 @@
-"""The committed shapes: what the sweeps say they are, and a held-out fifth that does not move."""
+"""The committed shapes: what the sweeps say they are, and a held-out tenth that does not move."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aotmm.errors import SpecError
-from aotmm.timing.problems import Shape, Sweep, held_out, read
+from aotmm.timing.problems import Case, Shape, Sweep, read
 
 OURS = read()
 VECTOR = 8  # 16-bit elements in 16 bytes
@@ -64,29 +67,33 @@ def test_rows_are_aligned_where_a_sweep_says_so(sweep: Sweep) -> None:
             assert any(size % 128 for size in (shape.M, shape.N, shape.K)), shape
 
 
-def test_a_fifth_is_held_out() -> None:
-    """One shape in five over all, and between a sixth and a quarter of every sweep; a shape's name does not matter."""
-    every = {(s.M, s.N, s.K, s.layout) for sweep in OURS.sweeps for s in sweep.shapes}
-    held = {key for key in every if held_out(OURS.held_out_seed, Shape(*key))}
-    assert len(held) == round(len(every) / 5)
-    for sweep in OURS.sweeps:
-        share = sum(held_out(OURS.held_out_seed, shape) for shape in sweep.shapes) / len(sweep.shapes)
-        assert 1 / 6 <= share <= 1 / 4, sweep.name
-        assert all(held_out(OURS.held_out_seed, s) == ((s.M, s.N, s.K, s.layout) in held) for s in sweep.shapes)
+def _cases(sizes: Iterable[int], **options: Any) -> list[Case]:
+    return [Case(Shape(size, 1000, 504, "nt"), "fp16", **options) for size in sizes]
 
 
-def test_the_held_out_shapes_do_not_move() -> None:
+def test_a_tenth_is_held_out() -> None:
+    """One product in ten, whatever its type; those whose operands begin elsewhere by themselves."""
+    sizes = range(1, 2001)
+    at_lines, behind = (list(map(OURS.held_out, _cases(sizes, offset_a=offset))) for offset in (0, 16))
+    assert at_lines != behind
+    for each in (at_lines, behind):
+        assert 160 < sum(each) < 240
+    assert at_lines == [OURS.held_out(replace(case, dtype="bf16", fast_accum=True)) for case in _cases(sizes)]
+
+
+def test_products_of_sweeps_are_not_held_out() -> None:
+    """Their times are part of tables; the same sizes behind a line of memory are other products."""
+    cases = [Case(shape, "fp16") for sweep in OURS.sweeps for shape in sweep.shapes]
+    assert all(map(OURS.swept, cases))
+    assert not any(map(OURS.held_out, cases))
+    elsewhere = [replace(case, offset_b=32) for case in cases]
+    assert not any(map(OURS.swept, elsewhere))
+    assert 0.05 < sum(map(OURS.held_out, elsewhere)) / len(elsewhere) < 0.15
+
+
+def test_the_held_out_products_do_not_move() -> None:
     """The split is part of what was measured: these are held out, by a digest that no Python version changes."""
-    held = [shape.M for shape in OURS.sweep("squares256").shapes if held_out(OURS.held_out_seed, shape)]
-    assert held == [2560, 2816, 3328, 5120, 5888, 6144, 6656]
-
-
-def test_offsets_are_held_out_by_themselves() -> None:
-    """A product whose operands begin elsewhere is another one, so one in five of these too."""
-    shapes = [Shape(size, 1024, 512, "nt") for size in range(1000)]
-    at_lines, behind = ([held_out(7, shape, offsets) for shape in shapes] for offsets in ((0, 0), (16, 0)))
-    assert at_lines == [held_out(7, shape) for shape in shapes] != behind
-    assert 160 < sum(behind) < 240
+    assert [case.shape.M for case in _cases(range(1, 60)) if OURS.held_out(case)] == [13, 38, 46, 57, 59]
 
 
 def test_what_is_no_file_of_shapes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.table import Model
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, KERNEL_INPUTS, PDL_INPUTS, Network
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, KERNEL_INPUTS, PDL_INPUTS, SECOND, Network
 from aotmm.tune.models import Samples, formula, inputs, predicted
 from tests.unit.tune.test_fit import EMPTY, measured, samples_of
 
@@ -18,7 +18,9 @@ RNG = np.random.default_rng(3)
 NETWORK = Network(
     inputs=tuple(tuple(row) for row in RNG.normal(0, 0.02, (len(INPUTS), HIDDEN)).tolist()),
     bias=tuple(RNG.normal(0, 0.1, HIDDEN).tolist()),
-    outputs=tuple(RNG.normal(0, 0.1, HIDDEN).tolist()),
+    second=tuple(tuple(row) for row in RNG.normal(0, 0.3, (HIDDEN, SECOND)).tolist()),
+    second_bias=tuple(RNG.normal(0, 0.1, SECOND).tolist()),
+    outputs=tuple(RNG.normal(0, 0.1, SECOND).tolist()),
     shift=0.125,
     factors=(2.0, 0.5, 1.5, 0.25, 3.0),
 )
@@ -64,6 +66,7 @@ def test_inputs_are_of_the_time_with_factors(found: Samples) -> None:
         assert named[name] == pytest.approx(2 * found.parts[:, number] / times)
     for number, name in enumerate(("read", "sums"), 5):
         assert named[name] == pytest.approx(found.parts[:, number] / times)
+    assert named["reread"] == pytest.approx(np.minimum(1, found.plain["ns of reread"] / times))
     assert (values[:, : len(KERNEL_INPUTS)] == found.kernels[found.key]).all()
     assert all((named[name] == column).all() for name, column in found.plain.items() if name in named)
     pdl = values[:, -len(PDL_INPUTS) :]
@@ -82,7 +85,8 @@ def test_predictions_go_by_the_model_of_each_config(found: Samples) -> None:
         sums = [bias + own for bias, own in zip(NETWORK.bias, model.hidden, strict=True)]
         for value, weights in zip(values[row], NETWORK.inputs, strict=True):
             sums = [each + value * weight for each, weight in zip(sums, weights, strict=True)]
-        output = sum(max(0.0, each) * weight for each, weight in zip(sums, NETWORK.outputs, strict=True))
+        nodes = np.maximum(0, sums) @ np.array(NETWORK.second) + NETWORK.second_bias
+        output = sum(max(0.0, each) * weight for each, weight in zip(nodes, NETWORK.outputs, strict=True))
         output += NETWORK.shift + model.shift
         assert times[row] == pytest.approx(time_of(found, row, model.factors) * math.exp(output))
     assert {key == KNOWN.key for key in (found.keys[number] for number in found.key)} == {True, False}
