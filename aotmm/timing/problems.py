@@ -106,8 +106,7 @@ class Shapes:
     def held_out(self, case: Case) -> bool:
         """Return whether no choice may know the times of `case`: it is of the tenth that tests choices.
 
-        Which ones are, sizes, layout and operands' offsets decide, so that a product of another type is so likewise.
-        Products of the sweeps never are.
+        A hash of sizes, layout and operands' offsets decides, whatever the types. Products of the sweeps never are.
         """
         offsets = case.offset_a, case.offset_b
         text = f"{self.held_out_seed} {case.shape}{f' {offsets}' if any(offsets) else ''}"

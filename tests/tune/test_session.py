@@ -175,13 +175,16 @@ def _simulated(pack: Pack, wanted: Case) -> tuple[Sample, ...]:
 
 @pytest.fixture(scope="module")
 def measured(pack: Pack) -> session.Measurement:
-    """A third of the sweeps of `shapes.json` and of random problems, timed by `_simulated`."""
-    drawn = draw(distribution(), ENVIRONMENT.seed or 0, 300)
-    del drawn["odd"]  # small copies take longer here than the launcher expects
-    precise = [one for one in cases(SHAPES, drawn, DTYPES_OF, target("sm90")) if not one.fast_accum]
+    """A third of the sweeps of `shapes.json` and of random problems, and some held-out ones, timed by `_simulated`."""
+    drawn = draw(distribution(), ENVIRONMENT.seed or 0, 150)
+    held_out = draw(distribution(), ENVIRONMENT.seed or 0, 30, among=SHAPES.held_out)
+    del drawn["odd"], held_out["odd"]  # small copies take longer here than the launcher expects
+    precise = [one for one in cases(SHAPES, drawn, DTYPES_OF, target("sm90")) if not one.fast_accum][::3]
+    unseen = cases(Shapes(0, ()), held_out, DTYPES_OF, target("sm90"))
+    precise += [one for one in unseen if not one.fast_accum and one not in precise]
     wanted = [
         one
-        for kept in precise[::3]
+        for kept in precise
         for one in (kept, replace(kept, fast_accum=True))
         if one.element_bytes == 1 or one == kept
     ]
