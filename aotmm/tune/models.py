@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import ShapeTimes, Table
+from aotmm.pack.table import Model, ShapeTimes, Table
 from aotmm.pack.time_model import (
     FITTED,
     KERNEL_INPUTS,
@@ -28,6 +28,7 @@ from aotmm.pack.time_model import (
     SUMS,
     Constants,
     Device,
+    Network,
     constants,
     kernel_inputs,
 )
@@ -128,10 +129,13 @@ def predicted(found: Samples, table: Table) -> _Array:
     Raises:
         ArtifactError: it has none.
     """
-    network = table.network
-    if network is None:
+    if table.network is None:
         raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
-    of_keys = table.models_of(found.keys)
+    return corrected(found, table.network, table.models_of(found.keys))
+
+
+def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Array:
+    """Return the times of samples in ns by a network and the model of each of `found.keys`."""
     values, times = inputs(found, np.array([model.factors for model in of_keys]).reshape(-1, len(FITTED)))
     hidden = values @ np.array(network.inputs) + np.array(network.bias)
     hidden += np.array([model.hidden for model in of_keys])[found.key]

