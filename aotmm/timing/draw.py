@@ -94,7 +94,8 @@ def draw(
 
     Args:
         classes: their names; all if empty.
-        among: whether a problem may be drawn; by default every one.
+        among: whether a problem may be drawn; by default every one. Each class needs one at least: draws go on until
+            there are enough.
 
     Raises:
         SpecError: a name is unknown.
