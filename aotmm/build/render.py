@@ -51,6 +51,7 @@ from aotmm.problem import (
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
 IMAGES = "images.bin"  # the file that launcher.c embeds
+_LANES = 8  # of core.h
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
 _GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
@@ -173,6 +174,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             pointer_alignment=_pointer_alignment(kernels),
             order=made.order,
             siblings=made.siblings,
+            lanes=_LANES,
             alikes=made.alikes,
             groups=made.groups,
             tunings=[_tuning(kernels, target, table) for table in tables or (None,)],
@@ -288,7 +290,10 @@ def _numbers(
 
 
 def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Add products and partials of equal types to `made`: first by their guards, then siblings by rows of the tile."""
+    """Add products and partials of equal types to `made`: first by their guards, then siblings by rows of the tile.
+
+    Groups of no siblings fill octets of the launcher up.
+    """
     found: dict[tuple[str, frozenset[Guard]], dict[tuple[str, bool], list[int]]] = {}
 
     def rank(number: int) -> tuple[object, ...]:  # products first: their times rule most partials out
@@ -304,6 +309,7 @@ def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -
         for members in sorted(siblings.values(), key=lambda row: kernels[row[0]].config.block_m):
             made.siblings.append((len(made.order), len(members)))
             made.order += members
+        made.siblings += [(0, 0)] * (-len(made.siblings) % _LANES)
 
 
 def _contiguous(guards: Iterable[Guard]) -> int:

@@ -15,9 +15,20 @@ enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */ };
 
 typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
 
+enum { LANES = 8 }; /* plans whose times are computed side by side */
+typedef float lanes[LANES];
+
+/* What the formula takes from LANES kernels, and what they can do. */
+typedef struct aotmm_octet {
+  int32_t epilogue[LANES]; /* the richest of siblings; more than any if a reduce has it, -1 for no kernel */
+  lanes block_m, block_n, block_k, num_ctas, line, sum_bytes;
+  lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
+} aotmm_octet;
+
 /* A tuning table in use. */
 typedef struct aotmm_tuning {
   aotmm_table table;    /* of a device without multiprocessors: there is none, and its constants are estimates */
+  aotmm_octet *octets;  /* of the plainest of aotmm_siblings, in their order */
   uint32_t *places;     /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
   uint32_t place_count; /* a power of two above table.shape_count */
 } aotmm_tuning;
@@ -41,7 +52,7 @@ typedef struct aotmm_group {
 
 /* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings, tiles of fewest rows first. */
 typedef struct aotmm_alike {
-  uint16_t first, count;
+  uint16_t first, count; /* `first` is a multiple of LANES */
   uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_PRODUCT_STRIDE_AM on */
 } aotmm_alike;
 
@@ -66,8 +77,9 @@ extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
-/* In aotmm_order: kernels that differ only in their epilogue, the plainer first. */
+/* In aotmm_order: kernels that differ only in their epilogue, the plainer first. Groups of none fill octets up. */
 extern const aotmm_group aotmm_siblings[];
+extern const uint32_t aotmm_octet_count;
 extern const aotmm_alike aotmm_alikes[];
 /* In aotmm_alikes: products and then partials, by storage types. */
 extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
@@ -150,9 +162,6 @@ int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
 /* ---- time_model.c */
 
-enum { LANES = 8 }; /* plans whose times are computed side by side */
-typedef float lanes[LANES];
-
 /* `down` times `across` panels of C, each of `rows` rows and `cols` columns; the last ones have fewer. */
 typedef struct panels {
   int64_t rows, cols, down, across, last_rows, last_cols;
@@ -175,6 +184,7 @@ typedef struct query {
   const panels *cut;            /* NULL: one panel is all of it */
   const aotmm_device *device;
   const aotmm_table *table;
+  const aotmm_octet *octets; /* as in aotmm_tuning */
   int64_t limit;       /* of the workspace */
   float bytes_moved;   /* A and B read, C written */
   int32_t epilogue;    /* the plainest that the problem needs */
@@ -203,6 +213,7 @@ typedef struct candidate {
 typedef struct terms {
   lanes time, fixed, multiply, take, load, read, sums;
   lanes work_tiles, waves, rounds, steps, rows, cols;
+  int32_t valid[LANES]; /* whether K is not split, or into slices that are long enough and few enough */
 } terms;
 
 float copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
@@ -210,8 +221,25 @@ float reduce_time(const query *, int kernel, uint32_t split);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* Set what the model sees of a placement. */
 void describe(const query *, placement *);
+/* Fill the octets of a tuning by its constants. */
+void set_octets(const aotmm_tuning *);
 /* Set the terms of at most LANES plans, by the formula. */
 extern void (*set_terms)(const query *, const candidate *, int count, terms *restrict);
+
+/* Plans of LANES kernels with equal numbers of slices in one placement. */
+typedef struct octet_plans {
+  lanes time;  /* without reduce and copies */
+  lanes least; /* with copies, and with a reduce of least time; INFINITY: no plan, or one that was considered */
+  lanes work_tiles;
+  placement *place;
+  uint32_t siblings, split; /* number of the first kernel's siblings in aotmm_siblings */
+} octet_plans;
+
+/* Set the times of plans with tiles of at most so many rows and a reduce of at least this time. Return whether there are
+   any. */
+extern int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce);
+/* Return the number, by octets and lanes, of a plan whose `least` is least. */
+extern int (*fastest)(const octet_plans *, int count);
 enum { SHORTLIST = 6 /* plans of least time by the formula, of which the network chooses; at most LANES */ };
 
 /* Correct the times of at most SHORTLIST plans by the network, and set which of them are launched with pdl. */

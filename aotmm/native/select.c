@@ -1,6 +1,7 @@
 /* Selection: the plan of lowest cost over all kernels, placements of operands and slices of K. */
 #include "core.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -60,6 +61,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->cut = cut;
   s->device = device;
   s->table = &tuning->table;
+  s->octets = tuning->octets;
   s->epilogue = epilogue(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->contiguous = s->excluded = 0;
@@ -96,12 +98,14 @@ static int guards_hold_in_last(const query *s, int placement, uint32_t kernel) {
 }
 
 /* Return whether the guards of a kernel hold in a placement, for all panels. A partial's reduce writes any C, so C is
-   not copied. Guards on a partial's sums count as held here; `plan_partial` checks them. */
+   not copied. Guards on a partial's sums count as held here; `consider` checks them. */
 static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
   uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
   return !(s->placements[placement].copies & not_copied) && guards_hold(kernel, &s->placements[placement].q) &&
          (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
+
+enum { MOST_OCTETS = 32 /* of plans that wait to be considered; few problems have more */ };
 
 /* The plans of least time so far, and `found` as in aotmm_evaluation. */
 typedef struct search {
@@ -109,8 +113,8 @@ typedef struct search {
   int slowest;                /* of a full list */
   candidate list[SHORTLIST];
   float times[SHORTLIST];     /* by the formula, with copies */
-  int waiting;                /* plans whose times are not known yet */
-  candidate queue[LANES];
+  int waiting;                /* octets of plans that are still to be considered */
+  octet_plans plans[MOST_OCTETS];
   aotmm_plan best;            /* of measured plans, and of all in the end; cost < 0: none */
   int32_t reason;             /* against the first plan that did not fit: of a partial, the one of fewest slices */
   int64_t found;
@@ -168,13 +172,6 @@ static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan,
   return AOTMM_FITS;
 }
 
-/* Consider a plan that was measured. */
-static void consider_measured(const query *s, const candidate *each, const aotmm_time *time, search *to) {
-  aotmm_plan plan = {.measured = 1, .cost = time->ns, .pdl = time->pdl && aotmm_kernels[each->kernel].pdl};
-  to->reason = complete(s, each, &plan, &to->found);
-  if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
-}
-
 /* Set what a plan with a partial needs for its sums, or return 0 if no reduce can add them. */
 static int set_sums_of(const query *s, candidate *each, search *to) {
   if (to->summed != (int)each->kernel) {
@@ -203,7 +200,6 @@ static int fits(const query *s, const candidate *each, float work_tiles, search 
 
 /* Put a plan into the list if it fits and is among the fastest. Its `time` by the formula lacks reduce and copies. */
 static void consider(const query *s, candidate *each, float time, float work_tiles, search *to) {
-  if (too_slow(to, time + each->place->time)) return;
   if (aotmm_kernels[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
   time = time + each->reduce + each->place->time;
   if (to->count == to->limit && !faster(to, each, time, to->slowest)) return;
@@ -216,49 +212,38 @@ static void consider(const query *s, candidate *each, float time, float work_til
     if (faster(to, to->list + to->slowest, to->times[to->slowest], i)) to->slowest = i;
 }
 
-static void consider_waiting(const query *s, search *to) {
-  terms t;
-  if (to->waiting) set_terms(s, to->queue, to->waiting, &t);
-  for (int i = 0; i < to->waiting; i++) consider(s, to->queue + i, t.time[i], t.work_tiles[i], to);
-  to->waiting = 0;
-}
+static const uint8_t whole[] = {1}, splits[] = AOTMM_SPLITS;
 
-static void enqueue(const query *s, placement *place, uint32_t kernel, uint32_t split, search *to) {
-  to->queue[to->waiting++] = (candidate){.place = place, .kernel = kernel, .split = split};
-  if (to->waiting == LANES) consider_waiting(s, to);
-}
+/* Numbers of slices of K, in ascending order. */
+typedef struct slicings {
+  const uint8_t *splits;
+  int count;
+} slicings;
 
-static void plan_product(const query *s, placement *place, uint32_t kernel, search *to) {
-  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  if (measured)
-    consider_measured(s, &(candidate){.place = place, .kernel = kernel, .split = 1}, measured, to);
-  else
-    enqueue(s, place, kernel, 1, to);
-}
-
-static void plan_partial(const query *s, placement *place, uint32_t kernel, search *to) {
-  static const uint8_t splits[] = AOTMM_SPLITS;
+/* Return those to try with a kernel. */
+static slicings slicings_of(const query *s, uint32_t kernel) {
   const aotmm_problem *p = s->problem;
-  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  const int64_t steps = steps_of(kernel, p->K), tiles = tiles_of(kernel, p->M, p->N);
-  const int64_t concurrent = concurrent_tiles(s, kernel);
-  if (p->batch != 1 || tiles == 0) return;
-  for (unsigned i = 0; i < sizeof splits && steps >= (int64_t)splits[i] * AOTMM_LEAST_STEPS; i++) {
-    if (!measured && saturated(tiles, splits[i]) > AOTMM_MOST_WAVES * concurrent) return;
-    candidate each = {.place = place, .kernel = kernel, .split = splits[i]};
-    if (!measured)
-      enqueue(s, place, kernel, splits[i], to);
-    else if (splits[i] == measured->split && set_sums_of(s, &each, to))
-      consider_measured(s, &each, measured, to);
-  }
+  if (aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
+  return (slicings){splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
 }
 
-static void plan_kernel(query *s, int number, uint32_t kernel, search *to) {
-  placement *place = s->placements + number;
-  if (aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT)
-    plan_product(s, place, kernel, to);
-  else
-    plan_partial(s, place, kernel, to);
+/* Consider the measured plan of a kernel, and return whether there is one. */
+static int consider_measured(const query *s, placement *place, uint32_t kernel, search *to) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  if (!measured) return 0;
+  const slicings all = slicings_of(s, kernel);
+  for (int i = 0; i < all.count; i++) {
+    candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
+    if (k->role == AOTMM_ROLE_PARTIAL &&
+        (each.split != measured->split || steps_of(kernel, s->problem->K) < (int64_t)each.split * AOTMM_LEAST_STEPS ||
+         !set_sums_of(s, &each, to)))
+      continue;
+    aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && k->pdl};
+    to->reason = complete(s, &each, &plan, &to->found);
+    if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
+  }
+  return 1;
 }
 
 /* Return whether a launch is `pdl` by the formula alone. */
@@ -274,7 +259,6 @@ static void decide(const query *s, search *to) {
   int pdl[SHORTLIST];
   terms t;
   int64_t found;
-  consider_waiting(s, to);
   if (to->count) set_terms(s, to->list, to->count, &t);
   for (int i = 0; i < to->count; i++) pdl[i] = starts_early(to->list + i, &t, i);
   if (to->count && s->table->network) correct(s, to->list, to->count, &t, pdl);
@@ -288,18 +272,6 @@ static void decide(const query *s, search *to) {
   if (chosen) complete(s, chosen, &to->best, &found);
 }
 
-/* Return whether a config has times in the table, and none on this shape, where others were faster. */
-static int known_slow(const query *s, uint32_t kernel) {
-  return is_measured(s) && s->measured[aotmm_kernels[kernel].fast_accum] &&
-         s->table->config_numbers[kernel] != AOTMM_UNMEASURED && !measured_time(s, kernel);
-}
-
-/* Return whether more than half of a tile with more than TALL rows lies behind C. */
-static int half_empty(const query *s, uint32_t kernel) {
-  const float rows = aotmm_tiles[kernel].block_m;
-  return rows > TALL && 2 * (float)s->problem->M < rows;
-}
-
 /* Return the number of the first placement where the guards of a kernel hold, or of all placements. */
 static int placement_of(const query *s, uint32_t kernel) {
   int placement = 0;
@@ -309,26 +281,111 @@ static int placement_of(const query *s, uint32_t kernel) {
 
 /* Find the best plan with one kernel, or return the reason why there is none. */
 static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
-  const int placement = placement_of(s, kernel);
-  if (placement == s->count) return AOTMM_BROKEN_GUARD;
+  const int number = placement_of(s, kernel);
+  placement *place = s->placements + number;
+  if (number == s->count) return AOTMM_BROKEN_GUARD;
   to->found = s->device->shared_bytes;
   if (aotmm_kernels[kernel].shared_bytes > (uint32_t)s->device->shared_bytes) return AOTMM_TOO_MUCH_SHARED;
-  plan_kernel(s, placement, kernel, to);
+  if (!consider_measured(s, place, kernel, to)) {
+    const slicings all = slicings_of(s, kernel);
+    for (int i = 0; i < all.count; i++) {
+      candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
+      terms t;
+      set_terms(s, &each, 1, &t);
+      if (t.valid[0]) consider(s, &each, t.time[0], t.work_tiles[0], to);
+    }
+  }
   decide(s, to);
   return to->reason;
 }
 
-/* Consider the plainest sibling that has the epilogue, and return whether there is one. */
-static int consider_siblings(query *s, aotmm_group siblings, int placement, search *to) {
+enum { NO_KERNEL = UINT32_MAX };
+
+/* Return the plainest sibling that has the epilogue and fits the device, or NO_KERNEL. */
+static uint32_t plainest(const query *s, aotmm_group siblings) {
   const uint16_t *kernel = aotmm_order + siblings.first, *end = kernel + siblings.count;
-  if (placement == 0 && known_slow(s, *kernel)) return 0;
   for (; kernel < end; kernel++) {
     const aotmm_kernel *k = aotmm_kernels + *kernel;
-    if ((k->role == AOTMM_ROLE_PRODUCT && k->epilogue < s->epilogue) || k->shared_bytes > (uint32_t)s->device->shared_bytes) continue;
-    plan_kernel(s, placement, *kernel, to);
-    return 1;
+    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) && k->shared_bytes <= (uint32_t)s->device->shared_bytes)
+      return *kernel;
   }
-  return 0;
+  return NO_KERNEL;
+}
+
+/* Return whether the table has times of a kernel's config on this shape, or has none since others were faster. */
+static int is_timed(const query *s, const placement *place, uint32_t kernel) {
+  return !place->copies && is_measured(s) && s->measured[aotmm_kernels[kernel].fast_accum] &&
+         s->table->config_numbers[kernel] != AOTMM_UNMEASURED;
+}
+
+/* Return the most rows that tiles may have. If there is a tile of at most TALL rows, which come first, then no more than half
+   of a taller one may lie behind C. */
+static float most_rows(const query *s, const placement *place, const aotmm_alike *alike) {
+  const aotmm_group *siblings = aotmm_siblings + alike->first, *end = siblings + alike->count;
+  for (; s->table->network && siblings < end && aotmm_tiles[aotmm_order[siblings->first]].block_m <= TALL; siblings++) {
+    const uint32_t kernel = plainest(s, *siblings);
+    if (kernel != NO_KERNEL && (!is_timed(s, place, kernel) || measured_time(s, kernel)))
+      return fmaxf(TALL, 2 * (float)s->problem->M);
+  }
+  return FLT_MAX;
+}
+
+/* Return a time that every reduce takes at least. */
+static float least_reduce(const query *s) {
+  const aotmm_group group = aotmm_reduces[s->problem->dtype_c];
+  float least = INFINITY;
+  for (int i = 0; i < group.count; i++) least = fminf(least, reduce_time(s, aotmm_order[group.first + i], splits[0]));
+  return least;
+}
+
+/* Consider the plans that wait, the fastest first, until all others are too slow. */
+static void consider_waiting(const query *s, search *to) {
+  while (to->waiting) {
+    const int number = fastest(to->plans, to->waiting), lane = number % LANES;
+    octet_plans *plans = to->plans + number / LANES;
+    if (plans->least[lane] == INFINITY || too_slow(to, plans->least[lane])) break;
+    plans->least[lane] = INFINITY;
+    const uint32_t kernel = plainest(s, aotmm_siblings[plans->siblings + (uint32_t)lane]);
+    if (kernel != NO_KERNEL)
+      consider(s, &(candidate){.place = plans->place, .kernel = kernel, .split = plans->split}, plans->time[lane],
+               plans->work_tiles[lane], to);
+  }
+  to->waiting = 0;
+}
+
+/* Leave out plans of timed configs, and return whether others are left. */
+static int leave_timed_out(const query *s, octet_plans *plans) {
+  int left = 0;
+  for (uint32_t i = 0; i < LANES; i++) {
+    if (is_timed(s, plans->place, aotmm_order[aotmm_siblings[plans->siblings + i].first])) plans->least[i] = INFINITY;
+    left |= plans->least[i] < INFINITY;
+  }
+  return left;
+}
+
+/* Return whether the sums of so many slices may fit the workspace. */
+static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
+  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
+}
+
+/* Let the plans of kernels of equal guards wait to be considered, but those that were measured at once. */
+static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
+  const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first]);
+  const float rows = most_rows(s, place, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
+  const uint32_t first = alike->first, end = first + alike->count;
+  for (uint32_t i = first; i < end && is_measured(s); i++) {
+    const uint32_t kernel = plainest(s, aotmm_siblings[i]);
+    if (kernel != NO_KERNEL) consider_measured(s, place, kernel, to);
+  }
+  for (uint32_t i = first; i < end && s->octets[i / LANES].block_m[0] <= rows; i += LANES)
+    for (int number = 0; number < all.count && sums_may_fit(s, place, all.splits[number]); number++) {
+      if (to->waiting == MOST_OCTETS) consider_waiting(s, to);
+      octet_plans *plans = to->plans + to->waiting;
+      plans->place = place, plans->siblings = i, plans->split = all.splits[number];
+      if (!set_times(s, plans, rows, reduce) || (is_measured(s) && !leave_timed_out(s, plans)))
+        break; /* there is none with more slices either */
+      to->waiting++;
+    }
 }
 
 static void search_all(query *s, search *to) {
@@ -336,15 +393,10 @@ static void search_all(query *s, search *to) {
   const aotmm_group group = aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c];
   for (const aotmm_alike *each = aotmm_alikes + group.first, *end = each + group.count; each < end; each++) {
     if (each->contiguous & ~s->contiguous) continue;
-    const aotmm_group *siblings = aotmm_siblings + each->first;
-    const int placement = placement_of(s, aotmm_order[siblings->first]);
-    int low = 0; /* whether a tile of at most TALL rows was considered; they come first */
-    for (int i = 0; i < each->count && placement < s->count; i++) {
-      const uint32_t kernel = aotmm_order[siblings[i].first];
-      if (low && s->table->network && half_empty(s, kernel) && (placement || !measured_time(s, kernel))) continue;
-      if (consider_siblings(s, siblings[i], placement, to) && aotmm_tiles[kernel].block_m <= TALL) low = 1;
-    }
+    const int placement = placement_of(s, aotmm_order[aotmm_siblings[each->first].first]);
+    if (placement < s->count) search_alike(s, each, s->placements + placement, to);
   }
+  consider_waiting(s, to);
   decide(s, to);
 }
 

@@ -4,6 +4,7 @@
 #ifdef __x86_64__
 #include <cpuid.h>
 #endif
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -30,6 +31,22 @@ int64_t concurrent_tiles(const query *s, uint32_t kernel) {
 
 /* ---- the formula */
 
+/* Floats that are computed at once; compilers make two vectors of it for processors with shorter ones. */
+typedef float vector __attribute__((vector_size(4 * LANES)));
+
+typedef int32_t int_vector __attribute__((vector_size(4 * LANES)));
+
+INLINE vector vector_at(const float *first) {
+  vector found;
+  memcpy(&found, first, sizeof found);
+  return found;
+}
+
+INLINE vector lesser(vector a, vector b) {
+  for (int i = 0; i < LANES; i++) a[i] = a[i] < b[i] ? a[i] : b[i];
+  return a;
+}
+
 /* Round numbers from 0 on, as floorf and ceilf without calls; from 2^23 on they have no fraction. */
 INLINE float down_to_whole(float number) {
   return number < 0x1p23f ? (float)(int32_t)(number < 0x1p23f ? number : 0) : number;
@@ -55,71 +72,116 @@ static float split_lines(const quantities *q, int operand, int64_t element_bytes
   return address & (least - 1) ? 1 : 1 - (float)least / (float)unit;
 }
 
-/* What the formula takes from the kernels and placements of plans. */
+/* What the formula takes from plans but for their kernels. */
 typedef struct given {
-  lanes block_m, block_n, block_k, line, num_ctas, sum_bytes;
-  lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
   lanes lines_a, lines_b, split, reduce;
 } given;
 
-INLINE void gather(const query *s, const candidate *plans, int count, given *restrict g) {
-  for (int i = 0; i < LANES; i++) {
-    const candidate *each = plans + (i < count ? i : 0);
-    const aotmm_tile *tile = aotmm_tiles + each->kernel;
-    const aotmm_constants *c = constants_of(s, each->kernel);
-    g->block_m[i] = tile->block_m, g->block_n[i] = tile->block_n, g->block_k[i] = tile->block_k;
-    g->line[i] = tile->line, g->num_ctas[i] = tile->num_ctas, g->sum_bytes[i] = tile->sum_bytes;
-    g->base_ns[i] = c->base_ns, g->ns_per_k_step[i] = c->ns_per_k_step, g->ns_per_tile[i] = c->ns_per_tile;
-    g->ns_per_byte[i] = c->ns_per_byte, g->ns_per_taken_byte[i] = c->ns_per_taken_byte;
-    g->ns_per_loaded_byte[i] = c->ns_per_loaded_byte;
-    g->lines_a[i] = each->place->lines_a, g->lines_b[i] = each->place->lines_b;
-    g->split[i] = (float)each->split, g->reduce[i] = each->reduce;
+static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm_constants *constants) {
+  const aotmm_tile *tile = aotmm_tiles + kernel;
+  const aotmm_constants *c = constants + kernel;
+  to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
+  to->num_ctas[i] = tile->num_ctas, to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
+  to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
+  to->ns_per_byte[i] = c->ns_per_byte, to->ns_per_taken_byte[i] = c->ns_per_taken_byte;
+  to->ns_per_loaded_byte[i] = c->ns_per_loaded_byte;
+}
+
+void set_octets(const aotmm_tuning *tuning) {
+  for (uint32_t i = 0; i < LANES * aotmm_octet_count; i++) {
+    const uint16_t *kernels = aotmm_order + aotmm_siblings[i].first;
+    const int count = aotmm_siblings[i].count, partial = aotmm_kernels[*kernels].role == AOTMM_ROLE_PARTIAL;
+    aotmm_octet *to = tuning->octets + i / LANES;
+    set_lane(to, (int)(i % LANES), *kernels, tuning->table.constants);
+    to->epilogue[i % LANES] = !count ? -1 : partial ? AOTMM_EPILOGUE_COUNT : aotmm_kernels[kernels[count - 1]].epilogue;
   }
 }
 
 /* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
-INLINE void terms_of(const query *s, const candidate *plans, int count, terms *restrict t) {
+INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
   const float multiprocessors = (float)s->device->multiprocessors;
-  given g;
-  gather(s, plans, count, &g);
   for (int i = 0; i < LANES; i++) {
-    const float down = larger(1, up_to_whole(M / g.block_m[i])), across = larger(1, up_to_whole(N / g.block_n[i]));
-    const float work_tiles = down * across * batch * g.split[i];
+    const float down = larger(1, up_to_whole(M / k->block_m[i])), across = larger(1, up_to_whole(N / k->block_n[i]));
+    const float work_tiles = down * across * batch * g->split[i];
     t->work_tiles[i] = work_tiles;
     t->rows[i] = M / down, t->cols[i] = N / across;
-    t->steps[i] = up_to_whole(up_to_whole(K / g.block_k[i]) / g.split[i]);
-    t->waves[i] = work_tiles / larger(1, down_to_whole(multiprocessors / g.num_ctas[i]));
+    const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
+    t->steps[i] = up_to_whole(steps);
+    t->waves[i] = work_tiles / larger(1, down_to_whole(multiprocessors / k->num_ctas[i]));
+    t->valid[i] = (g->split[i] == 1) | ((steps >= AOTMM_LEAST_STEPS) & (t->waves[i] <= AOTMM_MOST_WAVES));
     t->rounds[i] = up_to_whole(t->waves[i]);
-    const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g.lines_a[i]) * g.line[i];
-    const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g.lines_b[i]) * g.line[i];
-    t->fixed[i] = g.base_ns[i] + t->rounds[i] * g.ns_per_tile[i];
-    t->multiply[i] = t->rounds[i] * t->steps[i] * g.ns_per_k_step[i];
-    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / g.num_ctas[i] + bytes_b) * g.ns_per_taken_byte[i]);
-    t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * g.ns_per_loaded_byte[i]);
-    t->read[i] = s->bytes_moved * g.ns_per_byte[i];
-    t->sums[i] = work_tiles * g.block_m[i] * g.block_n[i] * g.sum_bytes[i] * g.ns_per_byte[i];
+    const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
+    const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
+    t->fixed[i] = k->base_ns[i] + t->rounds[i] * k->ns_per_tile[i];
+    t->multiply[i] = t->rounds[i] * t->steps[i] * k->ns_per_k_step[i];
+    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->num_ctas[i] + bytes_b) * k->ns_per_taken_byte[i]);
+    t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * k->ns_per_loaded_byte[i]);
+    t->read[i] = s->bytes_moved * k->ns_per_byte[i];
+    t->sums[i] = work_tiles * k->block_m[i] * k->block_n[i] * k->sum_bytes[i] * k->ns_per_byte[i];
     const float squares = t->multiply[i] * t->multiply[i] + t->take[i] * t->take[i] + t->load[i] * t->load[i] + t->read[i] * t->read[i];
-    t->time[i] = t->fixed[i] + __builtin_sqrtf(squares) + t->sums[i] + g.reduce[i];
-    t->sums[i] += g.reduce[i];
+    t->time[i] = t->fixed[i] + __builtin_sqrtf(squares) + t->sums[i] + g->reduce[i];
+    t->sums[i] += g->reduce[i];
   }
 }
 
-/* ---- the network */
+INLINE void terms_of(const query *s, const candidate *plans, int count, terms *restrict t) {
+  aotmm_octet kernels;
+  given g;
+  for (int i = 0; i < LANES; i++) {
+    const candidate *each = plans + (i < count ? i : 0);
+    set_lane(&kernels, i, each->kernel, s->table->constants);
+    g.lines_a[i] = each->place->lines_a, g.lines_b[i] = each->place->lines_b;
+    g.split[i] = (float)each->split, g.reduce[i] = each->reduce;
+  }
+  formula(s, &kernels, &g, t);
+}
 
-/* Floats that are computed at once; compilers make two vectors of it for processors with shorter ones. */
-typedef float vector __attribute__((vector_size(4 * LANES)));
+INLINE int times_of(const query *s, octet_plans *restrict plans, float rows, float reduce) {
+  const aotmm_octet *kernels = s->octets + plans->siblings / LANES;
+  const placement *place = plans->place;
+  const float copies = place->time;
+  int32_t any = 0;
+  given g;
+  terms t;
+  for (int i = 0; i < LANES; i++) {
+    g.lines_a[i] = place->lines_a, g.lines_b[i] = place->lines_b;
+    g.split[i] = (float)plans->split, g.reduce[i] = 0;
+  }
+  formula(s, kernels, &g, &t);
+  for (int i = 0; i < LANES; i++) {
+    const int32_t valid = t.valid[i] & (kernels->block_m[i] <= rows) & (kernels->epilogue[i] >= s->epilogue);
+    const float least = smaller(t.time[i] + reduce + copies, FLT_MAX);
+    any |= valid;
+    plans->time[i] = t.time[i], plans->work_tiles[i] = t.work_tiles[i];
+    plans->least[i] = valid ? least : INFINITY;
+  }
+  return any;
+}
+
+INLINE int fastest_of(const octet_plans *plans, int count) {
+  const int_vector numbers = {0, 1, 2, 3, 4, 5, 6, 7};
+  int_vector found = numbers;
+  vector least = vector_at(plans->least);
+  for (int octet = 1; octet < count; octet++) {
+    const vector each = vector_at(plans[octet].least);
+    const int_vector less = each < least;
+    found = (less & (octet * LANES + numbers)) | (~less & found);
+    least = lesser(each, least);
+  }
+  const float best = smaller(smaller(smaller(least[0], least[4]), smaller(least[2], least[6])),
+                             smaller(smaller(least[1], least[5]), smaller(least[3], least[7])));
+  uint32_t lanes_of_best = 0; /* bits, since branches would be mispredicted */
+  for (int i = 0; i < LANES; i++) lanes_of_best |= (uint32_t)(least[i] == best) << i;
+  return found[__builtin_ctz(lanes_of_best)];
+}
+
+/* ---- the network */
 
 enum { VECTORS = AOTMM_HIDDEN / LANES, SECOND_VECTORS = AOTMM_SECOND / LANES /* of nodes; registers with AVX2 hold 8 */ };
 _Static_assert(AOTMM_HIDDEN % LANES == 0 && AOTMM_SECOND % LANES == 0, "nodes");
 enum { LAUNCHES = 2 /* of a plan, without pdl and with it */, TOGETHER = 4 /* launches whose second nodes registers hold */ };
 _Static_assert((int)SHORTLIST <= (int)LANES && SHORTLIST * LAUNCHES % TOGETHER == 0, "SHORTLIST");
-
-INLINE vector vector_at(const float *first) {
-  vector found;
-  memcpy(&found, first, sizeof found);
-  return found;
-}
 
 INLINE vector positive(vector x) {
   for (int i = 0; i < LANES; i++) x[i] = x[i] > 0 ? x[i] : 0;
@@ -258,12 +320,20 @@ static void hidden_anywhere(const query *s, placement *place) { hidden_of(s, pla
 
 static void terms_anywhere(const query *s, const candidate *plans, int count, terms *restrict t) { terms_of(s, plans, count, t); }
 
+static int times_anywhere(const query *s, octet_plans *restrict plans, float rows, float reduce) {
+  return times_of(s, plans, rows, reduce);
+}
+
+static int fastest_anywhere(const octet_plans *plans, int count) { return fastest_of(plans, count); }
+
 static void correct_anywhere(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[SHORTLIST]) {
   correct_times(s, plans, count, t, pdl);
 }
 
 static void (*set_hidden)(const query *, placement *) = hidden_anywhere; /* what the problem adds to the hidden nodes */
 void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
+int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce) = times_anywhere;
+int (*fastest)(const octet_plans *, int count) = fastest_anywhere;
 void (*correct)(const query *, const candidate *, int, terms *restrict, int[SHORTLIST]) = correct_anywhere;
 
 #if defined __x86_64__ && !defined AOTMM_ANYWHERE
@@ -272,6 +342,12 @@ __attribute__((target("avx2,fma"))) static void hidden_avx2(const query *s, plac
 __attribute__((target("avx2,fma"))) static void terms_avx2(const query *s, const candidate *plans, int count, terms *restrict t) {
   terms_of(s, plans, count, t);
 }
+
+__attribute__((target("avx2,fma"))) static int times_avx2(const query *s, octet_plans *restrict plans, float rows, float reduce) {
+  return times_of(s, plans, rows, reduce);
+}
+
+__attribute__((target("avx2,fma"))) static int fastest_avx2(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
 __attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, terms *restrict t,
                                                               int pdl[SHORTLIST]) {
@@ -285,7 +361,7 @@ __attribute__((constructor)) static void use_avx2(void) {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return;
   __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
   if ((a & SAVED) != SAVED || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return;
-  set_hidden = hidden_avx2, set_terms = terms_avx2, correct = correct_avx2;
+  set_hidden = hidden_avx2, set_terms = terms_avx2, set_times = times_avx2, fastest = fastest_avx2, correct = correct_avx2;
 }
 #endif
 

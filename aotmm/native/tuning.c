@@ -50,7 +50,10 @@ void find_measured(query *s, const aotmm_tuning *tuning) {
 }
 
 __attribute__((constructor)) static void prepare(void) {
-  for (uint32_t i = 0; i < aotmm_built_tuning_count; i++) set_places(aotmm_built_tunings + i);
+  for (uint32_t i = 0; i < aotmm_built_tuning_count; i++) {
+    set_places(aotmm_built_tunings + i);
+    set_octets(aotmm_built_tunings + i);
+  }
 }
 
 /* ---- tables and devices */
@@ -68,7 +71,7 @@ typedef struct scaled {
   scaling by;
   aotmm_tuning tuning;
   struct scaled *next;
-  aotmm_constants constants[]; /* by kernel */
+  aotmm_constants constants[]; /* by kernel; the tuning's octets follow */
 } scaled;
 
 /* The tables in use: at first the built ones, then that of the last `retune`. */
@@ -157,13 +160,16 @@ static const aotmm_tuning *tuning_by(tables *all, const scaling *by) {
   scaled *head = __atomic_load_n(&all->others, __ATOMIC_ACQUIRE);
   for (scaled *each = head; each; each = each->next)
     if (same(&each->by, by)) return &each->tuning;
-  scaled *fresh = malloc(sizeof *fresh + aotmm_kernel_count * sizeof *fresh->constants);
+  scaled *fresh = malloc(sizeof *fresh + aotmm_kernel_count * sizeof *fresh->constants +
+                         aotmm_octet_count * sizeof *fresh->tuning.octets);
   if (!fresh) return by->table;
   fresh->by = *by;
   for (uint32_t i = 0; i < aotmm_kernel_count; i++)
     fresh->constants[i] = scaled_constants(by->table->table.constants + i, aotmm_kernels + i, by);
   fresh->tuning = (aotmm_tuning){.table = by->table->table, .places = no_places, .place_count = 2};
   fresh->tuning.table.constants = fresh->constants;
+  fresh->tuning.octets = (aotmm_octet *)(void *)(fresh->constants + aotmm_kernel_count);
+  set_octets(&fresh->tuning);
   fresh->next = head; /* another thread's may come between: the same one twice does no harm */
   while (!__atomic_compare_exchange_n(&all->others, &fresh->next, fresh, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) continue;
   return &fresh->tuning;
@@ -230,7 +236,8 @@ int aotmm_retune(const aotmm_table *table) {
   uint32_t place_count = 2;
   while (place_count < 2 * table->shape_count) place_count *= 2;
   fresh = malloc(sizeof *fresh + kernels * (sizeof(aotmm_constants) + sizeof(aotmm_correction) + sizeof(uint16_t)) +
-                 table->shape_count * sizeof(aotmm_shape) + times * sizeof(aotmm_time) + place_count * sizeof(uint32_t));
+                 table->shape_count * sizeof(aotmm_shape) + times * sizeof(aotmm_time) +
+                 aotmm_octet_count * sizeof(aotmm_octet) + place_count * sizeof(uint32_t));
   if (!fresh) return aotmm_fail(AOTMM_INVALID, 0, -1, "", "no memory for a table of %u shapes", table->shape_count);
   char *end = (char *)(fresh + 1);
   aotmm_tuning *to = &fresh->tuning;
@@ -243,11 +250,14 @@ int aotmm_retune(const aotmm_table *table) {
   }
   to->table.shapes = append(&end, table->shapes, table->shape_count * sizeof *table->shapes);
   to->table.times = append(&end, table->times, times * sizeof *table->times);
+  to->octets = (aotmm_octet *)(void *)end;
+  end += aotmm_octet_count * sizeof *to->octets;
   to->places = (uint32_t *)(void *)end;
   to->place_count = place_count;
   end += place_count * sizeof *to->places;
   to->table.config_numbers = append(&end, table->config_numbers, kernels * sizeof *table->config_numbers);
   set_places(to);
+  set_octets(to);
   fresh->all = (tables){to, &one, NULL};
   __atomic_store_n(&current, &fresh->all, __ATOMIC_RELEASE);
   __atomic_add_fetch(&generation, 1, __ATOMIC_RELEASE);

@@ -250,8 +250,9 @@ def test_equal_guards_are_one_table() -> None:
     assert [line[-1] for line in re.findall(r"\.guards = guards_\d", text)] == ["0", "1", "0"]
     assert "const uint16_t aotmm_order[] = {0, 2, 1};" in text
     assert "[AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 2}," in text
-    assert "const aotmm_group aotmm_siblings[] = {\n    {0, 2},\n    {2, 1},\n};" in text
-    assert "const aotmm_alike aotmm_alikes[] = {\n    {0, 1, 0},\n    {1, 1, 0},\n};" in text
+    fill = "    {0, 0},\n" * 7  # of an octet
+    assert f"const aotmm_group aotmm_siblings[] = {{\n    {{0, 2}},\n{fill}    {{2, 1}},\n{fill}}};" in text
+    assert "const aotmm_alike aotmm_alikes[] = {\n    {0, 1, 0},\n    {8, 1, 0},\n};" in text
     assert "{0x7, 0x0, 0x0, of_0_a_ptr},\n    {0},\n};\nconst aotmm_group aotmm_guard_tests_of[] = {\n    {0, " in text
 
 
@@ -335,8 +336,9 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
         (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_BF16"), 0, 1),
         (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 2),
     ]
-    assert made.alikes == [(0, 1, 0), (1, 1, 0), (2, 1, 0)]
-    assert [made.order[first : first + count] for first, count in made.siblings] == [[1], [0], [1]]
+    assert made.alikes == [(0, 1, 0), (8, 1, 0), (16, 1, 0)]
+    siblings = [made.order[first : first + count] for first, count in made.siblings]
+    assert siblings == [row for first in ([1], [0], [1]) for row in (first, *([[]] * 7))]  # each begins an octet
 
 
 def test_parts_of_the_formula() -> None:

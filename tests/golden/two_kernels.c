@@ -123,7 +123,16 @@ const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
 const uint16_t aotmm_order[] = {0, 1};
 const aotmm_group aotmm_siblings[] = {
     {0, 1},
+    {0, 0},
+    {0, 0},
+    {0, 0},
+    {0, 0},
+    {0, 0},
+    {0, 0},
+    {0, 0},
 };
+_Static_assert(LANES == 8, "LANES");
+const uint32_t aotmm_octet_count = 1;
 const aotmm_alike aotmm_alikes[] = {
     {0, 1, 0},
 };
@@ -147,13 +156,14 @@ static const aotmm_time times_0[] = {
     {0},
 };
 static uint32_t places_0[2];
+static aotmm_octet octets_0[1];
 
 const aotmm_tuning aotmm_built_tunings[] = {
     {.table = {.device = {0, 0, 0, 0, 0, ""},
                .config_count = 0, .shape_count = 0,
                .constants = constants_0,
                .config_numbers = config_numbers_0, .shapes = shapes_0, .times = times_0},
-     .places = places_0, .place_count = 2},
+     .octets = octets_0, .places = places_0, .place_count = 2},
 };
 const uint32_t aotmm_built_tuning_count = 1;
 const aotmm_hidden_facts aotmm_hidden[] = {
