@@ -104,7 +104,6 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         persistent=False,
         pdl=False,
         threads=variant.config.num_warps * target.warp_size,
-        num_ctas=1,
         shared_bytes=0,
         registers=128,
         spill_bytes=0,

@@ -179,7 +179,7 @@ def _build_pack(
                 kernels=kernels,
             )
             _write_manifest(fresh, entry)
-    size = sum(item.bytes for kernel in kernels for item in (kernel.image, kernel.ptx) if item is not None)
+    size = sum(item.bytes for item in {item for kernel in kernels for item in (kernel.image, kernel.ptx)} if item)
     return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
 
 
@@ -221,13 +221,15 @@ _Task = list[tuple[Variant, str]]
 
 
 def _tasks(missing: _Task) -> list[_Task]:
-    """Return the variants to compile, with their keys, by process: one, or a kernel and its twin after it."""
-    keys = dict(missing)
-    twins = {twin for variant in keys if (twin := compiling.twin_of(variant)) in keys}
-    tasks = [[variant] for variant in keys if variant not in twins]
-    for task in tasks:
-        task += [twin for twin in [compiling.twin_of(task[0])] if twin in twins]
-    return [[(variant, keys[variant]) for variant in task] for task in tasks]
+    """Return the variants to compile, with their keys, by process: those of one image, and their twins after them."""
+    same: dict[Variant, _Task] = {}
+    for variant, key in missing:
+        same.setdefault(compiling.code_of(variant), []).append((variant, key))
+    for code in list(same):
+        twin = compiling.twin_of(code)
+        if twin in same:
+            same[code] += same.pop(twin)
+    return list(same.values())
 
 
 def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:

@@ -22,7 +22,7 @@ from aotmm.build import parameters as reading
 from aotmm.build.parameters import parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
-from aotmm.pack.schema import Attribute, Guard, Image, Kernel
+from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
@@ -47,8 +47,8 @@ _CLUSTER_PASSES = (
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 
 
-# Text and facts of the last kernel's twin.
-_twins: dict[Variant, tuple[str, dict[str, Any]]] = {}
+# What the last kernel's variants are made of, by `code_of`: the text, facts about it, and the image once it is there.
+_known: dict[Variant, tuple[str, dict[str, Any], bytes | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,6 @@ def options(variant: Variant) -> dict[str, Any]:
             "matrix_instr_nonkdim": config.matrix_instr_nonkdim,
             "kpack": config.kpack,
         }
-    if variant.num_ctas > 1:
-        chosen["num_ctas"] = variant.num_ctas
     if target.ptx_version is not None:
         chosen["ptx_version"] = target.ptx_version
     return chosen
@@ -172,12 +170,26 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
         "symbol": plan.function.__name__,
         "persistent": plan.persistent,
         "pdl": plan.pdl,
-        "num_ctas": variant.num_ctas,
         "vector_bytes": plan.vector_bytes,
         "quantities": plan.quantities,
         "guards": _guards(variant, plan),
-        "attributes": _attributes(variant.num_ctas),
+        "attributes": _attributes(variant.config),
     }
+
+
+def code_of(variant: Variant) -> Variant:
+    """Return the variant that has the same image: one serves all shapes of clusters of the same blocks."""
+    config = variant.config
+    if config.num_ctas == 1:
+        return variant
+    pair = dataclasses.replace(
+        config,
+        block_m=2 * config.block_m // config.cluster_m,
+        block_n=config.block_n // config.cluster_n,
+        cluster_m=2,
+        cluster_n=1,
+    )
+    return dataclasses.replace(variant, config=pair)
 
 
 def twin_of(variant: Variant) -> Variant | None:
@@ -200,8 +212,8 @@ def twin_of(variant: Variant) -> Variant | None:
 def compile_variant(variant: Variant, digest: str) -> Compiled:
     """Return the image of `variant` and its manifest entry; `digest` is its `key`.
 
-    If the last kernel of this process was its twin (`twin_of`), it is made of that one's text. The bytes are the same,
-    in a quarter of the time.
+    If the last kernel of this process had the same image (`code_of`), or was its twin (`twin_of`), it is made of that
+    one's image or text. The bytes are the same, in no time or in a quarter of it.
 
     Raises:
         CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
@@ -209,17 +221,20 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     target = variant.target
     plan: Specialisation = module_of(variant.family).specialise(variant)
     try:
-        known = _twins.pop(variant, None)
-        text, metadata = _lowered(variant, plan) if known is None else known
-        image = _stages(variant, plan).assemble(text, metadata)
+        code = code_of(variant)
+        if code not in _known:
+            _known.clear()
+            _known[code] = *_lowered(variant, plan), None
+        text, metadata, known = _known[code]
+        image = _stages(variant, plan).assemble(text, metadata) if known is None else known
     except Exception as error:  # the compiler raises many kinds
         raise CompileError(
             f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
             f"from {variant.source}):\n{_words(error)}"
         ) from error
-    _twins.clear()
-    if (twin := twin_of(variant)) is not None:
-        _twins[twin] = re.sub(r"\bf16(x2)?\b", r"bf16\1", text), metadata
+    _known[code] = text, metadata, image
+    if (twin := twin_of(code)) is not None and twin not in _known:
+        _known[twin] = re.sub(r"\bf16(x2)?\b", r"bf16\1", text), metadata, None
     symbol = metadata["name"]
     if metadata["profile_scratch_size"]:
         raise CompileError(
@@ -309,7 +324,7 @@ def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None
 
     names = set(plan.unneeded)
     names |= set(_TENSOR_MEMORY_PASSES if int(variant.target.triton_arch) < BLACKWELL else ())
-    names |= set(_CLUSTER_PASSES if variant.num_ctas == 1 else ())
+    names |= set(_CLUSTER_PASSES)  # the clusters of `aotmm.kernels` are not the compiler's
     names |= set(() if plan.descriptors else ("add_proxy_fence_insertion",))
     shared, own = (passes.common, passes.ttir, passes.ttgpuir, passes.gluon, passes.convert), nvidia.passes
     modules = (*shared, own.ttgpuir, own.ttnvgpuir, own.hopper)
@@ -380,12 +395,12 @@ def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     return tuple(found)
 
 
-def _attributes(num_ctas: int) -> tuple[Attribute, ...]:
-    """Return the launch attributes of clusters of `num_ctas` blocks, which are spread over multiprocessors."""
-    if num_ctas == 1:
+def _attributes(config: Config) -> tuple[Attribute, ...]:
+    """Return the launch attributes of clusters, whose blocks are spread over multiprocessors."""
+    if config.num_ctas == 1:
         return ()
     return (
-        Attribute("cluster_dimension", (num_ctas, 1, 1)),
+        Attribute("cluster_dimension", (config.cluster_m, config.cluster_n, 1)),
         Attribute("cluster_scheduling_policy_preference", (1, 0, 0)),
     )
 
@@ -396,7 +411,5 @@ def _descriptor_type(row: Descriptor) -> str:
     from triton.language import str_to_ty
 
     element = DTYPES[row.dtype].triton
-    layout = NVMMASharedLayout.get_default_for(
-        list(row.box), str_to_ty(element, None), cga_layout=[list(basis) for basis in row.cluster] or None
-    )
+    layout = NVMMASharedLayout.get_default_for(list(row.box), str_to_ty(element, None))
     return f"tensordesc<{element}[{row.box[0]},{row.box[1]}],{layout!r}>"

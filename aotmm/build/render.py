@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.build.compile import Compiled
+from aotmm.kernels import MOST_BLOCKS
 from aotmm.pack.files import data_folder
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
@@ -26,6 +27,7 @@ from aotmm.pack.time_model import (
     SPLIT_A,
     SPLIT_B,
     SUMS,
+    USABLE,
 )
 from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
@@ -91,6 +93,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             split_a=SPLIT_A,
             split_b=SPLIT_B,
             sums=SUMS,
+            most_blocks=MOST_BLOCKS,
+            usable=USABLE,
         )
     )
 
@@ -98,11 +102,13 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
 def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
     """Return the kernels with the offsets of their images in one block of bytes, and that block."""
     block, kernels = bytearray(), []
+    offsets: dict[str, int] = {}  # one image serves all shapes of a cluster
 
     def added(image: Image, data: bytes) -> Image:
-        offset = len(block)
-        block.extend(data.ljust(room(len(data)), b"\0"))
-        return replace(image, offset=offset)
+        if image.sha256 not in offsets:
+            offsets[image.sha256] = len(block)
+            block.extend(data.ljust(room(len(data)), b"\0"))
+        return replace(image, offset=offsets[image.sha256])
 
     for item in compiled:
         image = added(item.kernel.image, item.image)

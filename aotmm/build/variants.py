@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
-from aotmm.kernels import CLUSTERED, LINE_BYTES, MOST_COLUMNS, NUMBERS, Family, Variant, module_of
+from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, MOST_COLUMNS, NUMBERS, Family, Variant, module_of
 from aotmm.pack.schema import Config
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
@@ -35,6 +36,7 @@ _LISTS = {
     "archs": tuple(TARGETS),
 }
 _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
+_CLUSTER = {"block_m": "cluster_m", "block_n": "cluster_n"}  # blocks of a cluster along that side
 _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
@@ -47,21 +49,13 @@ _WGMMA = NUMBERS | {
     "block_k": (32, 64, 128),
     "num_stages": tuple(range(2, 17)),
     "num_warps": (4, 8, 12),
+    "cluster_m": (1, 2, 4),
+    "cluster_n": (1, 2, 4),
 }
 _WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
 FAMILIES = {
     "tile": Family(),
     "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n"),
-    "clustered": Family(
-        _WGMMA | {"block_m": (128, 256, 384), "num_warps": (4, 8, 12)},
-        ("sm90",),
-        ("fp16", "bf16"),
-        warpgroups="block_m",
-        width="block_n",
-        roles=("product",),
-        epilogues=("none",),
-        num_ctas=CLUSTERED["clustered"],
-    ),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,)},
         ("sm90",),
@@ -337,7 +331,8 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
     """
     if not family.width:
         return
-    width, numbers = entry.numbers[family.width], entry.numbers
+    numbers = entry.numbers | {side: entry.numbers[side] // blocks for side, blocks in _blocks(entry.numbers).items()}
+    width = numbers[family.width]
     swapped = family.width == "block_m"
     if width.bit_count() == 1 or (width.bit_count() == _TWO and not swapped):
         return
@@ -348,14 +343,16 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
         f"layouts in which {operand} is contiguous along K": all(
             row["AB".index(operand)] == major for row in entry.layouts
         ),
-        f"{rows} = {64 * groups}": numbers[rows] == 64 * groups,
+        f"{rows} = {64 * groups} or {128 * groups}": numbers[rows] in (64 * groups, 128 * groups),
         f"block_k = {LINE_BYTES // size}": numbers["block_k"] * size == LINE_BYTES,
-        f"{family.width} <= {MOST_COLUMNS}, without clusters": width <= MOST_COLUMNS and family.num_ctas == 1,
+        f"{family.width} <= {MOST_COLUMNS}": width <= MOST_COLUMNS,
     }
     lacking = [need for need, met in needs.items() if not met]
     if lacking:
+        whose = "" if numbers == entry.numbers else " of each block"
         raise SpecError(
-            f"{where}: {family.width} = {width} is one instruction of {width} columns, which needs {'; '.join(lacking)}"
+            f"{where}: {family.width} = {width}{whose} is one instruction of {width} columns, which needs "
+            f"{'; '.join(lacking)}"
         )
 
 
@@ -381,16 +378,25 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
         if key not in row:
             raise SpecError(f"{where}: {key} is missing")
     numbers = {key: row[key] for key in NUMBERS if key in row}
-    for key, value in numbers.items():
-        if type(value) is not int or value not in family.numbers[key]:
-            raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(map(str, family.numbers[key]))}")
-    warpgroups = numbers["num_warps"] // 4 * family.num_ctas
+    blocks = _blocks(numbers)
+    for key in sorted(numbers, key=_CLUSTER.__contains__):  # the tile last: it depends on clusters
+        allowed = [number * blocks.get(key, 1) for number in family.numbers[key]]
+        if type(numbers[key]) is not int or numbers[key] not in allowed:
+            raise SpecError(f"{where}: {key} = {numbers[key]!r}; allowed: {', '.join(map(str, allowed))}")
+    if (count := math.prod(blocks.values())) > MOST_BLOCKS:
+        raise SpecError(f"{where}: cluster_m * cluster_n = {count}; a cluster has at most {MOST_BLOCKS} blocks")
+    warpgroups = numbers["num_warps"] // 4 * blocks.get(family.warpgroups, 1)
     if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):
         raise SpecError(
             f"{where}: {family.warpgroups} = {numbers[family.warpgroups]} is not a multiple of {64 * warpgroups}, "
             f"64 for each of the {warpgroups} warpgroups of num_warps = {numbers['num_warps']}"
         )
     return numbers
+
+
+def _blocks(numbers: dict[str, int]) -> dict[str, int]:
+    """Return the blocks of a cluster by the side of its tile that they divide."""
+    return {side: numbers.get(cluster, 1) for side, cluster in _CLUSTER.items()}
 
 
 def _flag(row: dict[str, Any], key: str, where: str, *, default: bool) -> bool:

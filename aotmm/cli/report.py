@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -305,6 +305,7 @@ def _microseconds(plan: Plan) -> str:
 
 
 def _config(config: Config) -> str:
-    shown = {name: value for name, value in asdict(config).items() if value and (name, value) != ("kpack", 1)}
+    values = {field.name: (getattr(config, field.name), field.default) for field in fields(config)}
+    shown = {name: value for name, (value, default) in values.items() if value not in (0, default)}
     field_terms = {name: name.upper() for name in ("block_m", "block_n", "block_k")}
     return ", ".join(f"{field_terms.get(name, name)} {value}" for name, value in shown.items())

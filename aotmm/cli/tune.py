@@ -146,9 +146,9 @@ def _choose(arch: str, *, as_json: bool) -> None:
     chosen = default_set.choose(arch)
     default_set.write(chosen)
     if as_json:
-        print_json({"pairs": chosen.pairs, "losses": [row._asdict() for row in chosen.losses]})
+        print_json({"pairs": chosen.pairs, "images": chosen.images, "losses": [row._asdict() for row in chosen.losses]})
         return
-    click.echo(f"{chosen.pairs} pairs of a tile and a layout; loss against all candidates:")
+    click.echo(f"{chosen.pairs} pairs of a tile and a layout, {chosen.images} images; loss against all candidates:")
     for row in chosen.losses:
         figures = f"mean {row.mean:.4f}, 95 % {row.quantile:.3f}, worst {row.worst:.3f}"
         click.echo(f"  {row.name:10}  {row.problems:5} problems  {figures}")

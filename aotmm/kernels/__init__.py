@@ -1,4 +1,4 @@
-"""Kernel sources, one module per family; `hopper` has four.
+"""Kernel sources, one module per family; `hopper` has three.
 
 A family module, `aotmm.kernels.NAME` or a user's own, has the jit function and `specialise(variant)`, which returns how
 the compiler must specialise it. The assumptions of a specialisation become the kernel's guards (`aotmm.build.compile`).
@@ -26,8 +26,9 @@ WARPGROUP = 4  # warps that issue one wgmma together
 # shared memory without bank conflicts.
 MOST_COLUMNS = 256
 LINE_BYTES = 128
-WARP_SPECIALISED = ("clustered", "cooperative", "pingpong", "swapped")  # families whose warps have roles
-CLUSTERED = {"clustered": 2}  # families whose blocks work in clusters, and the size
+# Of a cluster that every GPU with clusters can launch. Source: CUDA programming guide, "Thread Block Clusters".
+MOST_BLOCKS = 8
+WARP_SPECIALISED = ("cooperative", "pingpong", "swapped")  # families whose warps have roles
 
 # Passes of Triton (`Specialisation.unneeded`) for tensor descriptors, warps with roles, nested or unrolled loops,
 # reductions and 3xTF32, of which kernels of plain Triton here have none.
@@ -49,6 +50,8 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "waves_per_eu": tuple(range(11)),
     "matrix_instr_nonkdim": (0, 16, 32),
     "kpack": (1, 2),
+    "cluster_m": (1,),
+    "cluster_n": (1,),
 }
 
 
@@ -63,7 +66,6 @@ class Family(NamedTuple):
         width: the other side, if it need not be a power of two.
         roles: possible roles of its kernels.
         epilogues: possible epilogues of its kernels.
-        num_ctas: blocks of a cluster, which share a tile.
     """
 
     numbers: dict[str, tuple[int, ...]] = NUMBERS
@@ -73,7 +75,6 @@ class Family(NamedTuple):
     width: str = ""
     roles: tuple[str, ...] = ("product", "partial")
     epilogues: tuple[str, ...] = EPILOGUES
-    num_ctas: int = 1
 
 
 def module_name(family: str) -> str:
@@ -117,7 +118,7 @@ class Variant:
     @property
     def num_ctas(self) -> int:
         """Return the blocks of a cluster."""
-        return CLUSTERED.get(self.family, 1)
+        return self.config.num_ctas
 
     @property
     def config_name(self) -> str:
@@ -144,7 +145,6 @@ class Descriptor:
         sizes: the quantities of its sizes, the contiguous dimension last.
         strides: the quantities of its strides, in elements, in the same order; the last one is 1.
         box: elements of one transfer, in the same order.
-        cluster: division of a box among the blocks of a cluster (Gluon's `cga_layout`); empty without a cluster.
         outer: the box's outer size, if it differs from the compiler's.
         guards: conditions without which a launch leaves the map zero, because the kernel does not use it then.
     """
@@ -154,7 +154,6 @@ class Descriptor:
     sizes: tuple[str, str]
     strides: tuple[str, str]
     box: tuple[int, int]
-    cluster: tuple[tuple[int, int], ...] = ()
     outer: int = 0
     guards: tuple[Guard, ...] = ()
 

@@ -21,7 +21,7 @@ typedef float lanes[LANES];
 /* What the formula takes from LANES kernels, and what they can do. */
 typedef struct aotmm_octet {
   int32_t epilogue[LANES]; /* the richest of siblings; more than any if a reduce has it, -1 for no kernel */
-  lanes block_m, block_n, block_k, num_ctas, line, sum_bytes;
+  lanes block_m, block_n, block_k, cluster_m, cluster_n, line, sum_bytes;
   lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
 } aotmm_octet;
 
@@ -58,7 +58,7 @@ typedef struct aotmm_alike {
 
 /* A kernel's part of the formula. */
 typedef struct aotmm_tile {
-  float block_m, block_n, block_k, num_ctas;
+  float block_m, block_n, block_k, cluster_m, cluster_n;
   float line;      /* bytes of A along K, of a step */
   float sum_bytes; /* weighed bytes of an element of partial sums; 0: it writes none */
 } aotmm_tile;
@@ -122,6 +122,9 @@ static inline uint64_t rest_of(int64_t stride, int64_t element_bytes, uint64_t p
 
 /* The address `bytes` behind another; any address may be given, it wraps around. */
 static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
+
+/* The blocks of a kernel's cluster. */
+static inline uint32_t num_ctas(const aotmm_kernel *k) { return k->cluster_m * k->cluster_n; }
 
 static inline int contiguous(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
 

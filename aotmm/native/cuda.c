@@ -59,6 +59,7 @@ static struct {
   result (*cuLibraryGetKernel)(void **, void *, const char *);
   result (*cuKernelGetFunction)(void **, void *);
   result (*cuKernelSetAttribute)(int, int, void *, int);
+  result (*cuOccupancyMaxActiveClusters)(int *, void *, const launch_config *);
   result (*cuLaunchKernelEx)(const launch_config *, void *, void **, void **);
   result (*cuTensorMapEncodeTiled)(void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const unsigned *,
                                    const unsigned *, int, int, int, int);
@@ -88,6 +89,7 @@ static const struct {
     {"cuLibraryGetKernel", &cu.cuLibraryGetKernel},
     {"cuKernelGetFunction", &cu.cuKernelGetFunction},
     {"cuKernelSetAttribute", &cu.cuKernelSetAttribute},
+    {"cuOccupancyMaxActiveClusters", &cu.cuOccupancyMaxActiveClusters},
     {"cuLaunchKernelEx", &cu.cuLaunchKernelEx},
     {"cuTensorMapEncodeTiled", &cu.cuTensorMapEncodeTiled},
 };
@@ -97,6 +99,7 @@ static struct {
   int number, capability;
   void *context; /* primary context, retained for the life of the process: kernels stay loaded in it */
   aotmm_device facts;
+  uint32_t clustered[AOTMM_MOST_BLOCKS + 1]; /* blocks at once in clusters of so many (`at_once`) */
 } devices[AOTMM_MAX_DEVICES];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int forked; /* after the driver was opened; this is the child */
@@ -224,6 +227,38 @@ void driver_leave(void *saved) {
   if (saved) cu.cuCtxPopCurrent(&popped);
 }
 
+/* Describe a launch of `grid` blocks, for which `attributes` has room. */
+static launch_config config_of(const aotmm_kernel *kernel, uint32_t grid, launch_attribute *attributes) {
+  for (uint32_t i = 0; i < kernel->attribute_count; i++) {
+    attributes[i].id = kernel->attributes[i].id;
+    memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
+  }
+  return (launch_config){.grid = {grid / kernel->cluster_n, kernel->cluster_n, 1},
+                         .block = {kernel->threads, 1, 1},
+                         .shared_bytes = kernel->shared_bytes,
+                         .attributes = attributes,
+                         .attribute_count = kernel->attribute_count};
+}
+
+/* Return how many blocks of a kernel's clusters run at once; 0: the driver was not asked yet. */
+static uint32_t at_once(const aotmm_kernel *kernel, int ordinal) {
+  return __atomic_load_n(devices[ordinal].clustered + num_ctas(kernel), __ATOMIC_RELAXED);
+}
+
+/* Ask how many blocks of a kernel's clusters run at once. A cluster stays within a part of the GPU, so some
+   multiprocessors may be left over. Kernels with clusters fill a multiprocessor each, so one answer is right for all
+   with clusters of that size. */
+static result ask_clusters(const aotmm_kernel *kernel, void *function, int ordinal) {
+  launch_attribute attributes[AOTMM_MAX_ATTRIBUTES];
+  const uint32_t blocks = num_ctas(kernel);
+  const launch_config config = config_of(kernel, blocks, attributes);
+  int clusters = 0;
+  const result code = cu.cuOccupancyMaxActiveClusters(&clusters, function, &config);
+  if (!code && clusters > 0)
+    __atomic_store_n(devices[ordinal].clustered + blocks, blocks * (uint32_t)clusters, __ATOMIC_RELAXED);
+  return code;
+}
+
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
   /* cubins run on their major version from their minor one on, or on that one alone; newer devices take PTX */
   int capability = devices[ordinal].capability, major = aotmm_capability / 10, minor = aotmm_capability % 10;
@@ -246,6 +281,8 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
     call = "cuKernelSetAttribute", code = cu.cuKernelSetAttribute(FUNCTION_MAX_DYNAMIC_SHARED, (int)kernel->shared_bytes,
                                                                   handle, devices[ordinal].number);
   if (!code) call = "cuKernelGetFunction", code = cu.cuKernelGetFunction(function, handle);
+  if (!code && num_ctas(kernel) > 1 && !at_once(kernel, ordinal))
+    call = "cuOccupancyMaxActiveClusters", code = ask_clusters(kernel, *function, ordinal);
   if (code && library) cu.cuLibraryUnload(library);
   cu.cuThreadExchangeStreamCaptureMode(&mode);
   if (code) *function = NULL;
@@ -264,18 +301,10 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64
 int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal) {
   launch_attribute attributes[AOTMM_MAX_ATTRIBUTES + 1];
-  uint32_t count = kernel->attribute_count;
-  for (uint32_t i = 0; i < count; i++) {
-    attributes[i].id = kernel->attributes[i].id;
-    memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
-  }
-  if (pdl) attributes[count++] = (launch_attribute){.id = LAUNCH_PDL, .value.number = {1}};
-  launch_config config = {.grid = {grid, 1, 1},
-                          .block = {kernel->threads, 1, 1},
-                          .shared_bytes = kernel->shared_bytes,
-                          .stream = stream,
-                          .attributes = attributes,
-                          .attribute_count = count};
+  const uint32_t most = at_once(kernel, ordinal);
+  launch_config config = config_of(kernel, kernel->persistent && most && grid > most ? most : grid, attributes);
+  config.stream = stream;
+  if (pdl) attributes[config.attribute_count++] = (launch_attribute){.id = LAUNCH_PDL, .value.number = {1}};
   result code = cu.cuLaunchKernelEx(&config, function, parameters, NULL);
   return code ? failed(code, ordinal, "cuLaunchKernelEx", kernel->name) : AOTMM_OK;
 }

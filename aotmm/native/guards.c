@@ -47,12 +47,12 @@ int uses_map(const aotmm_tensor_map *map, const quantities *q) {
 
 /* Return the blocks of a launch of `work_tiles`; 0 if a grid cannot have so many. */
 uint32_t grid_of(const aotmm_kernel *k, int64_t work_tiles, const aotmm_device *device) {
-  if (work_tiles > MAX_GRID || work_tiles * k->num_ctas > MAX_GRID) return 0;
+  if (work_tiles > MAX_GRID || work_tiles * num_ctas(k) > MAX_GRID) return 0;
   if (k->persistent) {
-    int64_t most = (int64_t)k->occupancy * device->multiprocessors / k->num_ctas;
+    int64_t most = (int64_t)k->occupancy * device->multiprocessors / num_ctas(k);
     if (work_tiles > most) work_tiles = most ? most : 1;
   }
-  uint64_t blocks = (uint64_t)work_tiles * k->num_ctas;
+  uint64_t blocks = (uint64_t)work_tiles * num_ctas(k);
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 

@@ -23,9 +23,14 @@ float reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base_ns + (float)p->M * (float)p->N * bytes * c->ns_per_byte;
 }
 
+/* Return the multiprocessors that clusters of so many blocks can use. */
+static int64_t usable(const aotmm_device *device, int64_t blocks) {
+  return blocks > 2 ? (int64_t)device->multiprocessors * AOTMM_USABLE / AOTMM_OF_MULTIPROCESSORS : device->multiprocessors;
+}
+
 /* Return the tiles that a device computes at once, one on each multiprocessor or cluster of them; at least 1. */
 int64_t concurrent_tiles(const query *s, uint32_t kernel) {
-  const int64_t blocks = s->device->multiprocessors, together = aotmm_kernels[kernel].num_ctas;
+  const int64_t together = num_ctas(aotmm_kernels + kernel), blocks = usable(s->device, together);
   return together == 1 ? blocks : blocks < together ? 1 : blocks / together;
 }
 
@@ -81,7 +86,7 @@ static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm
   const aotmm_tile *tile = aotmm_tiles + kernel;
   const aotmm_constants *c = constants + kernel;
   to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->num_ctas[i] = tile->num_ctas, to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
+  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
   to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
   to->ns_per_byte[i] = c->ns_per_byte, to->ns_per_taken_byte[i] = c->ns_per_taken_byte;
   to->ns_per_loaded_byte[i] = c->ns_per_loaded_byte;
@@ -100,22 +105,23 @@ void set_octets(const aotmm_tuning *tuning) {
 /* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
 INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
-  const float multiprocessors = (float)s->device->multiprocessors;
+  const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
   for (int i = 0; i < LANES; i++) {
+    const float together = k->cluster_m[i] * k->cluster_n[i], at_once = together > 2 ? in_clusters : multiprocessors;
     const float down = larger(1, up_to_whole(M / k->block_m[i])), across = larger(1, up_to_whole(N / k->block_n[i]));
     const float work_tiles = down * across * batch * g->split[i];
     t->work_tiles[i] = work_tiles;
     t->rows[i] = M / down, t->cols[i] = N / across;
     const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
     t->steps[i] = up_to_whole(steps);
-    t->waves[i] = work_tiles / larger(1, down_to_whole(multiprocessors / k->num_ctas[i]));
+    t->waves[i] = work_tiles / larger(1, down_to_whole(at_once / together));
     t->valid[i] = (g->split[i] == 1) | ((steps >= AOTMM_LEAST_STEPS) & (t->waves[i] <= AOTMM_MOST_WAVES));
     t->rounds[i] = up_to_whole(t->waves[i]);
     const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
     t->fixed[i] = k->base_ns[i] + t->rounds[i] * k->ns_per_tile[i];
     t->multiply[i] = t->rounds[i] * t->steps[i] * k->ns_per_k_step[i];
-    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->num_ctas[i] + bytes_b) * k->ns_per_taken_byte[i]);
+    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->cluster_m[i] + bytes_b / k->cluster_n[i]) * k->ns_per_taken_byte[i]);
     t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * k->ns_per_loaded_byte[i]);
     t->read[i] = s->bytes_moved * k->ns_per_byte[i];
     t->sums[i] = work_tiles * k->block_m[i] * k->block_n[i] * k->sum_bytes[i] * k->ns_per_byte[i];
@@ -265,7 +271,7 @@ INLINE void set_nodes(const query *s, const candidate *plan, const terms *t, int
   const aotmm_correction *own = s->table->corrections + plan->kernel;
   const float time = t->time[i], waves = t->waves[i], rounds = t->rounds[i], wave = smaller(waves, 1);
   const float share = 1 / time, part = 1 / rounds, size = log2f(time);
-  const int odd = own->alternates && (int64_t)rounds & 1, clustered = aotmm_kernels[plan->kernel].num_ctas > 1;
+  const int odd = own->alternates && (int64_t)rounds & 1, clustered = num_ctas(aotmm_kernels + plan->kernel) > 1;
   const int half = waves <= 0.5f, one = waves <= 1;
   const float inputs[AOTMM_PLAN_INPUTS] = {size,
                                            t->multiply[i] * share,

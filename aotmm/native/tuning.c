@@ -147,7 +147,7 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_ke
   to.ns_per_loaded_byte /= by->load;
   if (by->tensor_tflops > 0 && (k->role == AOTMM_ROLE_PRODUCT || k->role == AOTMM_ROLE_PARTIAL)) {
     double macs = (double)k->block_m * (double)k->block_n * (double)k->block_k;
-    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * k->num_ctas);
+    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * num_ctas(k));
     if (to.ns_per_k_step < least) to.ns_per_k_step = least;
   }
   return to;

@@ -58,7 +58,8 @@ class Facts:
         symbol: its only entry point.
         parameters: offset from the first and size in bytes of each, in order. ptxas puts padding before the first if
             that needs a larger alignment than the block.
-        registers, spill_bytes: per thread. threads: per block. num_ctas: per cluster.
+        registers, spill_bytes: per thread. threads: per block.
+        num_ctas: blocks of a cluster, if every launch must have one of that size, else 1.
         shared_bytes: static shared memory of a block.
         ptx_version: PTX ISA version times ten.
         debug: sections or directives with source lines or paths of the machine that built it.
@@ -85,7 +86,7 @@ def guarded(kernel: Kernel, target: Target) -> Facts:
         registers=kernel.registers,
         spill_bytes=kernel.spill_bytes,
         threads=kernel.threads,
-        num_ctas=kernel.num_ctas,
+        num_ctas=1,  # a launch says how large they are
         shared_bytes=0,
         ptx_version=target.ptx_version,
     )

@@ -21,7 +21,7 @@ from aotmm.target import STATUSES, TARGETS
 if TYPE_CHECKING:
     from aotmm.pack.schema import Image, Kernel
 
-FORMAT = 4
+FORMAT = 5
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
@@ -251,13 +251,18 @@ def _faults_of_files(entries: list[File], where: str) -> list[str]:
 
 
 def _faults_of_images(manifest: Manifest, where: str) -> list[str]:
-    """Return the images that do not lie one after the other, from the first byte of their block to its last."""
+    """Return the images that do not lie one after the other, from the first byte of their block to its last.
+
+    Kernels may share one.
+    """
     problems = []
+    found: set[Image] = set()
     end = 0
     for kernel in manifest.kernels:
         for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
-            if image is None:
+            if image is None or image in found:
                 continue
+            found.add(image)
             if image.offset != end:
                 problems.append(f"{where}: the {kind} of {kernel.name} is at {image.offset}, expected at {end}")
             end = image.offset + room(image.bytes)

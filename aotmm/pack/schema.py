@@ -82,7 +82,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile of one program and the compiler's options for it; zeros mean "not given"."""
+    """The tile of one program, or of cluster_m x cluster_n blocks of a cluster, and the compiler's options for it.
+
+    Zeros mean "not given".
+    """
 
     block_m: int
     block_n: int
@@ -92,6 +95,8 @@ class Config:
     waves_per_eu: int = 0
     matrix_instr_nonkdim: int = 0
     kpack: int = 1
+    cluster_m: int = 1
+    cluster_n: int = 1
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.num_stages}_w{self.num_warps}"
@@ -99,7 +104,14 @@ class Config:
             text += f"_e{self.waves_per_eu}"
         if self.matrix_instr_nonkdim:
             text += f"_i{self.matrix_instr_nonkdim}"
+        if self.num_ctas > 1:
+            text += f"_c{self.cluster_m}x{self.cluster_n}"
         return text + (f"_p{self.kpack}" if self.kpack != 1 else "")
+
+    @property
+    def num_ctas(self) -> int:
+        """Return the blocks of a cluster."""
+        return self.cluster_m * self.cluster_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +133,6 @@ class Kernel:
         pdl: waits for the previous kernel before its first access to memory, so that a launch may let it start
             early.
         threads: threads per block.
-        num_ctas: blocks per cluster.
         shared_bytes: dynamic shared memory per block, in bytes.
         registers: per thread (VGPRs on AMD).
         spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
@@ -150,7 +161,6 @@ class Kernel:
     pdl: bool
     config: Config
     threads: int
-    num_ctas: int
     shared_bytes: int
     registers: int
     spill_bytes: int
@@ -164,6 +174,11 @@ class Kernel:
     image: Image
     ptx: Image | None
     key: str
+
+    @property
+    def num_ctas(self) -> int:
+        """Return the blocks of a cluster."""
+        return self.config.num_ctas
 
 
 def occupancy(kernel: Kernel, target: Target) -> int:

@@ -17,10 +17,11 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 
 HIDDEN, SECOND = 64, 16  # nodes of the network's layers (docs/experiments/tuning.md)
-FAMILIES = ("cooperative", "pingpong", "swapped", "clustered")  # those that the network tells from all others
+FAMILIES = ("cooperative", "pingpong", "swapped")  # those that the network tells from all others
 # Inputs of the network, in the order of its rows. The launcher computes those of problems and plans.
 KERNEL_INPUTS = (
-    "log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES, "partial", "1 byte",
+    "log2 block_m", "log2 block_n", "lines of K", "log2 ring", "warpgroups", *FAMILIES,
+    "clustered", "log2 cluster_m", "log2 cluster_n", "partial", "1 byte",
     "fast_accum",
 )  # fmt: skip
 PROBLEM_INPUTS = (
@@ -45,6 +46,7 @@ _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over tha
 _REDUCE_NS = 1000.0
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
+USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
 SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
 LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that are slices
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
@@ -160,7 +162,7 @@ def _mac_cost(kernel: Kernel) -> float:
 def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
     """Return the values of `KERNEL_INPUTS` for a product or partial."""
     config, line = kernel.config, kernel.config.block_k * DTYPES[kernel.dtype_a].bytes
-    ring = config.num_stages * line * (config.block_m / kernel.num_ctas + config.block_n)
+    ring = config.num_stages * line * (config.block_m / config.cluster_m + config.block_n / config.cluster_n)
     return (
         math.log2(config.block_m),
         math.log2(config.block_n),
@@ -168,6 +170,9 @@ def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
         math.log2(ring),
         config.num_warps / 4,
         *(float(kernel.family == name) for name in FAMILIES),
+        float(kernel.num_ctas > 1),
+        math.log2(config.cluster_m),
+        math.log2(config.cluster_n),
         float(kernel.role == "partial"),
         float(DTYPES[kernel.dtype_a].bytes == 1),
         float(kernel.fast_accum),

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_PAIRS = 160  # of a tile and a layout: `make artifacts` may take 6 minutes, the wheel have 12 MB
+MOST_IMAGES = 250  # of a tile and a layout: `make artifacts` may take 8 minutes, the wheel have 16 MB
+_SHARED = 0.25  # cost of a pair that shares the image of another; else it is 1
 _FARTHEST = 3.0  # greater losses count as this
 _LARGE = 2.0  # weight of the square of a gain's logarithm: a few large losses are worse than many small ones
 _PART = 0.95  # of problems, for the quantile
@@ -34,24 +35,26 @@ class Losses(NamedTuple):
 
     Attributes:
         names: of the candidates' configs.
+        images: of the candidates; some share one.
         log: logarithms of the losses, (problems, candidates).
         weight, classes: of the problems.
     """
 
     names: list[str]
+    images: list[str]
     log: _Array
     weight: _Array
     classes: list[str]
 
     @classmethod
-    def of_times(cls, names: list[str], ns: _Array, weight: _Array, classes: list[str]) -> Losses:
+    def of_times(cls, names: list[str], images: list[str], ns: _Array, weight: _Array, classes: list[str]) -> Losses:
         """Return the losses for times, (problems, candidates), infinite where a candidate has no plan.
 
         Problems that no candidate has a plan for are left out.
         """
         known = np.flatnonzero(np.isfinite(ns).any(axis=1))
         loss = np.minimum(ns[known] / ns[known].min(axis=1, keepdims=True), _FARTHEST)
-        return cls(names, np.log(loss), weight[known], [classes[number] for number in known])
+        return cls(names, images, np.log(loss), weight[known], [classes[number] for number in known])
 
     def of(self, chosen: Iterable[str]) -> _Array:
         """Return the logarithms of the losses of a set, (problems,)."""
@@ -60,11 +63,17 @@ class Losses(NamedTuple):
         return found
 
     def gains(self, chosen: Iterable[str]) -> _Array:
-        """Return what each candidate would lessen the losses of a set by, (candidates,)."""
+        """Return what each candidate would lessen the losses of a set by, over its cost, (candidates,)."""
         now = self.of(chosen)[:, None]
         less = now - np.minimum(now, self.log)
-        found: _Array = self.weight @ (less + _LARGE * less**2)
+        there = self.images_of(chosen)
+        cost = np.array([_SHARED if image in there else 1 for image in self.images])
+        found: _Array = self.weight @ (less + _LARGE * less**2) / cost
         return found
+
+    def images_of(self, chosen: Iterable[str]) -> set[str]:
+        """Return the images of a set."""
+        return {self.images[self.names.index(name)] for name in chosen}
 
 
 class ClassLoss(NamedTuple):
@@ -78,12 +87,12 @@ class ClassLoss(NamedTuple):
 
 
 def extend(chosen: Pairs, losses: Mapping[Group, Losses], bounds: Bounds) -> None:
-    """Add pairs to `chosen`, that of most gain at a time.
+    """Add pairs to `chosen`, that of most gain over its cost at a time.
 
-    It ends when the losses are within `bounds`, when no pair lessens them, or with `MOST_PAIRS`.
+    It ends when the losses are within `bounds`, when no pair lessens them, or with `MOST_IMAGES`.
     """
     weight = np.concatenate([each.weight for each in losses.values()])
-    while sum(map(len, chosen.values())) < MOST_PAIRS:
+    while sum(len(each.images_of(chosen[group])) for group, each in losses.items()) < MOST_IMAGES:
         log = np.concatenate([each.of(chosen[group]) for group, each in losses.items()])
         mean, quantile, _ = _figures(log, weight)
         gains = {group: each.gains(chosen[group]) for group, each in losses.items()}

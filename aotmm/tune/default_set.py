@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aotmm.build.compile import code_of
 from aotmm.build.variants import FOLDER, Entry, config_set, variants
 from aotmm.errors import SpecError
 from aotmm.kernels import VECTOR_BYTES, Variant
@@ -32,8 +33,8 @@ from aotmm.tune.models import Gpu, predicted, samples
 
 FILE = FOLDER / "default.toml"
 TILES = Path(__file__).parent / "tiles"
-RANDOM = Bounds(1.0112, 1.09)  # the next pair, two kernels or four, gains 0.02 %
-SWEEPS = Bounds(1.001, 1.01)  # tighter: their ratios to cuBLAS are published one by one
+SWEEPS = Bounds(1.003, 1.02)
+RANDOM = Bounds(1.003, 1.02)
 SEED, COUNT = 77, 2500  # of the problems drawn
 
 _TIMED = ("fp16", "fp8e4")  # each stands for all of its element_bytes
@@ -46,10 +47,14 @@ _Problems = list[tuple[str, ShapeTimes]]  # with their classes
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """The candidates: entries of the config set, a kernel of each by group and config, and their times."""
+    """The candidates: entries of the config set, a kernel of each by group and config, and their times.
+
+    `images` has the config whose kernel has the same image (`compile.code_of`), by config.
+    """
 
     entries: tuple[Entry, ...]
     kernels: dict[Group, dict[str, Kernel]]
+    images: dict[str, str]
     reduce: Kernel
     times: Table
     gpu: Gpu
@@ -61,14 +66,16 @@ class _Candidates:
         if arch not in known:
             raise SpecError(f"no candidates for {arch} in {TILES}, only for {', '.join(known)}")
         found, times = config_set(str(TILES / f"{arch}.toml")), table.read_whole(TILES / f"{arch}.json")
-        kernels = [_kernel(variant) for variant in variants(found, target(arch), _TIMED)]
+        wanted = variants(found, target(arch), _TIMED)
+        images = {variant.config_name: code_of(variant).config_name for variant in wanted}
+        kernels = [_kernel(variant) for variant in wanted]
         products: dict[Group, dict[str, Kernel]] = {}
         for kernel in kernels:
             if kernel.role in ("product", "partial") and kernel.layout != "any":
                 group = kernel.layout, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
                 products.setdefault(group, {})[kernel.config_name] = kernel
         reduce = next(kernel for kernel in kernels if kernel.role == "reduce")
-        return cls(found.entries, products, reduce, times, Gpu(target(arch), times))
+        return cls(found.entries, products, images, reduce, times, Gpu(target(arch), times))
 
     def name(self, entry: Entry, group: Group) -> str | None:
         """Return the name of an entry's config, None if the entry has no kernel in the group."""
@@ -81,12 +88,14 @@ class Chosen(NamedTuple):
     Attributes:
         text: its entries, as TOML.
         pairs: number of pairs of a tile and a layout.
+        images: number of their images, of one type; shapes of a cluster share one.
         losses: by class of problems.
     """
 
     arch: str
     text: str
     pairs: int
+    images: int
     losses: list[ClassLoss]
 
 
@@ -103,11 +112,12 @@ def choose(arch: str) -> Chosen:
     random, sweeps = _losses(candidates)
     pairs: Pairs = {group: [] for group in candidates.kernels}
     _add(pairs, candidates, "full")
-    extend(pairs, random, RANDOM)
     extend(pairs, sweeps, SWEEPS)
+    extend(pairs, random, RANDOM)
     _add(pairs, candidates, "bias_relu")
     text = "\n".join(_entries(pairs, candidates))
-    return Chosen(arch, text, sum(map(len, pairs.values())), by_class(pairs, random, sweeps))
+    images = sum(len({candidates.images[name] for name in names}) for names in pairs.values())
+    return Chosen(arch, text, sum(map(len, pairs.values())), images, by_class(pairs, random, sweeps))
 
 
 def write(chosen: Chosen, path: Path = FILE) -> None:
@@ -152,7 +162,9 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
         np.minimum.at(least, (found.product, found.key), ns)
         parts.append(least)
     weight = np.array([1.0] * len(drawn) + [_MEASURED] * len(timed)) * (_ONE_BYTE if group[1] == 1 else 1)
-    return Losses.of_times(sorted(kernels), np.concatenate(parts), weight, [name for name, _ in drawn + timed])
+    names = sorted(kernels)
+    images = [candidates.images[name] for name in names]
+    return Losses.of_times(names, images, np.concatenate(parts), weight, [name for name, _ in drawn + timed])
 
 
 def _drawn(candidates: _Candidates) -> Iterator[tuple[str, ShapeTimes]]:

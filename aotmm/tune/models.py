@@ -26,6 +26,7 @@ from aotmm.pack.time_model import (
     SPLIT_A,
     SPLIT_B,
     SUMS,
+    USABLE,
     Constants,
     Device,
     Network,
@@ -147,7 +148,8 @@ def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Ar
 
 _SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
 _SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
-_KERNEL_COLUMNS = ("key", "block_m", "block_n", "block_k", "num_ctas", "partial", "alternates", *Constants._fields)
+_TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n")
+_KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
 
@@ -155,7 +157,7 @@ def _row(kernel: Kernel, c: Constants, number: int) -> tuple[float, ...]:
     """Return the values of `_KERNEL_COLUMNS`."""
     config, partial = kernel.config, kernel.role == "partial"
     blocks = config.block_m, config.block_n, config.block_k
-    return (number, *blocks, kernel.num_ctas, partial, kernel.family == "pingpong", *c)
+    return (number, *blocks, config.cluster_m, config.cluster_n, partial, kernel.family == "pingpong", *c)
 
 
 def _described(shape: ShapeTimes) -> tuple[float, ...]:
@@ -182,7 +184,9 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
     M, N, K, split = d["M"], d["N"], d["K"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
-    tiles, concurrent = down * across, np.maximum(1, gpu.device.multiprocessors // d["num_ctas"])
+    num_ctas, multiprocessors = d["cluster_m"] * d["cluster_n"], gpu.device.multiprocessors
+    usable = np.where(num_ctas > 2, multiprocessors * USABLE[0] // USABLE[1], multiprocessors)  # noqa: PLR2004
+    tiles, concurrent = down * across, np.maximum(1, usable // num_ctas)
     units, at_once = tiles * split, np.minimum(tiles, concurrent)
     waves = units / concurrent
     rounds = np.ceil(waves)
@@ -198,13 +202,13 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         d["base_ns"],
         rounds * d["ns_per_tile"],
         rounds * steps * d["ns_per_k_step"],
-        rounds * steps * (bytes_a / d["num_ctas"] + bytes_b) * d["ns_per_taken_byte"],
+        rounds * steps * (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"]) * d["ns_per_taken_byte"],
         units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"],
         moved * d["ns_per_byte"],
         np.where(d["partial"] > 0, sums, 0),
     )
     half, one = (waves <= 0.5) * 1.0, (waves <= 1) * 1.0  # noqa: PLR2004 - half of the multiprocessors
-    clustered = (d["num_ctas"] > 1) * 1.0
+    clustered = (num_ctas > 1) * 1.0
     square = 2 * np.sqrt(at_once * d["block_m"] * d["block_n"])
     sides = np.minimum(square, np.minimum(at_once * d["block_m"], M) + np.minimum(at_once * d["block_n"], N))
     plain = {

@@ -214,6 +214,10 @@ def _same_image(body: list[dict[str, Any]]) -> None:
     body[1]["image"] = body[0]["image"]
 
 
+def _same_image_elsewhere(body: list[dict[str, Any]]) -> None:
+    body[1]["image"] = body[0]["image"] | {"offset": body[0]["image"]["offset"] + 64}
+
+
 def _behind_the_library(body: dict[str, Any]) -> None:
     body["images"]["offset"] = MAX_FILE_BYTES
 
@@ -271,17 +275,17 @@ ATTACKS = (
     Attack("JSON that is too deep", _bytes(FILE_NAME, lambda _data: b"[" * 200_000), "not a manifest"),
     Attack(
         "a number that is none",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": NaN')),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": NaN')),
         "number NaN is not JSON",
     ),
     Attack(
         "a number with a point",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": 4.0')),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": 5.0')),
         "format: expected an integer from 0 to",
     ),
     Attack(
         "a number without end",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 4', b'"format": ' + b"2" * 5000)),
+        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": ' + b"2" * 5000)),
         "not a manifest",
     ),
     Attack(
@@ -352,7 +356,8 @@ ATTACKS = (
     Attack("a flipped list of kernels", _bytes(KERNELS_NAME, _flip), f"{KERNELS_NAME} was altered"),
     Attack("a longer list of kernels", _bytes(KERNELS_NAME, _extend), f"{KERNELS_NAME} was altered"),
     Attack("two kernels of one name", _kernels(_same_name), "2 kernels have the same name"),
-    Attack("two kernels of one image", _kernels(_same_image), "is at 0, expected at"),
+    Attack("an image that no kernel has", _kernels(_same_image), ", expected at"),
+    Attack("an image at two places", _kernels(_same_image_elsewhere), ", expected at"),
     Attack("images behind the library", _head(_behind_the_library), f"bytes from {MAX_FILE_BYTES} on, {LIBRARY} has"),
     Attack(
         "two files that differ in case",
@@ -453,7 +458,6 @@ ATTACKS = (
             ("registers", 1),
             ("spill_bytes", 8),
             ("threads", 32),
-            ("num_ctas", 2),
         )
     ),
     Attack(

@@ -6,16 +6,19 @@ import dataclasses
 import fcntl
 import os
 import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from aotmm.build import compile as compiling
 from aotmm.errors import ArtifactError
-from aotmm.pack.binary import read_image
+from aotmm.pack.binary import differences, guarded, read_image
 from aotmm.pack.verify import verify
 from aotmm.runtime import pack as packs
 from aotmm.runtime.pack import open_pack
+from aotmm.target import target
 from tests.attacks.corpus import ATTACKS, LIBRARY, Attack, _several_files
 from tests.build.packs import tiny_pack
 from tests.samples import code_in
@@ -121,3 +124,18 @@ def test_images_say_what_the_manifest_says(arch: str) -> None:
         assert (facts.arch, facts.symbol, facts.registers) == (arch, kernel.symbol, kernel.registers)
         assert [size for _, size in facts.parameters] == [item.bytes for item in kernel.parameters]
         assert dataclasses.replace(facts, debug=()) == facts
+        assert differences(facts, guarded(kernel, target(arch))) == []
+
+
+def test_an_image_that_wants_clusters_is_refused(tmp_path: Path) -> None:
+    """An image that runs in clusters of one size alone says so; launches may have others, so it is not a kernel's."""
+    kernel = open_pack(tiny_pack("sm90")).manifest.kernels[0]
+    for asked, blocks in (("", 1), (".reqnctapercluster 2, 2, 1", 4)):
+        lines = ".version 8.0", ".target sm_90a", ".address_size 64", ".visible .entry tile() .reqntid 128", asked
+        (tmp_path / "tile.ptx").write_text("\n".join([*lines, "{ ret; }", ""]))
+        command = [str(compiling._ptxas(compiling.toolchain()[1])), "-arch=sm_90a", "-o", "tile.cubin", "tile.ptx"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        facts = read_image((tmp_path / "tile.cubin").read_bytes(), "tile")
+        assert facts.num_ctas == blocks
+        told = [words for words in differences(facts, guarded(kernel, target("sm90"))) if "num_ctas" in words]
+        assert told == ([f"num_ctas {blocks}, the manifest has 1"] if blocks > 1 else [])

@@ -46,7 +46,7 @@ ALTERED: dict[str, Callable[[Kernel], dict[str, Any]]] = {
     "persistent": lambda kernel: {"persistent": not kernel.persistent},
     "pdl": lambda kernel: {"pdl": not kernel.pdl},
     "no threads": lambda _: {"threads": 0},
-    "clusters": lambda _: {"num_ctas": 2},
+    "clusters": lambda kernel: {"config": replace(kernel.config, cluster_n=2)},
     "registers": lambda kernel: {"registers": kernel.registers + 1},
     "spilled bytes": lambda kernel: {"spill_bytes": kernel.spill_bytes + 8},
     "profile scratch": lambda _: {"profile_scratch_bytes": 8},

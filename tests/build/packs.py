@@ -91,6 +91,31 @@ num_warps = 2
 """
 
 
+# Blocks of a cluster along M and N, of one tile each, which every launch of one image may have.
+SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+CLUSTERS = """
+dtypes = ["fp16"]
+layouts = ["nn"]
+epilogues = ["none"]
+source = "tests"
+""" + "".join(
+    f"""
+[[config]]
+family = "cooperative"
+archs = ["sm90"]
+dtypes = ["fp16"]
+block_m = {64 * m}
+block_n = {64 * n}
+block_k = 64
+num_stages = 4
+num_warps = 4
+cluster_m = {m}
+cluster_n = {n}
+"""
+    for m, n in SHAPES
+)
+
+
 @functools.cache
 def default_pack(arch: str) -> Path:
     """The default pack of `arch`: the checkout's if a build would leave it alone, else built once per session."""
@@ -122,6 +147,14 @@ def generic_pack(arch: str) -> Path:
     configs = _folder() / "generic.toml"
     configs.write_text(GENERIC)
     return build((arch,), _folder() / "generic", configs=str(configs))[0].folder
+
+
+@functools.cache
+def clusters_pack() -> Path:
+    """A pack for sm90 of one tile in clusters of every shape, built once per session."""
+    configs = _folder() / "clusters.toml"
+    configs.write_text(CLUSTERS)
+    return build(("sm90",), _folder() / "clusters", configs=str(configs))[0].folder
 
 
 @functools.cache

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import importlib.util
+from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from aotmm import build as building
 from aotmm import kernels as sources
 from aotmm.build import compile as compiling
 from aotmm.build import parameters
@@ -19,11 +23,13 @@ from aotmm.build.compile import I32_LIMIT, Compiled, compile_variant, kernel_sou
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
+from aotmm.pack.manifest import room
 from aotmm.pack.schema import Config, Parameter, TensorMap
+from aotmm.pack.verify import verify
 from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
-from tests.build.packs import default_pack, run_python
+from tests.build.packs import SHAPES, clusters_pack, default_pack, run_python
 from tests.emulators import elf
 from tests.native.emulation import in_worker, own_process
 from tests.samples import SHIPPED, code_in, installed
@@ -91,19 +97,23 @@ def _after_its_twin(variant: Variant) -> tuple[Compiled, Compiled, int]:
     assert twin is not None
     compiling._lowered = counted
     try:
+        compiling._known.clear()
         compile_variant(variant, "key")
-        return compile_variant(twin, "key"), compile_variant(twin, "key"), count
+        renamed = compile_variant(twin, "key")
+        compiling._known.clear()
+        return renamed, compile_variant(twin, "key"), count
     finally:
         compiling._lowered = lowered
 
 
 def _one_of_each_kind() -> list[Variant]:
-    """One fp16 kernel of the default sets for each family, role, epilogue and kind of guards."""
+    """One fp16 kernel of the default sets for each family, role, epilogue and kind of guards, in clusters and not."""
     found: dict[object, Variant] = {}
     for arch in ("sm80", "sm90"):
         for row in variants(config_set("default"), target(arch)):
             if compiling.twin_of(row) is not None:
-                found.setdefault((arch, row.family, row.role, row.epilogue, row.aligned, row.layout == "any"), row)
+                kind = arch, row.family, row.role, row.epilogue, row.aligned, row.layout == "any", row.num_ctas > 1
+                found.setdefault(kind, row)
     return list(found.values())
 
 
@@ -128,6 +138,100 @@ def test_which_kernels_have_twins() -> None:
         {"family": "mine.rowvector"},
     ):
         assert compiling.twin_of(dataclasses.replace(FP16, **changes)) is None, changes
+
+
+def _in_shapes(family: str, epilogue: str) -> list[Variant]:
+    """The fp16 kernels of one tile of a block in clusters of every shape."""
+    m, n, warps = {"cooperative": (128, 64, 8), "pingpong": (64, 96, 8), "swapped": (104, 64, 4)}[family]
+    made = dataclasses.replace(FP16, target=target("sm90"), family=family, layout="nt", epilogue=epilogue)
+    return [
+        dataclasses.replace(made, config=Config(m * down, n * across, 64, 3, warps, cluster_m=down, cluster_n=across))
+        for down, across in SHAPES
+        if down * across > 1
+    ]
+
+
+def _as_bf16(variant: Variant) -> Variant:
+    return dataclasses.replace(variant, dtype_a="bf16", dtype_b="bf16", dtype_c="bf16")
+
+
+def _texts(rows: list[Variant]) -> list[str]:
+    """The PTX of each, compiled for itself."""
+    return [compiling._lowered(row, module_of(row.family).specialise(row))[0] for row in rows]
+
+
+def _together(rows: list[Variant]) -> tuple[list[Compiled], Counter[str]]:
+    """The kernels of a process that compiles one after the other, and how often compiler and assembler ran."""
+    stages, ran = compiling._stages, Counter[str]()
+
+    def counting(word: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            ran[word] += 1
+            return step(*arguments)
+
+        return run
+
+    def counted(variant: Variant, plan: Specialisation) -> compiling._Stages:
+        found = stages(variant, plan)
+        first, *others = found.lower
+        lower = [counting("compiler", first), *others]
+        return found._replace(lower=lower, assemble=counting("assembler", found.assemble))
+
+    compiling._known.clear()
+    compiling._stages = counted
+    try:
+        return [compile_variant(row, "key") for row in rows], ran
+    finally:
+        compiling._stages = stages
+
+
+@pytest.mark.parametrize("epilogue", ["none", "bias_relu"])
+@pytest.mark.parametrize("family", ["cooperative", "pingpong", "swapped"])
+def test_one_image_for_all_shapes_of_a_cluster(family: str, epilogue: str) -> None:
+    """Kernels of one tile in clusters of any shape have the same text: one is compiled for all, and for bf16 too."""
+    rows = _in_shapes(family, epilogue)
+    assert len(set(in_worker(_texts, rows))) == 1
+    twins = [_as_bf16(row) for row in rows]
+    made, ran = in_worker(_together, [*rows, *twins])
+    assert ran == {"compiler": 1, "assembler": 2}
+    images = [item.image for item in made]
+    assert images == [images[0]] * len(rows) + [images[-1]] * len(rows)
+    assert images[0] != images[-1]
+    for row, item in zip([*rows, *twins], made, strict=True):
+        assert (item.kernel.name, item.kernel.config) == (row.name, row.config)
+        size, _ = item.kernel.attributes
+        assert (size.name, size.value) == ("cluster_dimension", (row.config.cluster_m, row.config.cluster_n, 1))
+
+
+def test_tasks_of_compilers() -> None:
+    """All shapes of a cluster are one task, and their twins follow; other tiles and lone blocks have their own."""
+    shapes, single = _in_shapes("cooperative", "none"), dataclasses.replace(FP16, target=target("sm90"))
+    other = [dataclasses.replace(row, config=dataclasses.replace(row.config, num_stages=4)) for row in shapes[:2]]
+    rows = [*shapes, single, *other]
+    mixed = [*map(_as_bf16, reversed(rows)), *rows]
+    keys = {row: str(number) for number, row in enumerate(mixed)}
+    found = {tuple(row for row, _ in task) for task in building._tasks(list(keys.items()))}
+    wanted = {
+        (*shapes, *map(_as_bf16, reversed(shapes))),
+        (single, _as_bf16(single)),
+        (*other, *map(_as_bf16, reversed(other))),
+    }
+    assert found == wanted
+    assert building._tasks([(_as_bf16(single), "key")]) == [[(_as_bf16(single), "key")]]
+
+
+def test_an_image_is_stored_once() -> None:
+    """The library of a pack has one image for all shapes of a cluster, which their entries share."""
+    folder = clusters_pack()
+    pack, code = open_pack(folder).manifest, code_in(folder)
+    shared = [kernel.image for kernel in pack.kernels if kernel.num_ctas > 1]
+    assert len(shared) == len(SHAPES) - 1
+    assert len(set(shared)) == 1
+    others = {kernel.image for kernel in pack.kernels} - {*shared}
+    assert {entry.sha256 for entry in others}.isdisjoint({shared[0].sha256})
+    assert pack.images.bytes == sum(room(entry.bytes) for entry in (*others, shared[0]))
+    assert hashlib.sha256(code(shared[0])).hexdigest() == shared[0].sha256
+    assert [found.violations for found in verify(folder)] == [()]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from jinja2 import UndefinedError
 
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
-from aotmm.pack.schema import Guard, Kernel, Parameter, occupancy
+from aotmm.pack.schema import Config, Guard, Kernel, Parameter, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
 from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SECOND, SUMS, Network, constants, fitted
 from aotmm.pack.tuning import UNMEASURED
@@ -91,7 +91,8 @@ class CAttribute(Structure):
 
 TABLES = {"parameters": CParameter, "guards": CGuard, "attributes": CAttribute, "maps": CTensorMap}
 FLAGS = ("fast_accum", "persistent", "pdl")
-SAME = ("threads", "num_ctas", "shared_bytes", "global_scratch_bytes", "vector_bytes")
+SAME = ("threads", "shared_bytes", "global_scratch_bytes", "vector_bytes")
+CLUSTER = ("cluster_m", "cluster_n")
 BLOCK = ("block_m", "block_n", "block_k")
 
 
@@ -105,7 +106,7 @@ class CKernel(Structure):
         ("image_bytes", c_uint64),
         ("ptx_bytes", c_uint64),
         *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", *FLAGS)),
-        *((name, c_uint32) for name in (*BLOCK, *SAME, "occupancy")),
+        *((name, c_uint32) for name in (*BLOCK, *SAME, *CLUSTER, "occupancy")),
         ("quantity_count", c_uint32),
         *((f"{table[:-1]}_count", c_uint32) for table in TABLES),
         ("quantities", POINTER(c_char_p)),
@@ -135,7 +136,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "epilogue": EPILOGUES.index(entry.epilogue),
         "width": DTYPES[entry.dtype_a].bytes,
         **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
-        **{name: getattr(entry.config, name) for name in BLOCK},
+        **{name: getattr(entry.config, name) for name in (*BLOCK, *CLUSTER)},
         "occupancy": occupancy(entry, target(arch)),
         "parameters": [(of(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
         "quantities": [name.encode() for name in entry.quantities],
@@ -209,7 +210,7 @@ def test_ids_of_the_driver() -> None:
 def test_attributes_in_the_table() -> None:
     """Launch attributes get the driver's ids."""
     text = render.source(target("sm80"), (kernel("one"),))
-    assert "attributes_0[] = {\n    {4, {1, 1, 1}},\n    {0},\n};" in text
+    assert "attributes_0[] = {\n    {4, {2, 4, 1}},\n    {0},\n};" in text
 
 
 def test_same_bytes_each_time(tmp_path: Path) -> None:
@@ -342,10 +343,10 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """Blocks, CTAs of a cluster, bytes of a step of A along K, and weighed bytes of sums, which only partials write."""
+    """A tile, blocks of a cluster, bytes of a step of A along K, weighed bytes of sums, which only partials write."""
     rows: tuple[dict[str, Any], ...] = (
         {},
-        {"role": "partial", "num_ctas": 2},
+        {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
         {"dtype_a": "fp8e5"},
         {"dtype_a": "tf32", "role": "reduce"},
     )
@@ -353,10 +354,10 @@ def test_parts_of_the_formula() -> None:
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
-        "    {64, 128, 32, 1, 64, 0},\n"
-        "    {64, 128, 32, 2, 64, 4 * AOTMM_SUMS},\n"
-        "    {64, 128, 32, 1, 32, 0},\n"
-        "    {64, 128, 32, 1, 128, 0},\n"
+        "    {64, 128, 32, 2, 4, 64, 0},\n"
+        "    {64, 128, 32, 1, 1, 64, 4 * AOTMM_SUMS},\n"
+        "    {64, 128, 32, 2, 4, 32, 0},\n"
+        "    {64, 128, 32, 2, 4, 128, 0},\n"
         "};" in text
     )
     assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]

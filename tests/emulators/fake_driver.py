@@ -180,6 +180,10 @@ class FakeDriver:
         """Gives a device another name than the stand-in's own, before anything asks for it."""
         self.lib.fake_name(device, name.encode())
 
+    def clusters(self, count: int) -> None:
+        """Lets the driver say that so many clusters run at once, whatever their size."""
+        self.lib.fake_clusters(count)
+
     @property
     def live_modules(self) -> int:
         """How many modules and libraries are loaded and not unloaded."""

@@ -14,7 +14,8 @@ from tests.native.emulation import ARCHS, missing, own_process
 PLAIN = Variant()
 KINDS = {"sm80": "cuda", "gfx90a": "hip"}
 MAX_SHARED = 8  # CUfunction_attribute
-NOT_INITIALIZED, INVALID_CONTEXT, NO_BINARY_FOR_GPU, INVALID_HANDLE, CAPTURE_UNSUPPORTED = 3, 201, 209, 400, 900
+INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT = 1, 3, 201
+NO_BINARY_FOR_GPU, INVALID_HANDLE, CAPTURE_UNSUPPORTED = 209, 400, 900
 
 
 @pytest.fixture(autouse=True)
@@ -172,3 +173,58 @@ def test_order_of_calls() -> None:
         return int(driver.lib.cuTensorMapEncodeTiled(place, 6, 2, address, sizes, steps, box, box, 0, 0, 0, 0))
 
     assert (encode(128), encode(120)) == (0, 1)
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, a size of clusters."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint32 * 16))
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "cluster", "grid", "count"),
+    [
+        ("sm80", (1, 1, 1), (7, 1, 1), 108),
+        ("sm80", (2, 1, 1), (8, 1, 1), None),  # before sm_90
+        ("sm90", (1, 1, 1), (7, 1, 1), 132),
+        ("sm90", (2, 1, 1), (8, 1, 1), 66),
+        ("sm90", (2, 2, 1), (8, 2, 1), 30),
+        ("sm90", (4, 2, 1), (4, 2, 1), 15),
+        ("sm90", (2, 1, 1), (7, 1, 1), None),  # half of a cluster
+        ("sm90", (1, 2, 1), (8, 1, 1), None),
+        ("sm90", (4, 4, 1), (4, 4, 1), None),  # more than every GPU can
+        ("sm90", (0, 1, 1), (8, 1, 1), None),
+    ],
+)
+@own_process
+def test_clusters(arch: str, cluster: tuple[int, int, int], grid: tuple[int, int, int], count: int | None) -> None:
+    """CUDA says how many clusters of a size run at once, if the GPU has such and the grid is made of them."""
+    driver = FakeDriver("cuda", arch=arch, execute=False)
+    enter(driver)
+    error, module = load(driver, b".version 8.0\n.visible .entry tile()")
+    must(error)
+    kernel, found = ctypes.c_void_p(), ctypes.c_int(-1)
+    must(driver.lib.cuModuleGetFunction(ctypes.byref(kernel), module, b"tile"))
+    size = Attribute(4, 0, (ctypes.c_uint32 * 16)(*cluster))
+    config = Config(grid, (128, 1, 1), 0, None, ctypes.pointer(size), 1)
+    error = driver.lib.cuOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(config))
+    assert (error, found.value) == ((0, count) if count else (INVALID_VALUE, -1))
+    assert bool(driver.misuse) == (count is None)
+    driver.clusters(5)
+    again = driver.lib.cuOccupancyMaxActiveClusters(ctypes.byref(found), kernel, ctypes.byref(config))
+    assert (again, found.value) == ((0, 5) if count else (INVALID_VALUE, -1))
+    if count is None:
+        assert driver.lib.cuLaunchKernelEx(ctypes.byref(config), kernel, (ctypes.c_void_p * 1)(), None) == INVALID_VALUE

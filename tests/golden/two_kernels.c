@@ -50,7 +50,7 @@ _Static_assert(3 <= AOTMM_MAX_PARAMETERS && 1 <= AOTMM_MAX_ATTRIBUTES &&
                    1 <= AOTMM_MAX_MAPS &&
                    192 <= AOTMM_MAX_PARAMETER_BYTES, "product");
 static const aotmm_attribute attributes_0[] = {
-    {4, {1, 1, 1}},
+    {4, {2, 4, 1}},
     {0},
 };
 
@@ -66,7 +66,7 @@ _Static_assert(2 <= AOTMM_MAX_PARAMETERS && 1 <= AOTMM_MAX_ATTRIBUTES &&
                    0 <= AOTMM_MAX_MAPS &&
                    12 <= AOTMM_MAX_PARAMETER_BYTES, "copy");
 static const aotmm_attribute attributes_1[] = {
-    {4, {1, 1, 1}},
+    {4, {2, 4, 1}},
     {0},
 };
 
@@ -79,7 +79,7 @@ const aotmm_kernel aotmm_kernels[] = {
      .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2,
      .fast_accum = 1, .persistent = 1, .pdl = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
-     .threads = 128, .num_ctas = 1, .shared_bytes = 49152,
+     .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0, .vector_bytes = 16, .occupancy = 3,
      .quantity_count = 40, .quantities = quantities_0,
      .parameter_count = 3, .parameters = parameters_0,
@@ -93,7 +93,7 @@ const aotmm_kernel aotmm_kernels[] = {
      .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2,
      .fast_accum = 1, .persistent = 1, .pdl = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
-     .threads = 128, .num_ctas = 1, .shared_bytes = 49152,
+     .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0, .vector_bytes = 16, .occupancy = 3,
      .quantity_count = 9, .quantities = quantities_1,
      .parameter_count = 2, .parameters = parameters_1,
@@ -102,8 +102,8 @@ const aotmm_kernel aotmm_kernels[] = {
      .map_count = 0, .maps = maps_1},
 };
 const aotmm_tile aotmm_tiles[] = {
-    {64, 128, 32, 1, 64, 0},
-    {64, 128, 32, 1, 64, 0},
+    {64, 128, 32, 2, 4, 64, 0},
+    {64, 128, 32, 2, 4, 64, 0},
 };
 const aotmm_guard_test aotmm_guard_tests[] = {
     {0xf, 0x0, 0x0, of_0_a_ptr},
@@ -145,7 +145,7 @@ const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
 static const aotmm_constants constants_0[] = {
-    {2500.0, 181.4843076923077, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
+    {2500.0, 22.685538461538464, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
     {1800.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
 };
 static const uint16_t config_numbers_0[] = {65535, 65535};

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from tests.native.emulation import in_worker
 
 SM90 = target("sm90")
 LAYOUTS = {"nn": "fp16", "nt": "bf16", "tn": "fp16", "tt": "bf16"}  # both types, which differ in nothing here
-# Small rings, so that they compile fast: block_m, block_n, block_k, num_stages, num_warps.
+# Small rings, so that they compile fast: block_m, block_n, block_k, num_stages, num_warps, blocks of a cluster.
 CONFIGS = {
     "cooperative-1": ("cooperative", Config(64, 64, 64, 4, 4)),
     "cooperative-1-wide": ("cooperative", Config(64, 96, 64, 4, 4)),
@@ -35,8 +36,10 @@ CONFIGS = {
     "cooperative-3-wide": ("cooperative", Config(192, 192, 64, 3, 12)),
     "pingpong": ("pingpong", Config(64, 128, 64, 4, 8)),
     "pingpong-wide": ("pingpong", Config(64, 96, 64, 4, 8)),
-    "clustered": ("clustered", Config(256, 64, 64, 3, 8)),
-    "clustered-wide": ("clustered", Config(256, 144, 64, 3, 8)),
+    "clustered": ("cooperative", Config(256, 64, 64, 3, 8, cluster_m=2)),
+    "clustered-wide": ("cooperative", Config(256, 144, 64, 3, 8, cluster_m=2)),
+    "pingpong-clustered": ("pingpong", Config(128, 128, 64, 4, 8, cluster_m=2, cluster_n=2)),
+    "swapped-clustered": ("swapped", Config(16, 256, 64, 4, 4, cluster_n=4)),
     "swapped": ("swapped", Config(16, 128, 64, 4, 8)),
     "swapped-tall": ("swapped", Config(32, 128, 64, 4, 4)),
 }
@@ -45,10 +48,14 @@ ODD = {
     "cooperative-odd": ("cooperative", Config(128, 208, 64, 3, 8)),
     "pingpong-odd": ("pingpong", Config(64, 112, 64, 4, 8)),
     "swapped-odd": ("swapped", Config(200, 128, 64, 3, 8)),
+    "swapped-three": ("swapped", Config(104, 192, 64, 3, 12)),
+    "swapped-twice": ("swapped", Config(96, 256, 64, 3, 8)),  # each warpgroup multiplies twice the rows of a wgmma
+    "cooperative-twice": ("cooperative", Config(256, 112, 64, 3, 8)),
+    "clustered-odd": ("cooperative", Config(256, 416, 64, 3, 8, cluster_m=2, cluster_n=2)),
 }
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
-EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped")
-SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped")
+EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped", "swapped-clustered")
+SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped", "clustered")
 PADDING_WARPS = 3  # the producer is one warp of a warpgroup
 ROW_BYTES = 128  # the widest box of a swizzled tensor map
 
@@ -80,10 +87,11 @@ FIRST = ("cooperative-2-wide", "pingpong-wide", "clustered-wide", "swapped")
 PRODUCTS = [
     *(variant(name, layout, dtype) for name in FIRST for layout, dtype in LAYOUTS.items()),
     *(variant(name, "nt", "bf16") for name in CONFIGS if name not in FIRST),
-    *(variant(name, layout, "bf16") for name in ODD for layout in (("nn" if name == "swapped-odd" else "tt"), "nt")),
+    *(variant(name, layout, "bf16") for name in ODD for layout in ("nn" if name.startswith("swapped") else "tt", "nt")),
     *(variant(name, "nt", "fp8e4", fast_accum=fast) for name in EIGHT_BIT for fast in (False, True)),
     variant("pingpong-odd", "nt", "fp8e4", fast_accum=True),
     variant("swapped-odd", "nt", "fp8e5", fast_accum=True),
+    variant("swapped-twice", "nt", "fp8e4", fast_accum=True),
 ]
 PARTIALS = [variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")]
 FINISHED = [
@@ -95,13 +103,18 @@ FINISHED = [
     variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
     variant("pingpong-odd", epilogue="full"),
     variant("swapped-odd", epilogue="bias_relu"),
+    variant("swapped-twice", epilogue="bias_relu"),
+    variant("clustered", epilogue="bias_relu"),
+    variant("clustered-wide", "nn", epilogue="bias_relu"),
+    variant("pingpong-clustered", epilogue="full"),
+    variant("swapped-clustered", epilogue="bias_relu"),
     variant("swapped-tall", epilogue="bias_relu"),
     variant("swapped", epilogue="bias_relu", dtype_c="fp32"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
-# Every way in which threads share memory, with each other and with TMA: boxes, results whole and in turns, factors of
-# fp8, vectors, a bias that TMA cannot copy.
+# Every way in which threads share memory, with each other, with TMA and with other blocks: boxes, results whole and in
+# turns, factors of fp8, vectors, a bias that TMA cannot copy.
 SHARING = [
     variant("pingpong", epilogue="full"),
     variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
@@ -109,9 +122,20 @@ SHARING = [
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full"),
     variant("cooperative-3-wide", "tt", "bf16"),
+    variant("clustered-wide", "nn", epilogue="bias_relu"),
+    variant("pingpong-clustered", epilogue="full"),
+    variant("swapped-clustered", epilogue="bias_relu"),
     PARTIALS[0],
 ]
 SYNCHRONISING = re.compile(r"\b(?:bar|barrier|fence)\.[\w.:]+")
+BEFORE_A_WAIT = re.compile(
+    r"bar\.(?:warp\.)?sync[^;]*;\s*(?:(?:add|mov|shl)\.[^;]*;\s*)*"
+    r"// begin inline asm\s*\{\s*\.reg \.pred complete;\s*waitLoop:"
+)
+LOADED = re.compile(r"(?:async_tma_copy_global_to_local |cp\.async\.bulk\.tensor)")
+ARRIVED = re.compile(
+    r'(?:ttng\.arrive_barrier|ttg\.inline_asm "[^"]*mbarrier\.arrive[^"]*" \{constraints = "[^"]*"[^}]*\}) (%\w+)'
+)
 every_variant = pytest.mark.parametrize("made", ALL, ids=lambda made: made.name)
 
 
@@ -142,7 +166,7 @@ def make(made: Variant) -> Made:
         found = stages(variant, plan)
         return found._replace(lower=[kept(stage) for stage in found.lower])
 
-    compile._twins.clear()
+    compile._known.clear()
     compile._stages = listening
     try:
         kernel = compile_variant(made, "key").kernel
@@ -162,15 +186,28 @@ def make_searched(made: Variant) -> Made:
         compile._only_needed_passes = left_out
 
 
+def make_optimised(made: Variant) -> Made:
+    """As `make`, but with every pass that builds leave out, except for those that do something to inline PTX.
+
+    These are the search for missing barriers, and the folding of what a block without a cluster knows of its own.
+    """
+    still = {"add_membar", "add_sccp"}
+    with pytest.MonkeyPatch.context() as patch:
+        left_out = compile._only_needed_passes
+        patch.setattr(
+            compile,
+            "_only_needed_passes",
+            lambda variant, plan: left_out(variant, replace(plan, unneeded=tuple(still & set(plan.unneeded)))),
+        )
+        patch.setattr(compile, "_TENSOR_MEMORY_PASSES", ())
+        patch.setattr(compile, "_CLUSTER_PASSES", ())
+        return make(made)
+
+
 @functools.cache
 def compiled(made: Variant) -> Made:
     """`make` in a worker process, once per session: pytest's own process never imports Triton."""
     return in_worker(make, made)
-
-
-def both(made: Variant) -> tuple[Made, Made]:
-    """As a build compiles it, and with all of the compiler's passes."""
-    return compiled(made), in_worker(make_searched, made)
 
 
 def consumers(made: Variant) -> int:
@@ -183,20 +220,26 @@ def slabs(made: Variant) -> int:
     return 1 if made.family == "pingpong" else consumers(made)
 
 
+def block(made: Variant) -> tuple[int, int]:
+    """Rows of X and columns of Y that a block multiplies: all of a tile's, or its part of a cluster's."""
+    config = made.config
+    sides = config.block_m // config.cluster_m, config.block_n // config.cluster_n
+    return sides[::-1] if made.family == "swapped" else sides
+
+
 def widths(made: Variant) -> list[int]:
-    """The columns of each product: all of the tile's in one, or the largest power of two in them and what is left."""
-    swapped = made.family == "swapped"
-    columns = made.config.block_m if swapped else made.config.block_n
+    """The columns of each product: all of a block's in one, or the largest power of two in them and what is left."""
+    _, columns = block(made)
     first = 1 << (columns.bit_length() - 1)
-    along_k = made.layout[0] == "n" if swapped else made.layout[1] == "t"
-    return [columns] if first == columns or (along_k and made.num_ctas == 1) else [first, columns - first]
+    along_k = made.layout[0] == "n" if made.family == "swapped" else made.layout[1] == "t"
+    return [columns] if first == columns or along_k else [first, columns - first]
 
 
 def boxes(made: Variant) -> int:
     """In how many boxes a matrix is added to a slab: as wide as all its widths allow, and 128 bytes of C at most."""
     if made.epilogue == "none":
         return 0
-    columns = made.config.block_m if made.family == "swapped" else made.config.block_n
+    _, columns = block(made)
     wide = min(
         *(1 << (width.bit_length() - 1) for width in widths(made)), ROW_BYTES // DTYPES[made.dtype_c].bytes, columns
     )
@@ -205,16 +248,20 @@ def boxes(made: Variant) -> int:
 
 def chunks(made: Variant, most: int) -> set[int]:
     """In how many columns at a time the sums may leave: `most`, and what divides the rest."""
-    swapped = made.family == "swapped"
-    columns = made.config.block_m if swapped else made.config.block_n
+    _, columns = block(made)
     return {most, (columns % most) & -(columns % most)} - {0}
 
 
-def partitions(ttgir: str) -> list[list[str]]:
-    """The lines of what each group of warps does, the producer's last."""
+def groups(ttgir: str) -> list[list[str]]:
+    """The lines of what each group of warps does."""
     lines = ttgir.splitlines()
     starts = [n for n, line in enumerate(lines) if re.match(r"    (default \{|partition\d+\()", line)]
     return [lines[first:end] for first, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
+
+
+def partitions(ttgir: str) -> list[list[str]]:
+    """The lines of what each group of warps with work does, the producer's last."""
+    return [lines for lines in groups(ttgir) if "scf.for" in "\n".join(lines)]
 
 
 @dataclass(frozen=True)
@@ -256,15 +303,23 @@ def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
     return re.findall(rf"{re.escape(operation)} (%\w+)", "\n".join(lines))
 
 
+def arrivals(lines: tuple[str, ...] | list[str]) -> list[str]:
+    """The barrier of every arrival."""
+    return ARRIVED.findall("\n".join(lines))
+
+
 def indices(lines: tuple[str, ...] | list[str]) -> dict[str, str]:
     """The index of everything that is taken out of an array in shared memory."""
     return dict(re.findall(r"(%\w+) = ttg\.memdesc_index %\w+\[(%\w+)(?:#\d+)?\]", "\n".join(lines)))
 
 
 def passes_stages(loop: Loop) -> bool:
-    """Whether it is a loop over stages of the ring: it waits for them, and no loop is in it."""
+    """Whether it is a loop over a tile's stages of the ring: it waits for them, fills or releases them.
+
+    No loop is in it.
+    """
     text = "\n".join(loop.body)
-    return "ttng.wait_barrier" in text and "scf.for" not in text
+    return "ttng.wait_barrier" in text and bool(LOADED.search(text) or arrivals(loop.body)) and "scf.for" not in text
 
 
 def always(body: tuple[str, ...]) -> str:
@@ -296,7 +351,7 @@ def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[s
         return wrong
     following = derived(loop.body, stages)
     wrong += [f"{name} = [{at}] does not follow the stage" for name, at in index.items() if at not in following]
-    wrong += [f"{name} is no stage" for name in operands(loop.body, "ttng.arrive_barrier") if name not in index]
+    wrong += [f"{name} is no stage" for name in arrivals(loop.body) if name not in index]
     for name in sorted(stages | phases):
         after = loop.next[names.index(name)]
         wrong += [] if after in following else [f"the next {name} does not follow the stage"]
@@ -318,24 +373,23 @@ def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[s
 
 # -------------------------------------------------------------------------------------------------------------- tests
 @pytest.mark.parametrize("made", SHARING, ids=lambda made: made.name)
+def test_passes_that_are_left_out_change_nothing(made: Variant) -> None:
+    """Images are the same with the passes that builds leave out, the search for missing fences among them."""
+    assert in_worker(make_optimised, made).kernel.image == compiled(made).kernel.image
+
+
+@pytest.mark.parametrize("made", SHARING, ids=lambda made: made.name)
 def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
-    """The compiler's search for missing ones, which builds leave out, would add none: images are the same."""
-    ours, searched = both(made)
-    assert searched.kernel.image == ours.kernel.image
+    """The compiler's search for missing ones, which builds leave out, would add what is not needed alone.
 
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name.startswith("clustered")])
-def test_nothing_is_missing_in_clusters(name: str) -> None:
-    """There the search would repeat the fence after the setup and the barrier at the end, and add nothing else."""
-    ours, searched = (Counter(SYNCHRONISING.findall(made.ptx)) for made in both(variant(name)))
-    assert ours - searched == Counter()
-    added = searched - ours
-    assert added.pop("barrier.sync")  # how the parts of a block agree on it
-    assert added == {
-        "fence.mbarrier_init.release.cluster": 1,
-        "barrier.cluster.arrive.aligned": 1,
-        "barrier.cluster.wait.aligned": 1,
-    }
+    It takes PTX that arrives at a barrier for any access to it, so it has all warps meet before each wait for a stage.
+    """
+    ours, searched = compiled(made).ptx, in_worker(make_searched, made).ptx
+    found, all_of_them = (Counter(SYNCHRONISING.findall(text)) for text in (ours, searched))
+    assert found - all_of_them == Counter()
+    added = all_of_them - found
+    assert added.keys() <= {"bar.sync", "bar.warp.sync"}
+    assert added.total() == len(BEFORE_A_WAIT.findall(searched)) - len(BEFORE_A_WAIT.findall(ours))
 
 
 @every_variant
@@ -347,8 +401,7 @@ def test_resources(made: Variant) -> None:
     assert 0 < kernel.shared_bytes <= SM90.shared_bytes
     element = DTYPES[made.dtype_a].bytes
     config = made.config
-    lines = config.block_m // made.num_ctas + config.block_n
-    assert kernel.shared_bytes > config.num_stages * lines * config.block_k * element
+    assert kernel.shared_bytes > config.num_stages * sum(block(made)) * config.block_k * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
     assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (True, True, made.num_ctas)
     if made.epilogue == "none":
@@ -360,11 +413,11 @@ def test_tensor_maps(made: Variant) -> None:
     """Each map is of the right matrix, in the order that its layout has in memory, in boxes no wider than a swizzle.
 
     X is A, whose slabs are loaded one by one, and Y is B, whose widths are; swapped kernels have them the other way.
-    Each block of a cluster loads its own part of a slab.
+    Boxes are as large as what a block multiplies, whoever loads them.
     """
     config, element = made.config, DTYPES[made.dtype_a].bytes
     swapped = made.family == "swapped"
-    rows = (config.block_n if swapped else config.block_m) // slabs(made) // made.num_ctas
+    rows = block(made)[0] // slabs(made)
 
     def expected(matrix: str, along: int) -> tuple[str, TensorMap]:
         size, across, k = ("M", "stride_am", "stride_ak") if matrix == "a" else ("N", "stride_bn", "stride_bk")
@@ -410,7 +463,7 @@ def test_map_of_a_residual(made: Variant) -> None:
         assert (parameter.value, row.dtype) == ("bias_ptr", made.dtype_c)
         assert (row.inner, row.outer, row.stride) == ("N", "M", "stride_bias_m")
         swapped = made.family == "swapped"
-        rows = (made.config.block_n if swapped else made.config.block_m) // slabs(made)
+        rows = block(made)[0] // slabs(made)
         high, wide = (row.box_inner, row.box_outer) if swapped else (row.box_outer, row.box_inner)
         assert rows % high == 0 if swapped else high == rows
         assert min(widths(made)) % wide == 0 or len(widths(made)) == 1
@@ -472,7 +525,7 @@ def test_programmatic_launches(made: Variant) -> None:
     assert text.index("tt.grid_dependency_launch_dependents") < text.index("ttg.warp_specialize")
     readers = 0
     for lines in partitions(text):
-        reads = [n for n, line in enumerate(lines) if "async_tma_copy_global_to_local" in line or "tt.load" in line]
+        reads = [n for n, line in enumerate(lines) if LOADED.search(line) or "tt.load" in line]
         waits = [n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
         readers += bool(reads)
         assert len(waits) == bool(reads)
@@ -482,7 +535,9 @@ def test_programmatic_launches(made: Variant) -> None:
     scaled = DTYPES[made.dtype_a].bytes == 1 and made.role == "product"
     assert readers == 1 + (consumers(made) if scaled or made.epilogue != "none" else 0)
     if readers == 1:
-        assert found.ptx.index("griddepcontrol.wait") < found.ptx.index("cp.async.bulk.tensor.2d.shared::cta.global")
+        first = re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global", found.ptx)
+        assert first is not None
+        assert found.ptx.index("griddepcontrol.wait") < first.start()
 
 
 @pytest.mark.parametrize("layout", ["nn", "any"])
@@ -516,22 +571,22 @@ def test_stages_are_carried(made: Variant) -> None:
     variable that begins as another carried one to be constant, without a word; every stage handed back would be the
     first, and the producer would wait for ever.
     """
-    groups = partitions(compiled(made).ttgir)
-    assert len(groups) == consumers(made) + 1
-    *multiplying, producing = groups
+    working = partitions(compiled(made).ttgir)
+    assert len(working) == consumers(made) + 1
+    *multiplying, producing = working
     assert [held_by_no_carry(lines) for lines in multiplying] == [[]] * len(multiplying)
     assert held_by_no_carry(producing, 1 if made.epilogue == "none" else 2) == []
-    assert "async_tma_copy_global_to_local" in "\n".join(producing)
+    assert LOADED.search("\n".join(producing))
     precise = DTYPES[made.dtype_a].bytes == 1 and not made.fast_accum
     for lines in multiplying:
         (loop,) = (found for found in loops(lines) if passes_stages(found))
         assert "ttng.warp_group_dot" in "\n".join(loop.body)
-        assert len(operands(loop.body, "ttng.arrive_barrier")) == made.num_ctas
+        assert len(arrivals(loop.body)) == 1
         # the last stage of a tile is handed back after the loop, unless every step waits for its product, and boxes are
         after = lines[loop.last + 1 :]
         index, following = indices(after), derived(after, {loop.results})
-        late = [name for name in operands(after, "ttng.arrive_barrier") if index.get(name) in following]
-        assert len(late) == (0 if precise else made.num_ctas) + boxes(made)
+        late = [name for name in arrivals(after) if index.get(name) in following]
+        assert len(late) == (0 if precise else 1) + boxes(made)
 
 
 @every_variant
@@ -544,39 +599,151 @@ def test_instructions(made: Variant) -> None:
     found = re.findall(r"wgmma\.mma_async\S+\.m64n(\d+)k\d+\S*\s*\{([^}]*)\}", text)
     assert {int(width) for width, _ in found} == set(widths(made))
     assert all(2 * len(sums.split(",")) == int(width) for width, sums in found)
-    rows = (made.config.block_n if made.family == "swapped" else made.config.block_m) // slabs(made) // made.num_ctas
+    rows = block(made)[0] // slabs(made)
     steps = made.config.block_k * DTYPES[made.dtype_a].bytes // 32
     assert len(found) == consumers(made) * steps * (rows // 64) * len(widths(made))
     assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
 
 
 @every_variant
-def test_what_blocks_of_a_cluster_share(made: Variant) -> None:
-    """Only Y is loaded for both blocks, when both have left its stage; neither begins or leaves without the other."""
-    text = compiled(made).ttgir
-    loop, *_ = (found for found in loops(partitions(text)[-1]) if passes_stages(found))
-    step = r"ttng\.(wait_barrier|async_tma_copy_global_to_local).*?( \{multicast\})?(?= :)"
-    steps = re.findall(step, "\n".join(loop.body))
-    own = [("wait_barrier", "")] + slabs(made) * [("async_tma_copy_global_to_local", "")]
-    loads = len(widths(made))
+def test_how_a_stage_is_filled(made: Variant) -> None:
+    """A stage is filled when it is empty, and expects its own bytes; blocks of a cluster load in turns, for all peers.
+
+    So each of them tells its peers that its stage is empty, before it loads.
+    """
+    producing = partitions(compiled(made).ttgir)[-1]
+    loop, *_ = (found for found in loops(producing) if passes_stages(found))
+    lines = loop.body
+    (waited,), (filled,) = operands(lines, "ttng.wait_barrier"), operands(lines, "ttng.barrier_expect")
+    (expected,) = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", "\n".join(lines))
+    assert waited != filled
+    assert int(expected) == sum(block(made)) * made.config.block_k * DTYPES[made.dtype_a].bytes
+    assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
+    words = "ttng.wait_barrier|ttng.barrier_expect|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
+    found = [match[0].strip() for line in lines if (match := re.search(words, line))]
     if made.num_ctas > 1:
-        assert steps == [*own, ("wait_barrier", ""), *loads * [("async_tma_copy_global_to_local", " {multicast}")]]
-        setup, _, work = text.partition("ttg.warp_specialize")
-        made_barriers, fence, barrier = (
-            setup.rindex(word) for word in ("init_barrier", "fence.mbarrier_init", "cluster_barrier")
-        )
-        assert made_barriers < fence < barrier
-        assert work.rindex("ttng.cluster_barrier") > work.rindex("ttg.warp_return")
+        told, load = ["mapa.shared::cluster.u32 there"], "cp.async.bulk.tensor"
     else:
-        assert steps == [*own, *loads * [("async_tma_copy_global_to_local", "")]]
-        assert "ttng.cluster_barrier" not in text
+        told, load = [], "async_tma_copy_global_to_local"
+    loads = [["scf.if", *count * [load]] for count in (slabs(made), len(widths(made)))]
+    assert found == ["ttng.wait_barrier", "ttng.barrier_expect", *told, *loads[0], *loads[1]]
+
+
+@every_variant
+def test_multicasts(made: Variant) -> None:
+    """In a cluster every copy of X or Y is made to several blocks, or to this one if there is no peer; else never.
+
+    Boxes side by side in shared memory are copies of their own, through the tensor map of their operand.
+    """
+    found = compiled(made)
+    copy = r"@(one|several) cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
+    copies = re.findall(copy, found.ptx)
+    if made.num_ctas == 1:
+        assert copies == []
+        assert "multicast" not in found.ptx
+        return
+    offsets = [p for p in found.kernel.parameters if p.name in ("x_desc", "y_desc", "y1_desc") and p.tensor_map]
+    wanted = Counter[str]()
+    for number, (row, count) in enumerate(zip(offsets, (slabs(made), 1, 1), strict=False)):
+        assert row.tensor_map is not None
+        along = row.tensor_map.inner != "K"
+        across = [block(made)[0] // slabs(made), *widths(made)][number]
+        boxes_of_one = -(-(across if along else made.config.block_k) // row.tensor_map.box_inner)
+        wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{5 * number}"] += count * boxes_of_one
+    assert copies == sum(wanted.values()) * [("one", ""), ("several", ".multicast::cluster")]
+    blocks = re.findall(r"mov\.b64 map, (\w+);((?:(?!mov\.b64 map).)*)", found.ptx, re.DOTALL)
+    named = Counter[str]()
+    for name, text in blocks:
+        named[name] += len(re.findall(r"@several cp", text))
+    assert named == wanted
+
+
+@every_variant
+def test_blocks_meet_and_leave(made: Variant) -> None:
+    """Blocks of a cluster meet before any touches another's barriers, and leave when nobody may arrive at theirs.
+
+    Every warp takes part in that. The barriers are made, and made known, before.
+    """
+    found = compiled(made)
+    text, clustered = found.ttgir, made.num_ctas > 1
+    assert text.count("barrier.cluster.arrive") == (len(groups(text)) if clustered else 0)
+    producing = partitions(text)[-1]
+    idle = [loop for loop in loops(producing) if not arrivals(loop.body)]
+    leaving = [loop for loop in idle if not LOADED.search("\n".join(loop.body))]
+    if not clustered:
+        assert leaving == []
+        assert len(groups(text)) == consumers(made) + 1
+        return
+    setup = text[: text.index("ttg.warp_specialize")]
+    assert setup.rindex("mbarrier.init") < setup.rindex("fence.mbarrier_init.release.cluster")
+    for lines in groups(text):
+        (meeting,) = (n for n, line in enumerate(lines) if "barrier.cluster.arrive" in line)
+        used = [n for n, line in enumerate(lines) if "mbarrier.arrive" in line or "wait_barrier" in line]
+        assert meeting < min(used, default=len(lines))
+    warps = re.findall(r"^    partition\d+\(.*num_warps\((\d+)\)", text, re.MULTILINE)
+    assert 4 + sum(map(int, warps)) == found.kernel.threads // 32
+    tiles = next(loop for loop in loops(producing) if "scf.for" in "\n".join(loop.body))
+    (last,) = leaving
+    assert last.first > tiles.last
+    assert list(last.carried.values()) == [f"{tiles.results}#0", f"{tiles.results}#1"]
+    (waited,) = operands(last.body, "ttng.wait_barrier")
+    emptied = operands(next(loop for loop in loops(producing) if passes_stages(loop)).body, "ttng.wait_barrier")
+    arrays = dict(re.findall(r"(%\w+) = ttg\.memdesc_index (%\w+)\[", "\n".join(producing)))
+    assert arrays[waited] == arrays[emptied[0]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of a block in a cluster: blocks with its rows of X and its columns of Y, its peers, steps at which it loads."""
+
+    x: frozenset[int]
+    y: frozenset[int]
+    peers: int
+    loads_x: tuple[bool, ...]
+    loads_y: tuple[bool, ...]
+
+
+def shares(down: int, across: int, swapped: bool) -> list[Share]:  # noqa: FBT001
+    """What the sources say of every block of a cluster, in the order of their numbers: first along M, then along N."""
+    from aotmm.kernels.hopper.cluster import BLOCKS, Cluster
+
+    found = []
+    for number in range(down * across):
+        x, y = divmod(number, across) if swapped else divmod(number, down)[::-1]
+        this = SimpleNamespace(down=down, across=across, x=x, y=y, SWAPPED=swapped)
+        same = [Cluster.shared_with.fn(this, other) for other in range(BLOCKS.value)]
+        turns = [[bool(loads.fn(this, step)) for step in range(8)] for loads in (Cluster.loads_x, Cluster.loads_y)]
+        of_x, of_y = (frozenset(i for i, pair in enumerate(same) if pair[side]) for side in (0, 1))
+        found.append(Share(of_x, of_y, int(Cluster.peers.fn(this)), tuple(turns[0]), tuple(turns[1])))
+    return found
+
+
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
+@pytest.mark.parametrize(("down", "across"), [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+def test_blocks_load_in_turns(down: int, across: int, swapped: bool) -> None:  # noqa: FBT001
+    """At each step one of the blocks with the same rows of X loads them for all, and one likewise of Y; all take turns.
+
+    What they arrive at is expected: a block has as many peers as there are blocks that share something with it.
+    """
+    found = in_worker(shares, down, across, swapped)
+    for side, turns in (("x", "loads_x"), ("y", "loads_y")):
+        alike = {getattr(share, side) for share in found}
+        assert sorted(number for blocks in alike for number in blocks) == list(range(down * across))
+        assert {len(blocks) for blocks in alike} == {across if side == "x" else down}
+        for blocks in alike:
+            loading = [[number for number in blocks if getattr(found[number], turns)[step]] for step in range(8)]
+            assert {len(each) for each in loading} == {1}
+            assert {number for each in loading for number in each} == blocks
+    for number, share in enumerate(found):
+        assert number in share.x & share.y
+        assert share.peers == len(share.x | share.y)
 
 
 def test_the_guard_sees_the_trap() -> None:
     """A loop that hands back the stage with which its tile began is found, as is one that carries no phase."""
     lines = partitions(compiled(variant("cooperative-2")).ttgir)[0]
     (loop,) = (found for found in loops(lines) if passes_stages(found))
-    (barrier,) = operands(loop.body, "ttng.arrive_barrier")
+    (barrier,) = arrivals(loop.body)
     stage, phase = list(loop.carried)[:2]
     text = "\n".join(lines)
     index = indices(loop.body)[barrier]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 from types import SimpleNamespace
 from unittest import mock
 
@@ -37,22 +39,35 @@ def placed(tiles_m: int, tiles_n: int, group_m: int) -> Tiles:
     return [place(number, tiles_m, tiles_n, group_m) for number in range(tiles_m * tiles_n)]
 
 
-def placed_on_hopper(tiles_m: int, tiles_n: int, group_m: int, *, swapped: bool) -> Tiles:
-    """What `Work.place` makes of each work tile of two slices; the second one's order is the first one's."""
+def placed_on_hopper(
+    tiles_m: int, tiles_n: int, group_m: int, *, swapped: bool, cluster: tuple[int, int], block: tuple[int, int]
+) -> Tiles:
+    """What `Work.place` makes of each work tile of two slices, for a block of a cluster, in parts of its size.
+
+    The second slice's order is the first one's.
+    """
     pipeline = importlib.import_module("aotmm.kernels.hopper.pipeline")
-    block_m, block_n = 16, 128
-    sizes, blocks = (tiles_m * block_m - 3, tiles_n * block_n - 5), (block_m, block_n)
-    (rows, cols), (of_x, of_y) = (sizes[::-1], blocks[::-1]) if swapped else (sizes, blocks)
+    part_m, part_n = 16, 128
+
+    def turned(of_m: int, of_n: int) -> tuple[int, int]:
+        return (of_n, of_m) if swapped else (of_m, of_n)
+
+    rows, cols = turned(tiles_m * cluster[0] * part_m - 3, tiles_n * cluster[1] * part_n - 5)
+    of_x, of_y = turned(part_m, part_n)
+    down, across = turned(*cluster)
+    x, y = turned(*block)
     tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped)
-    work = SimpleNamespace(rows=rows, cols=cols, group_m=group_m, tiling=tiling)
+    place_of = SimpleNamespace(down=down, across=across, x=x, y=y)
+    work = SimpleNamespace(rows=rows, cols=cols, group_m=group_m, tiling=tiling, cluster=place_of)
+    work.tiles = lambda: pipeline.Work.tiles.fn(work)
     language = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
     count = tiles_m * tiles_n
     with mock.patch.multiple(pipeline, gl=language, place=pipeline.place.fn):
         found = [pipeline.Work.place.fn(work, unit) for unit in range(2 * count)]
     assert [part for *_, part in found] == [0] * count + [1] * count
-    begins = [(y, x) if swapped else (x, y) for x, y, _ in found]
+    begins = [turned(row, col) for row, col, _ in found]
     assert begins[:count] == begins[count:]
-    return [(m // block_m, n // block_n) for m, n in begins[:count]]
+    return [(m // part_m, n // part_n) for m, n in begins[:count]]
 
 
 @pytest.mark.parametrize(("tiles_m", "tiles_n"), SIZES)
@@ -62,7 +77,19 @@ def test_groups_of_rows(tiles_m: int, tiles_n: int) -> None:
         order = wanted(tiles_m, tiles_n, group_m)
         assert in_worker(placed, tiles_m, tiles_n, group_m) == order
         for swapped in (False, True):
-            assert in_worker(placed_on_hopper, tiles_m, tiles_n, group_m, swapped=swapped) == order
+            alone = functools.partial(placed_on_hopper, swapped=swapped, cluster=(1, 1), block=(0, 0))
+            assert in_worker(alone, tiles_m, tiles_n, group_m) == order
+
+
+@pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2), (1, 4), (4, 2)])
+@pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
+def test_blocks_of_a_cluster_divide_its_tile(swapped: bool, cluster: tuple[int, int]) -> None:  # noqa: FBT001
+    """Each block of a cluster computes a part of the same tile of C: the one at its own place in the cluster."""
+    down, across = cluster
+    order = wanted(5, 3, 2)
+    for block in itertools.product(range(down), range(across)):
+        found = in_worker(placed_on_hopper, 5, 3, 2, swapped=swapped, cluster=cluster, block=block)
+        assert found == [(down * row + block[0], across * column + block[1]) for row, column in order]
 
 
 def test_largest_group_overflows_nothing() -> None:

@@ -47,6 +47,7 @@ LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 TALL = 64  # rows of a tile, above which half of them have to be of C
 SHORTLIST = 6  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
+LEAVE_NONE_OVER = 2  # blocks of a cluster, up to which every multiprocessor has one
 MOST_WAVES = 2  # of slices
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 PANEL = 128  # panels have a multiple of so many rows and columns, or all
@@ -744,7 +745,7 @@ class Reference:
     # ---- the time model
     def _terms(self, problem: Problem, device: CDevice, number: int, way: Way, split: int, reduce_ns: F32) -> Terms:
         kernel, p, c = self.kernels[number], problem, self.constants[number]
-        config, ctas = kernel.config, F32(kernel.num_ctas)
+        config = kernel.config
         m, n, k, batch = F32(p.M), F32(p.N), F32(p.K), F32(p.batch)
         block_m, block_n, block_k = F32(config.block_m), F32(config.block_n), F32(config.block_k)
         down, across = max(ONE, np.ceil(m / block_m)), max(ONE, np.ceil(n / block_n))
@@ -763,7 +764,8 @@ class Reference:
             slices = work_tiles * block_m * block_n * SUM_BYTES * c.ns_per_byte
         with np.errstate(over="ignore"):  # what takes centuries
             multiply = rounds * steps * c.ns_per_k_step
-            take = rounds * steps * ((bytes_a / ctas + bytes_b) * c.ns_per_taken_byte)
+            taken = bytes_a / F32(config.cluster_m) + bytes_b / F32(config.cluster_n)
+            take = rounds * steps * (taken * c.ns_per_taken_byte)
             load = work_tiles * steps * ((bytes_a + bytes_b) * c.ns_per_loaded_byte)
             read = batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte
             root = np.sqrt(multiply * multiply + take * take + load * load + read * read)
@@ -862,8 +864,12 @@ class Reference:
 
 
 def concurrent(kernel: Kernel, device: CDevice) -> int:
-    """Tiles that a device computes at once."""
-    return max(1, int(device.multiprocessors) // kernel.num_ctas)
+    """Tiles that a device computes at once; the multiprocessors that large clusters leave over compute none."""
+    blocks = kernel.config.cluster_m * kernel.config.cluster_n
+    usable = int(device.multiprocessors)
+    if blocks > LEAVE_NONE_OVER:
+        usable = usable * 10 // 11
+    return max(1, usable // blocks)
 
 
 def early_by_formula(kernel: Kernel, terms: Terms | None) -> bool:

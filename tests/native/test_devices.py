@@ -17,7 +17,7 @@ from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice, nominal_device
 from aotmm.target import target
-from tests.build.packs import default_pack, plans_pack, relinked
+from tests.build.packs import clusters_pack, default_pack, plans_pack, relinked
 from tests.native.emulation import Emulator, missing, own_process
 
 SHARED = 232_448
@@ -263,6 +263,38 @@ def test_plans_suit_the_number_of_multiprocessors(
     assert -(-m // config.block_m) * -(-n // config.block_n) == tiles
     waves = -(-tiles // multiprocessors)
     assert tiles / (waves * multiprocessors) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("shape", "multiprocessors", "tiles"),
+    [
+        ((1, 1), 132, 132),
+        ((2, 1), 132, 66),
+        ((1, 2), 114, 57),
+        ((2, 2), 132, 30),
+        ((2, 2), 114, 25),
+        ((1, 4), 132, 30),
+        ((4, 2), 132, 15),
+        ((2, 4), 114, 12),
+        ((4, 2), 34, 3),
+    ],
+)
+def test_clusters_that_run_at_once(shape: tuple[int, int], multiprocessors: int, tiles: int) -> None:
+    """By the formula, clusters of more than two blocks leave a part of the GPU over: then a next round begins."""
+    mm, device = open_pack(clusters_pack()).launcher, described("", multiprocessors, 0, 0)
+    shapes = [(k.config.cluster_m, k.config.cluster_n, k.layout) for k in mm.kernels]
+    number = shapes.index((*shape, "nn"))
+    config, n, k = mm.kernels[number].config, mm.kernels[number].config.block_n, 1 << 16
+
+    def ns(count: int) -> int:
+        """Predicted time of so many tiles, each of which takes long to multiply."""
+        m = count * config.block_m
+        problem = replace(MEASURED, M=m, N=n, K=k, strides_a=(k, 1), strides_b=(n, 1), strides_c=(n, 1))
+        plan = mm.check(problem, device, number).plan
+        assert plan is not None
+        return plan.cost
+
+    assert ns(tiles + 1) - ns(tiles) > 5 * (ns(tiles) - ns(tiles - 1))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import os
 import shlex
 import struct
@@ -25,8 +26,8 @@ from aotmm.runtime.launcher import CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
-from tests.build.packs import relinked, run_python
-from tests.native.emulation import Case, Emulator, Product, own_process
+from tests.build.packs import SHAPES, clusters_pack, relinked, run_python
+from tests.native.emulation import Case, Emulator, Product, missing, own_process
 from tests.samples import code_in
 
 ON_CUDA = pytest.mark.parametrize("pack", ["sm80"], indirect=True)
@@ -219,6 +220,122 @@ def test_launch_attributes_reach_the_driver(pack: Path, tmp_path: Path) -> None:
     emulator.launcher.matmul(SPECIALISED, 0, 0)
     found = [call.arguments for call in emulator.driver.calls if call.name == "attribute"]
     assert found == [{"id": "6", "value": "1,0,0"}, {"id": "4", "value": "1,1,1"}]
+    assert emulator.driver.misuse == []
+
+
+# ---------------------------------------------------------------------------------------------------------- clusters
+LARGE = problem_of(4096, 4096, 64)
+ASK = "cuOccupancyMaxActiveClusters"
+
+
+@pytest.fixture
+def clusters() -> Path:
+    """The folder of a pack for sm90 with one tile in clusters of every shape."""
+    if reason := missing("sm90"):
+        pytest.skip(reason)
+    return clusters_pack()
+
+
+def in_clusters(emulator: Emulator, down: int, across: int) -> int:
+    """The number of the kernel whose clusters have so many blocks along M and N."""
+    shapes = [(k.config.cluster_m, k.config.cluster_n, k.layout) for k in emulator.kernels]
+    return shapes.index((down, across, "nn"))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@own_process
+def test_launch_in_clusters(clusters: Path, shape: tuple[int, int]) -> None:
+    """A launch has the clusters of its kernel, whose blocks are in the second dimension along N; all have one image."""
+    emulator = Emulator(clusters, execute=False)
+    number, pair, (down, across) = in_clusters(emulator, *shape), in_clusters(emulator, 2, 1), shape
+    emulator.launcher.launch(number, dataclasses.replace(LARGE, M=192 * down), 0, STREAM)
+    (launch,) = emulator.driver.launches
+    tiles = 3 * 4096 // (64 * across)
+    most = {1: 132, 2: 132, 4: 120, 8: 120}[down * across]
+    blocks = min(tiles * down * across, most)
+    assert launch.grid == (blocks // across, across, 1)
+    same = launch.image == code_in(clusters)(emulator.kernels[pair].image)
+    assert same == (down * across > 1)
+    found = [
+        call.arguments for call in emulator.driver.calls if call.name == "attribute" and call.arguments["id"] == "4"
+    ]
+    assert {each["value"] for each in found} == ({f"{down},{across},1"} if down * across > 1 else set())
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_no_more_clusters_than_run_at_once(clusters: Path) -> None:
+    """A launch of persistent blocks has as many clusters as the driver says run at once, or as there are tiles."""
+    for said, blocks in ((0, 120), (7, 28), (1, 4), (33, 132), (99, 132)):
+        emulator = Emulator(clusters, execute=False)
+        emulator.driver.clusters(said)
+        number = in_clusters(emulator, 2, 2)
+        plan = emulator.plan(LARGE, number)
+        assert (plan.kernel, plan.grid) == (number, 132), "without the driver, every multiprocessor has a block"
+        emulator.launcher.run(plan, LARGE, 0, STREAM)
+        emulator.launcher.launch(number, problem_of(129, 128, 64), 0, STREAM)  # two tiles
+        assert [launch.grid for launch in emulator.driver.launches] == [
+            (blocks // 2, 2, 1),
+            (min(blocks, 8) // 2, 2, 1),
+        ]
+        assert emulator.driver.misuse == []
+
+
+@own_process
+def test_the_driver_is_asked_once_for_each_size(clusters: Path) -> None:
+    """Kernels with clusters of the same size have one answer on each device; kernels without ask nothing."""
+    emulator = Emulator(clusters, devices=2, execute=False)
+    asked = []
+    for device in (0, 1, 0):
+        for shape in SHAPES:
+            emulator.launcher.launch(in_clusters(emulator, *shape), LARGE, device, 0)
+            asked.append((device, math.prod(shape), names(emulator).count(ASK)))
+    assert [count for *_, count in asked] == [0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 5, 5, 6, 6, *[6] * 8]
+    of_first = [call.arguments for call in emulator.driver.calls if call.name == ASK][:3]
+    assert [(call["grid"], call["device"]) for call in of_first] == [("2,1,1", "0"), ("2,2,1", "0"), ("4,2,1", "0")]
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_answers_are_of_their_device(clusters: Path) -> None:
+    """Where two devices run other numbers of clusters at once, each launch has those of its own device."""
+    emulator = Emulator(clusters, devices=2, execute=False)
+    number = in_clusters(emulator, 1, 4)
+    for device, count in ((0, 9), (1, 20)):
+        emulator.driver.clusters(count)
+        emulator.launcher.launch(number, LARGE, device, 0)
+    for device in (0, 1):
+        emulator.launcher.launch(number, LARGE, device, 0)
+    assert [launch.grid for launch in emulator.driver.launches] == [(9, 4, 1), (20, 4, 1)] * 2
+
+
+@own_process
+def test_a_driver_that_cannot_tell_of_clusters(clusters: Path) -> None:
+    """A failing question is told with call and kernel, leaves nothing behind, and is asked again at the next launch."""
+    emulator = Emulator(clusters, execute=False)
+    number = in_clusters(emulator, 2, 2)
+    emulator.driver.fail_next(ASK, OUT_OF_MEMORY)
+    name = emulator.kernels[number].name
+    words = f"{ASK} failed on CUDA device 0 for kernel {name}: CUDA_ERROR_OUT_OF_MEMORY .2.: out of memory"
+    with pytest.raises(DriverError, match=words) as caught:
+        emulator.launcher.launch(number, LARGE, 0, 0)
+    assert (caught.value.call, caught.value.code, caught.value.device) == (ASK, OUT_OF_MEMORY, 0)
+    assert (emulator.driver.launches, emulator.driver.live_modules) == ([], 0)
+    emulator.launcher.launch(number, LARGE, 0, 0)
+    assert [launch.grid for launch in emulator.driver.launches] == [(60, 2, 1)]
+    assert names(emulator).count(ASK) == 2
+    assert emulator.driver.live_modules == 1
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_clusters_are_first_launched_during_capture(clusters: Path) -> None:
+    """The question to the driver, too, does not break a capture."""
+    emulator = Emulator(clusters, execute=False)
+    emulator.driver.capture()
+    emulator.launcher.launch(in_clusters(emulator, 4, 2), LARGE, 0, 0)
+    assert not emulator.driver.capture_broken
+    assert [launch.grid for launch in emulator.driver.launches] == [(60, 2, 1)]
     assert emulator.driver.misuse == []
 
 

@@ -12,10 +12,10 @@ from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Problem
-from aotmm.runtime.tuning import measured_device
+from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
 from aotmm.tune.models import Gpu, formula, predicted, samples
-from tests.native.reference import ceil_div, tiles
+from tests.native.reference import ceil_div, concurrent, tiles
 from tests.native.test_core import ROUNDED, load_apart, tuning_for
 from tests.samples import SHIPPED
 
@@ -48,10 +48,10 @@ def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
     )
 
 
-def plans_of(kernel: Kernel, shape: ShapeTimes, multiprocessors: int) -> list[Sample]:
+def plans_of(kernel: Kernel, shape: ShapeTimes, device: CDevice) -> list[Sample]:
     """Every number of slices that K has steps for, in at most two waves, with and without pdl if the kernel can."""
     steps, work = ceil_div(shape.K, kernel.config.block_k), tiles(kernel, shape.M, shape.N)
-    most = min(steps // 2, 2 * max(1, multiprocessors // kernel.num_ctas) // work)
+    most = min(steps // 2, 2 * concurrent(kernel, device) // work)
     splits = (1,) if kernel.role == "product" else [split for split in SPLITS if split <= most]
     ways = (True, False) if kernel.pdl else (False,)
     return [Sample(kernel.config_name, split, pdl, 0, 1) for split in splits for pdl in ways]
@@ -75,7 +75,7 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
             plan = mm.check(problem, device, number, BIG).plan if of_kind else None
             if plan is None or plan.copies:
                 continue
-            among = plans_of(kernel, shape, table.multiprocessors)
+            among = plans_of(kernel, shape, device)
             found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(among))])
             times = predicted(found, table) if network else formula(found.parts)
             # the formula knows no pdl: both have its time

@@ -38,7 +38,8 @@ ROOMS = {
     "aotmm.timing.correctness": HALL,  # for tests without torch too
     "aotmm.tune": RUNTIME | {"aotmm.timing", "aotmm.tune", "aotmm.workers.dask"},
     "aotmm.tune.choose": {"numpy"},
-    "aotmm.tune.default_set": HALL | {"aotmm.kernels", "aotmm.build.variants", "aotmm.timing", "aotmm.tune", "numpy"},
+    "aotmm.tune.default_set": HALL
+    | {"aotmm.kernels", "aotmm.build.compile", "aotmm.build.variants", "aotmm.timing", "aotmm.tune", "numpy"},
     "aotmm.tune.fit": {"aotmm.pack", "aotmm.tune.models", "numpy", "torch"},
     "aotmm.tune.models": HALL | {"aotmm.tune.cases", "numpy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},

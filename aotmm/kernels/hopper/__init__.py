@@ -11,19 +11,19 @@ wgmma always has 64 rows and C may have fewer.
 Families differ in the work of consumer warpgroups. `cooperative`: one to three multiply the slabs of one tile; it also
 splits K (role "partial"). `pingpong`: two take tiles in turn; one multiplies while the other writes.
 
-`clustered`: two blocks of a cluster share a tile. Each has half of the rows of A, and all columns of B, which come from
-the L2 cache once for both (multicast). If the pitch of a row is no multiple of 128 bytes, each row of a box touches two
-cache lines, and the cache limits a product: then it is up to 1.2 times faster, else slower.
-
 `swapped`: columns of B are the 64 rows of a wgmma, and the tile of C has as many rows as fill the GPU evenly. Few rows
 waste nothing either. Such products read all of B once, so many bytes must be in flight: stages are deep.
+
+Blocks of any of them may work in clusters of up to 8 (`cluster`). The blocks of a cluster share a tile of C, each
+computes a part of it. What several of them multiply, rows of A or columns of B, comes from the L2 cache once for all of
+them (multicast). A launch says how many blocks a cluster has along M and N; the code for it is the same.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from aotmm.kernels import CLUSTERED, WARPGROUP, Specialisation, Variant
+from aotmm.kernels import WARPGROUP, Specialisation, Variant
 from aotmm.kernels.hopper import specialisation
 from aotmm.kernels.hopper.cooperative import cooperative
 from aotmm.kernels.hopper.pingpong import pingpong
@@ -40,7 +40,6 @@ class _Family(NamedTuple):
 _FAMILIES = {
     "cooperative": _Family(cooperative),
     "pingpong": _Family(pingpong, shared=False),
-    "clustered": _Family(cooperative),
     "swapped": _Family(cooperative, swapped=True),
 }
 
@@ -49,6 +48,4 @@ def specialise(variant: Variant) -> Specialisation:
     """Return how the kernel of `variant` is compiled; a warpgroup has four of its num_warps."""
     row = _FAMILIES[variant.family]
     parts = variant.config.num_warps // WARPGROUP if row.shared else 1
-    return specialisation.specialise(
-        row.function, variant, parts=parts, swapped=row.swapped, ctas=CLUSTERED.get(variant.family, 1)
-    )
+    return specialisation.specialise(row.function, variant, parts=parts, swapped=row.swapped)

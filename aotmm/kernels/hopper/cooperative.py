@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import cluster, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from aotmm.kernels.hopper.cluster import cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
     add_boxes,
@@ -24,20 +25,21 @@ from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, prod
 def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, SLAB: gl.constexpr):
     """Multiply slab SLAB of tile after tile, as a consumer warpgroup."""
     t = work.tiling
+    meet(work.cluster)
     await_operands(t)
     stage = 0
     phase = 0
-    for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
+    for unit in range(work.cluster.first, work.count(), work.cluster.count):
         row, col, part = work.place(unit)
         row += SLAB * (t.ROWS // t.PARTS)
         held = fetch_factors(row, col, memory, epilogue, t)
         first, end = work.steps_of(part)
-        acc, acc1, stage, phase = multiply(ring, t, SLAB, stage, phase, first, end)
-        acc, acc1 = drain(ring, t, acc, acc1, stage)
+        acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end)
+        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage)
         factors = put_factors(memory, SLAB, held, t)
         if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
-                acc, acc1, row, col, ring, bias_desc, SLAB, stage, phase, factors, epilogue, t
+                acc, acc1, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip
         store_tile(
             acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, epilogue, t
@@ -51,20 +53,22 @@ def cooperative(
     x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, group_m, split, workspace_ptr, workspace_stride_m,
     workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
     stride_scale_b, activation, slope,
-    CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr,
-    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr,
-    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
-    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
-    EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
+    TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr,
+    PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, STAGES,
-        X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, t)
-    ring = make_ring(x_desc, y_desc, y1_desc, t)
+    cluster = cluster_of(CLUSTERED, SWAPPED)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, cluster, t)
+    ring = make_ring(x_desc, y_desc, y1_desc, cluster, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, PARTS)
@@ -72,17 +76,20 @@ def cooperative(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
         scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
-    if CTAS > 1:
+    # the other warps of the producer's warpgroup, which take part in `meet`
+    IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
+    IDLE_REGISTERS: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else []
+    if CLUSTERED:
         gl.inline_asm("fence.mbarrier_init.release.cluster;", "~{memory}")
-        cluster.barrier(relaxed=True)  # a block must not arrive at barriers that the other has not made yet
     if PARTS == 1:
         gl.warp_specialize(
             [
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
-            ],
-            [1],
-            [PRODUCER],
+            ]
+            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
+            [1] + IDLE,
+            [PRODUCER] + IDLE_REGISTERS,
         )
     elif PARTS == 2:
         gl.warp_specialize(
@@ -90,9 +97,10 @@ def cooperative(
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
-            ],
-            [4, 1],
-            [CONSUMER, PRODUCER],
+            ]
+            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
+            [4, 1] + IDLE,
+            [CONSUMER, PRODUCER] + IDLE_REGISTERS,
         )
     else:
         gl.warp_specialize(
@@ -101,9 +109,8 @@ def cooperative(
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
                 (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
-            ],
-            [4, 4, 1],
-            [CONSUMER, CONSUMER, PRODUCER],
+            ]
+            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
+            [4, 4, 1] + IDLE,
+            [CONSUMER, CONSUMER, PRODUCER] + IDLE_REGISTERS,
         )
-    if CTAS > 1:
-        cluster.barrier()  # a block must not leave while others may still arrive at its barriers

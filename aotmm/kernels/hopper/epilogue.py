@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
-from aotmm.kernels.hopper.pipeline import bias_box, next_stage
+from aotmm.kernels.hopper.pipeline import bias_box, next_stage, release
 
 BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
 SWIZZLED_BYTES = gl.constexpr(LINE_BYTES)
@@ -260,12 +260,12 @@ def fill(box, m, n, epilogue):
 
 @gluon.jit
 def add_matrix(
-    sums, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, epilogue, tiling
-):
+    sums, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, epilogue,
+    tiling,
+):  # fmt: skip
     """Scale the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and add a matrix to them.
 
-    Its first box is in `stage` of the ring. Return the sums, and the stage and phase after the last box. Kernels with
-    clusters add no matrix: their blocks would have to release stages to each other too.
+    Its first box is in `stage` of the ring. Return the sums, and the stage and phase after the last box.
     """
     t = tiling
     SIZE: gl.constexpr = sums.shape[1]
@@ -283,30 +283,34 @@ def add_matrix(
             chunk += box.load(chunk.type.layout).to(gl.float32)
             sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
             fence_async_shared()  # else TMA could overwrite it during reads
-            mbarrier.arrive(ring.empty.index(stage))
+            gl.barrier()  # all threads of each warp have read it
+            release(ring, cluster, stage, True)
             stage, phase = next_stage(stage, phase, t.STAGES)
         else:
             HALF: gl.constexpr = SIZE // 2
             left, right = halves(sums)
             left, stage, phase = add_matrix(
-                left, row, col, ring, bias_desc, SLAB, stage, phase, factors, OFFSET, epilogue, t
+                left, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET, epilogue, t
             )  # fmt: skip
             right, stage, phase = add_matrix(
-                right, row, col + HALF, ring, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF, epilogue, t
-            )
+                right, row, col + HALF, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF,
+                epilogue, t,
+            )  # fmt: skip
             sums = gl.join(left, right).permute((0, 2, 1)).reshape([sums.shape[0], SIZE])
     return gl.convert_layout(sums, LAYOUT, assert_trivial=True), stage, phase
 
 
 @gluon.jit
-def add_boxes(acc, acc1, row, col, ring, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling):
+def add_boxes(
+    acc, acc1, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling
+):
     """Do `add_matrix` for all of a slab, before any result leaves, so that the stages are soon free."""
     e = epilogue
     t = tiling
-    acc, stage, phase = add_matrix(acc, row, col, ring, bias_desc, SLAB, stage, phase, factors, 0, e, t)
+    acc, stage, phase = add_matrix(acc, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, 0, e, t)
     if t.COLS1 > 0:
         acc1, stage, phase = add_matrix(
-            acc1, row, col + t.COLS, ring, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
+            acc1, row, col + t.COLS, ring, cluster, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
         )
     return acc, acc1, stage, phase
 

@@ -14,10 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from aotmm.kernels import LINE_BYTES
-from aotmm.kernels.hopper.pipeline import consumer_release, next_stage
+from aotmm.kernels.hopper.pipeline import next_stage, release
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 GROUP_LINES = 8  # lines of a period of the swizzle
+_ROWS = 64  # of one instruction
+_THREADS = 128  # of a warpgroup
 _STEP_BYTES = 32  # along K, of one instruction
 _UNIT = 16  # bytes: of addresses and distances in descriptors
 _DESCRIPTOR = (
@@ -27,12 +29,13 @@ _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp8e4nv": "e4m3", "fp8e5": "e5m2"}
 
 
 @gluon.constexpr_function
-def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
-    """Return PTX that adds to `registers` sums 64 rows of X times `columns` columns of Y over a line (128 bytes) of K.
+def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
+    """Return PTX that adds `rows` of X times `columns` columns of Y over a line (128 bytes) of K to sums `width` wide.
 
     Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
     """
-    x_address, y_address, added = (f"${2 * registers + i}" for i in range(3))
+    registers = width * _ROWS // _THREADS  # of the sums of an instruction's rows
+    x_address, y_address, added = (f"${2 * rows // _ROWS * registers + i}" for i in range(3))
     kinds = [_PTX_TYPES[str(kind)] for kind in (x_type, y_type)]
     of_16_bits = kinds[0] in ("f16", "bf16")
     depth = _STEP_BYTES // 2 if of_16_bits else _STEP_BYTES
@@ -40,9 +43,9 @@ def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: 
     # a step along K is within a line, or `depth` lines further
     x_step = (_STEP_BYTES if x_k_major else depth * LINE_BYTES) // _UNIT
     y_step = _STEP_BYTES // _UNIT
-    sums = ", ".join(f"${i}" for i in range(columns // 2))  # 64 rows for 128 threads
+    x_slab = _ROWS * LINE_BYTES // _UNIT  # from the rows of an instruction to the next, in both orders of X
     orders = f", {int(not x_k_major)}, 0" if of_16_bits else ""
-    lines = [".reg .pred add;", ".reg .b64 x, y;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
+    lines = [".reg .pred add;", ".reg .b64 x, y, slab;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
     for name, address in (("x", x_address), ("y", y_address)):
         lines += [
             f"cvt.u64.u32 {name}, {address};",
@@ -53,13 +56,18 @@ def products(registers: int, columns: int, x_type: Any, y_type: Any, x_k_major: 
         if step:
             lines += [f"add.s64 x, x, {x_step};", f"add.s64 y, y, {y_step};"]
         adds = "1" if step else "add"
-        lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, x, y, {adds}, 1, 1{orders};")
+        for slab in range(rows // _ROWS):
+            first = slab * registers
+            sums = ", ".join(f"${first + i}" for i in range(columns * _ROWS // _THREADS))
+            lines.append(f"add.s64 slab, x, {slab * x_slab};")
+            lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, slab, y, {adds}, 1, 1{orders};")
     return "\n".join(["{", *lines, "wgmma.commit_group.sync.aligned;", "}"])
 
 
 @gluon.constexpr_function
-def in_place(registers: int) -> str:
+def in_place(rows: int, width: int) -> str:
     """Return LLVM's constraints for the operands of `products`: results replace the sums."""
+    registers = rows * width // _THREADS
     return ",".join(["=f"] * registers + [str(i) for i in range(registers)] + ["r"] * 3)
 
 
@@ -67,15 +75,15 @@ def in_place(registers: int) -> str:
 def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
     """Start acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
 
-    If acc has more, x has 64 rows, and lines of 128 bytes in shared memory: along K if X_K_MAJOR, else along its rows;
-    y has such lines along K.
+    If acc has more, x has 64 rows or 128, and lines of 128 bytes in shared memory: along K if X_K_MAJOR, else along its
+    rows; y has such lines along K.
     """
     if acc.shape[1] == COLUMNS:
         return warpgroup_mma(x, y, acc, use_acc=add, is_async=True)
     else:
-        REGISTERS: gl.constexpr = acc.shape[1] // 2
-        TEXT: gl.constexpr = products(REGISTERS, COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
-        return gl.inline_asm(TEXT, in_place(REGISTERS), [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
+        TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
+        IN_PLACE: gl.constexpr = in_place(acc.shape[0], acc.shape[1])
+        return gl.inline_asm(TEXT, IN_PLACE, [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
 
 
 @gluon.jit
@@ -85,7 +93,9 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1):
+def multiply(
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1
+):
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; the last product may be in flight.
 
     Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
@@ -94,9 +104,8 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_t
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
     BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
-    PAIR: gl.constexpr = [[1, 0]] if t.CTAS > 1 else []
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS], PAIR)
-    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS], PAIR)
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS])
+    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS])
     acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
     acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
@@ -115,7 +124,7 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_t
                 acc1 += product1
             else:
                 product = warpgroup_mma_wait(0, deps=(product,))
-            consumer_release(ring, t, stage, True)
+            release(ring, cluster, stage, True)
             acc += product
         else:
             acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
@@ -127,13 +136,13 @@ def multiply(ring, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_t
                 acc = warpgroup_mma_wait(1, deps=(acc,))
             # The stage before is computed, not carried along: the compiler takes a variable that begins as another
             # carried one to be constant.
-            consumer_release(ring, t, (stage + t.STAGES - 1) % t.STAGES, step > first)
+            release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, step > first)
         stage, phase = next_stage(stage, phase, t.STAGES)
     return acc, acc1, stage, phase
 
 
 @gluon.jit
-def drain(ring, tiling, acc, acc1, stage):
+def drain(ring, cluster, tiling, acc, acc1, stage):
     """Return the sums when the last product is done; release its stage, the one before `stage`."""
     t = tiling
     if not t.PRECISE:
@@ -141,5 +150,5 @@ def drain(ring, tiling, acc, acc1, stage):
             acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        consumer_release(ring, t, (stage + t.STAGES - 1) % t.STAGES, True)
+        release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, True)
     return acc, acc1

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from aotmm.kernels.hopper.cluster import cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
     add_boxes,
@@ -30,6 +31,7 @@ def consume(
     phase, one round of the ring further.
     """
     t = work.tiling
+    meet(work.cluster)
     await_operands(t)
     added = epilogue.stages(t)
     stages = work.steps + added  # of a tile
@@ -37,21 +39,21 @@ def consume(
     # The first step whose stage may still wait for a box of the other's last tile: it is awaited before.
     awaited = gl.where(added > 0, gl.minimum(gl.maximum(t.STAGES - added, 0), work.steps - 1), -1)
     phase = 1 - TURN
-    first_unit = gl.program_id(0) + TURN * gl.num_programs(0)
-    for unit in range(first_unit, work.count(), 2 * gl.num_programs(0)):
+    first_unit = work.cluster.first + TURN * work.cluster.count
+    for unit in range(first_unit, work.count(), 2 * work.cluster.count):
         row, col, part = work.place(unit)
         held = fetch_factors(row, col, memory, epilogue, t)
         mbarrier.wait(order.index(TURN), phase)
         stage = at % t.STAGES
         acc, acc1, stage, ring_phase = multiply(
-            ring, t, 0, stage, at // t.STAGES & 1, 0, work.steps, added_to.index(TURN), phase, awaited
+            ring, work.cluster, t, 0, stage, at // t.STAGES & 1, 0, work.steps, added_to.index(TURN), phase, awaited
         )
         mbarrier.arrive(order.index(1 - TURN))
-        acc, acc1 = drain(ring, t, acc, acc1, stage)
+        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage)
         factors = put_factors(memory, TURN, held, t)
         if t.EPILOGUE != "none" and added > 0:
             acc, acc1, _, _ = add_boxes(
-                acc, acc1, row, col, ring, bias_desc, 0, stage, ring_phase, factors, epilogue, t
+                acc, acc1, row, col, ring, work.cluster, bias_desc, 0, stage, ring_phase, factors, epilogue, t
             )  # fmt: skip
             mbarrier.arrive(added_to.index(1 - TURN))
         store_tile(
@@ -67,20 +69,22 @@ def pingpong(
     x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, group_m, split, workspace_ptr, workspace_stride_m,
     workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
     stride_scale_b, activation, slope,
-    CTAS: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr,
-    COLS1: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr,
-    IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr,
-    Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr,
-    EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
+    ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
+    TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr,
+    PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
-        CTAS, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K, STAGES,
-        X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, t)
-    ring = make_ring(x_desc, y_desc, y1_desc, t)
+    cluster = cluster_of(CLUSTERED, SWAPPED)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, cluster, t)
+    ring = make_ring(x_desc, y_desc, y1_desc, cluster, t)
     c = ring.x if PARTIAL else buffers(c_desc, 2)
     c1 = buffers(c1_desc, 2) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, 2)
@@ -90,6 +94,11 @@ def pingpong(
     )  # fmt: skip
     order = barriers(2, 1)
     added_to = barriers(2, 1) if EPILOGUE != "none" else order
+    # the other warps of the producer's warpgroup, which take part in `meet`
+    IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
+    IDLE_REGISTERS: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else []
+    if CLUSTERED:
+        gl.inline_asm("fence.mbarrier_init.release.cluster;", "~{memory}")
     gl.warp_specialize(
         [
             (
@@ -101,7 +110,8 @@ def pingpong(
                 (ring, order, added_to, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1)),
             ),
             (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
-        ],
-        [4, 1],
-        [CONSUMER, PRODUCER],
+        ]
+        + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
+        [4, 1] + IDLE,
+        [CONSUMER, PRODUCER] + IDLE_REGISTERS,
     )

@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
+from aotmm.kernels.hopper.cluster import WARPS, Cluster, arrive, arrive_elsewhere, init_barrier, load_for_all, meet
 from aotmm.kernels.order import place
 
 
@@ -14,15 +15,18 @@ from aotmm.kernels.order import place
 class Tiling:
     """The constants of a block's work.
 
-    CTAS blocks of a cluster share a tile: they have equal parts of the rows of each slab, and the same columns.
-    X has PARTS slabs of ROWS // PARTS rows, one for each consumer that works on a tile; Y has COLUMNS columns. A slab's
-    sums are COLS wide, of which those past COLUMNS are not computed (`wgmma`), or COLS and COLS1 side by side. A stage
-    of Y is one transfer, into BOXES of the boxes that the compiler knows. A matrix that is added comes through the ring
-    too, BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
-    IN_TURNS by a loop.
+    It multiplies ROWS rows of X by COLUMNS columns of Y: a tile, or its part of the tile of a cluster if the launch has
+    clusters (CLUSTERED). X_MAP, Y_MAP and Y1_MAP are then the names of their tensor maps in PTX. X has PARTS slabs of
+    ROWS // PARTS rows, one for each consumer that works on a tile. A slab's sums are COLS wide, of which those past
+    COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y is one transfer, into BOXES of the
+    boxes that the compiler knows. A matrix that is added comes through the ring too, BIAS columns of each slab in a
+    stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop.
     """
 
-    CTAS: gl.constexpr
+    CLUSTERED: gl.constexpr
+    X_MAP: gl.constexpr
+    Y_MAP: gl.constexpr
+    Y1_MAP: gl.constexpr
     PARTS: gl.constexpr
     ROWS: gl.constexpr
     COLUMNS: gl.constexpr
@@ -53,29 +57,36 @@ class Work:
     steps: gl.tensor
     group_m: gl.tensor
     split: gl.tensor
+    cluster: Cluster
     tiling: Tiling
+
+    @gluon.jit
+    def tiles(self):
+        """Return the tiles down X and across Y."""
+        t = self.tiling
+        return gl.cdiv(self.rows, t.ROWS * self.cluster.down), gl.cdiv(self.cols, t.COLUMNS * self.cluster.across)
 
     @gluon.jit
     def count(self):
         """Return the number of work tiles."""
-        t = self.tiling
-        return gl.cdiv(self.rows, t.ROWS) * gl.cdiv(self.cols, t.COLUMNS) * self.split
+        tiles_x, tiles_y = self.tiles()
+        return tiles_x * tiles_y * self.split
 
     @gluon.jit
     def place(self, unit):
-        """Return (first row, first column, slice) of a work tile: slices outermost, tiles in groups of rows of C.
+        """Return (first row, first column, slice) of this block's part of a work tile.
 
-        So tiles that share a slice of an operand run side by side.
+        Slices are outermost, tiles in groups of rows of C. So tiles that share a slice of an operand run side by side.
         """
         t = self.tiling
-        tiles_x = gl.cdiv(self.rows, t.ROWS)
-        tiles_y = gl.cdiv(self.cols, t.COLUMNS)
+        tiles_x, tiles_y = self.tiles()
         tile = unit % (tiles_x * tiles_y)
         if t.SWAPPED:
             y, x = place(tile, tiles_y, tiles_x, self.group_m)
         else:
             x, y = place(tile, tiles_x, tiles_y, self.group_m)
-        return x * t.ROWS, y * t.COLUMNS, unit // (tiles_x * tiles_y)
+        c = self.cluster
+        return (x * c.down + c.x) * t.ROWS, (y * c.across + c.y) * t.COLUMNS, unit // (tiles_x * tiles_y)
 
     @gluon.jit
     def steps_of(self, part):
@@ -88,8 +99,6 @@ class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
     Boxes of a matrix that is added have stages of their own, in the buffers of X.
-
-    `all_empty` is for all blocks of the cluster, in the first of them, which loads Y for all.
     """
 
     x: gl.shared_memory_descriptor
@@ -97,7 +106,6 @@ class Ring:
     y1: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    all_empty: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -107,25 +115,29 @@ def buffers(desc, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr, SHARED: gl.constexpr = False):
-    """Make COUNT barriers that ARRIVALS arrivals complete: of every block, or SHARED, of both blocks of a pair."""
-    found = mbarrier.allocate_mbarrier(batch=COUNT, two_ctas=SHARED)
+def barriers(COUNT: gl.constexpr, arrivals):
+    """Make COUNT barriers that so many arrivals complete."""
+    found = mbarrier.allocate_mbarrier(batch=COUNT)
     for i in gl.static_range(COUNT):
-        mbarrier.init(found.index(i), count=ARRIVALS)
+        init_barrier(found.index(i), arrivals)
     return found
 
 
 @gluon.jit
-def make_ring(x_desc, y_desc, y1_desc, tiling):
-    """Make an empty ring. A stage is full when its bytes are there, and empty when every consumer has left it."""
+def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
+    """Make an empty ring.
+
+    A stage is empty when every warp of every consumer of all peers has left it. It is full when its bytes are there and
+    every peer has seen that its own is empty. Otherwise a peer that needs nothing of a third one could run ahead of it
+    and release a stage twice.
+    """
     t = tiling
-    full = barriers(t.STAGES, 1)
-    empty = barriers(t.STAGES, t.PARTS)
-    all_empty = barriers(t.STAGES, t.PARTS, True) if t.CTAS > 1 else empty
+    full = barriers(t.STAGES, cluster.peers())
+    empty = barriers(t.STAGES, WARPS * t.PARTS * cluster.peers())
     x = buffers(x_desc, t.STAGES * t.PARTS)
     y = buffers(y_desc, t.STAGES * t.BOXES)
     y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
-    return Ring(x, y, y1, full, empty, all_empty)
+    return Ring(x, y, y1, full, empty)
 
 
 @gluon.jit
@@ -142,34 +154,66 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load(desc, along, k, bar, smem, K_MAJOR: gl.constexpr, MULTICAST: gl.constexpr):
-    """Start copying a box that begins at `along` (row of X or column of Y) and `k`; MULTICAST, to every block."""
+def load(
+    desc, along, k, bar, smem, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr, MAP: gl.constexpr = None, mask=None
+):
+    """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
+
+    With clusters they come to that stage of all blocks of `mask`, if a MAP is given.
+    """
     gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
-    if K_MAJOR:
-        tma.async_load(desc, [along, k], bar, smem, multicast=MULTICAST)
+    if tiling.CLUSTERED and MAP is not None:
+        BITS: gl.constexpr = desc.dtype.primitive_bitwidth
+        if K_MAJOR:
+            load_for_all(smem, k, along, bar, mask, BITS, MAP, tiling.BLOCK_K, ALONG)
+        else:
+            load_for_all(smem, along, k, bar, mask, BITS, MAP, ALONG, tiling.BLOCK_K)
+    elif K_MAJOR:
+        tma.async_load(desc, [along, k], bar, smem)
     else:
-        tma.async_load(desc, [k, along], bar, smem, multicast=MULTICAST)
+        tma.async_load(desc, [k, along], bar, smem)
 
 
 @gluon.jit
-def consumer_release(ring, tiling, stage, pred):
-    """Release a stage by this consumer."""
-    mbarrier.arrive(ring.empty.index(stage), pred=pred)
-    if tiling.CTAS > 1:
-        mbarrier.arrive(ring.all_empty.index(stage), pred=pred)
+def release(ring, cluster, stage, pred):
+    """Release a stage of all peers, as a consumer: each warp for itself, when it has read all."""
+    arrive(ring.empty.index(stage), cluster, pred, WARPS)
+
+
+@gluon.jit
+def produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase):
+    """Fill stages from `stage` on with boxes of a matrix that is added to a tile; return the stage and phase after."""
+    t = work.tiling
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    for i in range(epilogue.stages(t)):
+        bar = ring.full.index(stage)
+        mbarrier.wait(ring.empty.index(stage), phase)
+        arrive_elsewhere(bar, work.cluster)
+        if epilogue.boxed():
+            mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
+            for j in gl.static_range(t.PARTS):
+                box = bias_box(ring, bias_desc, stage * t.PARTS + j)
+                load(bias_desc, row + j * PART, col + i * t.BIAS, bar, box, t, not t.SWAPPED, PART)
+        else:
+            mbarrier.arrive(bar)  # consumers fetch it themselves
+        stage, phase = next_stage(stage, phase, t.STAGES)
+    return stage, phase
 
 
 @gluon.jit
 def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
     """Fill stage after stage with the boxes that this block's consumers multiply, as the producer warp."""
-    gdc_wait()  # operands may be results of the previous kernel; consumers come after, through `full`
     t = work.tiling
-    Y_BYTES: gl.constexpr = t.COLUMNS * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
-    BYTES: gl.constexpr = t.PARTS * x_desc.nbytes_per_cta + Y_BYTES
-    TOGETHER: gl.constexpr = t.CTAS > 1
+    c = work.cluster
+    meet(c)
+    gdc_wait()  # operands may be results of the previous kernel; consumers come after, through `full`
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    COLS: gl.constexpr = t.COLUMNS - t.COLS1
+    BYTES: gl.constexpr = (t.ROWS + t.COLUMNS) * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
+    of_x, of_y = c.masks()
     stage = 0
     phase = 1
-    for unit in range(gl.program_id(0), work.count(), gl.num_programs(0)):
+    for unit in range(c.first, work.count(), c.count):
         row, col, part = work.place(unit)
         first, end = work.steps_of(part)
         for step in range(first, end):
@@ -177,25 +221,19 @@ def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.expect(bar, BYTES)
-            for i in gl.static_range(t.PARTS):
-                x = row + i * (t.ROWS // t.PARTS)
-                load(x_desc, x, k, bar, ring.x.index(stage * t.PARTS + i), t.X_K_MAJOR, False)
-            if TOGETHER:
-                mbarrier.wait(ring.all_empty.index(stage), phase)
-            load(y_desc, col, k, bar, ring.y.index(stage * t.BOXES), t.Y_K_MAJOR, TOGETHER)
-            if t.COLS1 > 0:
-                load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t.Y_K_MAJOR, TOGETHER)
+            arrive_elsewhere(bar, c)
+            if c.loads_x(step):
+                for i in gl.static_range(t.PARTS):
+                    x = ring.x.index(stage * t.PARTS + i)
+                    load(x_desc, row + i * PART, k, bar, x, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
+            if c.loads_y(step):
+                load(y_desc, col, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, of_y)
+                if t.COLS1 > 0:
+                    load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if t.EPILOGUE != "none":
-            for i in range(epilogue.stages(t)):
-                bar = ring.full.index(stage)
-                mbarrier.wait(ring.empty.index(stage), phase)
-                if epilogue.boxed():
-                    mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
-                    for j in gl.static_range(t.PARTS):
-                        x = row + j * (t.ROWS // t.PARTS)
-                        box = bias_box(ring, bias_desc, stage * t.PARTS + j)
-                        load(bias_desc, x, col + i * t.BIAS, bar, box, not t.SWAPPED, False)
-                else:
-                    mbarrier.arrive(bar)  # consumers fetch it themselves
-                stage, phase = next_stage(stage, phase, t.STAGES)
+            stage, phase = produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase)
+    if t.CLUSTERED:  # a block must not leave while others may still arrive at its barriers
+        for _ in range(t.STAGES):
+            mbarrier.wait(ring.empty.index(stage), phase)
+            stage, phase = next_stage(stage, phase, t.STAGES)

@@ -34,7 +34,7 @@ UNNEEDED = (
 )  # fmt: skip
 
 
-def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False, ctas: int = 1) -> Specialisation:
+def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False) -> Specialisation:
     """Return a kernel of these families for `variant`.
 
     Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least 1, because the first
@@ -44,41 +44,42 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         function: the jit function.
         parts: consumer warpgroups that work on one tile.
         swapped: whether X is B^T.
-        ctas: blocks of a cluster, which share a tile of block_m rows.
     """
     config = variant.config
-    rows, columns = (config.block_n, config.block_m) if swapped else (config.block_m, config.block_n)
+    block = config.block_m // config.cluster_m, config.block_n // config.cluster_n
+    rows, columns = block[::-1] if swapped else block
     partial = variant.role == "partial"
     eight_bit = DTYPES[variant.dtype_a].bytes == 1
     scaled = eight_bit and not partial
     a, b = _operand(variant, "a"), _operand(variant, "b")
     x, y = (b, a) if swapped else (a, b)
     part = rows // parts
-    divided, whole = (True, False) if ctas > 1 else (None, None)
     cols = 1 << (columns.bit_length() - 1)
     cols1 = columns - cols
     line = config.block_k * DTYPES[variant.dtype_a].bytes
-    joined = bool(cols1) and y["inner"] == "K" and (line, part, ctas) == (LINE_BYTES, 64, 1) and columns <= MOST_COLUMNS
+    joined = bool(cols1) and y["inner"] == "K" and line == LINE_BYTES and part in (64, 128) and columns <= MOST_COLUMNS
     in_turns = variant.epilogue == "full" and not swapped and not cols1
-    width = cols if swapped and not cols1 else cols // 4 if in_turns else _width(variant, part, cols, cols1, ctas)
+    whole = cols if swapped and not cols1 else cols // 4 if in_turns else 0
+    width = whole or _width(variant, rows, columns, part, cols, cols1)
     tail = _least_power(columns % width) or width
-    descriptors = {"x_desc": _described(x, part, config.block_k, divided)}
+    descriptors = {"x_desc": _described(x, part, config.block_k)}
     if joined:
         # the compiler gets the least box, the unit of the layout of shared memory; one transfer takes all
-        descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k, None), outer=columns)
+        descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k), outer=columns)
         cols, cols1 = 2 * cols, 0
     else:
-        descriptors["y_desc"] = _described(y, cols, config.block_k, whole)
+        descriptors["y_desc"] = _described(y, cols, config.block_k)
     if cols1:
-        descriptors["y1_desc"] = _described(y, cols1, config.block_k, whole)
+        descriptors["y1_desc"] = _described(y, cols1, config.block_k)
     # as many columns of C as a line of X has room for
     bias = min(cols, cols1 or cols, min(line, LINE_BYTES) // DTYPES[variant.dtype_c].bytes)
     if not partial:
-        descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width), divided)
+        descriptors["c_desc"] = _result(variant, (width, part) if swapped else (part, width))
         if tail < width:
-            descriptors["c1_desc"] = _result(variant, (tail, part) if swapped else (part, tail), divided)
+            descriptors["c1_desc"] = _result(variant, (tail, part) if swapped else (part, tail))
     constants: dict[str, Any] = {
-        "CTAS": ctas,
+        "CLUSTERED": variant.num_ctas > 1,
+        **_maps(function, descriptors, clustered=variant.num_ctas > 1),
         "PARTS": parts,
         "ROWS": rows,
         "COLUMNS": columns,
@@ -132,6 +133,19 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     )
 
 
+def _maps(function: Any, descriptors: dict[str, Descriptor], *, clustered: bool) -> dict[str, str]:
+    """Return the names in PTX of the tensor maps of X and Y, which `load_for_all` writes out; "" without clusters.
+
+    A descriptor is passed as five parameters (`build.parameters`), the first of which is its tensor map. Those of X and
+    Y are the kernel's first.
+    """
+    maps = dict.fromkeys(("X_MAP", "Y_MAP", "Y1_MAP"), "")
+    for i, name in enumerate(maps):
+        if clustered and f"{name[:-4].lower()}_desc" in descriptors:
+            maps[name] = f"{function.__name__}_param_{5 * i}"
+    return maps
+
+
 def _operand(variant: Variant, name: str) -> dict[str, str]:
     """Return the layout of A or B in memory: the dimensions `inner` and `outer`, and their strides."""
     size, along = ("M", "am") if name == "a" else ("N", "bn")
@@ -148,11 +162,8 @@ def _operand(variant: Variant, name: str) -> dict[str, str]:
     }
 
 
-def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool | None) -> Descriptor:
-    """Return the descriptor of boxes of `along` rows of X, or columns of Y, and block_k of K.
-
-    In a cluster every block has a part of the box if it is `divided`, else all of it; None: there is no cluster.
-    """
+def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor:
+    """Return the descriptor of boxes of `along` rows of X, or columns of Y, and block_k of K."""
     k_major = operand_["inner"] == "K"
     return Descriptor(
         value=operand_["value"],
@@ -160,7 +171,6 @@ def _described(operand_: dict[str, str], along: int, block_k: int, divided: bool
         sizes=(operand_["outer"], operand_["inner"]),
         strides=(operand_["stride"], operand_["unit"]),
         box=(along, block_k) if k_major else (block_k, along),
-        cluster=() if divided is None else ((int(divided and k_major), int(divided and not k_major)),),
     )
 
 
@@ -174,9 +184,8 @@ def _described_guards(row: Descriptor) -> list[Guard]:
     ]
 
 
-def _result(variant: Variant, box: tuple[int, int], divided: bool | None) -> Descriptor:
-    cluster_ = () if divided is None else ((1, 0),)
-    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box, cluster_)
+def _result(variant: Variant, box: tuple[int, int]) -> Descriptor:
+    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box)
 
 
 def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
@@ -195,22 +204,21 @@ def _least_power(number: int) -> int:
     return number & -number
 
 
-def _width(variant: Variant, part: int, cols: int, cols1: int, ctas: int) -> int:
+def _width(variant: Variant, rows: int, columns: int, part: int, cols: int, cols1: int) -> int:
     """Return the columns of one store: the most that fit in shared memory, at most a row without conflicts.
 
     Every consumer has room of its own for `part` rows of them, beside the ring and the factors of the epilogue.
     """
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
-    part //= ctas
-    taken = config.num_stages * (config.block_m // ctas + config.block_n) * config.block_k * element + BARRIER_BYTES
+    taken = config.num_stages * (rows + columns) * config.block_k * element + BARRIER_BYTES
     if element == 1 or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
     width = min(cols, LINE_BYTES // c.bytes)
     while width > LEAST_WIDTH:
         tail = _least_power((cols + cols1) % width)
-        columns = width + tail
-        if taken + consumers * part * columns * c.bytes <= variant.target.shared_bytes:
+        stored = width + tail
+        if taken + consumers * part * stored * c.bytes <= variant.target.shared_bytes:
             break
         width //= 2
     return width

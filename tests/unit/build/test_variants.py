@@ -263,10 +263,16 @@ def test_some_archs_alone(tmp_path: Path) -> None:
         ("cooperative", (128, 208, 64, 8)),
         ("pingpong", (64, 112, 64, 8)),
         ("swapped", (16, 128, 64, 8)),
+        ("cooperative", (256, 208, 64, 8)),
+        ("swapped", (104, 192, 64, 12)),
+        ("swapped", (96, 256, 64, 8)),
     ],
 )
 def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, int, int]) -> None:
-    """Tiles of warpgroups: any multiple of 64 rows for each, widths of one instruction or two, deep pipelines."""
+    """Tiles of warpgroups: any multiple of 64 rows for each, widths of one instruction or two, deep pipelines.
+
+    A width that no tensor has is for 64 or 128 rows of each warpgroup.
+    """
     names = ("block_m", "block_n", "block_k", "num_warps")
     text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
     entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nnum_stages = 10\n{text}'
@@ -279,12 +285,11 @@ def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, i
     ("family", "size", "layouts", "words"),
     [
         ("cooperative", (128, 208, 64, 8), '["nn"]', "layouts in which B is contiguous along K"),
-        ("cooperative", (256, 208, 64, 8), '["nt"]', "block_m = 128"),
+        ("cooperative", (192, 208, 64, 4), '["nt"]', "block_m = 64 or 128"),
         ("cooperative", (128, 208, 128, 8), '["nt"]', "block_k = 64"),
-        ("clustered", (256, 208, 64, 8), '["nt"]', "without clusters"),
-        ("pingpong", (128, 112, 64, 8), '["nt"]', "block_m = 64"),
+        ("pingpong", (128, 112, 64, 8), '["nn"]', "layouts in which B is contiguous along K"),
         ("swapped", (200, 128, 64, 8), '["tt"]', "layouts in which A is contiguous along K"),
-        ("swapped", (144, 128, 64, 4), '["nt"]', "block_n = 64"),
+        ("swapped", (144, 192, 64, 4), '["nt"]', "block_n = 64 or 128"),
     ],
 )
 def test_widths_that_no_instruction_has(
@@ -295,6 +300,68 @@ def test_widths_that_no_instruction_has(
     text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
     entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nlayouts = {layouts}\n{text}'
     with pytest.raises(SpecError, match=words):
+        config_set(str(written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)))
+
+
+SQUARE = WGMMA.replace("= 4", "= 8").replace("block_m = 64", "block_m = 512").replace("block_n = 64", "block_n = 512")
+
+
+@pytest.mark.parametrize(
+    ("family", "tile", "cluster", "block"),
+    [
+        ("cooperative", (256, 64), (2, 1), (128, 64)),
+        ("cooperative", (512, 512), (4, 2), (128, 256)),
+        ("pingpong", (256, 256), (2, 2), (128, 128)),
+        ("swapped", (16, 512), (1, 4), (16, 128)),
+        ("swapped", (176, 256), (2, 2), (88, 128)),
+    ],
+)
+def test_clusters(
+    tmp_path: Path, family: str, tile: tuple[int, int], cluster: tuple[int, int], block: tuple[int, int]
+) -> None:
+    """A tile of a cluster is one that each block has, times the blocks along that side; the name ends with these."""
+    (m, n), (across_m, across_n) = tile, cluster
+    entry = (
+        f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nblock_m = {m}\nblock_n = {n}\n'
+        f"block_k = 64\nnum_warps = 8\ncluster_m = {across_m}\ncluster_n = {across_n}\n"
+    )
+    chosen = written(tmp_path, HEADER + 'layouts = ["nt"]\nepilogues = ["none"]\n' + entry)
+    (found,) = (v for v in variants(chosen, target("sm90"), ("bf16",)) if v.layout != "any")
+    assert found.config == Config(m, n, 64, 3, 8, cluster_m=across_m, cluster_n=across_n)
+    assert found.num_ctas == across_m * across_n
+    assert (m // across_m, n // across_n) == block
+    assert f"_c{across_m}x{across_n}" in found.config_name
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (SQUARE + "cluster_m = 4\ncluster_n = 4", "cluster_m * cluster_n = 16; a cluster has at most 8 blocks"),
+        (SQUARE + "cluster_m = 3", "config 1: cluster_m = 3; allowed: 1, 2, 4"),
+        (SQUARE + "cluster_n = 8", "config 1: cluster_n = 8; allowed: 1, 2, 4"),
+        (SQUARE + "cluster_n = 0", "config 1: cluster_n = 0; allowed: 1, 2, 4"),
+        (SQUARE + "cluster_m = true", "config 1: cluster_m = True; allowed: 1, 2, 4"),
+        (SQUARE + 'cluster_m = "2"', "config 1: cluster_m = '2'; allowed: 1, 2, 4"),
+        (
+            SQUARE.replace("block_m = 512", 'block_m = "512"') + "cluster_m = 2",
+            "config 1: block_m = '512'; allowed: 128,",
+        ),
+        (
+            SQUARE.replace("block_m = 512", "block_m = 320") + "cluster_m = 2",
+            "block_m = 320; allowed: 128, 256, 384, 512",
+        ),
+        (SQUARE + "cluster_m = 4", "config 1: block_n = 512; allowed: 16, 32,"),
+        (TILE + "cluster_m = 2", "config 1: cluster_m = 2; allowed: 1"),
+        (TILE + "cluster_n = 2", "config 1: cluster_n = 2; allowed: 1"),
+        (
+            SQUARE.replace("block_n = 512", "block_n = 416") + 'cluster_m = 4\ncluster_n = 2\nlayouts = ["nn"]',
+            "config 1: block_n = 208 of each block is one instruction of 208 columns, which needs layouts in which",
+        ),
+    ],
+)
+def test_clusters_that_there_are_not(tmp_path: Path, entry: str, words: str) -> None:
+    """A cluster has 1, 2 or 4 blocks along a side and 8 in all, of Hopper's own families; each of them has a tile."""
+    with pytest.raises(SpecError, match=re.escape(words)):
         config_set(str(written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)))
 
 
@@ -362,11 +429,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (
             HEADER + TILE + 'family = "wave"',
-            "config 1: family = 'wave'; allowed: tile, cooperative, clustered",
+            "config 1: family = 'wave'; allowed: tile, cooperative, pingpong",
         ),
         (
             HEADER + TILE + 'family = "copy"',
-            "config 1: family = 'copy'; allowed: tile, cooperative, clustered",
+            "config 1: family = 'copy'; allowed: tile, cooperative, pingpong",
         ),
         (HEADER + TILE + 'archs = ["sm75"]', f"config 1: archs = 'sm75'; allowed: {', '.join(TARGETS)}"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
@@ -384,12 +451,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (HEADER + WGMMA + "aligned = false", "family cooperative reads 16-byte rows; aligned = false is for tile"),
         (
-            HEADER + WGMMA.replace("cooperative", "clustered").replace("block_m = 64", "block_m = 128"),
-            'family clustered has fewer epilogues; the entry needs epilogues = ["none"]',
-        ),
-        (
-            HEADER
-            + WGMMA.replace("cooperative", "clustered").replace("block_m = 64", "block_m = 128").replace("= 4", "= 8"),
+            HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
             "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",
         ),
         (HEADER + WGMMA.replace("block_n = 64", "block_n = 120"), "config 1: block_n = 120; allowed: 16, 32, 48, 64"),

@@ -98,7 +98,6 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             pdl=False,
             config=Config(128, 256, 64, 3, 8),
             threads=256,
-            num_ctas=1,
             shared_bytes=98_304,
             registers=242,
             spill_bytes=12,

@@ -136,6 +136,8 @@ def test_names_of_configs() -> None:
     """A config's short text has every number that differs from "not given"."""
     assert str(Config(64, 128, 32, 3, 4)) == "64x128x32_s3_w4"
     assert str(Config(64, 128, 32, 3, 4, 2, 16, 2)) == "64x128x32_s3_w4_e2_i16_p2"
+    assert str(Config(128, 256, 64, 3, 8, cluster_m=2)) == "128x256x64_s3_w8_c2x1"
+    assert str(Config(128, 256, 64, 3, 8, cluster_m=2, cluster_n=4)) == "128x256x64_s3_w8_c2x4"
 
 
 # --------------------------------------------------------------------------------------------------- what is wrong
@@ -155,14 +157,14 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 4"),
-        (b'{"format": 5}', "pack format 5, this version of aotmm reads 4; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 5"),
+        (b'{"format": 6}', "pack format 6, this version of aotmm reads 5; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 4}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 4, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 4, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 4, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 5}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 5, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 5, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 5, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -342,6 +344,22 @@ def test_images_fill_their_block() -> None:
     assert "192 bytes from 900 on, libaotmm_sm80.so has 999 bytes" in longer
 
 
+def test_kernels_may_share_an_image() -> None:
+    """Kernels of one image have the same entry of it, first in its place; a second place for it is refused."""
+    first, second = PACK.kernels
+    shared = dataclasses.replace(second, image=first.image)
+    pack = dataclasses.replace(PACK, kernels=(first, shared), images=dataclasses.replace(PACK.images, bytes=128))
+    data = write(pack)
+    assert read(data[FILE_NAME], data[KERNELS_NAME]).kernels == (first, shared)
+    for place, words in (
+        (32, "image of two is at 32, expected at 128"),
+        (128, "images end at 192, their block has 128"),
+    ):
+        moved = dataclasses.replace(shared, image=dataclasses.replace(first.image, offset=place))
+        data = write(dataclasses.replace(pack, kernels=(first, moved)))
+        assert words in refused(data[FILE_NAME], data[KERNELS_NAME])
+
+
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 4
+    assert FORMAT == 5

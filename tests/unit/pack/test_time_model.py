@@ -26,9 +26,7 @@ from tests.samples import kernel
 from tests.unit.pack.test_table import TABLE
 
 H200 = target("sm90")
-TILE = replace(
-    kernel("tile"), role="product", config=Config(128, 256, 64, 4, 8), num_ctas=1, vector_bytes=16, fast_accum=False
-)
+TILE = replace(kernel("tile"), role="product", config=Config(128, 256, 64, 4, 8), vector_bytes=16, fast_accum=False)
 
 
 def test_a_step_is_bound_by_the_tensor_cores() -> None:
@@ -38,7 +36,8 @@ def test_a_step_is_bound_by_the_tensor_cores() -> None:
     assert step == pytest.approx(128 * 256 * 64 / rate * 1e9)
     assert constants(replace(TILE, dtype_a="int8"), H200).ns_per_k_step == pytest.approx(step / 2)
     assert constants(replace(TILE, dtype_a="tf32"), H200).ns_per_k_step == pytest.approx(2 * step)
-    assert constants(replace(TILE, num_ctas=2), H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
+    pair = replace(TILE, config=replace(TILE.config, cluster_n=2))
+    assert constants(pair, H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
     slow = replace(TABLE, clock_mhz=H200.clock_mhz // 2)
     assert constants(TILE, H200, slow).ns_per_k_step == pytest.approx(2 * step)
 
@@ -92,14 +91,20 @@ def test_factors_of_constants() -> None:
 
 
 def test_inputs_of_a_kernel() -> None:
-    """Tile, ring, family, role and type, in the order of their names."""
+    """Tile, ring, family, cluster, role and type, in the order of their names; a ring is that of one block."""
     swapped = replace(TILE, family="swapped", role="partial", dtype_a="fp8e4", fast_accum=True)
     found = dict(zip(KERNEL_INPUTS, kernel_inputs(swapped), strict=True))
     assert found == {
         "log2 block_m": 7, "log2 block_n": 8, "lines of K": 0.5, "log2 ring": pytest.approx(16.585, abs=1e-3),
-        "warpgroups": 2, "cooperative": 0, "pingpong": 0, "swapped": 1, "clustered": 0, "partial": 1, "1 byte": 1,
-        "fast_accum": 1,
+        "warpgroups": 2, "cooperative": 0, "pingpong": 0, "swapped": 1, "clustered": 0,
+        "log2 cluster_m": 0, "log2 cluster_n": 0, "partial": 1, "1 byte": 1, "fast_accum": 1,
     }  # fmt: skip
+    shared = replace(TILE, config=replace(TILE.config, cluster_m=2, cluster_n=4))
+    found = dict(zip(KERNEL_INPUTS, kernel_inputs(shared), strict=True))
+    assert {name: found[name] for name in ("log2 block_m", "log2 ring", "clustered", "log2 cluster_m")} == {
+        "log2 block_m": 7, "log2 ring": 16, "clustered": 1, "log2 cluster_m": 1,
+    }  # fmt: skip
+    assert found["log2 cluster_n"] == 2
 
 
 def test_weights_in_parts() -> None:

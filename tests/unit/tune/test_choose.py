@@ -14,10 +14,10 @@ NT, NN = ("nt", 2, False), ("nn", 2, False)
 EXACT = Bounds(1.0, 1.0)
 
 
-def losses(*ns: tuple[float, ...], weight: float = 1.0, name: str = "class") -> Losses:
-    """The losses of candidates a, b, c ... with these times on each problem."""
+def losses(*ns: tuple[float, ...], weight: float = 1.0, name: str = "class", images: str = "") -> Losses:
+    """The losses of candidates a, b, c ... with these times on each problem, and `images` or one each."""
     names = [chr(ord("a") + number) for number in range(len(ns[0]))]
-    return Losses.of_times(names, np.array(ns), np.full(len(ns), weight), [name] * len(ns))
+    return Losses.of_times(names, list(images) or names, np.array(ns), np.full(len(ns), weight), [name] * len(ns))
 
 
 def chosen(bounds: Bounds, **groups: Losses) -> dict[str, list[str]]:
@@ -63,10 +63,17 @@ def test_tiles_chosen_before_count() -> None:
     assert pairs == {NT: ["b", "c"]}
 
 
-def test_never_more_than_most_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of pairs is bounded, whatever the losses are."""
-    monkeypatch.setattr(choose, "MOST_PAIRS", 2)
+def test_never_more_than_most_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of images is bounded, whatever the losses are."""
+    monkeypatch.setattr(choose, "MOST_IMAGES", 2)
     assert chosen(EXACT, nt=THREE) == {"nt": ["a", "b"]}
+
+
+def test_a_shared_image_costs_less() -> None:
+    """Of two that gain about the same the one whose image is there comes first, though its gain is a little less."""
+    rows = ((11, 10, 30), (11, 10, 30), (11, 30, 10.1))
+    assert chosen(EXACT, nt=losses(*rows)) == {"nt": ["a", "b", "c"]}
+    assert chosen(EXACT, nt=losses(*rows, images="aba")) == {"nt": ["a", "c", "b"]}
 
 
 def test_problems_without_plans_are_left_out() -> None:

@@ -27,7 +27,7 @@ TILES = ((64, 64), (64, 128), (128, 128), (128, 256), (256, 128))
 
 def kernels() -> tuple[Kernel, ...]:
     """A product of each tile with pdl, a partial of the middle one without, and its reduce."""
-    plain = replace(kernel("plain"), vector_bytes=16, pdl=True, num_ctas=1, fast_accum=False)
+    plain = replace(kernel("plain"), vector_bytes=16, pdl=True, fast_accum=False)
     found = []
     for m, n in TILES:
         config = Config(m, n, 64, 4, 8)

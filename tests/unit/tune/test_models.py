@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from aotmm.errors import ArtifactError
-from aotmm.pack.table import Model
-from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, KERNEL_INPUTS, PDL_INPUTS, SECOND, Network
-from aotmm.tune.models import Samples, formula, inputs, predicted
+from aotmm.pack.schema import Config
+from aotmm.pack.table import Model, Sample, ShapeTimes
+from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, KERNEL_INPUTS, PDL_INPUTS, SECOND, Network, constants
+from aotmm.target import target
+from aotmm.tune.models import Gpu, Samples, formula, inputs, predicted, samples
+from tests.samples import kernel
 from tests.unit.tune.test_fit import EMPTY, measured, samples_of
 
 RNG = np.random.default_rng(3)
@@ -104,3 +107,42 @@ def test_no_prediction_without_a_network(found: Samples) -> None:
     """The error says how to fit one."""
     with pytest.raises(ArtifactError, match="the table of made up has no network; fit one: aotmm tune --refit"):
         predicted(found, EMPTY)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "multiprocessors", "tiles"),
+    [
+        ((1, 1), 132, 132),
+        ((2, 1), 132, 66),
+        ((1, 2), 114, 57),
+        ((2, 2), 132, 30),
+        ((1, 4), 114, 25),
+        ((4, 2), 132, 15),
+        ((2, 4), 114, 12),
+    ],
+)
+def test_rounds_of_clusters(cluster: tuple[int, int], multiprocessors: int, tiles: int) -> None:
+    """Of clusters of more than two blocks, some multiprocessors have none; a tile more begins the second round."""
+    config = Config(128, 128, 64, 4, 8, cluster_m=cluster[0], cluster_n=cluster[1])
+    made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
+    gpu = Gpu(target("sm90"), replace(EMPTY, multiprocessors=multiprocessors))
+    times = (Sample("ws", 1, pdl=False, copies=0, ns=1),)
+    shapes = [
+        ShapeTimes(2, "nt", False, 128 * count, 128, 4096, 0, 0, False, times)  # noqa: FBT003
+        for count in (tiles, tiles + 1)
+    ]
+    found = samples((made,), gpu, shapes)
+    assert found.parts[:, 1] / constants(made, *gpu).ns_per_tile == pytest.approx([1, 2])
+
+
+def test_clusters_take_in_less() -> None:
+    """Into one multiprocessor come A over the blocks of a cluster along M, and B over those along N."""
+    shape = ShapeTimes(2, "nt", False, 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
+    taken = {}
+    for cluster in ((1, 1), (2, 1), (1, 2), (4, 2)):
+        config = Config(128, 256, 64, 4, 8, cluster_m=cluster[0], cluster_n=cluster[1])
+        made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
+        taken[cluster] = samples((made,), Gpu(target("sm90"), EMPTY), [shape]).parts[0, 3]
+    a, b = 128 / 384, 256 / 384
+    shares = {cluster: ns / taken[1, 1] for cluster, ns in taken.items()}
+    assert shares == pytest.approx({(1, 1): 1, (2, 1): a / 2 + b, (1, 2): a + b / 2, (4, 2): a / 4 + b / 2})

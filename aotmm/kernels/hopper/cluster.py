@@ -1,0 +1,189 @@
+"""Clusters: blocks of one launch that share operands, so that each box comes from the L2 cache once for several.
+
+A launch says how many blocks a cluster has, down and across its tile of C. One image serves every shape. Blocks beside
+each other multiply the same rows of X, blocks below each other the same columns of Y. They load a shared box in turns,
+each for all of them (multicast).
+
+Everything that Gluon fixes when it compiles a cluster is PTX here. Addresses in shared memory reach inline PTX without
+the number of their block in the cluster; `mapa` puts one in. Source: PTX ISA, "cp.async.bulk.tensor", "mbarrier".
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, WARPGROUP
+
+BLOCKS = gl.constexpr(MOST_BLOCKS)
+LINE = gl.constexpr(LINE_BYTES)
+THREADS = gl.constexpr(32)  # of a warp
+WARPS = gl.constexpr(WARPGROUP)
+_INIT = gl.constexpr(
+    "{ .reg .pred first; .reg .b32 number, here; mov.u32 number, %cluster_ctarank; "
+    "mapa.shared::cluster.u32 here, $0, number; mov.u32 number, %tid.x; setp.eq.u32 first, number, 0; "
+    "@first mbarrier.init.shared::cta.b64 [here], $1; }"
+)
+_ARRIVE_HERE = gl.constexpr(
+    "{ .reg .pred told; setp.ne.b32 told, $2, 0; @told mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+)
+# `release` at the scope of the cluster would wait for all writes to global memory: half of the speed.
+_ARRIVE = gl.constexpr(
+    "{ .reg .pred told; .reg .b32 there; setp.ne.b32 told, $2, 0; @told mapa.shared::cluster.u32 there, $0, $1; "
+    "@told mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+)
+_MEET = gl.constexpr("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;")
+
+
+@gluon.jit
+def special(REGISTER: gl.constexpr):
+    """Return the value of a special register. Source: PTX ISA, "Special Registers"."""
+    TEXT: gl.constexpr = "mov.u32 $0, %" + REGISTER + ";"
+    return gl.inline_asm(TEXT, "=r", [], gl.int32)
+
+
+@gluon.aggregate
+class Cluster:
+    """A cluster of `down` by `across` blocks along X and Y, in which this block is number (x, y).
+
+    It is cluster number `first` of the launch's `count`. If not CLUSTERED, every block is one.
+    """
+
+    first: gl.tensor
+    count: gl.tensor
+    down: gl.tensor
+    across: gl.tensor
+    x: gl.tensor
+    y: gl.tensor
+    CLUSTERED: gl.constexpr
+    SWAPPED: gl.constexpr
+
+    @gluon.jit
+    def shared_with(self, block):
+        """Return whether block number `block` of the cluster has this one's rows of X, and whether its columns of Y."""
+        m = self.across if self.SWAPPED else self.down
+        x = block // m if self.SWAPPED else block % m
+        y = block % m if self.SWAPPED else block // m
+        exists = block < self.down * self.across
+        return exists & (x == self.x), exists & (y == self.y)
+
+    @gluon.jit
+    def masks(self):
+        """Return masks of the blocks that have this one's rows of X, and its columns of Y; 0 if there is no other."""
+        of_x = gl.to_tensor(0)
+        of_y = gl.to_tensor(0)
+        if self.CLUSTERED:
+            for block in gl.static_range(BLOCKS):
+                same_x, same_y = self.shared_with(block)
+                of_x |= same_x.to(gl.int32) << block
+                of_y |= same_y.to(gl.int32) << block
+            of_x = gl.where(self.across > 1, of_x, 0)
+            of_y = gl.where(self.down > 1, of_y, 0)
+        return of_x, of_y
+
+    @gluon.jit
+    def peers(self):
+        """Return the number of this block's peers: those that share an operand with it, itself too."""
+        return self.down + self.across - 1
+
+    @gluon.jit
+    def loads_x(self, step):
+        """Return whether it is this block's turn to load X for its peers; their numbers are powers of two."""
+        return step & (self.across - 1) == self.y
+
+    @gluon.jit
+    def loads_y(self, step):
+        """Return whether it is its turn to load Y; that of X is at another step where possible."""
+        return (step + 1) & (self.down - 1) == self.x
+
+
+@gluon.jit
+def cluster_of(CLUSTERED: gl.constexpr, SWAPPED: gl.constexpr):
+    """Return the cluster of this block; M is along the first dimension of the launch, N along the second."""
+    if CLUSTERED:
+        m = special("cluster_nctaid.x")
+        n = special("cluster_nctaid.y")
+        at_m = special("cluster_ctaid.x")
+        at_n = special("cluster_ctaid.y")
+        first = special("clusterid.x")
+        count = special("nclusterid.x")
+        if SWAPPED:
+            return Cluster(first, count, n, m, at_n, at_m, CLUSTERED, SWAPPED)
+        else:
+            return Cluster(first, count, m, n, at_m, at_n, CLUSTERED, SWAPPED)
+    else:
+        one = gl.to_tensor(1)
+        none = gl.to_tensor(0)
+        return Cluster(gl.program_id(0), gl.num_programs(0), one, one, none, none, CLUSTERED, SWAPPED)
+
+
+@gluon.jit
+def meet(cluster):
+    """Wait until all threads of the cluster are here: before that, a block must not use another's barriers."""
+    if cluster.CLUSTERED:
+        gl.inline_asm(_MEET, is_pure=False)
+
+
+@gluon.jit
+def init_barrier(bar, arrivals):
+    """Make a barrier that so many arrivals complete, by the first thread of the block."""
+    gl.inline_asm(_INIT, "r,r", [bar, gl.to_tensor(arrivals)], [], is_pure=False)
+
+
+@gluon.jit
+def arrive(bar, cluster, pred, COUNT: gl.constexpr):
+    """Arrive at the barrier `bar` of all peers, once for each of COUNT warps."""
+    block = gl.arange(0, COUNT * THREADS, layout=gl.BlockedLayout([1], [THREADS], [COUNT], [0])) % THREADS
+    same_x, same_y = cluster.shared_with(block)
+    told = ((same_x | same_y) & pred).to(gl.int32)
+    TEXT: gl.constexpr = _ARRIVE if cluster.CLUSTERED else _ARRIVE_HERE
+    gl.inline_asm(TEXT, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
+
+
+@gluon.jit
+def arrive_elsewhere(bar, cluster):
+    """Arrive at the barrier `bar` of all peers but this block, as one warp."""
+    if cluster.CLUSTERED:
+        block = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [THREADS], [1], [0]))
+        same_x, same_y = cluster.shared_with(block)
+        gl.inline_asm(_ARRIVE, "r,r,r,~{memory}", [bar, block, (same_x != same_y).to(gl.int32)], [], is_pure=False)
+
+
+@gluon.constexpr_function
+def copies(tensor_map: str, count: int, line: int, bytes_: int) -> str:
+    """Return PTX that copies `count` boxes, side by side, to all blocks of a mask; of mask 0, to this one.
+
+    A multicast to one block takes longer than a plain copy. Operands are the address of the first box in shared memory,
+    where it begins along its lines, the number of its first line, the barrier, the mask.
+
+    Args:
+        tensor_map: the parameter of the kernel.
+        line, bytes_: elements of a line, and bytes of a box.
+    """
+    copy = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    lines = [
+        ".reg .pred one, several;", ".reg .b16 mask;", ".reg .b32 number, first, box, begin, bar;", ".reg .b64 map;",
+        f"mov.b64 map, {tensor_map};", "cvta.param.u64 map, map;",
+        "mov.u32 number, %cluster_ctarank;",
+        "mapa.shared::cluster.u32 first, $0, number;", "mapa.shared::cluster.u32 bar, $3, number;",
+        "elect.sync _|one, -1;", "setp.ne.and.b32 several, $4, 0, one;", "setp.eq.and.b32 one, $4, 0, one;",
+        "cvt.u16.u32 mask, $4;",
+    ]  # fmt: skip
+    for i in range(count):
+        lines += [
+            f"add.s32 box, first, {i * bytes_};",
+            f"add.s32 begin, $1, {i * line};",
+            f"@one {copy} [box], [map, {{begin, $2}}], [bar];",
+            f"@several {copy}.multicast::cluster [box], [map, {{begin, $2}}], [bar], mask;",
+        ]
+    return "\n".join(["{", *lines, "}"])
+
+
+@gluon.jit
+def load_for_all(
+    smem, inner, outer, bar, mask, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr
+):
+    """Start copying OUTER lines of INNER elements of BITS each, from (outer, inner) on, to all blocks of `mask`."""
+    ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
+    TEXT: gl.constexpr = copies(MAP, INNER // ELEMENTS, ELEMENTS, OUTER * ELEMENTS * BITS // 8)
+    gl.inline_asm(TEXT, "r,r,r,r,r", [smem, inner, outer, bar, mask], [], is_pure=False)
