@@ -159,6 +159,12 @@ def _mac_cost(kernel: Kernel) -> float:
     return (DTYPES[kernel.dtype_a].mac_cost + precise) / DTYPES["fp16"].mac_cost
 
 
+def concurrent_tiles(multiprocessors: int, num_ctas: int) -> int:
+    """Return the tiles that a device computes at once, one on each multiprocessor or cluster of them; at least 1."""
+    usable = multiprocessors * USABLE[0] // USABLE[1] if num_ctas > 2 else multiprocessors  # noqa: PLR2004
+    return max(1, usable // num_ctas)
+
+
 def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
     """Return the values of `KERNEL_INPUTS` for a product or partial."""
     config, line = kernel.config, kernel.config.block_k * DTYPES[kernel.dtype_a].bytes

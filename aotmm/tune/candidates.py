@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from aotmm.pack.table import Sample
-from aotmm.pack.time_model import LEAST_STEPS, MOST_WAVES
+from aotmm.pack.time_model import LEAST_STEPS, MOST_WAVES, concurrent_tiles
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -98,14 +98,15 @@ def candidates(
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
+        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas)
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":
             most = math.ceil(problem.K / config.block_k) // LEAST_STEPS
             able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
-            enough = max(SPLITS[0], MOST_WAVES * device.multiprocessors // tiles)
+            enough = max(SPLITS[0], MOST_WAVES * at_once // tiles)
             # Of tiles that are too few for any split the two largest: selection may choose either.
-            few = min([0, *able][-2:][0], LEAST_WAVES * device.multiprocessors / tiles)
+            few = min([0, *able][-2:][0], LEAST_WAVES * at_once / tiles)
             splits = [split for split in able if few <= split <= enough]
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab

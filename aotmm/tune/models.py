@@ -26,10 +26,10 @@ from aotmm.pack.time_model import (
     SPLIT_A,
     SPLIT_B,
     SUMS,
-    USABLE,
     Constants,
     Device,
     Network,
+    concurrent_tiles,
     constants,
     kernel_inputs,
 )
@@ -184,9 +184,11 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
     M, N, K, split = d["M"], d["N"], d["K"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
-    num_ctas, multiprocessors = d["cluster_m"] * d["cluster_n"], gpu.device.multiprocessors
-    usable = np.where(num_ctas > 2, multiprocessors * USABLE[0] // USABLE[1], multiprocessors)  # noqa: PLR2004
-    tiles, concurrent = down * across, np.maximum(1, usable // num_ctas)
+    num_ctas = d["cluster_m"] * d["cluster_n"]
+    tiles, concurrent = (
+        down * across,
+        np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas),
+    )
     units, at_once = tiles * split, np.minimum(tiles, concurrent)
     waves = units / concurrent
     rounds = np.ceil(waves)
