@@ -69,7 +69,7 @@ def _drawn(seed: int, count: int) -> Counter[str]:
 
 
 def test_all_that_is_drawn_is_measured(tmp_path: Path) -> None:
-    """As often as it was drawn, by us and by torch's product of its type, in short graphs, without single calls.
+    """As often as it was drawn, by us and by torch's product of its type, in graphs of 4 ms, without single calls.
 
     All of it is held out, so that no table has its times.
     """
@@ -81,7 +81,7 @@ def test_all_that_is_drawn_is_measured(tmp_path: Path) -> None:
         assert list(row.times) == ["aotmm", "scaled_mm" if row.case.dtype == "fp8e4" else "torch"]
         for times in row.times.values():
             assert (len(times.graph_us), times.isolated_us) == (5, ())
-            assert times.launches * 100 < 1000
+            assert 4000 <= times.launches * 100 < 5000
 
 
 def test_a_run_is_continued(tmp_path: Path, stand_ins: dict[str, Any]) -> None:
