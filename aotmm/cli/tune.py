@@ -58,6 +58,7 @@ from aotmm.target import TARGETS, target
     type=click.Path(path_type=Path, dir_okay=False),
     help="Table to write.  [default: that of the GPU in this checkout]",
 )
+@click.option("--keep", is_flag=True, help="Add to the times of the table, instead of replacing them.")
 @click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
 @click.option(
     "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."
@@ -74,6 +75,7 @@ def tune(
     dtypes: tuple[str, ...],
     budget: str,
     out: Path | None,
+    keep: bool,
     refit: bool,
     choose: bool,
     scheduler: str | None,
@@ -87,7 +89,7 @@ def tune(
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
     named, and are an error in the end. A tenth of the random problems tests the selection.
     """
-    measuring = ("file", "seed", "count", "budget", "scheduler")
+    measuring = ("file", "seed", "count", "keep", "budget", "scheduler")
     refuse_ignored(
         ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")),
         ("with --refit", refit, measuring),
@@ -123,6 +125,7 @@ def tune(
                 dtypes=dtypes,
                 seed=seed,
                 count=count if file is None else 0,
+                keep=keep,
                 budget_s=seconds,
                 scheduler=scheduler,
                 progress=progress,

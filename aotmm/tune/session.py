@@ -1,4 +1,4 @@
-"""`aotmm tune`, from the cases to the table: measure -> record -> fit -> regret, each a module of this folder."""
+"""`aotmm tune`, from cases to the table: measure -> record -> join -> fit -> regret, each a module of this folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import aotmm
-from aotmm.errors import AotmmError, NoKernelError
+from aotmm.errors import AotmmError, ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import DTYPES
@@ -28,6 +28,7 @@ from aotmm.timing.problems import Case, Shapes
 from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
 from aotmm.tune.cases import DEFAULTS, cases, types_of
+from aotmm.tune.join import joined
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Gpu, samples
 from aotmm.tune.record import Environment, Record, recorded_seed
@@ -77,6 +78,7 @@ def tune(
     dtypes: Sequence[str] = (),
     seed: int | None = None,
     count: int = 0,
+    keep: bool = False,
     budget_s: float,
     scheduler: str | None = None,
     progress: Progress,
@@ -90,14 +92,15 @@ def tune(
         out: the file to write; None for the table of that GPU in this installation.
         seed: of the random problems; by default that of the samples beside `out`, or a new one.
         count: random problems beside the shapes, as of `draw.draw`.
+        keep: whether the table's times stay, as of `join.joined`; else it is replaced.
         scheduler: address of a Dask scheduler, whose workers with the resource GPU=1 measure instead of this machine.
 
     Raises:
         NoKernelError: `pack` serves no GPU here, or those of the cluster.
         SpecError: a type that cannot be tuned.
-        ArtifactError: the samples beside `out` are of another GPU or pack.
+        ArtifactError: the samples beside `out` are of another GPU or pack; or the table to keep is, or cannot be read.
         AotmmError: a measuring process cannot start, the cluster cannot be used, or `out` cannot be written, or has
-            times of more than twice as many random problems.
+            times of more than twice as many random problems, which are not kept.
     """
     row = target(pack.arch)
     types = types_of(dtypes, row)
@@ -107,11 +110,17 @@ def tune(
         record = out.with_name(f"{out.name}.partial")
         seed = _seed(record, seed) if count else None
         drawn = {} if seed is None else draw(distribution(), seed, count)
-        _refuse_to_lose(out, sum(map(len, drawn.values())))
+        if keep:
+            old = _to_keep(out, device)
+        else:
+            _refuse_to_lose(out, sum(map(len, drawn.values())))
         chosen = cases(shapes, drawn, types, row)
         environment = environment_of(pack, device, gpu["driver"], gpu["torch"], seed)
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
-    done, quality = fit(pack, table_of(measured, shapes), types)
+    raw = table_of(measured, shapes)
+    if keep:
+        raw = joined(old, raw, {kernel.config_name for kernel in pack.launcher.kernels})
+    done, quality = fit(pack, raw, types)
     write(done, out)
     if measured.complete:
         record.unlink()
@@ -124,9 +133,17 @@ def _refuse_to_lose(out: Path, count: int) -> None:
     known = len(table.read(path).shapes) if path.exists() else 0
     if known > _FEWER * count:
         raise AotmmError(
-            f"{out} has times of {known} random problems, which {count} would replace; write to another file with "
-            f"--out, or time more with --count"
+            f"{out} has times of {known} random problems, which {count} would replace; keep them with --keep, or write "
+            f"to another file with --out"
         )
+
+
+def _to_keep(path: Path, device: CDevice) -> Table:
+    """Return the table in the file `path`. Raises ArtifactError if it is not of this device, or cannot be read."""
+    old, name = table.read_whole(path), device.name.decode()
+    if old.device != name:
+        raise ArtifactError(f"{path} has times of {old.device}, and this is {name}; write to another file with --out")
+    return old
 
 
 def _seed(record: Path, wanted: int | None) -> int:

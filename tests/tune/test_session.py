@@ -402,6 +402,37 @@ def test_a_large_table_is_not_replaced_by_a_small_one(
     assert {each: each.read_bytes() for each in tmp_path.glob("*.json")} == before
 
 
+def test_a_table_is_added_to(
+    on_a_fake: Callable[..., session.Measurement], measured: session.Measurement, tmp_path: Path
+) -> None:
+    """Its products stay, in both files, with the seed if the new ones are not drawn; the new ones come to them."""
+    path = tmp_path / "sm90.json"
+    session.write(session.table_of(measured, SHAPES), path)
+    before = table.read_whole(path)
+    new = on_a_fake(keep=True, budget_s=100)
+    after = table.read_whole(path)
+    assert after.seed == before.seed
+    assert {row.product: row for row in after.shapes}.items() >= {row.product: row for row in before.shapes}.items()
+    assert len(after.shapes) == len(before.shapes) + len(new.samples)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_only_a_table_of_this_gpu_is_added_to(
+    on_a_fake: Callable[..., session.Measurement],
+    measured: session.Measurement,
+    tmp_path: Path,
+    there: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """Nothing is measured otherwise."""
+    path = tmp_path / "sm90.json"
+    if there:
+        session.write(replace(session.table_of(measured, SHAPES), device="NVIDIA GH200"), path)
+    why = "has times of NVIDIA GH200, and this is NVIDIA H200" if there else "cannot be read"
+    with pytest.raises(ArtifactError, match=why):
+        on_a_fake(keep=True, budget_s=100)
+    assert not (tmp_path / "log").exists()
+
+
 # ------------------------------------------------------------------------------------------------------ command line
 def test_only_gpus_of_the_pack_and_of_one_model_are_measured(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU that another pack serves better is left alone, and so is one of another model."""
