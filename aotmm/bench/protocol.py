@@ -46,7 +46,7 @@ class Effort:
 THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
 # For thousands of cases, each of which counts little. A GPU lowers its clock within milliseconds, by the power of what
 # it runs: in replays of 0.5 ms, of one large product, some kernels were 10 % faster or slower than back to back.
-SHORT = Effort(4000.0, 0.0, (5, 5), isolated=False)
+SUSTAINED = Effort(4000.0, 0.0, (5, 5), isolated=False)
 
 
 class Stopwatch(Protocol):

@@ -110,15 +110,14 @@ def tune(
         record = out.with_name(f"{out.name}.partial")
         seed = _seed(record, seed) if count else None
         drawn = {} if seed is None else draw(distribution(), seed, count)
-        if keep:
-            old = _to_keep(out, device)
-        else:
+        old = _to_keep(out, device) if keep else None
+        if old is None:
             _refuse_to_lose(out, sum(map(len, drawn.values())))
         chosen = cases(shapes, drawn, types, row)
         environment = environment_of(pack, device, gpu["driver"], gpu["torch"], seed)
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
     raw = table_of(measured, shapes)
-    if keep:
+    if old is not None:
         raw = joined(old, raw, {kernel.config_name for kernel in pack.launcher.kernels})
     done, quality = fit(pack, raw, types)
     write(done, out)

@@ -154,8 +154,8 @@ def test_long_replays_decide_between_the_fastest() -> None:
 
 
 @pytest.mark.parametrize(("ns", "rounds"), [(50_000, 5), (70_000, 5 + 3), (600_000, 3 + 3)])
-def test_short_products_have_no_final(ns: int, rounds: int) -> None:
-    """They draw little power. Long ones have fewer rounds before."""
+def test_products_of_60_us_and_more_have_a_final(ns: int, rounds: int) -> None:
+    """Three more rounds. Shorter products draw little power; those above 500 us have fewer rounds before."""
     timer = MadeUp({"a": ns, "b": ns})
     _run(timer, *map(candidate, timer.ns))
     assert timer.replays.count("a") == timer.replays.count("b") == 2 + rounds
