@@ -118,6 +118,8 @@ SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
 # Choices of group_m. More than 16 could overflow the number of a tile at N near 2^31.
 GROUPS = (1, 2, 4, 8, 16)
 USUAL_GROUP = 8  # of equal choices
+# Blocks beside each other that share a way to the L2 cache: Hopper's parts (GPCs) have 16 or 18 multiprocessors.
+NEIGHBOURS = 16
 
 # Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,
 # and for more slices of K than pay.

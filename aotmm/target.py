@@ -14,6 +14,7 @@ STATUSES = ("executed on hardware", "emulated", "compiled only")
 EXECUTED, EMULATED, COMPILED = STATUSES
 # From here on Triton compiles for one compute capability ("sm_90a"). Source: PTX ISA, ".target"
 _SPECIFIC_SINCE = (9, 0)
+_PDL_SINCE = (9, 0)
 _WAYS = ("exact", "compatible", "ptx")  # of running kernels, the best first
 
 
@@ -83,6 +84,11 @@ class Target(NamedTuple):
     def capability(self) -> tuple[int, int] | None:
         """Return the CUDA compute capability (major, minor), None for HIP."""
         return divmod(int(self.name[2:]), 10) if self.backend == "cuda" else None
+
+    @property
+    def pdl(self) -> bool:
+        """Return whether a kernel can begin before the one before it ends. Source: PTX ISA, "griddepcontrol"."""
+        return self.capability is not None and self.capability >= _PDL_SINCE
 
     @property
     def specific(self) -> bool:

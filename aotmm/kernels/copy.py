@@ -14,6 +14,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aotmm.kernels import Specialisation, Variant
 from aotmm.problem import COPY_QUANTITIES, DTYPES
@@ -37,8 +38,12 @@ def copy(
     stride_dn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Set destination (M, N) to source (M, N)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()  # the previous kernel may write the source, or read the destination
     tiles_n = tl.cdiv(N, BLOCK_N)
     first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
     first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
@@ -58,7 +63,8 @@ def specialise(variant: Variant) -> Specialisation:
     """Return the kernel that copies elements as wide as `variant.dtype_a`'s."""
     config, bytes_ = variant.config, DTYPES[variant.dtype_a].bytes
     unit = UNIT_STRIDES.get(variant.layout, ())
-    constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    pdl = variant.target.pdl
+    constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PDL": pdl}
     types = {
         "source_ptr": f"*i{8 * bytes_}",
         "dest_ptr": f"*i{8 * bytes_}",
@@ -71,4 +77,5 @@ def specialise(variant: Variant) -> Specialisation:
         constants | dict.fromkeys(unit, 1),
         vector_bytes=bytes_ if unit else 1,
         quantities=COPY_QUANTITIES,
+        pdl=pdl,
     )

@@ -25,8 +25,6 @@ from aotmm.kernels import (
 from aotmm.kernels.epilogue import epilogue_types, finish
 from aotmm.problem import DTYPES
 
-PDL_SINCE = (9, 0)  # Source: PTX ISA, "griddepcontrol"
-
 
 @triton.jit
 def reduce(
@@ -94,7 +92,7 @@ def reduce(
 def specialise(variant: Variant) -> Specialisation:
     """Return the kernel that adds up sums to `variant.dtype_c`, for aligned rows of C ("nn") or any C ("any")."""
     config, target, c = variant.config, variant.target, DTYPES[variant.dtype_c]
-    pdl = target.capability is not None and target.capability >= PDL_SINCE
+    pdl = target.pdl
     constants: dict[str, Any] = {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,

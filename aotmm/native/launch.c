@@ -123,9 +123,9 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   return AOTMM_OK;
 }
 
-static int launch_copy(const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
-  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid((uint32_t)all->copies[i], all->copied + i, device), 0,
-                ordinal, stream);
+static int launch_copy(const aotmm_plan *plan, const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
+  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid((uint32_t)all->copies[i], all->copied + i, device),
+                (int)plan->pdl, ordinal, stream);
 }
 
 /* Launch everything. `copied` has the previous panel's copies of A and B, which are not made again. */
@@ -134,13 +134,13 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
   int status;
   for (int i = 0; i < 2; i++)
     if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
-        (status = launch_copy(all, i, device, ordinal, stream)))
+        (status = launch_copy(plan, all, i, device, ordinal, stream)))
       return status;
   status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
     status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), (int)plan->pdl,
                     ordinal, stream);
-  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(all, 2, device, ordinal, stream);
+  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(plan, all, 2, device, ordinal, stream);
   return status;
 }
 

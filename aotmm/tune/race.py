@@ -13,7 +13,9 @@ from aotmm.tune.workers import Outcome, Running
 _LOOK_NS = 150_000  # of the first replays: long against the events' resolution
 _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
-_LAUNCHES = (2, 100)  # in one graph; for a first look one is enough if it is long
+# Launches in one graph; for a first look one is enough if it is long. In turn, small products have all sets of operands,
+# so that they are read from memory, as between a model's other layers: from the cache other plans are faster.
+_LEAST_LAUNCHES, _LOOK_LAUNCHES, _TURN_LAUNCHES = 2, 100, 512
 _LONG_NS = 500_000
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
 # nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
@@ -100,16 +102,16 @@ def _look(candidate: Candidate, timer: Timer, best: float, heartbeat: Callable[[
     heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
     expected = min(candidate.plan.cost or math.inf, best)
     expected = expected if math.isfinite(expected) else _LOOK_NS
-    launches = 1 if expected > _LONG_NS else _launches(_LOOK_NS, expected, timer)
+    launches = 1 if expected > _LONG_NS else _launches(_LOOK_NS, expected, timer.sets, _LOOK_LAUNCHES)
     replay = timer.record(candidate, launches)
     replay()
     return replay()
 
 
-def _launches(replay_ns: float, ns: float, timer: Timer) -> int:
+def _launches(replay_ns: float, ns: float, sets: int, most: int) -> int:
     """Return the launches of a replay: as long as asked for, or up to four times that to have all sets."""
     launches = round(replay_ns / max(ns, _LEAST_NS))
-    return max(_LAUNCHES[0], min(_LAUNCHES[1], max(launches, min(timer.sets, 4 * launches))))
+    return max(_LEAST_LAUNCHES, min(most, max(launches, min(sets, 4 * launches))))
 
 
 def _in_turn(
@@ -119,7 +121,7 @@ def _in_turn(
     replays = []
     for look in racing:
         heartbeat(Running(look.candidate.family, look.candidate.config_name, str(look.candidate)))
-        replays.append(timer.record(look.candidate, _launches(replay_ns, look.ns, timer)))
+        replays.append(timer.record(look.candidate, _launches(replay_ns, look.ns, timer.sets, _TURN_LAUNCHES)))
     times: list[list[float]] = [[] for _ in racing]
     for number in range(rounds):
         # Back and forth, so that no candidate always follows the same one.

@@ -913,14 +913,15 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
 
 
 def group(kernel: Kernel, problem: Problem, slots: int) -> int:
-    """Rows of tiles that are computed together, if `slots` tiles are computed at once."""
+    """Rows of tiles in a group, if `slots` tiles are computed at once, and 16 blocks share a way to the cache."""
     block_m, block_n = kernel.config.block_m, kernel.config.block_n
     down = ceil_div(problem.M, block_m)
-    at_once = min(slots, tiles(kernel, problem.M, problem.N))
+    everything = tiles(kernel, problem.M, problem.N)
+    beside = everything if everything <= slots else min(slots, 16 // kernel.num_ctas)
 
-    def elements(group_m: int) -> int:
+    def elements(group_m: int) -> float:
         rows = min(group_m, max(down, 1))
-        return rows * block_m + ceil_div(at_once, rows) * block_n
+        return rows * block_m + beside * block_n / rows
 
     choices = [group_m for group_m in GROUPS if group_m == 1 or group_m // 2 < down]
     return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))

@@ -416,19 +416,18 @@ def test_scratch_memory_of_kernels(pack: Path, tmp_path: Path) -> None:
     ("rows", "multiprocessors", "group_m"),
     [
         (4096, 16, 4),  # 4 x 4 tiles
-        (4096, 64, 8),  # 8 x 8
-        (4096, 256, 16),
-        (4096, 32, 8),  # as well as 4
+        (4096, 132, 4),  # likewise: 16 neighbours of 132
+        (4096, 8, 2),  # of 8, 2 x 4, as well as 4 x 2
         (4096, 2, 1),  # as well as 2
         (4096, 100_000, 16),  # all tiles at once
+        (512, 512, 8),  # likewise, 8 x 64, as well as 16
         (64, 64, 1),  # one row of tiles
         (192, 64, 4),  # three
-        (576, 108, 16),  # nine: 9 + 12 tiles, where 8 rows have 8 + 14
         (0, 64, 1),
     ],
 )
 def test_groups_read_least(pack: Path, rows: int, multiprocessors: int, group_m: int) -> None:
-    """Groups have the rows for which tiles computed at once, one for a multiprocessor here, read least of A and B."""
+    """Groups have the rows for which tiles beside each other read least of A and B: all, or else 16 neighbours."""
     mm = open_pack(pack).launcher
     for role in ("product", "partial"):
         number = next(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == (role, "nn"))
