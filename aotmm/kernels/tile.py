@@ -12,7 +12,6 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from aotmm.kernels import (
     NOT_FOR_PLAIN_KERNELS,
@@ -101,12 +100,8 @@ def tile(
     EPILOGUE: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32 (int8: int32)."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()  # the previous kernel may write the operands, or read what this one writes
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     z = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
@@ -174,12 +169,8 @@ def partial(
     BLOCK_K: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Compute slice `part` of the workspace (split, whole tiles of M and of N) = A @ B over part of K, in fp32."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()  # the previous kernel may write the operands, or read what this one writes
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     part = tl.program_id(0) // (tiles_m * tiles_n)
@@ -224,7 +215,6 @@ def specialise(variant: Variant) -> Specialisation:
         "BLOCK_K": config.block_k,
         "PRECISION": "tf32" if variant.dtype_a == "tf32" else "ieee",
         "MAX_IMPRECISE": min(IMPRECISE_K, config.block_k) if precise else None,
-        "PDL": variant.target.pdl,
     }
     types = {
         "a_ptr": f"*{a.triton}",
@@ -249,8 +239,8 @@ def specialise(variant: Variant) -> Specialisation:
         }
     guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        common = {"pdl": variant.target.pdl, "unneeded": NOT_FOR_PLAIN_KERNELS}
-        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, **common)
+        unneeded = NOT_FOR_PLAIN_KERNELS
+        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=unneeded)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
