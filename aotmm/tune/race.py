@@ -13,8 +13,8 @@ from aotmm.tune.workers import Outcome, Running
 _LOOK_NS = 150_000  # of the first replays: long against the events' resolution
 _TURN_NS = 400_000  # of one replay in turn: long against the launch of a graph too
 _LEAST_NS = 2_000  # shorter than any launch
-# Launches in one graph; for a first look one is enough if it is long. In turn, small products have all sets of operands,
-# so that they are read from memory, as between a model's other layers: from the cache other plans are faster.
+# Launches in one graph; for a first look one is enough if it is long. In turn, small products have all sets of
+# operands, so that they are read from memory, as among a model's other layers: from the cache other plans are faster.
 _LEAST_LAUNCHES, _LOOK_LAUNCHES, _TURN_LAUNCHES = 2, 100, 512
 _LONG_NS = 500_000
 # Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
