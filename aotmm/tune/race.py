@@ -31,7 +31,7 @@ _ROUNDS, _LONG_ROUNDS = 5, 3
 _FINAL_NS = 4_000_000  # of one replay
 _FINAL_ROUNDS = 3
 _FINALIST = 1.06
-_FINAL_FROM = 60_000  # shorter launches draw less power
+FINAL_FROM = 60_000  # shorter launches draw less power
 
 
 class Timer(Protocol):
@@ -85,7 +85,7 @@ def race(
     racing = [look for look in looks if _contends(look, best)]
     rounds = _LONG_ROUNDS if best > _LONG_NS else _ROUNDS
     times = _in_turn(racing, timer, heartbeat, _TURN_NS, rounds)
-    if times and min(times) >= _FINAL_FROM:
+    if times and min(times) >= FINAL_FROM:
         times = _final(racing, times, timer, heartbeat)
     samples = [look.candidate.sample(look.ns) for look in looks if not _contends(look, best)]
     samples += [look.candidate.sample(ns) for look, ns in zip(racing, times, strict=True)]
