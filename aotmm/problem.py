@@ -77,7 +77,7 @@ ACTIVATIONS = {
 } | dict.fromkeys(FORMULAS, "full")
 LEAKY_SLOPE = 0.01  # torch's default
 
-# Roles of kernels: a product writes C; a partial writes the fp32 sums of slices of K, which a reduce adds up in
+# Roles of kernels: a product writes C; a partial writes the sums of slices of K, which a reduce adds up in
 # order before the epilogue; a copy brings an operand to an aligned place, or C from one.
 ROLES = ("product", "partial", "reduce", "copy")
 
@@ -112,8 +112,10 @@ QUANTITIES = {  # by role
 }
 MAX_QUANTITIES = 64  # of one kernel
 
-# Numbers of slices of K.
-SPLITS = (2, 3, 4, 5, 6, 8, 12, 16)
+# Numbers of slices of K. Those above USUAL_SPLIT are for few tiles and a K so large that each slice is long. From
+# LONGEST_K on there are none of them: steps along K, of 16 elements at least, times the number of slices fit 32 bits.
+SPLITS = (2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+USUAL_SPLIT, LONGEST_K = 16, 2**27
 
 # Choices of group_m. More than 16 could overflow the number of a tile at N near 2^31.
 GROUPS = (1, 2, 4, 8, 16)

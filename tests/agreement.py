@@ -20,6 +20,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Largest operands, such that K may be hundreds: fp32 sums stay below 2^24, those of int8 below 2^31.
 LARGEST = {"fp16": 15, "bf16": 15, "fp32": 15, "tf32": 15, "fp8e5": 4, "fp8e4": 4, "int8": 100}
 LARGEST_FP16 = 60_000
+SUMS: dict[str, Any] = {"fp32": np.float32, "int32": np.int32}
 SLOPE = 0.5
 BITS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
@@ -199,7 +200,7 @@ def _partial(kernel: Kernel) -> Launch:
     k = (steps - 1) * config.block_k + step.get("K", 1)
     a, b = _operands(kernel, m, n, k)
     memory, values = _inputs(kernel, a, b)
-    want = np.zeros((split, 2 * config.block_m, 2 * config.block_n), np.float32)
+    want = np.zeros((split, 2 * config.block_m, 2 * config.block_n), SUMS[kernel.dtype_c])
     for part in range(split):
         ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
         want[part, :m, :n] = a[:, ks] @ b[ks]
@@ -211,7 +212,7 @@ def _partial(kernel: Kernel) -> Launch:
 def _reduce(kernel: Kernel) -> Launch:
     aligned, config, split = kernel.layout != "any", kernel.config, 3
     m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
-    sums = np.full((split, -(-m // 16) * 16, -(-n // 16) * 16), np.nan, np.float32)
+    sums = _poison(np.empty((split, -(-m // 16) * 16, -(-n // 16) * 16), SUMS[kernel.dtype_a]))
     parts = [_integers(m, n, 2000, 7 * part + 3) - 1000 for part in range(split)]
     for part, of_slice in enumerate(parts):
         sums[part, :m, :n] = of_slice

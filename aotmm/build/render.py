@@ -19,6 +19,7 @@ from aotmm.pack.time_model import (
     HIDDEN,
     LEAST_STEPS,
     LINE_BYTES,
+    LONG_STEPS,
     MOST_WAVES,
     PDL_INPUTS,
     PLAN_INPUTS,
@@ -40,6 +41,7 @@ from aotmm.problem import (
     EPILOGUES,
     GROUPS,
     LAYOUTS,
+    LONGEST_K,
     NEIGHBOURS,
     PRODUCT_QUANTITIES,
     QUANTITIES,
@@ -49,6 +51,7 @@ from aotmm.problem import (
     STATED_QUANTITIES,
     TENSOR_MAP_TYPES,
     USUAL_GROUP,
+    USUAL_SPLIT,
     WORKSPACE_LIMIT,
 )
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
@@ -81,7 +84,10 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             name_bytes=DEVICE_NAME_BYTES,
             workspace_limit=WORKSPACE_LIMIT,
             splits=SPLITS,
+            usual_split=USUAL_SPLIT,
             least_steps=LEAST_STEPS,
+            long_steps=LONG_STEPS,
+            longest_k=LONGEST_K,
             most_waves=MOST_WAVES,
             groups=GROUPS,
             usual_group=USUAL_GROUP,
@@ -262,11 +268,13 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
     made = _Groups([], [], [], [])
     reduces = _numbers(kernels, "reduce", lambda k: (_storage(k.dtype_c),))
+    sums = {out: {kernels[number].dtype_a for number in numbers} for out, numbers in reduces.items()}
     copies = _numbers(kernels, "copy", lambda k: (DTYPES[k.dtype_a].bytes,))
     mains = _numbers(kernels, "product", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c)))
-    for key, numbers in _numbers(kernels, "partial", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b))).items():
+    for number, kernel in enumerate(kernels):
         for out in reduces:
-            mains.setdefault((*key, *out), []).extend(numbers)
+            if kernel.role == "partial" and kernel.dtype_c in sums[out]:
+                mains.setdefault((_storage(kernel.dtype_a), _storage(kernel.dtype_b), *out), []).append(number)
     entries = []
     for key in sorted(mains, key=str):
         first = len(made.alikes)

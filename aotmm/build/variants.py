@@ -174,11 +174,9 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
             continue
         a, b = input_types(name)
         default = DTYPES[a].output
-        integer = default not in OUTPUTS  # has one output type, no epilogue and no partial sums
-        if integer and entry.split:
-            continue
+        integer = default not in OUTPUTS  # has one output type and no epilogue
         outputs = (default,) if integer or not entry.outputs else entry.outputs
-        if "any" in entry.layouts and not integer:
+        if "any" in entry.layouts and not integer and not entry.split:
             outputs = tuple(sorted({default, *outputs}))
         epilogues = ("none",) if integer else entry.epilogues
         for output, layout, epilogue in itertools.product(outputs, entry.layouts, epilogues):
@@ -205,16 +203,17 @@ def _config(numbers: dict[str, int], target: Target) -> Config:
 def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
     """Yield the helper kernels of `products`: reduces for partial sums, copies of operands and results.
 
-    There is a reduce for every type that the generic kernels write, with their epilogue.
+    There is a reduce for every type that the generic kernels write, with their epilogue, if their sums are split.
     """
     table = tomllib.loads((FOLDER / "helpers.toml").read_text())
-    generic = [variant for variant in products if variant.layout == "any" and variant.dtype_c in OUTPUTS]
+    generic = [variant for variant in products if variant.layout == "any" and variant.role == "product"]
     special = [variant for variant in products if variant.layout != "any" and variant.aligned]
-    sums = sorted({(v.dtype_c, v.epilogue) for v in generic}) if any(v.role == "partial" for v in products) else ()
+    summed = {variant.dtype_c for variant in products if variant.role == "partial"}
+    sums = sorted({(_sums(v), v.dtype_c, v.epilogue) for v in generic if _sums(v) in summed})
     moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product"}
     copied = sorted({_COPIED[DTYPES[name].bytes] for name in moved})
     wanted = {
-        "reduce": [("fp32", output, epilogue) for output, epilogue in sums],
+        "reduce": sums,
         "copy": [(dtype, dtype, "none") for dtype in copied],
     }
     for row in table["config"]:
@@ -236,18 +235,29 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
             )
 
 
+def _sums(variant: Variant) -> str:
+    """Return the type of a product's sums."""
+    return "fp32" if variant.dtype_c in OUTPUTS else variant.dtype_c
+
+
 def _generic_entries(chosen: ConfigSet) -> list[Entry]:
-    """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue."""
+    """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue.
+
+    A set that splits K has generic kernels that do.
+    """
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
     outputs = {*chosen.outputs, *(name for entry in chosen.entries for name in entry.outputs)}
     lists = dict(_LISTS) | {"epilogues": (max(epilogues, key=EPILOGUES.index),)}
-    return [
+    found = [
         dataclasses.replace(
             _entry(row, "generic.toml", lists, table["source"]), layouts=("any",), outputs=tuple(sorted(outputs))
         )
         for row in table["config"]
     ]
+    if any(entry.split for entry in chosen.entries):
+        found += [dataclasses.replace(each, split=True, epilogues=("none",), outputs=("fp32",)) for each in found]
+    return found
 
 
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
@@ -357,7 +367,7 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
 
 
 def _split(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Entry:
-    """Return an entry of partial sums: fp32, and before the epilogue.
+    """Return an entry of partial sums: fp32, of int8 int32, and before the epilogue.
 
     Raises:
         SpecError: its family has none, or the entry sets other types or an epilogue.
@@ -367,9 +377,7 @@ def _split(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Ent
         raise SpecError(f"{where}: family {entry.family} does not split K; families that do: {able}")
     for key in ("epilogues", "outputs"):
         if key in row:
-            raise SpecError(f"{where}: {key} has no meaning with split: partial sums are fp32, without an epilogue")
-    if "int8" in entry.dtypes:
-        raise SpecError(f"{where}: split is for sums in fp32; int8 has none")
+            raise SpecError(f"{where}: {key} has no meaning with split: partial sums have one type and no epilogue")
     return dataclasses.replace(entry, epilogues=("none",), outputs=("fp32",))
 
 

@@ -18,7 +18,7 @@ from aotmm.target import TARGETS, Target
 
 VECTOR_BYTES = 16  # of the widest access to global memory
 # Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
-# multiple of 256 bytes.
+# multiple of 256 bytes; of int8 they are int32.
 WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
 WORKSPACE_MULTIPLES = {"workspace_ptr": VECTOR_BYTES, "workspace_stride_m": 16, "workspace_stride_z": 16}
 WARPGROUP = 4  # warps that issue one wgmma together

@@ -53,7 +53,10 @@ def reduce(
     EPILOGUE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute C (M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m."""
+    """Compute C (M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m.
+
+    Sums of int8 products have none.
+    """
     if PDL:
         gdc_launch_dependents()
         gdc_wait()  # the previous kernel writes the partial sums
@@ -63,28 +66,29 @@ def reduce(
     # Columns past the edge of C but in the workspace are read: a mask at N would make loads narrow.
     inside = (rows < M)[:, None] & (cols < workspace_stride_m)[None, :]
     slab = workspace_ptr + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :]
-    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=workspace_ptr.dtype.element_ty)
     for _ in tl.range(0, split, num_stages=STAGES):
-        acc += tl.load(slab, mask=inside, other=0.0)
+        acc += tl.load(slab, mask=inside, other=0)
         slab += workspace_stride_z
-    acc = finish(
-        acc,
-        bias_ptr,
-        bias_rank,
-        stride_bias_m,
-        stride_bias_n,
-        scale_a_ptr,
-        scale_b_ptr,
-        stride_scale_a,
-        stride_scale_b,
-        activation,
-        slope,
-        rows,
-        cols,
-        M,
-        N,
-        EPILOGUE,
-    )
+    if workspace_ptr.dtype.element_ty != tl.int32:
+        acc = finish(
+            acc,
+            bias_ptr,
+            bias_rank,
+            stride_bias_m,
+            stride_bias_n,
+            scale_a_ptr,
+            scale_b_ptr,
+            stride_scale_a,
+            stride_scale_b,
+            activation,
+            slope,
+            rows,
+            cols,
+            M,
+            N,
+            EPILOGUE,
+        )
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (cols < N)[None, :])
 
@@ -107,6 +111,7 @@ def specialise(variant: Variant) -> Specialisation:
         "stride_cm": "i64",
         "stride_cn": "i64",
         **WORKSPACE_TYPES,
+        "workspace_ptr": f"*{DTYPES[variant.dtype_a].triton}",
         **epilogue_types(c),
     }
     multiples = dict(WORKSPACE_MULTIPLES)

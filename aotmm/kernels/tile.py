@@ -170,7 +170,7 @@ def partial(
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
-    """Compute slice `part` of the workspace (split, whole tiles of M and of N) = A @ B over part of K, in fp32."""
+    """Compute slice `part` of the workspace (split, whole tiles of M and of N) = A @ B over part of K, in its type."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     part = tl.program_id(0) // (tiles_m * tiles_n)
@@ -225,7 +225,7 @@ def specialise(variant: Variant) -> Specialisation:
     bytes_ = {"a": a.bytes, "b": b.bytes}
     if variant.role == "partial":
         function = partial
-        types |= WORKSPACE_TYPES
+        types |= WORKSPACE_TYPES | {"workspace_ptr": f"*{c.triton}"}
     else:
         function = tile
         bytes_["c"] = c.bytes

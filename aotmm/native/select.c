@@ -214,17 +214,36 @@ static void consider(const query *s, candidate *each, float time, float work_til
 
 static const uint8_t whole[] = {1}, splits[] = AOTMM_SPLITS;
 
+uint32_t most_slices(const aotmm_problem *p) { return p->K < AOTMM_LONGEST_K ? AOTMM_MAX_SPLIT : AOTMM_USUAL_SPLIT; }
+
 /* Numbers of slices of K, in ascending order. */
 typedef struct slicings {
   const uint8_t *splits;
   int count;
 } slicings;
 
-/* Return those to try with a kernel. */
-static slicings slicings_of(const query *s, uint32_t kernel) {
+/* Return the steps along K that each of so many slices has at least. */
+static int64_t least_steps(uint32_t split) { return split > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS; }
+
+/* Return whether the sums of so many slices may fit the workspace. */
+static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
+  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
+}
+
+/* Return those to try with a kernel in a placement. */
+static slicings slicings_of(const query *s, const placement *place, uint32_t kernel) {
   const aotmm_problem *p = s->problem;
   if (aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
-  return (slicings){splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
+  slicings found = {splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
+  while (found.count && splits[found.count - 1] > most_slices(p)) found.count--;
+  if (aotmm_kernels[kernel].vector_bytes > 1) return found;
+  const int64_t tiles = tiles_of(kernel, p->M, p->N), most = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel);
+  for (; found.count; found.count--) {
+    const uint32_t split = splits[found.count - 1];
+    if (saturated(tiles, split) <= most && steps_of(kernel, p->K) >= split * least_steps(split) && sums_may_fit(s, place, split))
+      return (slicings){splits + found.count - 1, 1};
+  }
+  return found;
 }
 
 /* Consider the measured plan of a kernel, and return whether there is one. */
@@ -232,17 +251,14 @@ static int consider_measured(const query *s, placement *place, uint32_t kernel, 
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
   if (!measured) return 0;
-  const slicings all = slicings_of(s, kernel);
-  for (int i = 0; i < all.count; i++) {
-    candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
-    if (k->role == AOTMM_ROLE_PARTIAL &&
-        (each.split != measured->split || steps_of(kernel, s->problem->K) < (int64_t)each.split * AOTMM_LEAST_STEPS ||
-         !set_sums_of(s, &each, to)))
-      continue;
-    aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && k->pdl};
-    to->reason = complete(s, &each, &plan, &to->found);
-    if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
-  }
+  const int partial = k->role == AOTMM_ROLE_PARTIAL;
+  candidate each = {.place = place, .kernel = kernel, .split = partial ? measured->split : 1};
+  if (partial && (each.split < splits[0] || each.split > most_slices(s->problem) ||
+                  steps_of(kernel, s->problem->K) < each.split * least_steps(each.split) || !set_sums_of(s, &each, to)))
+    return 1;
+  aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && k->pdl};
+  to->reason = complete(s, &each, &plan, &to->found);
+  if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
   return 1;
 }
 
@@ -287,7 +303,7 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   to->found = s->device->shared_bytes;
   if (aotmm_kernels[kernel].shared_bytes > (uint32_t)s->device->shared_bytes) return AOTMM_TOO_MUCH_SHARED;
   if (!consider_measured(s, place, kernel, to)) {
-    const slicings all = slicings_of(s, kernel);
+    const slicings all = slicings_of(s, place, kernel);
     for (int i = 0; i < all.count; i++) {
       candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
       terms t;
@@ -363,14 +379,9 @@ static int leave_timed_out(const query *s, octet_plans *plans) {
   return left;
 }
 
-/* Return whether the sums of so many slices may fit the workspace. */
-static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
-  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
-}
-
 /* Let the plans of kernels of equal guards wait to be considered, but those that were measured at once. */
 static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
-  const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first]);
+  const slicings all = slicings_of(s, place, aotmm_order[aotmm_siblings[alike->first].first]);
   const float rows = most_rows(s, place, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
   const uint32_t first = alike->first, end = first + alike->count;
   for (uint32_t i = first; i < end && is_measured(s); i++) {

@@ -115,7 +115,8 @@ INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms 
     const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
     t->steps[i] = up_to_whole(steps);
     t->waves[i] = work_tiles / larger(1, down_to_whole(at_once / together));
-    t->valid[i] = (g->split[i] == 1) | ((steps >= AOTMM_LEAST_STEPS) & (t->waves[i] <= AOTMM_MOST_WAVES));
+    t->valid[i] = (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
+                                      (t->waves[i] <= AOTMM_MOST_WAVES));
     t->rounds[i] = up_to_whole(t->waves[i]);
     const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple, Protocol
 
 from aotmm.pack.schema import Kernel
-from aotmm.problem import DTYPES
+from aotmm.problem import DTYPES, LONGEST_K, USUAL_SPLIT
 from aotmm.target import Target
 
 HIDDEN, SECOND = 64, 16  # nodes of the network's layers (docs/experiments/tuning.md)
@@ -49,6 +49,7 @@ SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
 SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
 LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that are slices
+LONG_STEPS = 16  # along K, of a slice if there are more than USUAL_SPLIT: their sums are read again by the reduce
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
 
 
@@ -157,6 +158,13 @@ def _mac_cost(kernel: Kernel) -> float:
     """Return the cost of a multiply-add over that of fp16; precise fp8 sums leave the tensor core in between."""
     precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum and kernel.family not in FAMILIES
     return (DTYPES[kernel.dtype_a].mac_cost + precise) / DTYPES["fp16"].mac_cost
+
+
+def most_slices(K: int, block_k: int) -> int:
+    """Return the largest number of slices that K may have in steps of block_k."""
+    steps = -(-K // block_k)
+    usual = min(USUAL_SPLIT, steps // LEAST_STEPS)
+    return max(usual, steps // LONG_STEPS) if K < LONGEST_K else usual
 
 
 def concurrent_tiles(multiprocessors: int, num_ctas: int) -> int:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from aotmm.pack.table import Sample
-from aotmm.pack.time_model import LEAST_STEPS, MOST_WAVES, concurrent_tiles
+from aotmm.pack.time_model import MOST_WAVES, concurrent_tiles, most_slices
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -102,7 +102,7 @@ def candidates(
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":
-            most = math.ceil(problem.K / config.block_k) // LEAST_STEPS
+            most = most_slices(problem.K, config.block_k)
             able = [split for split in SPLITS if split <= most and split * slab <= WORKSPACE_LIMIT]
             enough = max(SPLITS[0], MOST_WAVES * at_once // tiles)
             # Of tiles that are too few for any split the two largest: selection may choose either.

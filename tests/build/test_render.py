@@ -305,14 +305,19 @@ def test_kernels_of_equal_guards_are_alike() -> None:
     assert lists_of(kernels) == [(2, [[0], [2], [4]]), (0, [[1], [3]])]
 
 
+OF_ROLE = {"product": "fp16", "partial": "fp32"}  # C or sums
+
+
 def test_products_come_before_partials() -> None:
     """Selection rules most partials out by the times of products: these come first, and are alike among themselves."""
     rows = (("partial", ()), ("product", STRICT), ("partial", STRICT), ("product", ()), ("product", STRICT))
     kernels = tuple(
-        dataclasses.replace(kernel(str(number)), role=role, config_name=f"{role}_{number}", guards=guards)
+        dataclasses.replace(
+            kernel(str(number)), role=role, dtype_c=OF_ROLE[role], config_name=f"{role}_{number}", guards=guards
+        )
         for number, (role, guards) in enumerate(rows)
     )
-    reduce = dataclasses.replace(kernel("reduce"), role="reduce")
+    reduce = dataclasses.replace(kernel("reduce"), role="reduce", dtype_a="fp32", dtype_c="fp16")
     assert lists_of((*kernels, reduce)) == [(2, [[1], [4]]), (0, [[3]]), (0, [[0]]), (2, [[2]])]
 
 
@@ -325,11 +330,17 @@ def test_strides_of_alike_kernels() -> None:
 
 
 def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
-    """What multiplies A and B in slices is looked for with what does so at once, also where there is no such kernel."""
-    outputs = {"product": "fp32", "partial": "fp32", "reduce": "bf16", "another": "fp32"}
-    roles = {**{role: role for role in ("product", "partial", "reduce")}, "another": "reduce"}
+    """What multiplies A and B in slices is looked for with what does so at once, also where there is no such kernel.
+
+    A reduce of other sums gives nothing of it.
+    """
+    outputs = {"product": "fp32", "partial": "fp32", "reduce": "bf16", "another": "fp32", "of integers": "int32"}
+    roles = {**{role: role for role in ("product", "partial", "reduce")}, "another": "reduce", "of integers": "reduce"}
+    inputs = {"reduce": "fp32", "another": "fp32", "of integers": "int32"}
     kernels = tuple(
-        dataclasses.replace(kernel(name), role=roles[name], dtype_c=out, config_name=name)
+        dataclasses.replace(
+            kernel(name), role=roles[name], dtype_a=inputs.get(name, "fp16"), dtype_c=out, config_name=name
+        )
         for name, out in outputs.items()
     )
     made = render._groups(kernels)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from aotmm.pack.schema import Guard, Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES
+from aotmm.problem import ACTIVATIONS, DTYPES, SPLITS
 from aotmm.runtime.pack import open_pack
 from tests.emulators import numerics
 from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, interpreter, place, submit
@@ -84,6 +84,12 @@ def tiles(size: int, block: int) -> int:
     return -(-size // block)
 
 
+def unset(dtype: str, shape: tuple[int, ...]) -> Array:
+    """Sums of slices, fp32 or int32, before any of them is stored: numbers that no right sum has."""
+    kind = STORAGE[dtype]
+    return np.full(shape, np.nan if dtype == "fp32" else np.iinfo(kind).min, kind)
+
+
 def strides_of(operand: Operand, row: str, col: str) -> dict[str, int]:
     """The strides of a matrix by the names of their quantities."""
     return {row: operand.strides[1], col: operand.strides[2]}
@@ -98,8 +104,9 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     for split, steps in ((2, 4), (3, 7)):
         m, n = (2 * size - step.get(name, 1) for name, size in (("M", config.block_m), ("N", config.block_n)))
         k = (steps - 1) * config.block_k + step.get("K", 1)
-        a, b, _ = numerics.integer_inputs(m, n, k, kernel.dtype_a, "fp32")
-        sums = np.full((split, 2 * config.block_m, 2 * config.block_n), np.nan, np.float32)
+        bits = 31 if kernel.dtype_c == "int32" else 24
+        a, b, _ = numerics.integer_inputs(m, n, k, kernel.dtype_a, kernel.dtype_c, accumulator_bits=bits)
+        sums = unset(kernel.dtype_c, (split, 2 * config.block_m, 2 * config.block_n))
         operands = {
             "A": place(a[None], replace(PLAIN, padding=32), transposed=kernel.layout[0] == "t"),
             "B": place(b[None], replace(PLAIN, padding=32), transposed=kernel.layout[1] == "t"),
@@ -125,7 +132,7 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
         a, b = numerics.decode(a, kernel.dtype_a), numerics.decode(b, kernel.dtype_b)
         for part in range(split):
             ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
-            want = (a[:, ks] @ b[ks]).astype(np.float32)
+            want = (a[:, ks] @ b[ks]).astype(sums.dtype)
             complaints += differences(kernel, operands["sums"].view[part, :m, :n].copy(), want)
     return complaints
 
@@ -135,12 +142,15 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     """What is wrong with sums of partial sums: in order, for any number of slices, with what an epilogue has."""
     config = kernel.config
     rng, complaints = np.random.default_rng(0), []
-    aligned = kernel.layout != "any"
+    aligned, integer = kernel.layout != "any", kernel.dtype_a == "int32"
     m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
-    for split, finished in ((2, False), (7, False), (16, True)):
-        sums = np.full((split, tiles(m, 16) * 16, tiles(n, 16) * 16), np.nan, np.float32)
-        sums[:, :m, :n] = rng.integers(-8, 9, (split, m, n)) if finished else rng.standard_normal((split, m, n))
-        want = np.zeros((m, n), np.float32)
+    for split, finished in ((2, False), (7, False), (16, not integer), (SPLITS[-1], False)):
+        sums = unset(kernel.dtype_a, (split, tiles(m, 16) * 16, tiles(n, 16) * 16))
+        if integer:  # up to the ends of int32, beyond which sums wrap around
+            sums[:, :m, :n] = rng.integers(-(2**31), 2**31, (split, m, n))
+        else:
+            sums[:, :m, :n] = rng.integers(-8, 9, (split, m, n)) if finished else rng.standard_normal((split, m, n))
+        want = np.zeros((m, n), sums.dtype)
         for part in sums[:, :m, :n]:
             want += part
         c = np.empty((1, m, n), STORAGE[kernel.dtype_c])

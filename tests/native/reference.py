@@ -49,6 +49,7 @@ SHORTLIST = 8  # plans by the formula that the network sees
 MIN_STEPS = 2  # of a slice
 LEAVE_NONE_OVER = 2  # blocks of a cluster, up to which every multiprocessor has one
 MOST_WAVES = 2  # of slices
+USUAL_SPLIT, LONG_STEPS, LONGEST_K = 16, 16, 2**27  # more slices than the usual ones have more steps, and not any K
 SEEN_ADDRESS = 256  # where a workspace is taken to be
 PANEL = 128  # panels have a multiple of so many rows and columns, or all
 
@@ -415,6 +416,16 @@ def speeds(table: Table, device: CDevice) -> Speeds:
     return Speeds(table, False, *facts)  # noqa: FBT003
 
 
+def first_fit(kernel: Kernel, ways: list[Way], cut: Panels) -> Way | None:
+    """The first way in which a kernel keeps its guards, in the last panel too; a partial has none that copies C."""
+    last: Values = {"M": cut.last_rows, "N": cut.last_cols}
+    for way in ways:
+        kept = keeps_guards(kernel, way.values) and keeps_guards(kernel, way.values | last)
+        if kept and not (kernel.role == "partial" and way.copies >> C & 1):
+            return way
+    return None
+
+
 class Reference:
     """Selection over the kernels of one pack, with the constants, network and times of `tables`, one of each device."""
 
@@ -659,13 +670,7 @@ class Reference:
         """Those with one kernel, and the kinds of reasons against others, of which the first counts."""
         kernel, p = self.kernels[number], problem
         partial = kernel.role == "partial"
-        last: Values = {"M": cut.last_rows, "N": cut.last_cols}
-
-        def fits(way: Way) -> bool:
-            kept = keeps_guards(kernel, way.values) and keeps_guards(kernel, way.values | last)
-            return kept and not (partial and way.copies >> C & 1)
-
-        way = next(filter(fits, ways), None)
+        way = first_fit(kernel, ways, cut)
         if way is None:
             return ["guard"]
         if kernel.shared_bytes > device.shared_bytes:
@@ -686,12 +691,17 @@ class Reference:
             return ["no split"]
 
         def tried(split: int) -> bool:
-            deep = ceil_div(p.K, kernel.config.block_k) >= MIN_STEPS * split
+            least = MIN_STEPS if split <= USUAL_SPLIT else LONG_STEPS
+            deep = ceil_div(p.K, kernel.config.block_k) >= least * split
+            deep &= split <= USUAL_SPLIT or p.K < LONGEST_K
             few = units <= slots and units * split <= MOST_WAVES * slots
             return deep and (split == sample.split if sample else few)
 
+        splits = list(filter(tried, SPLITS))
+        if kernel.vector_bytes == 1:
+            splits = [split for split in splits if 4 * p.M * p.N * split <= limit - way.bytes][-1:]
         plans: list[Planned | str] = []
-        for split in filter(tried, SPLITS):
+        for split in splits:
             c, sums = self.constants[reduce], ceil_div(4 * split * slab, 256) * 256
             ns = c.base_ns + F32(p.M) * F32(p.N) * F32(4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
             plans.append(self._plan(problem, device, number, way, split, units, (sums, ns), limit, cut))

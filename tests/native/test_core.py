@@ -23,11 +23,11 @@ from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, PDL_INPUTS, SECOND, Ne
 from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, SPLITS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import INVALID, CPlan, Launcher, Plan, Problem
 from aotmm.runtime.pack import load_verified, open_pack
-from aotmm.runtime.tuning import CDevice
+from aotmm.runtime.tuning import CDevice, nominal_device
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, tiny_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
-from tests.native.reference import Choice, Reference, ceil_div, keeps_guards, quantities, same_types, tiles
+from tests.native.reference import LONGEST_K, Choice, Reference, ceil_div, keeps_guards, quantities, same_types, tiles
 from tests.native.test_plans import changed_pack
 from tests.samples import SHIPPED
 
@@ -69,7 +69,7 @@ def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
     sizes = USUAL_SIZES if tidy or rng.random() < 0.5 else SIZES
     m, n, k = (int(rng.choice(sizes)) for _ in range(3))
     if rng.random() < 0.1:
-        m, n, k = (*map(int, rng.choice((64, 100), 2)), 2**14)
+        m, n, k = *map(int, rng.choice((64, 100), 2)), int(rng.choice((2**14, 300_007, LONGEST_K)))
     name_a, name_b = input_types(str(rng.choice([name for name in TARGETS[arch].dtypes if name != "tf32"])))
     size = DTYPES[name_a].bytes
 
@@ -184,7 +184,7 @@ def model_for(rng: np.random.Generator, key: tuple[str, int, bool]) -> Model:
 
 def tuning_for(arch: str, *, network: bool) -> Table:
     """A random network, models for half of a pack's configs, and random times on shapes that `draw` often draws."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(4)
     kernels = launcher(arch).kernels
     kinds = sorted({(kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
     models = tuple(model_for(rng, key) for key in kinds if rng.random() < 0.5)
@@ -319,6 +319,27 @@ def load_apart(arch: str) -> Launcher:
     """A launcher with a library of its own, which a test may retune."""
     pack = open_pack(default_pack(arch))
     return Launcher(load_verified(pack.folder, pack.head.library), arch, lambda: pack.manifest.kernels)
+
+
+@pytest.mark.parametrize("arch", SHIPPED)
+def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
+    """One tile of any type, layout, alignment and strides takes at least a third of the GPU if K is large.
+
+    Without slices of K one multiprocessor would compute all of it.
+    """
+    pack, device = launcher(arch), nominal_device(target(arch))
+    sizes = itertools.product(((16, 16), (9, 11), (1, 33)), (200_000, 300_001))
+    names = TARGETS[arch].dtypes
+    for ((m, n), k), name, layout, step in itertools.product(sizes, names, LAYOUTS, (1, 3)):
+        a, b = input_types(name)
+        problem = replace(
+            dense(m, n, k, a),
+            dtype_b=DTYPES[b].storage,
+            strides_a=(step, step * m) if layout[0] == "t" else (step * k, step),
+            strides_b=(step, step * k) if layout[1] == "t" else (step * n, step),
+        )
+        plan = pack.select(problem, device, WORKSPACE_LIMIT)
+        assert plan.grid >= device.multiprocessors / 3, (problem, pack.kernels[plan.kernel].name, plan)
 
 
 @pytest.mark.parametrize("arch", SHIPPED)

@@ -330,7 +330,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(partial, 1, workspace_bytes=BIG), problem),
         (Plan(partial, 0, workspace_bytes=BIG), problem),
         (Plan(partial, 10, workspace_bytes=BIG), problem),  # more slices than steps
-        (Plan(partial, 17, workspace_bytes=BIG), problem_of(70, 136, 5200)),
+        (Plan(partial, SPLITS[-1] + 1, workspace_bytes=BIG), problem_of(70, 136, 52000)),
         (Plan(partial, 2**31, workspace_bytes=BIG), problem),
         (Plan(partial, 3, workspace_bytes=need - 1), problem),
         (Plan(partial, 3, COPY_C, workspace_bytes=BIG), problem),

@@ -15,7 +15,7 @@ from aotmm.runtime.launcher import Problem
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
 from aotmm.tune.models import Gpu, formula, predicted, samples
-from tests.native.reference import ceil_div, concurrent, tiles
+from tests.native.reference import LONG_STEPS, USUAL_SPLIT, ceil_div, concurrent, tiles
 from tests.native.test_core import ROUNDED, load_apart, tuning_for
 from tests.samples import SHIPPED
 
@@ -51,8 +51,10 @@ def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
 def plans_of(kernel: Kernel, shape: ShapeTimes, device: CDevice) -> list[Sample]:
     """Every number of slices that K has steps for, in at most two waves, with and without pdl if the kernel can."""
     steps, work = ceil_div(shape.K, kernel.config.block_k), tiles(kernel, shape.M, shape.N)
-    most = min(steps // 2, 2 * concurrent(kernel, device) // work)
-    splits = (1,) if kernel.role == "product" else [split for split in SPLITS if split <= most]
+    deep = [split for split in SPLITS if steps >= split * (2 if split <= USUAL_SPLIT else LONG_STEPS)]
+    splits = [split for split in deep if split * work <= 2 * concurrent(kernel, device)]
+    splits = splits if kernel.role == "partial" else [1]
+    splits = splits if kernel.vector_bytes > 1 else splits[-1:]  # generic ones are considered with the most slices only
     ways = (True, False) if kernel.pdl else (False,)
     return [Sample(kernel.config_name, split, pdl, 0, 1) for split in splits for pdl in ways]
 

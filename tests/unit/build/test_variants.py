@@ -128,7 +128,7 @@ def test_default(arch: str) -> None:
     """The default set has each type of the arch in each layout, and one generic kernel for each output type.
 
     16- and 32-bit types can have every epilogue, and split K, in every layout; mixed fp8 comes in its tensor cores' own
-    layout alone.
+    layout alone. Every type has a generic kernel that splits K.
     """
     found = variants(config_set("default"), target(arch))
     special = {(inputs(v), v.layout) for v in found if v.layout != "any" and v.aligned}
@@ -141,7 +141,9 @@ def test_default(arch: str) -> None:
     assert {
         (dtype, layout, *kind) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for kind in kinds
     } <= set(wide)
-    generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any")
+    generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any" and v.role == "product")
+    partial = sorted((inputs(v), v.dtype_c) for v in found if v.layout == "any" and v.role == "partial")
+    assert partial == sorted((dtype, "int32" if dtype == "int8" else "fp32") for dtype in dtypes)
     assert generic == sorted(
         (dtype, out, "none" if dtype == "int8" else "full")
         for dtype in dtypes
@@ -212,12 +214,20 @@ def test_narrow_kernels(tmp_path: Path) -> None:
 
 # ----------------------------------------------------------------------------------------------------- split K, copies
 def test_partial_sums(tmp_path: Path) -> None:
-    """An entry that splits K gives one kernel per layout and type: fp32, without an epilogue, and none for int8."""
-    text = HEADER + 'dtypes = ["fp16", "int8"]\nlayouts = ["nn", "tt"]\n' + SPLIT
-    found = [v for v in variants(written(tmp_path, text), target("sm80")) if v.layout != "any"]
-    assert [(v.name, v.role, v.dtype_c, v.epilogue) for v in found] == [
-        (f"tile_fp16_fp32_{layout}_64x64x32_s3_w4_none_split", "partial", "fp32", "none") for layout in ("nn", "tt")
+    """An entry that splits K gives one kernel per layout and type, in the type of the sums and without an epilogue.
+
+    A set that has one has a generic kernel of each type that splits K, too; others have none.
+    """
+    text = HEADER + 'dtypes = ["fp16", "int8"]\nlayouts = ["nn", "tt"]\n'
+    found = variants(written(tmp_path, text + SPLIT), target("sm80"))
+    assert [(v.name, v.role, v.dtype_c, v.epilogue) for v in found if v.layout != "any"] == [
+        (f"tile_{types}_{layout}_64x64x32_s3_w4_none_split", "partial", types.split("_")[1], "none")
+        for types in ("fp16_fp32", "int8_int32")
+        for layout in ("nn", "tt")
     ]
+    generic = [(v.dtype_a, v.dtype_c, v.epilogue) for v in found if v.layout == "any" and v.role == "partial"]
+    assert generic == [("fp16", "fp32", "none"), ("int8", "int32", "none")]
+    assert {v.role for v in variants(written(tmp_path, text + TILE), target("sm80"))} == {"product"}
 
 
 def test_partial_sums_are_added_up(tmp_path: Path) -> None:
@@ -228,7 +238,7 @@ def test_partial_sums_are_added_up(tmp_path: Path) -> None:
         ("reduce", "fp32", output, layout, "bias_relu")
         for output in ("fp16", "bf16", "fp32")
         for layout in ("nn", "any")
-    }
+    } | {("reduce", "int32", "int32", layout, "none") for layout in ("nn", "any")}
     assert not {item for item in helpers(written(tmp_path, text + TILE), "sm80") if item[0] == "reduce"}
 
 
@@ -468,8 +478,10 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             HEADER + SPLIT + 'epilogues = ["none"]',
             "config 1: epilogues has no meaning with split: partial sums",
         ),
-        (HEADER + SPLIT + 'outputs = ["fp16"]', "config 1: outputs has no meaning with split: partial sums are fp32"),
-        (HEADER + SPLIT + 'dtypes = ["int8"]', "config 1: split is for sums in fp32; int8 has none"),
+        (
+            HEADER + SPLIT + 'outputs = ["fp16"]',
+            "config 1: outputs has no meaning with split: partial sums have one type",
+        ),
         (HEADER + TILE + "split = 4", "config 1: split = 4; allowed: true, false"),
         (
             HEADER + TILE + 'epilogues = ["smooth"]',
