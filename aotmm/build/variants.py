@@ -159,8 +159,10 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
         if name not in target.dtypes:
             raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
     wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
-    rows = (*chosen.entries, *_generic_entries(chosen))
-    products = [variant for entry in rows for variant in _expand(entry, target, wanted)]
+    own = [variant for entry in chosen.entries for variant in _expand(entry, target, wanted)]
+    split = any(variant.role == "partial" for variant in own)
+    generic = _generic_entries(chosen, split=split)
+    products = own + [variant for entry in generic for variant in _expand(entry, target, wanted)]
     found = {variant.name: variant for variant in (*products, *_helpers(products, target))}
     return [found[name] for name in sorted(found)]
 
@@ -240,10 +242,11 @@ def _sums(variant: Variant) -> str:
     return "fp32" if variant.dtype_c in OUTPUTS else variant.dtype_c
 
 
-def _generic_entries(chosen: ConfigSet) -> list[Entry]:
+def _generic_entries(chosen: ConfigSet, *, split: bool) -> list[Entry]:
     """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue.
 
-    A set that splits K has generic kernels that do.
+    Args:
+        split: whether there are generic kernels that split K, too.
     """
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
@@ -255,7 +258,7 @@ def _generic_entries(chosen: ConfigSet) -> list[Entry]:
         )
         for row in table["config"]
     ]
-    if any(entry.split for entry in chosen.entries):
+    if split:
         found += [dataclasses.replace(each, split=True, epilogues=("none",), outputs=("fp32",)) for each in found]
     return found
 

@@ -55,7 +55,7 @@ def reduce(
 ):
     """Compute C (M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m.
 
-    Sums of int8 products have none.
+    Sums of int8 products have no epilogue.
     """
     if PDL:
         gdc_launch_dependents()

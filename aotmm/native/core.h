@@ -264,7 +264,7 @@ void find_measured(query *, const aotmm_tuning *);
 /* ---- select.c */
 
 /* Return the largest number of slices of K that a plan may have. */
-uint32_t most_slices(const aotmm_problem *);
+uint32_t slice_limit(const aotmm_problem *);
 
 /* Find the best plan for a valid problem and device. */
 int choose(const aotmm_problem *, const aotmm_device *, uint64_t limit, aotmm_plan *);

@@ -93,8 +93,9 @@ int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *
 
 int same_types(const aotmm_kernel *k, const aotmm_problem *p) {
   int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
-  return a == p->dtype_a && b == p->dtype_b &&
-         (k->role == AOTMM_ROLE_PARTIAL || (k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p)));
+  if (a != p->dtype_a || b != p->dtype_b) return 0;
+  if (k->role == AOTMM_ROLE_PARTIAL) return (k->dtype_c == AOTMM_INT32) == (p->dtype_c == AOTMM_INT32); /* its sums */
+  return k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
 }
 
 /* Return the bytes of scratch memory of a kernel's blocks. */

@@ -81,7 +81,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
-      (partial ? plan->split < 2 || plan->split > most_slices(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
+      (partial ? plan->split < 2 || plan->split > slice_limit(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
       (p->batch != 1 && (partial || plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))

@@ -214,7 +214,7 @@ static void consider(const query *s, candidate *each, float time, float work_til
 
 static const uint8_t whole[] = {1}, splits[] = AOTMM_SPLITS;
 
-uint32_t most_slices(const aotmm_problem *p) { return p->K < AOTMM_LONGEST_K ? AOTMM_MAX_SPLIT : AOTMM_USUAL_SPLIT; }
+uint32_t slice_limit(const aotmm_problem *p) { return p->K < AOTMM_LONGEST_K ? AOTMM_MAX_SPLIT : AOTMM_USUAL_SPLIT; }
 
 /* Numbers of slices of K, in ascending order. */
 typedef struct slicings {
@@ -222,28 +222,27 @@ typedef struct slicings {
   int count;
 } slicings;
 
-/* Return the steps along K that each of so many slices has at least. */
-static int64_t least_steps(uint32_t split) { return split > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS; }
-
-/* Return whether the sums of so many slices may fit the workspace. */
-static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
-  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
+/* Return the largest number of slices that K has enough steps for. */
+static int64_t deepest(uint32_t kernel, const aotmm_problem *p) {
+  const int64_t steps = steps_of(kernel, p->K), few = steps / AOTMM_LEAST_STEPS, many = steps / AOTMM_LONG_STEPS;
+  const int64_t usual = few < AOTMM_USUAL_SPLIT ? few : AOTMM_USUAL_SPLIT;
+  return many > usual ? many : usual;
 }
 
-/* Return those to try with a kernel in a placement. */
-static slicings slicings_of(const query *s, const placement *place, uint32_t kernel) {
+/* Return the numbers to try with kernels like this one. */
+static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
-  if (aotmm_kernels[kernel].role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  if (k->role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
   slicings found = {splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
-  while (found.count && splits[found.count - 1] > most_slices(p)) found.count--;
-  if (aotmm_kernels[kernel].vector_bytes > 1) return found;
-  const int64_t tiles = tiles_of(kernel, p->M, p->N), most = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel);
-  for (; found.count; found.count--) {
-    const uint32_t split = splits[found.count - 1];
-    if (saturated(tiles, split) <= most && steps_of(kernel, p->K) >= split * least_steps(split) && sums_may_fit(s, place, split))
-      return (slicings){splits + found.count - 1, 1};
-  }
-  return found;
+  while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
+  if (!generic || !found.count) return found;
+  const int64_t tiles = tiles_of(kernel, p->M, p->N), deep = deepest(kernel, p);
+  const int64_t wide = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel) / tiles;
+  const int64_t fit = s->limit / saturated(saturated(tiles, 4 * k->block_m), k->block_n);
+  while (found.count > 1 && (splits[found.count - 1] > deep || splits[found.count - 1] > wide || splits[found.count - 1] > fit))
+    found.count--;
+  return (slicings){splits + found.count - 1, 1};
 }
 
 /* Consider the measured plan of a kernel, and return whether there is one. */
@@ -253,8 +252,8 @@ static int consider_measured(const query *s, placement *place, uint32_t kernel, 
   if (!measured) return 0;
   const int partial = k->role == AOTMM_ROLE_PARTIAL;
   candidate each = {.place = place, .kernel = kernel, .split = partial ? measured->split : 1};
-  if (partial && (each.split < splits[0] || each.split > most_slices(s->problem) ||
-                  steps_of(kernel, s->problem->K) < each.split * least_steps(each.split) || !set_sums_of(s, &each, to)))
+  if (partial && (each.split < splits[0] || each.split > slice_limit(s->problem) ||
+                  each.split > deepest(kernel, s->problem) || !set_sums_of(s, &each, to)))
     return 1;
   aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && k->pdl};
   to->reason = complete(s, &each, &plan, &to->found);
@@ -295,6 +294,16 @@ static int placement_of(const query *s, uint32_t kernel) {
   return placement;
 }
 
+/* Return whether a kernel takes any strides. */
+static int is_generic(uint32_t kernel) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  for (uint32_t i = 0; i < k->guard_count; i++) {
+    const aotmm_guard *guard = k->guards + i;
+    if (guard->value >= AOTMM_PRODUCT_STRIDE_AM && guard->value <= AOTMM_PRODUCT_STRIDE_CN) return 0;
+  }
+  return 1;
+}
+
 /* Find the best plan with one kernel, or return the reason why there is none. */
 static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   const int number = placement_of(s, kernel);
@@ -303,7 +312,7 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   to->found = s->device->shared_bytes;
   if (aotmm_kernels[kernel].shared_bytes > (uint32_t)s->device->shared_bytes) return AOTMM_TOO_MUCH_SHARED;
   if (!consider_measured(s, place, kernel, to)) {
-    const slicings all = slicings_of(s, place, kernel);
+    const slicings all = slicings_of(s, kernel, is_generic(kernel));
     for (int i = 0; i < all.count; i++) {
       candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
       terms t;
@@ -379,9 +388,14 @@ static int leave_timed_out(const query *s, octet_plans *plans) {
   return left;
 }
 
+/* Return whether the sums of so many slices may fit the workspace. */
+static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
+  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
+}
+
 /* Let the plans of kernels of equal guards wait to be considered, but those that were measured at once. */
 static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
-  const slicings all = slicings_of(s, place, aotmm_order[aotmm_siblings[alike->first].first]);
+  const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first], !alike->contiguous);
   const float rows = most_rows(s, place, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
   const uint32_t first = alike->first, end = first + alike->count;
   for (uint32_t i = first; i < end && is_measured(s); i++) {

@@ -47,7 +47,7 @@ def output_of(launcher: Launcher, dtype: str) -> str:
     """Return the output type of most products of `dtype` in the pack: kernels of one config are equally fast."""
     products = [kernel for kernel in launcher.kernels if kernel.role == "product"]
     outputs = [kernel.dtype_c for kernel in products if kernel.dtype_a == kernel.dtype_b == dtype]
-    return max(OUTPUTS, key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
+    return max((*OUTPUTS, "int32"), key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
 
 
 def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> Problem:

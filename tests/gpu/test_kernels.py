@@ -26,7 +26,7 @@ from tests.gpu.judge import Judgement, integers, judge, lay_out, random
 # Folders of packs to go through; AOTMM_TEST_PACKS adds some to those of the checkout.
 FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOTMM_TEST_PACKS", "").split(":")))]
 LIMIT_S = 60  # of each kernel; the driver may have to compile it first
-SPLITS = (2, 3, 4, 6, 8, 12, 16)
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 128)
 WORKSPACE_BYTES = 1 << 30
 
 

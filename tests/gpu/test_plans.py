@@ -13,15 +13,19 @@ import pytest
 import torch
 
 import aotmm
-from aotmm.problem import DTYPES, LAYOUTS, SPLITS, WORKSPACE_LIMIT
+from aotmm.problem import DTYPES, LAYOUTS, SPLITS, USUAL_SPLIT, WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
 from aotmm.timing.operands import torch_dtype
 from tests.gpu.judge import integers, lay_out
 from tests.gpu.plans import chosen, config_names, layout_of, preferring
 
 LIMIT_S = 60
-# A shape for each number of slices, so that one table can ask for all of them; K ends inside a step.
-SPLIT_SHAPES = [((200 + 8 * split, 264, 8192 + 16 * split), split) for split in SPLITS]
+# A shape for each number of slices, so that one table can ask for all of them; K ends inside a step. If there are more
+# slices than the usual ones, each needs 16 steps, of up to 128 elements.
+SPLIT_SHAPES = [
+    ((200 + 8 * split, 264, 8192 + 16 * split) if split <= USUAL_SPLIT else (8 + split, 72, 2048 * split + 16), split)
+    for split in SPLITS
+]
 LARGE = (1024, 1024, 16_384)  # 8 slices of 4 MiB: more than torch keeps for small tensors
 CAPTURED = (256, 384, 8192)
 LINKS = 200

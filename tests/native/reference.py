@@ -150,7 +150,7 @@ def same_types(kernel: Kernel, problem: Problem) -> bool:
     """Whether plans for `problem` may have `kernel` in their middle, by types and epilogue."""
     inputs = (DTYPES[kernel.dtype_a].storage, DTYPES[kernel.dtype_b].storage) == (problem.dtype_a, problem.dtype_b)
     if kernel.role != "product":
-        return inputs and kernel.role == "partial"
+        return inputs and kernel.role == "partial" and (kernel.dtype_c == "int32") == (problem.dtype_c == "int32")
     return inputs and kernel.dtype_c == problem.dtype_c and EPILOGUES.index(kernel.epilogue) >= epilogue_of(problem)
 
 
@@ -698,8 +698,8 @@ class Reference:
             return deep and (split == sample.split if sample else few)
 
         splits = list(filter(tried, SPLITS))
-        if kernel.vector_bytes == 1:
-            splits = [split for split in splits if 4 * p.M * p.N * split <= limit - way.bytes][-1:]
+        if kernel.layout == "any" and not sample:
+            splits = [split for split in splits if 4 * split * slab <= limit][-1:] or splits[:1]
         plans: list[Planned | str] = []
         for split in splits:
             c, sums = self.constants[reduce], ceil_div(4 * split * slab, 256) * 256

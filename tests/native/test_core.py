@@ -343,6 +343,20 @@ def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", SHIPPED)
+def test_sums_of_integers_are_for_integers(arch: str) -> None:
+    """A partial serves no product whose result has another kind of sums: int32 of int8, fp32 of all others."""
+    pack, device = launcher(arch), nominal_device(target(arch))
+    partials = [(number, kernel) for number, kernel in enumerate(pack.kernels) if kernel.role == "partial"]
+    assert {kernel.dtype_c for _, kernel in partials} == {"fp32", "int32"}
+    for number, kernel in partials:
+        for output in (*OUTPUTS, "int32"):
+            problem = dense(64, 64, 4096, kernel.dtype_a)
+            problem = replace(problem, dtype_b=DTYPES[kernel.dtype_b].storage, dtype_c=output)
+            refused = kind(pack.check(problem, device, number).rejected) == "types"
+            assert refused == ((output == "int32") != (kernel.dtype_c == "int32")), (kernel.name, output)
+
+
+@pytest.mark.parametrize("arch", SHIPPED)
 def test_there_is_always_a_kernel(arch: str) -> None:
     """Every type and output has a kernel for any strides, alignment, size, batch and epilogue, on any device."""
     rng = np.random.default_rng(1)

@@ -343,6 +343,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(product), replace(problem, a_ptr=problem.a_ptr + 2)),
         (Plan(product), replace(problem, activation="tanh")),
         (Plan(product), replace(problem, dtype_c="fp32")),
+        (Plan(partial, 3, workspace_bytes=BIG), replace(problem, dtype_c="int32")),  # its sums are fp32
         (Plan(partial, 3, workspace_bytes=BIG), replace(problem, activation="tanh")),  # no reduce has it
         (Plan(number_of(emulator, "copy")), problem),
         (Plan(product), problem_of(2**33, 2**33, 8)),

@@ -54,7 +54,7 @@ def plans_of(kernel: Kernel, shape: ShapeTimes, device: CDevice) -> list[Sample]
     deep = [split for split in SPLITS if steps >= split * (2 if split <= USUAL_SPLIT else LONG_STEPS)]
     splits = [split for split in deep if split * work <= 2 * concurrent(kernel, device)]
     splits = splits if kernel.role == "partial" else [1]
-    splits = splits if kernel.vector_bytes > 1 else splits[-1:]  # generic ones are considered with the most slices only
+    splits = splits if kernel.layout != "any" else splits[-1:]  # generic ones are considered with the most slices only
     ways = (True, False) if kernel.pdl else (False,)
     return [Sample(kernel.config_name, split, pdl, 0, 1) for split in splits for pdl in ways]
 

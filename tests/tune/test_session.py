@@ -115,11 +115,12 @@ def test_sensible_splits(pack: Pack) -> None:
     def splits(wanted: Case) -> set[int]:
         return {plan.split for config_name, plan in _candidates(pack, wanted) if config_name.endswith("_split")}
 
-    assert splits(_product(256, 256, 65536)) == set(SPLITS)
-    assert max(splits(_product(256, 256, 512))) <= 4
+    assert splits(_product(16, 64, 2**18)) == set(SPLITS)
+    assert splits(_product(256, 256, 65536)) == {split for split in SPLITS if split <= 64}  # 16 steps of 64, two waves
+    assert max(splits(_product(256, 256, 512))) <= 8  # of 16 steps
     assert splits(_product(1024, 2048, 8184)) == {2}
     assert splits(_product(8192, 8192, 8184)) == set()
-    assert splits(_product(32, 16, 1056)) == {3, 4, 6, 8}  # the two largest, for each block_k
+    assert splits(_product(32, 16, 1056)) == {3, 4, 6, 8, 12, 16}  # the two largest, for each block_k
 
 
 def test_workspaces_are_what_running_needs(pack: Pack) -> None:
