@@ -237,9 +237,9 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   slicings found = {splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
   if (!generic || !found.count) return found;
-  const int64_t tiles = tiles_of(kernel, p->M, p->N), deep = deepest(kernel, p);
-  const int64_t wide = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel) / tiles;
-  const int64_t fit = s->limit / saturated(saturated(tiles, 4 * k->block_m), k->block_n);
+  const int64_t tiles = tiles_of(kernel, p->M, p->N), wide = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel) / tiles;
+  if (wide < splits[0]) return (slicings){splits, 0};
+  const int64_t deep = deepest(kernel, p), fit = s->limit / saturated(saturated(tiles, 4 * k->block_m), k->block_n);
   while (found.count > 1 && (splits[found.count - 1] > deep || splits[found.count - 1] > wide || splits[found.count - 1] > fit))
     found.count--;
   return (slicings){splits + found.count - 1, 1};
