@@ -335,6 +335,15 @@ def test_generic_kernels_guard_nothing(dtype: str) -> None:
     assert guards == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
 
 
+def test_tf32_operands_are_rounded() -> None:
+    """Every tile kernel for tf32 rounds its operands to nearest, in the text that newer GPUs compile too."""
+    folder = default_pack("sm80")
+    code = code_in(folder)
+    kernels = [each for each in open_pack(folder).manifest.kernels if each.dtype_a == "tf32"]
+    assert {each.role for each in kernels} == {"product", "partial"}
+    assert [each.name for each in kernels if each.ptx is None or b"cvt.rna.tf32.f32" not in code(each.ptx)] == []
+
+
 def test_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The key changes with every field of the variant, the sources, the tools, this step's code, and only then."""
 

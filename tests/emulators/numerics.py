@@ -8,7 +8,7 @@ name     storage           meaning
 fp16     float16
 bf16     uint16            bit pattern
 fp32     float32
-tf32     float32           fp32 data that the unit rounds or cuts
+tf32     float32           fp32 data that the kernel rounds
 fp8e5    uint8             OCP e5m2 bit pattern
 fp8e4    uint8             OCP e4m3fn bit pattern
 int8     int8              products with int32 accumulation; always exact
@@ -77,6 +77,14 @@ def encode(values: Array, dtype: str) -> Array:
     code = np.where(tie & (code % 2 == 1), code + 1, code)
     code = np.where(np.isnan(values), 0x7F, code)
     return (code | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+
+
+def nearest_tf32(values: Array) -> Array:
+    """Float64 values of fp32 numbers, rounded to the 10 bits of tf32, ties away from zero (PTX ISA, cvt.rna.tf32)."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    finite = bits & 0x7F800000 != 0x7F800000
+    rounded: Array = np.where(finite, bits + np.uint32(0x1000) & np.uint32(0xFFFFE000), bits)
+    return rounded.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 # -------------------------------------------------------------------------------------------- inputs

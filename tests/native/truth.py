@@ -10,12 +10,12 @@ import numpy as np
 
 from aotmm.problem import FORMULAS
 from aotmm.timing.correctness import U_FP32, U_OUT, Epilogue, allowed, argument, sizes, sum_errors
+from tests.emulators import numerics
 from tests.emulators.numerics import LARGEST
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SMALLEST_NORMAL = {"fp16": 2.0**-14, "bf16": 2.0**-126}
-TF32_INPUT = 2.0**-9 + 2.0**-20  # operands of more than 10 bits are cut
 
 
 def activated(x: Array, activation: str, slope: float) -> Array:
@@ -78,15 +78,14 @@ def truth(a: Array, b: Array, epilogue: Epilogue, *, dtype: str, flushes: bool) 
 
     Args:
         a, b: (batch, M, K) and (batch, K, N).
-        dtype: their type: tf32 units cut it.
+        dtype: their type: tf32 operands are rounded first.
         flushes: subnormal fp16 and bf16 operands count as zero, as MI200's matrix units take them.
     """
+    if dtype == "tf32":
+        a, b = numerics.nearest_tf32(a), numerics.nearest_tf32(b)
     k, product = a.shape[-1], a @ b
     spread, deviation = sizes(a, b)
     det, prob = sum_errors(k, spread, deviation, U_FP32)  # interpreters round to nearest
-    if dtype == "tf32":
-        one_sided = 2.0**-9 * np.abs(product)
-        det, prob = det + TF32_INPUT * spread + one_sided, prob + TF32_INPUT * deviation + one_sided
     if flushes and dtype in SMALLEST_NORMAL:
         small = [np.where(np.abs(m) < SMALLEST_NORMAL[dtype], np.abs(m), 0.0) for m in (a, b)]
         lost = small[0] @ np.abs(b) + np.abs(a) @ small[1] + k * 2.0**-126
