@@ -136,8 +136,12 @@ def finish(
     N,
     EPILOGUE: tl.constexpr,
 ):
-    """Return the result in fp32 for sums `acc` of rows `rows` and columns `cols`, some of them past the edge."""
-    acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N)
+    """Return the result in fp32 for sums `acc` of rows `rows` and columns `cols`, some of them past the edge.
+
+    Sums in int32, which come with epilogue "none" alone, have no scales either and are returned as they are.
+    """
+    if acc.dtype != tl.int32:
+        acc = scale(acc, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, rows, cols, M, N)
     if EPILOGUE != "none":
         acc = add_bias(acc, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, rows, cols, M, N)
     if EPILOGUE == "bias_relu":

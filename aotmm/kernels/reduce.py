@@ -70,25 +70,24 @@ def reduce(
     for _ in tl.range(0, split, num_stages=STAGES):
         acc += tl.load(slab, mask=inside, other=0)
         slab += workspace_stride_z
-    if workspace_ptr.dtype.element_ty != tl.int32:
-        acc = finish(
-            acc,
-            bias_ptr,
-            bias_rank,
-            stride_bias_m,
-            stride_bias_n,
-            scale_a_ptr,
-            scale_b_ptr,
-            stride_scale_a,
-            stride_scale_b,
-            activation,
-            slope,
-            rows,
-            cols,
-            M,
-            N,
-            EPILOGUE,
-        )
+    acc = finish(
+        acc,
+        bias_ptr,
+        bias_rank,
+        stride_bias_m,
+        stride_bias_n,
+        scale_a_ptr,
+        scale_b_ptr,
+        stride_scale_a,
+        stride_scale_b,
+        activation,
+        slope,
+        rows,
+        cols,
+        M,
+        N,
+        EPILOGUE,
+    )
     c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (cols < N)[None, :])
 

@@ -136,25 +136,24 @@ def tile(
         PRECISION,
         MAX_IMPRECISE,
     )
-    if a_ptr.dtype.element_ty != tl.int8:
-        acc = finish(
-            acc,
-            bias_ptr + z * stride_bias_z,
-            bias_rank,
-            stride_bias_m,
-            stride_bias_n,
-            scale_a_ptr,
-            scale_b_ptr,
-            stride_scale_a,
-            stride_scale_b,
-            activation,
-            slope,
-            rows,
-            cols,
-            M,
-            N,
-            EPILOGUE,
-        )
+    acc = finish(
+        acc,
+        bias_ptr + z * stride_bias_z,
+        bias_rank,
+        stride_bias_m,
+        stride_bias_n,
+        scale_a_ptr,
+        scale_b_ptr,
+        stride_scale_a,
+        stride_scale_b,
+        activation,
+        slope,
+        rows,
+        cols,
+        M,
+        N,
+        EPILOGUE,
+    )
     c_ptrs = c_ptr + z * stride_cz + rows[:, None] * stride_cm + cols[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
 
