@@ -85,10 +85,10 @@ ROLES = ("product", "partial", "reduce", "copy")
 # order of the array that a launch gives it. A product's, a partial's and a reduce's are these. Pointers are byte
 # addresses, strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first
 # to the last element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
-# Partial sums are fp32 (split, M_pad, N_pad), whole tiles, at workspace_ptr; split is 1 for a product. global_scratch
-# is the address of the memory that Triton's compiler needs. c_span is the number of elements of a row of C that may be
-# written: N, or the whole pitch of a C in the workspace. Tiles are computed in groups
-# of group_m rows of tiles of C.
+# Partial sums are fp32 (split, batch, M_pad, N_pad), whole tiles, at workspace_ptr, a matrix every workspace_stride_z
+# elements; split is 1 for a product. global_scratch is the address of the memory that Triton's compiler needs. c_span
+# is the number of elements of a row of C that may be written: N, or the whole pitch of a C in the workspace. Tiles are
+# computed in groups of group_m rows of tiles of C.
 PRODUCT_QUANTITIES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",

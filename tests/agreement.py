@@ -195,38 +195,47 @@ def _product(kernel: Kernel) -> Launch:
 
 
 def _partial(kernel: Kernel) -> Launch:
-    step, config, split, steps = _steps(kernel), kernel.config, 3, 7
+    """A batch of two, which have the same B."""
+    step, config, split, steps, batch = _steps(kernel), kernel.config, 3, 7, 2
     m, n = 2 * config.block_m - step.get("M", 1), 2 * config.block_n - step.get("N", 1)
     k = (steps - 1) * config.block_k + step.get("K", 1)
-    a, b = _operands(kernel, m, n, k)
-    memory, values = _inputs(kernel, a, b)
-    want = np.zeros((split, 2 * config.block_m, 2 * config.block_n), SUMS[kernel.dtype_c])
+    first, b = _operands(kernel, m, n, k)
+    members = first, first[::-1]
+    memory, values = _inputs(kernel, first, b)
+    stored = np.stack([_inputs(kernel, a, b)[0]["a_ptr"] for a in members])
+    want = np.zeros((split, batch, 2 * config.block_m, 2 * config.block_n), SUMS[kernel.dtype_c])
     for part in range(split):
         ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
-        want[part, :m, :n] = a[:, ks] @ b[ks]
-    memory["workspace_ptr"] = _poison(want)
-    values |= {"split": split, "workspace_stride_z": want[0].size, "workspace_stride_m": want.shape[2]}
-    return Launch(memory, values, split * _tiles(kernel, m, n), "workspace_ptr", want, (m, n))
+        for z, a in enumerate(members):
+            want[part, z, :m, :n] = a[:, ks] @ b[ks]
+    memory |= {"a_ptr": stored, "workspace_ptr": _poison(want)}
+    values |= {"batch": batch, "stride_az": stored[0].size, "stride_bz": 0}
+    values |= {"split": split, "workspace_stride_z": want[0, 0].size, "workspace_stride_m": want.shape[3]}
+    return Launch(memory, values, split * batch * _tiles(kernel, m, n), "workspace_ptr", want, (m, n))
 
 
 def _reduce(kernel: Kernel) -> Launch:
-    aligned, config, split = kernel.layout != "any", kernel.config, 3
+    """A batch of two."""
+    aligned, config, split, batch = kernel.layout != "any", kernel.config, 3, 2
     m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
-    sums = _poison(np.empty((split, -(-m // 16) * 16, -(-n // 16) * 16), SUMS[kernel.dtype_a]))
-    parts = [_integers(m, n, 2000, 7 * part + 3) - 1000 for part in range(split)]
-    for part, of_slice in enumerate(parts):
-        sums[part, :m, :n] = of_slice
+    sums = _poison(np.empty((split, batch, -(-m // 16) * 16, -(-n // 16) * 16), SUMS[kernel.dtype_a]))
+    parts = np.stack([_integers(m, n, 2000, 7 * part + 3) - 1000 for part in range(split * batch)])
+    parts = parts.reshape(split, batch, m, n)
+    sums[:, :, :m, :n] = parts
     values = {
         "M": m,
         "N": n,
+        "batch": batch,
         "split": split,
-        "workspace_stride_z": sums[0].size,
-        "workspace_stride_m": sums.shape[2],
+        "workspace_stride_z": sums[0, 0].size,
+        "workspace_stride_m": sums.shape[3],
     }
     memory: dict[str, Array] = {"workspace_ptr": sums}
-    x = _finished(kernel, sum(parts[1:], parts[0]), memory, values)
-    want = _into_c(kernel, x, memory, values, pad=24 if aligned else 3)
-    return Launch(memory, values, _tiles(kernel, m, n), "c_ptr", want)
+    finished = [_finished(kernel, x, memory, values) for x in parts.sum(axis=0)]
+    want = np.stack([_into_c(kernel, x, memory, values, pad=24 if aligned else 3) for x in finished])
+    memory["c_ptr"] = _poison(want)
+    values["stride_cz"] = want[0].size
+    return Launch(memory, values, batch * _tiles(kernel, m, n), "c_ptr", want)
 
 
 def _copy(kernel: Kernel) -> Launch:

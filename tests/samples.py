@@ -45,7 +45,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def kernel(name: str, *, ptx: bool = False) -> Kernel:
     """A kernel with something in every field."""
-    box = TensorMap("fp16", "K", "N", "stride_bn", 64, 128, 3, guards=(Guard("stride_bk", "equals", 1),))
+    box = TensorMap(
+        "fp16", "K", "N", "batch", "stride_bn", "stride_bz", 64, 128, 3, guards=(Guard("stride_bk", "equals", 1),)
+    )
     return Kernel(
         name=name,
         family="tile",

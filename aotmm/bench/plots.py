@@ -79,7 +79,7 @@ def _squares(results: Results) -> Figure | None:
 
 def _band(row: Row, name: str) -> tuple[float, float]:
     _, low, high = spread(row.times[name].graph_us)
-    return 2e-6 * row.case.shape.macs / high, 2e-6 * row.case.shape.macs / low
+    return 2e-6 * row.case.macs / high, 2e-6 * row.case.macs / low
 
 
 def _ratios(results: Results) -> Figure | None:
@@ -97,7 +97,7 @@ def _ratios(results: Results) -> Figure | None:
     labels: dict[str, Any] = {}
     for position, (_, found) in enumerate(columns):
         for dtype, rows in found.items():
-            values = [ratio for ratio, _ in sorted(rows, key=lambda pair: pair[1].case.shape.macs)]
+            values = [ratio for ratio, _ in sorted(rows, key=lambda pair: pair[1].case.macs)]
             positions = [position + 0.06 + 0.88 * number / len(values) for number in range(len(values))]
             labels[dtype] = axis.scatter(positions, values, s=9, color=_DTYPE_COLORS.get(dtype, "#666666"))
             color = _DTYPE_COLORS.get(dtype, "#666666")
@@ -169,7 +169,7 @@ def _roofline(results: Results) -> Figure | None:
 
 
 def _intensity(row: Row) -> float:
-    return 2 * row.case.shape.macs / row.case.bytes
+    return 2 * row.case.macs / row.case.bytes
 
 
 def _png(figure: Figure) -> bytes:

@@ -60,7 +60,7 @@ class Row:
 
     def tflops(self, provider: str) -> float:
         """Return 10^12 multiplications and additions per second."""
-        return 2e-6 * self.case.shape.macs / self.us(provider)
+        return 2e-6 * self.case.macs / self.us(provider)
 
     def ratio(self, provider: str, against: str) -> float | None:
         """Return the median over the rounds of `provider`'s speedup over `against`; None if one was not run."""

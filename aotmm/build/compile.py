@@ -411,5 +411,5 @@ def _descriptor_type(row: Descriptor) -> str:
     from triton.language import str_to_ty
 
     element = DTYPES[row.dtype].triton
-    layout = NVMMASharedLayout.get_default_for(list(row.box), str_to_ty(element, None))
-    return f"tensordesc<{element}[{row.box[0]},{row.box[1]}],{layout!r}>"
+    layout = NVMMASharedLayout.get_default_for([1, *row.box], str_to_ty(element, None))
+    return f"tensordesc<{element}[1,{row.box[0]},{row.box[1]}],{layout!r}>"

@@ -51,13 +51,7 @@ def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
             row.type,
             row.value,
             row.bytes,
-            row.descriptor
-            and (
-                row.descriptor.dtype,
-                *reversed(row.descriptor.sizes),
-                row.descriptor.strides[0],
-                row.descriptor.guards,
-            ),
+            row.descriptor and (row.descriptor.dtype, *row.descriptor.quantities, row.descriptor.guards),
         )
         for row in passed(plan, kernel.global_scratch_bytes)
     ]
@@ -74,7 +68,7 @@ def _known(item: Parameter) -> tuple[object, ...]:
         item.type,
         item.value,
         item.bytes,
-        row and (row.dtype, row.inner, row.outer, row.stride, row.guards),
+        row and (row.dtype, row.inner, row.outer, row.batch, row.stride, row.batch_stride, row.guards),
     )
 
 

@@ -83,10 +83,10 @@ def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
 
 def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
     """Return the tensor map of a descriptor, with the compiler's box of one transfer; a wide box takes several."""
-    box_outer, box_inner = transfer["block_size"]
+    _, box_outer, box_inner = transfer["block_size"]
     outer = row.outer or box_outer
     swizzle = transfer["swizzle"]
-    return TensorMap(row.dtype, row.sizes[1], row.sizes[0], row.strides[0], box_inner, outer, swizzle, row.guards)
+    return TensorMap(row.dtype, *row.quantities, box_inner, outer, swizzle, row.guards)
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:

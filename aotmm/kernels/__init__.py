@@ -137,25 +137,32 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A matrix in global memory that the kernel reads or writes in boxes, through a tensor map.
+    """A batch of matrices in global memory that the kernel reads or writes in boxes, through a tensor map.
 
     Attributes:
         value: the quantity of its address ("a_ptr").
         dtype: element type (`problem.DTYPES`).
-        sizes: the quantities of its sizes, the contiguous dimension last.
-        strides: the quantities of its strides, in elements, in the same order; the last one is 1.
-        box: elements of one transfer, in the same order.
+        sizes: the quantities of its sizes, the matrices first, the contiguous dimension last.
+        strides: the quantities of its strides, in elements, in the same order; the last one is 1. If the first one is
+            0, there is one matrix, number 0.
+        box: elements of one transfer within a matrix, in the same order.
         outer: the box's outer size, if it differs from the compiler's.
         guards: conditions without which a launch leaves the map zero, because the kernel does not use it then.
     """
 
     value: str
     dtype: str
-    sizes: tuple[str, str]
-    strides: tuple[str, str]
+    sizes: tuple[str, str, str]
+    strides: tuple[str, str, str]
     box: tuple[int, int]
     outer: int = 0
     guards: tuple[Guard, ...] = ()
+
+    @property
+    def quantities(self) -> tuple[str, str, str, str, str]:
+        """Return those of the tensor map, in the order of `schema.TensorMap`."""
+        batch, outer, inner = self.sizes
+        return inner, outer, batch, self.strides[1], self.strides[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 It follows a kernel of role "partial" on the same stream. Slices are added in their order, so that a product has the
 same bits every time. Layout "nn" writes rows of C that are contiguous and 16-byte aligned, "any" writes any C.
 
-A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
+A launch has batch * ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def reduce(
     c_ptr,
     M,
     N,
+    batch,
+    stride_cz,
     stride_cm,
     stride_cn,
     workspace_ptr,
@@ -39,6 +41,7 @@ def reduce(
     split,
     bias_ptr,
     bias_rank,
+    stride_bias_z,
     stride_bias_m,
     stride_bias_n,
     scale_a_ptr,
@@ -53,7 +56,7 @@ def reduce(
     EPILOGUE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute C (M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m.
+    """Compute C (batch, M, N) = epilogue of the sum of `split` slices of partial sums, with rows of workspace_stride_m.
 
     Sums of int8 products have no epilogue.
     """
@@ -61,18 +64,21 @@ def reduce(
         gdc_launch_dependents()
         gdc_wait()  # the previous kernel writes the partial sums
     tiles_n = tl.cdiv(N, BLOCK_N)
-    rows = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    tiles = tl.cdiv(M, BLOCK_M) * tiles_n
+    z = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    rows = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    cols = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     # Columns past the edge of C but in the workspace are read: a mask at N would make loads narrow.
     inside = (rows < M)[:, None] & (cols < workspace_stride_m)[None, :]
-    slab = workspace_ptr + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :]
+    slab = workspace_ptr + z * workspace_stride_z + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=workspace_ptr.dtype.element_ty)
     for _ in tl.range(0, split, num_stages=STAGES):
         acc += tl.load(slab, mask=inside, other=0)
-        slab += workspace_stride_z
+        slab += batch * workspace_stride_z
     acc = finish(
         acc,
-        bias_ptr,
+        bias_ptr + z * stride_bias_z,
         bias_rank,
         stride_bias_m,
         stride_bias_n,
@@ -88,7 +94,7 @@ def reduce(
         N,
         EPILOGUE,
     )
-    c_ptrs = c_ptr + rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
+    c_ptrs = c_ptr + z * stride_cz + rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (cols < N)[None, :])
 
 
@@ -107,10 +113,13 @@ def specialise(variant: Variant) -> Specialisation:
         "c_ptr": f"*{c.triton}",
         "M": "i32",
         "N": "i32",
+        "batch": "i32",
+        "stride_cz": "i64",
         "stride_cm": "i64",
         "stride_cn": "i64",
         **WORKSPACE_TYPES,
         "workspace_ptr": f"*{DTYPES[variant.dtype_a].triton}",
+        "stride_bias_z": "i64",
         **epilogue_types(c),
     }
     multiples = dict(WORKSPACE_MULTIPLES)
@@ -118,7 +127,7 @@ def specialise(variant: Variant) -> Specialisation:
         del types["stride_cn"]
         constants["stride_cn"] = 1
         multiples["c_ptr"] = VECTOR_BYTES
-        multiples |= dict.fromkeys(("stride_cm", "N"), VECTOR_BYTES // c.bytes)
+        multiples |= dict.fromkeys(("stride_cz", "stride_cm", "N"), VECTOR_BYTES // c.bytes)
     return Specialisation(
         reduce,
         types,

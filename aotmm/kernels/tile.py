@@ -169,6 +169,9 @@ def partial(
     stride_ak,
     stride_bk,
     stride_bn,
+    stride_az,
+    stride_bz,
+    batch,
     workspace_ptr,
     workspace_stride_m,
     workspace_stride_z,
@@ -180,10 +183,12 @@ def partial(
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
 ):
-    """Compute slice `part` of the workspace (split, whole tiles of M and of N) = A @ B over part of K, in its type."""
+    """Compute slice `part` of the workspace (split, batch, whole tiles of M and N) = A @ B over part of K."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    part = tl.program_id(0) // (tiles_m * tiles_n)
+    matrix = tl.program_id(0) // (tiles_m * tiles_n)
+    z = (matrix % batch).to(tl.int64)
+    part = matrix // batch
     tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -191,8 +196,8 @@ def partial(
     first_k = part * steps // split * BLOCK_K
     last_k = min((part + 1) * steps // split * BLOCK_K, K)
     acc = multiply(
-        a_ptr + first_k.to(tl.int64) * stride_ak,
-        b_ptr + first_k.to(tl.int64) * stride_bk,
+        a_ptr + z * stride_az + first_k.to(tl.int64) * stride_ak,
+        b_ptr + z * stride_bz + first_k.to(tl.int64) * stride_bk,
         rows % M,
         cols % N,
         first_k,
@@ -206,7 +211,7 @@ def partial(
         PRECISION,
         MAX_IMPRECISE,
     )
-    slab = workspace_ptr + part * workspace_stride_z
+    slab = workspace_ptr + matrix.to(tl.int64) * workspace_stride_z
     tl.store(slab + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :], acc)
 
 
@@ -235,7 +240,8 @@ def specialise(variant: Variant) -> Specialisation:
     bytes_ = {"a": a.bytes, "b": b.bytes}
     if variant.role == "partial":
         function = partial
-        types |= WORKSPACE_TYPES | {"workspace_ptr": f"*{c.triton}"}
+        types |= WORKSPACE_TYPES | {"workspace_ptr": f"*{c.triton}", "batch": "i32"}
+        types |= dict.fromkeys(("stride_az", "stride_bz"), "i64")
     else:
         function = tile
         bytes_["c"] = c.bytes

@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 56, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
+enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 80, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
 enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
 enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */ };
 
@@ -104,7 +104,7 @@ typedef struct quantities {
 
 /* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
 typedef struct operand_values {
-  uint16_t pointer, rows, cols, row_stride, col_stride, extent;
+  uint16_t pointer, rows, cols, row_stride, col_stride, batch_stride, extent;
 } operand_values;
 extern const operand_values operands[OPERANDS];
 
@@ -302,9 +302,15 @@ int driver_enter(int ordinal, void **saved);
 void driver_leave(void *saved);
 /* Load a kernel for the current device; allowed during stream capture. */
 int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
-/* Write the tensor map of a matrix of inner x outer elements, with lines `stride_bytes` apart, to `encoded`. */
-int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, int64_t address, int64_t inner, int64_t outer,
-                  int64_t stride_bytes, int ordinal, void *encoded);
+/* A batch of matrices in memory, as a tensor map has it: sizes in elements, the contiguous one first, and the distances
+   of lines and matrices in bytes. */
+typedef struct boxed_memory {
+  int64_t address;
+  uint64_t sizes[3], strides[2];
+} boxed_memory;
+
+/* Write the tensor map of `memory` to `encoded`. */
+int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, const boxed_memory *memory, int ordinal, void *encoded);
 int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int pdl, void *stream,
                   void **parameters, int ordinal);
 

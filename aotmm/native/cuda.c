@@ -289,12 +289,11 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
 }
 
-int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64_t address, int64_t inner,
-                  int64_t outer, int64_t stride_bytes, int ordinal, void *encoded) {
-  const uint64_t sizes[2] = {(uint64_t)inner, (uint64_t)outer}, strides[1] = {(uint64_t)stride_bytes};
-  const unsigned box[2] = {map->box_inner, map->box_outer}, steps[2] = {1, 1};
-  result code = cu.cuTensorMapEncodeTiled(encoded, map->type, 2, (void *)(intptr_t)address, sizes, strides, box, steps,
-                                          0, map->swizzle, PROMOTION_128B, 0);
+int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const boxed_memory *memory, int ordinal,
+                  void *encoded) {
+  const unsigned box[3] = {map->box_inner, map->box_outer, 1}, steps[3] = {1, 1, 1};
+  result code = cu.cuTensorMapEncodeTiled(encoded, map->type, 3, (void *)(intptr_t)memory->address, memory->sizes,
+                                          memory->strides, box, steps, 0, map->swizzle, PROMOTION_128B, 0);
   return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;
 }
 

@@ -61,7 +61,7 @@ uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *d
   const aotmm_kernel *k = aotmm_kernels + kernel;
   int copy = k->role == AOTMM_ROLE_COPY;
   int64_t M = q->value[copy ? AOTMM_COPY_M : AOTMM_PRODUCT_M], N = q->value[copy ? AOTMM_COPY_N : AOTMM_PRODUCT_N];
-  return grid_of(k, tiles_of(kernel, M, N), device);
+  return grid_of(k, saturated(tiles_of(kernel, M, N), copy ? 1 : q->value[AOTMM_PRODUCT_BATCH]), device);
 }
 
 /* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */

@@ -171,9 +171,9 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;
 }
 
-int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, int64_t address, int64_t inner,
-                  int64_t outer, int64_t stride_bytes, int ordinal, void *encoded) {
-  (void)map, (void)address, (void)inner, (void)outer, (void)stride_bytes, (void)encoded;
+int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const boxed_memory *memory, int ordinal,
+                  void *encoded) {
+  (void)map, (void)memory, (void)encoded;
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s takes tensor maps, which HIP does not have", kernel->name);
 }
 

@@ -27,9 +27,21 @@ static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {
 enum { MAPS = 64 };
 static __thread struct encoded {
   const aotmm_tensor_map *map; /* NULL: empty */
-  int64_t address, inner, outer, stride_bytes;
+  boxed_memory memory;
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char bytes[AOTMM_TENSOR_MAP_BYTES];
 } maps[MAPS];
+
+/* Return the memory of a parameter's matrices. The driver refuses distances of 0, which dimensions of one have. */
+static boxed_memory memory_of(const aotmm_parameter *parameter, const aotmm_tensor_map *map, const quantities *q) {
+  const int64_t inner = q->value[map->inner], outer = q->value[map->outer], distance = q->value[map->batch_stride];
+  const int64_t line = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
+  const int64_t stride = outer == 1 ? line : saturated(q->value[map->stride], map->element_bytes);
+  return (boxed_memory){
+      .address = q->value[parameter->value],
+      .sizes = {(uint64_t)inner, (uint64_t)outer, distance ? (uint64_t)q->value[map->batch] : 1},
+      .strides = {(uint64_t)stride, (uint64_t)(distance ? saturated(distance, map->element_bytes) : stride)},
+  };
+}
 
 static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, const quantities *q, int ordinal,
                   void *encoded) {
@@ -38,18 +50,13 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
     memset(encoded, 0, AOTMM_TENSOR_MAP_BYTES);
     return AOTMM_OK;
   }
-  int64_t address = q->value[parameter->value], inner = q->value[map->inner], outer = q->value[map->outer];
-  int64_t stride_bytes = saturated(q->value[map->stride], map->element_bytes);
-  if (outer == 1) /* the stride of a single line is 0, which the driver refuses */
-    stride_bytes = (inner * map->element_bytes + VECTOR_BYTES - 1) & -(int64_t)VECTOR_BYTES;
-  struct encoded *last = maps + ((uint64_t)address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
-  if (last->map != map || last->address != address || last->inner != inner || last->outer != outer ||
-      last->stride_bytes != stride_bytes) {
+  const boxed_memory memory = memory_of(parameter, map, q);
+  struct encoded *last = maps + ((uint64_t)memory.address + (uintptr_t)map) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MAPS + 1);
+  if (last->map != map || memcmp(&last->memory, &memory, sizeof memory)) {
     last->map = NULL;
-    int status = driver_encode(kernel, map, address, inner, outer, stride_bytes, ordinal, last->bytes);
+    int status = driver_encode(kernel, map, &memory, ordinal, last->bytes);
     if (status) return status;
-    last->map = map, last->address = address, last->inner = inner, last->outer = outer;
-    last->stride_bytes = stride_bytes;
+    last->map = map, last->memory = memory;
   }
   memcpy(encoded, last->bytes, sizeof last->bytes);
   return AOTMM_OK;

@@ -86,9 +86,12 @@ void set_speeds(aotmm_device *device, int clock_khz, int memory_clock_khz, int b
 }
 
 const operand_values operands[OPERANDS] = {
-    {AOTMM_PRODUCT_A_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_K, AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_STRIDE_AK, AOTMM_PRODUCT_A_EXTENT},
-    {AOTMM_PRODUCT_B_PTR, AOTMM_PRODUCT_K, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_BK, AOTMM_PRODUCT_STRIDE_BN, AOTMM_PRODUCT_B_EXTENT},
-    {AOTMM_PRODUCT_C_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_CN, AOTMM_PRODUCT_C_EXTENT},
+    {AOTMM_PRODUCT_A_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_K, AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_STRIDE_AK,
+     AOTMM_PRODUCT_STRIDE_AZ, AOTMM_PRODUCT_A_EXTENT},
+    {AOTMM_PRODUCT_B_PTR, AOTMM_PRODUCT_K, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_BK, AOTMM_PRODUCT_STRIDE_BN,
+     AOTMM_PRODUCT_STRIDE_BZ, AOTMM_PRODUCT_B_EXTENT},
+    {AOTMM_PRODUCT_C_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_CN,
+     AOTMM_PRODUCT_STRIDE_CZ, AOTMM_PRODUCT_C_EXTENT},
 };
 
 void set_extent(quantities *q, int operand) {
@@ -218,7 +221,7 @@ int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address)
   q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_M] = cols;
   q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z] = saturated(rows, cols);
   q->value[AOTMM_PRODUCT_SPLIT] = split;
-  return region(saturated(saturated(rows, cols), 4 * split));
+  return region(saturated(saturated(saturated(rows, cols), q->value[AOTMM_PRODUCT_BATCH]), 4 * split));
 }
 
 void set_no_sums(quantities *q) {

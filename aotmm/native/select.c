@@ -119,7 +119,7 @@ typedef struct search {
   int32_t reason;             /* against the first plan that did not fit: of a partial, the one of fewest slices */
   int64_t found;
   int summed, reduce;         /* the last partial whose sums were placed, and the kernel that adds them, -1 for none */
-  int64_t slab;               /* elements of one slice's sums */
+  int64_t slab;               /* elements of one slice's sums, of the whole batch */
 } search;
 
 static void nothing_found(search *empty, const query *s) {
@@ -179,7 +179,7 @@ static int set_sums_of(const query *s, candidate *each, search *to) {
     set_sums(q, each->kernel, AOTMM_MAX_SPLIT, AOTMM_WORKSPACE_ALIGNMENT);
     to->summed = (int)each->kernel;
     to->reduce = sum_guards_hold(each->kernel, q) ? reduce_for(s->problem, q, s->device) : -1;
-    to->slab = q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z];
+    to->slab = saturated(q->value[AOTMM_PRODUCT_WORKSPACE_STRIDE_Z], s->problem->batch);
     set_no_sums(q);
   }
   if (to->reduce < 0) return 0;
@@ -234,10 +234,11 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   if (k->role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
-  slicings found = {splits, p->batch == 1 && p->M && p->N ? (int)sizeof splits : 0};
+  slicings found = {splits, p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
   if (!generic || !found.count) return found;
-  const int64_t tiles = tiles_of(kernel, p->M, p->N), wide = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel) / tiles;
+  const int64_t tiles = saturated(tiles_of(kernel, p->M, p->N), p->batch);
+  const int64_t wide = AOTMM_MOST_WAVES * concurrent_tiles(s, kernel) / tiles;
   if (wide < splits[0]) return (slicings){splits, 0};
   const int64_t deep = deepest(kernel, p), fit = s->limit / saturated(saturated(tiles, 4 * k->block_m), k->block_n);
   while (found.count > 1 && (splits[found.count - 1] > deep || splits[found.count - 1] > wide || splits[found.count - 1] > fit))
@@ -390,7 +391,7 @@ static int leave_timed_out(const query *s, octet_plans *plans) {
 
 /* Return whether the sums of so many slices may fit the workspace. */
 static int sums_may_fit(const query *s, const placement *place, uint32_t split) {
-  return split == 1 || saturated(saturated(s->problem->M, s->problem->N), 4 * split) <= s->limit - place->bytes;
+  return split == 1 || saturated(saturated(saturated(s->problem->M, s->problem->N), s->problem->batch), 4 * split) <= s->limit - place->bytes;
 }
 
 /* Let the plans of kernels of equal guards wait to be considered, but those that were measured at once. */

@@ -20,7 +20,7 @@ float reduce_time(const query *s, int kernel, uint32_t split) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   const aotmm_problem *p = s->problem;
   const float bytes = (float)(4 * split + (uint32_t)bytes_of_dtype[p->dtype_c]);
-  return c->base_ns + (float)p->M * (float)p->N * bytes * c->ns_per_byte;
+  return c->base_ns + (float)p->batch * (float)p->M * (float)p->N * bytes * c->ns_per_byte;
 }
 
 /* Return the multiprocessors that clusters of so many blocks can use. */
@@ -70,9 +70,10 @@ INLINE float smaller(float a, float b) { return a < b ? a : b; }
 static float split_lines(const quantities *q, int operand, int64_t element_bytes, int64_t unit) {
   const operand_values *o = operands + operand;
   const int by_rows = contiguous(q, o->col_stride);
-  const int64_t lines = q->value[by_rows ? o->rows : o->cols], address = q->value[o->pointer];
-  const int64_t rest = (int64_t)rest_of(q->value[by_rows ? o->row_stride : o->col_stride], element_bytes, (uint64_t)unit);
-  if (rest == 0 || lines == 1) return (address & (unit - 1)) != 0;
+  const int64_t pitch = q->value[by_rows ? o->row_stride : o->col_stride], address = q->value[o->pointer];
+  const int64_t rest = (int64_t)(rest_of(pitch, element_bytes, (uint64_t)unit) |
+                                 rest_of(q->value[o->batch_stride], element_bytes, (uint64_t)unit));
+  if (rest == 0) return (address & (unit - 1)) != 0;
   const int64_t least = rest & -rest; /* lines begin at multiples of it, or none does */
   return address & (least - 1) ? 1 : 1 - (float)least / (float)unit;
 }
@@ -248,7 +249,8 @@ INLINE void hidden_of(const query *s, placement *place) {
                                               place->lines_a,
                                               place->lines_b,
                                               place->sectors_a,
-                                              place->sectors_b};
+                                              place->sectors_b,
+                                              logarithm((float)p->batch)};
   vector hidden[VECTORS] = {{0}};
   add(hidden, s->table->network->problem, inputs, AOTMM_PROBLEM_INPUTS);
   memcpy(place->hidden, hidden, sizeof hidden);

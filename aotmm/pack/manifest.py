@@ -164,7 +164,7 @@ def _check_quantities(kernel: "Kernel", where: str, problems: list[str]) -> None
     maps = [row.tensor_map for row in kernel.parameters if row.tensor_map is not None]
     used = [row.value for row in kernel.parameters]
     used += [guard.value for guards in (kernel.guards, *(row.guards for row in maps)) for guard in guards]
-    used += [name for row in maps for name in (row.inner, row.outer, row.stride)]
+    used += [name for row in maps for name in (row.inner, row.outer, row.batch, row.stride, row.batch_stride)]
     unknown = [repr(name[:_MAX_SHOWN]) for name in dict.fromkeys(used) if name not in kernel.quantities]
     if unknown:
         problems.append(f"{where}: {kernel.name} refers to {', '.join(unknown)}, which it does not declare")

@@ -23,12 +23,13 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A CUDA tensor map of a matrix in global memory: 128 bytes that the driver encodes at each launch.
+    """A CUDA tensor map of a batch of matrices in global memory: 128 bytes that the driver encodes at each launch.
 
     Attributes:
         dtype: element type (`problem.DTYPES`).
-        inner, outer: the quantities of its sizes; neighbours along `inner` are neighbours in memory.
-        stride: the quantity of the distance between neighbours along `outer`, in elements.
+        inner, outer, batch: the quantities of its sizes; neighbours along `inner` are neighbours in memory.
+        stride, batch_stride: the quantities of the distances between neighbours along `outer` and `batch`, in elements.
+            If the latter is 0, the map has one matrix, which is all of them.
         box_inner, box_outer: elements of one transfer.
         swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
         guards: conditions of its use; if one does not hold, the kernel gets 128 zero bytes.
@@ -37,7 +38,9 @@ class TensorMap:
     dtype: Dtype
     inner: str
     outer: str
+    batch: str
     stride: str
+    batch_stride: str
     box_inner: int
     box_outer: int
     swizzle: int

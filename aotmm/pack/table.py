@@ -21,7 +21,7 @@ from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
-FORMAT = 8
+FORMAT = 9
 _DRAWN = ".drawn.json"
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
@@ -79,6 +79,7 @@ class _Product:
     K: _Positive
     offset_a: _Offset
     offset_b: _Offset
+    batch: _Positive = field(default=1, kw_only=True)
     drawn: bool = field(default=False, kw_only=True)
     held_out: bool
 
@@ -86,15 +87,16 @@ class _Product:
     def product(self) -> tuple[object, ...]:
         """Return all that tells it from other products."""
         kind = self.element_bytes, self.layout, self.fast_accum
-        return (*kind, self.M, self.N, self.K, self.offset_a, self.offset_b)
+        return (*kind, self.M, self.N, self.K, self.offset_a, self.offset_b, self.batch)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes(_Product):
     """One measured product and its times.
 
-    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `drawn` ones
-    are random, so launchers do not keep their times. `held_out` ones, all of them drawn, test the fit, which has none.
+    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `batch` is
+    the number of products. `drawn` ones are random, so launchers do not keep their times. `held_out` ones, all of them
+    drawn, test the fit, which has none.
     """
 
     times: tuple[Sample, ...]
@@ -282,7 +284,7 @@ def write(table: Table) -> bytes:
 
 
 def _order(s: ShapeTimes) -> tuple[object, ...]:
-    return s.element_bytes, s.fast_accum, s.layout, s.M, s.N, s.K, s.offset_a, s.offset_b
+    return s.element_bytes, s.fast_accum, s.layout, s.batch, s.M, s.N, s.K, s.offset_a, s.offset_b
 
 
 def _names(kind: type) -> list[str]:

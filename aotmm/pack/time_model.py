@@ -26,7 +26,7 @@ KERNEL_INPUTS = (
 )  # fmt: skip
 PROBLEM_INPUTS = (
     "log2 M", "log2 N", "log2 K", "log2 bytes", "A by columns", "B by columns", "lines_a", "lines_b", "sectors_a",
-    "sectors_b",
+    "sectors_b", "log2 batch",
 )  # fmt: skip
 PLAN_INPUTS = (
     "log2 time", "multiply", "take", "read", "load", "fixed", "reread", "wave up to 1", "wave up to 2", "last wave",

@@ -90,7 +90,7 @@ def _measured(
             for name, sample in shape.best().items()
             if name in config_names and sample.split in (1, *SPLITS)
         }
-        if best and not (shape.drawn or shape.offset_a or shape.offset_b):
+        if best and not (shape.drawn or shape.offset_a or shape.offset_b or shape.batch > 1):
             kind = shape.element_bytes, int(shape.fast_accum), LAYOUTS.index(shape.layout)
             rows.append(((*kind, shape.M, shape.N, shape.K), best))
     rows.sort(key=lambda row: row[0])

@@ -440,7 +440,7 @@ def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:
         TOO_MUCH_SHARED: f"needs {kernel.shared_bytes} B of shared memory per block, the device has {value} B",
         TOO_MANY_BLOCKS: f"would need {value} blocks of {kernel.threads} threads, which is more than a grid can have",
         NO_PRODUCT: f"it is a {kernel.role}, which other kernels' plans launch",
-        NO_SPLIT: "K is not split: a batch, fewer than 4 steps along K, more tiles than the device computes at once, "
+        NO_SPLIT: "K is not split: fewer than 4 steps along K, more tiles than the device computes at once, "
         "or no kernel that reduces to C",
         TOO_MUCH_WORKSPACE: f"needs {value} B of device memory to work in",
     }

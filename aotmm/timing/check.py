@@ -20,24 +20,24 @@ class Truth:
     """Right values of some rows of C: exact values, and the error allowed to a result that is rounded once.
 
     Attributes:
-        rows: their numbers.
+        where: the index of these rows of C; of a batch those of some members.
         want: float64 values. allowed: the smaller of the two bounds.
         rounded: error allowed to one more rounding to the output's type.
     """
 
-    rows: torch.Tensor
+    where: tuple[torch.Tensor, ...]
     want: torch.Tensor
     allowed: torch.Tensor
     rounded: torch.Tensor
 
     def error(self, out: torch.Tensor, roundings: int = 1) -> float:
-        """Return the largest error of `out` (M, N) over the allowed one; infinite if any element is not finite.
+        """Return the largest error of `out`, C, over the allowed one; infinite if any element is not finite.
 
         Args:
             roundings: number of roundings to the output's type.
         """
         bound = self.allowed + (roundings - 1) * self.rounded
-        largest = ((out[self.rows].double() - self.want).abs() / bound).max()
+        largest = ((out[self.where].double() - self.want).abs() / bound).max()
         return float(largest.where(out.isfinite().all(), math.inf))  # one wait for the device
 
     def confirm(self, out: torch.Tensor, name: str) -> None:
@@ -48,27 +48,32 @@ class Truth:
 
 
 def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilogue | None = None) -> Truth:
-    """Return the truth about the product of a (M, K) and b (K, N) in type `output`, in float64.
+    """Return the truth about the product of a (M, K) and b (K, N), or batches of them, in type `output`, in float64.
 
     Args:
         a, b: fp16, bf16, fp32 or fp8.
         epilogue: with a bias of N or (M, N), and scales of one element.
     """
-    rows = torch.arange(len(a), device=a.device)
-    if len(a) > _ALL:
+    count = a.shape[-2]
+    rows = torch.arange(count, device=a.device)
+    if count > _ALL:
         starts = rows[::_BAND]
-        rows = torch.cat([(starts + torch.randint_like(starts, _BAND)).clamp(max=len(a) - 1), rows[-1:]])
+        rows = torch.cat([(starts + torch.randint_like(starts, _BAND)).clamp(max=count - 1), rows[-1:]])
+    where: tuple[torch.Tensor, ...] = (rows,)
+    if a.dim() > 2:  # noqa: PLR2004 - a batch
+        members = torch.tensor([0, len(a) // 2, len(a) - 1], device=a.device)
+        a, b, where = a[members], b[members], (members[:, None], rows)
     epilogue = epilogue or Epilogue()
     if epilogue.bias is not None and epilogue.bias.dim() > 1:
         epilogue = replace(epilogue, bias=epilogue.bias[rows])
     u_acc, u_out = U_FP8 if a.itemsize == 1 else U_TENSOR_CORE, U_OUT[OUTPUT_NAMES[output]]
-    a, b = a[rows].double(), b.double()
+    a, b = a[..., rows, :].double(), b.double()
     spread, deviation = sizes(a, b)
-    x, error = argument(a @ b, torch.minimum(*sum_errors(a.shape[1], spread, deviation, u_acc)), epilogue)
+    x, error = argument(a @ b, torch.minimum(*sum_errors(a.shape[-1], spread, deviation, u_acc)), epilogue)
     want = activated(x, epilogue.activation, epilogue.slope)
     scaled_spread, _ = argument(spread, 0.0, replace(epilogue, bias=None))
     rounded = 2 * u_out * (abs(scaled_spread) + abs(x) + abs(want))
-    return Truth(rows, want, allowed(want, x, error, epilogue, OUTPUT_NAMES[output]), rounded)
+    return Truth(where, want, allowed(want, x, error, epilogue, OUTPUT_NAMES[output]), rounded)
 
 
 def activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:

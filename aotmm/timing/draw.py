@@ -6,7 +6,10 @@ The sizes of a class are of one or several kinds, each as likely as the others:
 * gradient: of a layer's weight: M and N are the layer's, K is a number of tokens, any integer of the range.
 * free: M, N and K are multiples of the class's step in the range. odd: the same, at least one of them odd.
 * square: M = N = K, a multiple of the step in the range.
+* scores, values: the two products of attention heads of 64 or 128 elements: K is that, in layout nt, or N is, in nn.
+* few_rows: M is 1 to 16, and rows of A are contiguous.
 
+A batch has 2 to `most_batch` products, log-uniform, with 2^28 elements at most in A, B and C together.
 A size is log-uniform: a real number whose logarithm is uniform, rounded to a multiple of the step. Layers, layouts,
 types and offsets are uniform. If offsets other than 0 are listed, at least one operand has one.
 """
@@ -17,7 +20,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -29,7 +32,10 @@ from aotmm.timing.problems import Case, Shape
 FILE = Path(__file__).parent / "distribution.json"
 _MAX_BYTES = 1 << 20
 _Size = Annotated[int, range(1, 2**31)]
-_KINDS = ("layer", "gradient", "free", "odd", "square")
+_KINDS = ("layer", "gradient", "free", "odd", "square", "few_rows", "scores", "values")
+_LAYOUT = {"layer": "nt", "scores": "nt", "values": "nn"}  # of these kinds
+_HEADS, _FEW_ROWS = (64, 128), 16
+_MOST_ELEMENTS = 2**28  # of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Class:
         share: of the problems of a run. Those of the classes that are not apart add up to 1.
         sizes: kinds of sizes. least, most, step: of the sizes that are drawn.
         offsets: bytes from a 128-byte line of memory to the first element of A and of B.
+        most_batch: products of one problem; it is no batch if this is 1.
     """
 
     name: str
@@ -55,6 +62,7 @@ class Class:
     dtypes: tuple[Annotated[str, tuple(DTYPES)], ...]
     fast_accum: bool
     offsets: tuple[int, ...]
+    most_batch: _Size
 
 
 class Layer(NamedTuple):
@@ -119,8 +127,17 @@ def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
     while any(each.offsets) and not (offset_a or offset_b):
         offset_a, offset_b = numbers.choice(each.offsets), numbers.choice(each.offsets)
     kind = numbers.choice(each.sizes)
-    shape = Shape(*_sizes(kind, each, known, numbers), "nt" if kind == "layer" else layout)
-    return Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
+    layout = "n" + layout[1] if kind == "few_rows" else _LAYOUT.get(kind, layout)
+    shape = Shape(*_sizes(kind, each, known, numbers), layout)
+    case = Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
+    return case if each.most_batch == 1 else _batch(case, each, known, numbers)
+
+
+def _batch(first: Case, each: Class, known: Distribution, numbers: random.Random) -> Case:
+    """Return a batch of products of the class, like `first` if it is small enough."""
+    case = replace(first, batch=_between(2, each.most_batch, 1, numbers))
+    M, N, K = case.shape.M, case.shape.N, case.shape.K
+    return case if case.batch * (M * K + K * N + M * N) <= _MOST_ELEMENTS else _case(each, known, numbers)
 
 
 def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) -> tuple[int, int, int]:
@@ -133,6 +150,11 @@ def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) 
         tokens = _size(each, 1, numbers)
         return (tokens, N, K) if kind == "layer" else (N, K, tokens)
     M, N, K = (_size(each, each.step, numbers) for _ in range(3))
+    if kind == "few_rows":
+        return _between(1, _FEW_ROWS, 1, numbers), N, K
+    if kind in ("scores", "values"):
+        head = numbers.choice(_HEADS)
+        return (M, N, head) if kind == "scores" else (M, head, K)
     while kind == "odd" and not (M % 2 or N % 2 or K % 2):
         M, N, K = (_size(each, each.step, numbers) for _ in range(3))
     return M, N, K
@@ -140,5 +162,10 @@ def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) 
 
 def _size(each: Class, step: int, numbers: random.Random) -> int:
     """Return a log-uniform multiple of `step` in the range of the class."""
-    size = math.exp(numbers.uniform(math.log(each.least), math.log(each.most)))
-    return min(max(round(size / step), math.ceil(each.least / step)), each.most // step) * step
+    return _between(each.least, each.most, step, numbers)
+
+
+def _between(least: int, most: int, step: int, numbers: random.Random) -> int:
+    """Return a log-uniform multiple of `step` in a range."""
+    size = math.exp(numbers.uniform(math.log(least), math.log(most)))
+    return min(max(round(size / step), math.ceil(least / step)), most // step) * step

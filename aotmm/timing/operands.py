@@ -25,7 +25,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A (M, K), B (K, N), `out` (M, N), and the case's bias (N), activation and fp32 scales of fp8 operands."""
+    """A (M, K), B (K, N), `out` (M, N), and the case's bias (N), activation and fp32 scales of fp8 operands.
+
+    If the case is a batch, A, B and `out` have it as their first dimension.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -46,23 +49,23 @@ class Pool:
         Args:
             output: the type of C; by default the case's.
         """
-        M, N, K = case.shape.M, case.shape.N, case.shape.K
+        M, N, K, batch = case.shape.M, case.shape.N, case.shape.K, case.batch
         inputs, outputs = torch_dtype(case.dtype), torch_dtype(output or case.output)
         count = max(_LEAST_SETS, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
         skipped = [offset // inputs.itemsize for offset in (case.offset_a, case.offset_b)]
-        sizes = [_padded(skipped[0] + M * K, inputs), _padded(skipped[1] + K * N, inputs)]
+        sizes = [_padded(skipped[0] + batch * M * K, inputs), _padded(skipped[1] + batch * K * N, inputs)]
         numbers = self._take(inputs, count * sum(sizes))
         parts = iter(torch.split(numbers[: count * sum(sizes)], sizes * count))
-        outs = torch.empty(count, _padded(M * N, outputs), device=self.device, dtype=outputs)
+        outs = torch.empty(count, _padded(batch * M * N, outputs), device=self.device, dtype=outputs)
         bias = torch.randn(N, device=self.device, dtype=outputs) if case.activation else None
         scaled = case.element_bytes == 1
         scales = [torch.tensor(scale, device=self.device) if scaled else None for scale in _SCALES]
         epilogue = Epilogue(case.activation or "none", 0.0, bias, *scales)
         return [
             Operands(
-                _matrix(next(parts)[skipped[0] :], M, K, case.shape.layout[0]),
-                _matrix(next(parts)[skipped[1] :], K, N, case.shape.layout[1]),
-                out[: M * N].view(M, N),
+                _matrices(next(parts)[skipped[0] :], batch, M, K, case.shape.layout[0]),
+                _matrices(next(parts)[skipped[1] :], batch, K, N, case.shape.layout[1]),
+                _matrices(out, batch, M, N, "n"),
                 epilogue,
             )
             for out in outs
@@ -86,6 +89,8 @@ def _padded(count: int, dtype: torch.dtype) -> int:
     return math.ceil(count / step) * step
 
 
-def _matrix(memory: torch.Tensor, rows: int, cols: int, layout: str) -> torch.Tensor:
-    values = memory[: rows * cols]
-    return values.view(rows, cols) if layout == "n" else values.view(cols, rows).T
+def _matrices(memory: torch.Tensor, batch: int, rows: int, cols: int, layout: str) -> torch.Tensor:
+    """Return a matrix, or a batch of more than one, at the beginning of `memory`."""
+    values = memory[: batch * rows * cols]
+    found = values.view(batch, rows, cols) if layout == "n" else values.view(batch, cols, rows).mT
+    return found if batch > 1 else found[0]

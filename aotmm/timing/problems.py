@@ -44,6 +44,7 @@ class Case:
         activation: that after a bias vector of N; None for the plain product.
         fast_accum: fp8 sums in the tensor cores' own precision.
         offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
+        batch: number of equal products, one after the other in memory.
     """
 
     shape: Shape
@@ -52,11 +53,13 @@ class Case:
     fast_accum: bool = False
     offset_a: int = 0
     offset_b: int = 0
+    batch: int = 1
 
     def __str__(self) -> str:
         bias = f", bias and {self.activation}" if self.activation else ""
         offsets = f", A +{self.offset_a} B +{self.offset_b} bytes" if self.offset_a or self.offset_b else ""
-        return f"{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}"
+        products = f"{self.batch} of " if self.batch > 1 else ""
+        return f"{products}{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}"
 
     @property
     def element_bytes(self) -> int:
@@ -72,7 +75,12 @@ class Case:
     def bytes(self) -> int:
         """Return the least traffic: A and B read, C written."""
         M, N, K = self.shape.M, self.shape.N, self.shape.K
-        return (M * K + K * N) * self.element_bytes + M * N * DTYPES[self.output].bytes
+        return self.batch * ((M * K + K * N) * self.element_bytes + M * N * DTYPES[self.output].bytes)
+
+    @property
+    def macs(self) -> int:
+        """Return the multiply-adds of all products."""
+        return self.batch * self.shape.macs
 
 
 def case_of(body: dict[str, Any]) -> Case:
@@ -110,12 +118,13 @@ class Shapes:
         """
         offsets = case.offset_a, case.offset_b
         text = f"{self.held_out_seed} {case.shape}{f' {offsets}' if any(offsets) else ''}"
+        text += f" {case.batch}" if case.batch > 1 else ""
         digest = hashlib.sha256(text.encode()).digest()
         return int.from_bytes(digest[:8], "big") % _PARTS == 0 and not self.swept(case)
 
     def swept(self, case: Case) -> bool:
-        """Return whether a sweep has the sizes and layout of `case`, whose operands begin at a line of memory."""
-        return not (case.offset_a or case.offset_b) and replace(case.shape, name="") in self._swept
+        """Return whether a sweep has the sizes and layout of `case`: one product, of operands that begin at a line."""
+        return not (case.offset_a or case.offset_b) and case.batch == 1 and replace(case.shape, name="") in self._swept
 
     @cached_property
     def _swept(self) -> frozenset[Shape]:

@@ -57,6 +57,8 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
         M=M,
         N=N,
         K=K,
+        batch=case.batch,
+        batch_strides=(M * K, K * N, M * N) if case.batch > 1 else (0, 0, 0),
         strides_a=(K, 1) if layout[0] == "n" else (1, M),
         strides_b=(N, 1) if layout[1] == "n" else (1, K),
         strides_c=(N, 1),
@@ -97,7 +99,7 @@ def candidates(
         kernel = launcher.kernels[number]
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
-        tiles = math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
+        tiles = problem.batch * math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
         at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas)
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]

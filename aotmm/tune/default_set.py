@@ -168,9 +168,11 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
 
 
 def _drawn(candidates: _Candidates) -> Iterator[tuple[str, ShapeTimes]]:
-    """Yield random problems, with the plans of all candidates that were timed and a class each."""
+    """Yield random problems, with the plans of all candidates that were timed and a class each; no batches were."""
     timed = {model.key for model in candidates.times.models}
-    for name, cases in draw(distribution(), SEED, COUNT).items():
+    known = distribution()
+    classes = [each.name for each in known.classes if each.most_batch == 1]
+    for name, cases in draw(known, SEED, COUNT, classes).items():
         for case in cases:
             shape, group = case.shape, (case.shape.layout, case.element_bytes, case.fast_accum)
             rows = (
@@ -201,6 +203,7 @@ def _unmeasured(case: Case, plans: tuple[Sample, ...]) -> ShapeTimes:
         K=shape.K,
         offset_a=case.offset_a,
         offset_b=case.offset_b,
+        batch=case.batch,
         drawn=True,
         held_out=False,
         times=plans,

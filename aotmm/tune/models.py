@@ -147,7 +147,7 @@ def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Ar
 
 
 _SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
-_SHAPE_COLUMNS = ("M", "N", "K", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
+_SHAPE_COLUMNS = ("M", "N", "K", "batch", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
 _TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n")
 _KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
@@ -168,13 +168,14 @@ def _described(shape: ShapeTimes) -> tuple[float, ...]:
     a = shape.offset_a, *((M, K) if by_columns_a else (K, M))
     b = shape.offset_b, *((K, N) if by_columns_b else (N, K))
     parts = (_split(*each, shape, unit) for unit in (LINE_BYTES, SECTOR_BYTES) for each in (a, b))
-    return M, N, K, by_columns_a, by_columns_b, shape.element_bytes, *parts
+    return M, N, K, shape.batch, by_columns_a, by_columns_b, shape.element_bytes, *parts
 
 
 def _split(offset: int, pitch: int, lines: int, shape: ShapeTimes, unit: int) -> float:
     """Return the part of a matrix's lines that begin within a cache line or sector, a `unit` of bytes."""
-    rest = pitch * shape.element_bytes % unit
-    if rest == 0 or lines == 1:
+    bytes_ = pitch * shape.element_bytes * (lines > 1)
+    rest = (bytes_ | lines * pitch * shape.element_bytes * (shape.batch > 1)) % unit
+    if rest == 0:
         return float(offset % unit != 0)
     least = rest & -rest
     return 1.0 if offset % least else 1 - least / unit
@@ -182,11 +183,11 @@ def _split(offset: int, pitch: int, lines: int, shape: ShapeTimes, unit: int) ->
 
 def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_Array, dict[str, _Array]]:
     """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
-    M, N, K, split = d["M"], d["N"], d["K"], d["split"]
+    M, N, K, batch, split = d["M"], d["N"], d["K"], d["batch"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
     num_ctas = d["cluster_m"] * d["cluster_n"]
     tiles, concurrent = (
-        down * across,
+        down * across * batch,
         np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas),
     )
     units, at_once = tiles * split, np.minimum(tiles, concurrent)
@@ -196,10 +197,10 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
-    moved = (M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES
+    moved = batch * ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES)
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
-        sums = sums + reduce.base_ns + M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
+        sums = sums + reduce.base_ns + batch * M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
     parts = (
         d["base_ns"],
         rounds * d["ns_per_tile"],
@@ -217,6 +218,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         "ns of reread": np.maximum(1, tiles / concurrent) * sides * K * d["bytes"] * d["ns_per_byte"],
         **{f"log2 {name}": np.log2(d[name]) for name in "MNK"},
         "log2 bytes": np.log2(moved),
+        "log2 batch": np.log2(batch),
         "A by columns": d["by_columns_a"],
         "B by columns": d["by_columns_b"],
         "lines_a": d["lines_a"],

@@ -70,6 +70,7 @@ class Regret:
             shape = choice.shape
             kind = f"{'random' if shape.drawn else 'sweeps'}, {shape.element_bytes} bytes"
             kind += ", fast sums" * shape.fast_accum + ", offsets" * bool(shape.offset_a or shape.offset_b)
+            kind += ", batches" * (shape.batch > 1)
             found.setdefault(kind, []).append(choice)
         return {kind: Regret(tuple(choices)) for kind, choices in sorted(found.items())}
 
@@ -113,13 +114,14 @@ def _regret(
 
 def _product(shape: ShapeTimes) -> tuple[object, ...]:
     """Return all of a product but its kind of sums."""
-    return shape.element_bytes, shape.layout, shape.M, shape.N, shape.K, shape.offset_a, shape.offset_b
+    return shape.element_bytes, shape.layout, shape.M, shape.N, shape.K, shape.offset_a, shape.offset_b, shape.batch
 
 
 def _choice(
     launcher: Launcher, device: CDevice, shape: ShapeTimes, times: dict[bool, tuple[Sample, ...]], dtype: str
 ) -> Choice:
-    case = Case(Shape(shape.M, shape.N, shape.K, shape.layout), dtype, fast_accum=shape.fast_accum)
+    sizes = Shape(shape.M, shape.N, shape.K, shape.layout)
+    case = Case(sizes, dtype, fast_accum=shape.fast_accum, batch=shape.batch)
     addresses = (_ALIGNED + shape.offset_a, _ALIGNED + shape.offset_b, _ALIGNED)
     problem = problem_of(case, output_of(launcher, dtype), *addresses)
     plan = launcher.select(problem, device, WORKSPACE_LIMIT)

@@ -255,6 +255,7 @@ def table_of(measured: Measurement, shapes: Shapes) -> Table:
                 K=case.shape.K,
                 offset_a=case.offset_a,
                 offset_b=case.offset_b,
+                batch=case.batch,
                 drawn=not shapes.swept(case),
                 held_out=shapes.held_out(case),
                 times=_near([sample for sample in samples if sample.config_name not in measured.left_out]),

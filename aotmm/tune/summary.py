@@ -86,7 +86,11 @@ def _regret_text(title: str, regret: Regret) -> Iterator[str]:
 
 def _choice_text(choice: Choice) -> str:
     shape, best = choice.shape, choice.best
-    what = f"{shape.M}x{shape.N}x{shape.K} {shape.layout} of {shape.element_bytes} bytes" + " fast" * shape.fast_accum
+    what = (
+        f"{shape.batch} of " * (shape.batch > 1)
+        + f"{shape.M}x{shape.N}x{shape.K} {shape.layout} of {shape.element_bytes} bytes"
+        + " fast" * shape.fast_accum
+    )
     what += f", A +{shape.offset_a} B +{shape.offset_b} bytes" * bool(shape.offset_a or shape.offset_b)
     regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"
     how = f" split {best.split}" * (best.split > 1) + " pdl" * best.pdl

@@ -490,31 +490,36 @@ def test_parameters_of_a_tensor_map() -> None:
 	.param .align 64 .b8 late_param_1[128],
 	.param .u32 late_param_2,
 	.param .u32 late_param_3,
-	.param .u64 late_param_4,
+	.param .u32 late_param_4,
 	.param .u64 late_param_5,
-	.param .u64 .ptr .global .align 1 late_param_6,
-	.param .u64 .ptr .global .align 1 late_param_7,
-	.param .u64 .ptr .global .align 1 late_param_8
+	.param .u64 late_param_6,
+	.param .u64 late_param_7,
+	.param .u64 .ptr .global .align 1 late_param_8,
+	.param .u64 .ptr .global .align 1 late_param_9,
+	.param .u64 .ptr .global .align 1 late_param_10
 )
 """
-    row = Descriptor("b_ptr", "bf16", ("K", "N"), ("stride_bk", "stride_bn"), (64, 256))
+    row = Descriptor("b_ptr", "bf16", ("batch", "K", "N"), ("stride_bz", "stride_bk", "stride_bn"), (64, 256))
     plan = dataclasses.replace(
         specialisation({"M": "i32", "bias_ptr": "*bf16"}, {"y_desc": row}),
         function=SimpleNamespace(arg_names=["M", "y_desc", "bias_ptr"]),
     )
-    transfer = {"block_size": [64, 64], "swizzle": 3, "elem_size": 2}
+    transfer = {"block_size": [1, 64, 64], "swizzle": 3, "elem_size": 2}
     metadata = {"global_scratch_size": 512, "tensordesc_meta": [transfer]}
     found = parameters.parameters(target("sm90"), text, "late", plan, metadata)
+    tensor_map = TensorMap("bf16", "N", "K", "batch", "stride_bk", "stride_bz", 64, 64, 3)
     assert found == (
         Parameter("M", "i32", "M", 0, 4),
-        Parameter("y_desc", "tensordesc", "b_ptr", 64, 128, TensorMap("bf16", "N", "K", "stride_bk", 64, 64, 3)),
-        Parameter("y_desc.K", "i32", "K", 192, 4),
-        Parameter("y_desc.N", "i32", "N", 196, 4),
-        Parameter("y_desc.stride_bk", "i64", "stride_bk", 200, 8),
-        Parameter("y_desc.stride_bn", "i64", "stride_bn", 208, 8),
-        Parameter("bias_ptr", "*bf16", "bias_ptr", 216, 8),
-        Parameter("global_scratch", "*i8", "global_scratch", 224, 8),
-        Parameter("profile_scratch", "*i8", "zero", 232, 8),
+        Parameter("y_desc", "tensordesc", "b_ptr", 64, 128, tensor_map),
+        Parameter("y_desc.batch", "i32", "batch", 192, 4),
+        Parameter("y_desc.K", "i32", "K", 196, 4),
+        Parameter("y_desc.N", "i32", "N", 200, 4),
+        Parameter("y_desc.stride_bz", "i64", "stride_bz", 208, 8),
+        Parameter("y_desc.stride_bk", "i64", "stride_bk", 216, 8),
+        Parameter("y_desc.stride_bn", "i64", "stride_bn", 224, 8),
+        Parameter("bias_ptr", "*bf16", "bias_ptr", 232, 8),
+        Parameter("global_scratch", "*i8", "global_scratch", 240, 8),
+        Parameter("profile_scratch", "*i8", "zero", 248, 8),
     )
     for wrong in (text.replace("[128]", "[64]"), text.replace("b8 late_param_1[128]", "b64 late_param_1")):
         with pytest.raises(CompileError, match="this version of Triton is not supported"):

@@ -73,11 +73,9 @@ class CGuard(Structure):
 class CTensorMap(Structure):
     """aotmm_tensor_map."""
 
+    _NUMBERS = ("type", "element_bytes", "inner", "outer", "batch", "stride", "batch_stride")
     _fields_ = (
-        *(
-            (name, c_uint16)
-            for name in ("type", "element_bytes", "inner", "outer", "stride", "box_inner", "box_outer", "swizzle")
-        ),
+        *((name, c_uint16) for name in (*_NUMBERS, "box_inner", "box_outer", "swizzle")),
         ("guard_count", c_uint32),
         ("guards", POINTER(CGuard)),
     )
@@ -146,7 +144,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
             (
                 TENSOR_MAP_TYPES[row.dtype],
                 DTYPES[row.dtype].bytes,
-                *(of(name) for name in (row.inner, row.outer, row.stride)),
+                *(of(name) for name in (row.inner, row.outer, row.batch, row.stride, row.batch_stride)),
                 row.box_inner,
                 row.box_outer,
                 row.swizzle,

@@ -34,7 +34,7 @@ static const aotmm_guard guards_2[] = {
 
 /* product: sha256 a8792157cb4f27fb949c035f45518c61e884bb86e6f420204379c2baa8beb66e and a8792157cb4f27fb949c035f45518c61e884bb86e6f420204379c2baa8beb66e */
 static const aotmm_tensor_map maps_0[] = {
-    {6, 2, of_0_K, of_0_N, of_0_stride_bn, 64, 128, 3,
+    {6, 2, of_0_K, of_0_N, of_0_batch, of_0_stride_bn, of_0_stride_bz, 64, 128, 3,
      1, guards_2},
     {0},
 };

@@ -427,7 +427,8 @@ def test_tensor_maps(made: Variant) -> None:
             inner, outer, stride, extent, box_outer = size, "K", k, along, config.block_k
         box = min(extent, ROW_BYTES // element)
         swizzle = {32: 1, 64: 2, 128: 3}[box * element]
-        return f"{matrix}_ptr", TensorMap(made.dtype_a, inner, outer, stride, box, box_outer, swizzle)
+        between = f"stride_{matrix}z"
+        return f"{matrix}_ptr", TensorMap(made.dtype_a, inner, outer, "batch", stride, between, box, box_outer, swizzle)
 
     x, y = ("b", "a") if swapped else ("a", "b")
     wanted = [("x_desc", *expected(x, rows))]
@@ -441,7 +442,8 @@ def test_tensor_maps(made: Variant) -> None:
     for name, value, row in results:
         assert (name, value) in {("c_desc", "c_ptr"), ("c1_desc", "c_ptr")}
         assert row is not None
-        assert (row.dtype, row.inner, row.outer, row.stride) == (made.dtype_c, "N", "M", "stride_cm")
+        assert (row.dtype, row.inner, row.outer, row.batch) == (made.dtype_c, "N", "M", "batch")
+        assert (row.stride, row.batch_stride) == ("stride_cm", "stride_cz")
         assert row.box_inner * c == {1: 32, 2: 64, 3: 128}[row.swizzle]
         along, across = (row.box_outer, row.box_inner) if swapped else (row.box_inner, row.box_outer)
         first = results[0][2]
@@ -461,7 +463,8 @@ def test_map_of_a_residual(made: Variant) -> None:
         row = parameter.tensor_map
         assert row is not None
         assert (parameter.value, row.dtype) == ("bias_ptr", made.dtype_c)
-        assert (row.inner, row.outer, row.stride) == ("N", "M", "stride_bias_m")
+        assert (row.inner, row.outer, row.batch) == ("N", "M", "batch")
+        assert (row.stride, row.batch_stride) == ("stride_bias_m", "stride_bias_z")
         swapped = made.family == "swapped"
         rows = block(made)[0] // slabs(made)
         high, wide = (row.box_inner, row.box_outer) if swapped else (row.box_outer, row.box_inner)
@@ -493,13 +496,14 @@ def test_guards(made: Variant) -> None:
         "c": ("stride_cm", "stride_cn"),
     }
     matrices = {"a": element, "b": element} | ({"c": c} if made.role == "product" else {})
-    wanted = [("batch", "equals", 1), ("K", "at_least", 1), *((size, "below", I32_LIMIT) for size in "MNK")]
+    wanted = [("K", "at_least", 1), *((size, "below", I32_LIMIT) for size in ("M", "N", "K", "batch"))]
     for matrix, size in matrices.items():
         outer, inner = unit[matrix]
         wanted += [
             (inner, "equals", 1),
             (outer, "multiple_of", 16 // size),
             (outer, "at_least", 1),
+            (f"stride_{matrix}z", "multiple_of", 16 // size),
             (f"{matrix}_ptr", "multiple_of", 16),
         ]
     if made.role == "product":
@@ -535,7 +539,7 @@ def test_programmatic_launches(made: Variant) -> None:
     scaled = DTYPES[made.dtype_a].bytes == 1 and made.role == "product"
     assert readers == 1 + (consumers(made) if scaled or made.epilogue != "none" else 0)
     if readers == 1:
-        first = re.search(r"cp\.async\.bulk\.tensor\.2d\.shared::(?:cta|cluster)\.global", found.ptx)
+        first = re.search(r"cp\.async\.bulk\.tensor\.3d\.shared::(?:cta|cluster)\.global", found.ptx)
         assert first is not None
         assert found.ptx.index("griddepcontrol.wait") < first.start()
 
@@ -636,7 +640,7 @@ def test_multicasts(made: Variant) -> None:
     Boxes side by side in shared memory are copies of their own, through the tensor map of their operand.
     """
     found = compiled(made)
-    copy = r"@(one|several) cp\.async\.bulk\.tensor\.2d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
+    copy = r"@(one|several) cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
     copies = re.findall(copy, found.ptx)
     if made.num_ctas == 1:
         assert copies == []
@@ -649,7 +653,7 @@ def test_multicasts(made: Variant) -> None:
         along = row.tensor_map.inner != "K"
         across = [block(made)[0] // slabs(made), *widths(made)][number]
         boxes_of_one = -(-(across if along else made.config.block_k) // row.tensor_map.box_inner)
-        wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{5 * number}"] += count * boxes_of_one
+        wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{7 * number}"] += count * boxes_of_one
     assert copies == sum(wanted.values()) * [("one", ""), ("several", ".multicast::cluster")]
     blocks = re.findall(r"mov\.b64 map, (\w+);((?:(?!mov\.b64 map).)*)", found.ptx, re.DOTALL)
     named = Counter[str]()

@@ -682,9 +682,10 @@ class Reference:
         slab = units * kernel.config.block_m * kernel.config.block_n
         cols = ceil_div(p.N, kernel.config.block_n) * kernel.config.block_n
         values = way.values | {
-            "workspace_ptr": SEEN_ADDRESS, "workspace_stride_m": cols, "workspace_stride_z": slab, "split": SPLITS[-1]
+            "workspace_ptr": SEEN_ADDRESS, "workspace_stride_m": cols, "workspace_stride_z": slab // p.batch,
+            "split": SPLITS[-1],
         }  # fmt: skip
-        if p.batch != 1 or units == 0 or not keeps_guards(kernel, values):
+        if units == 0 or not keeps_guards(kernel, values):
             return ["no split"]
         reduce = self.reducer(problem, values, device)
         if reduce is None:
@@ -703,7 +704,10 @@ class Reference:
         plans: list[Planned | str] = []
         for split in splits:
             c, sums = self.constants[reduce], ceil_div(4 * split * slab, 256) * 256
-            ns = c.base_ns + F32(p.M) * F32(p.N) * F32(4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
+            ns = (
+                c.base_ns
+                + F32(p.batch) * F32(p.M) * F32(p.N) * F32(4 * split + DTYPES[p.dtype_c].bytes) * c.ns_per_byte
+            )
             plans.append(self._plan(problem, device, number, way, split, units, (sums, ns), limit, cut))
         return plans or ["no split"]
 
@@ -804,6 +808,7 @@ class Reference:
             "lines_b": t.lines_b,
             "sectors_a": split_lines(way.values, A, problem.dtype_a, SECTOR),
             "sectors_b": split_lines(way.values, B, problem.dtype_b, SECTOR),
+            "log2 batch": log2(problem.batch),
             "log2 time": log2(time),
             **{part: float(getattr(t, part)) / time for part in ("multiply", "take", "read", "load", "sums", "fixed")},
             "reread": min(1.0, self._reread(problem, planned, t) / time),
@@ -916,8 +921,8 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
     by_rows = values[operand.col_stride] in (1, None)
     pitch = (values[operand.row_stride if by_rows else operand.col_stride] or 0) * DTYPES[dtype].bytes
     address = sized(values, operand.pointer)
-    least = math.gcd(pitch, unit)
-    if least == unit or sized(values, operand.rows if by_rows else operand.cols) == 1:
+    least = math.gcd(pitch, (values[f"stride_{'abc'[number]}z"] or 0) * DTYPES[dtype].bytes, unit)
+    if least == unit:
         return float(address % unit != 0)
     return 1.0 if address % least else 1 - least / unit
 

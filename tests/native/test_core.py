@@ -424,14 +424,14 @@ def test_each_broken_guard_alone_is_noticed(arch: str, dtype: str) -> None:
         *(replace(batched, batch_strides=odd) for odd in ((4, 0, 0), (0, 65_537, 0), (0, 0, 12))),
         replace(fitting, N=255),
     ]
-    # A tensor map counts in 64 bits and ends where K does, but it is of one matrix: it has none for a batch, for no K.
+    # A tensor map counts in 64 bits and ends where K does, but there is none for no K.
     addressed = [
         replace(fitting, K=255),
         replace(fitting, strides_a=(2**31 // 255 // 8 * 8 + 8, 1)),
         replace(fitting, strides_b=(2**31 // 255 // 8 * 8 + 8, 1)),
         replace(fitting, strides_c=(2**31 // 255 // 8 * 8 + 8, 1)),
     ]
-    mapped = [batched, replace(fitting, K=0)]
+    mapped = [replace(fitting, K=0)]
     asked = {
         verdict.kernel.guards: number
         for number, verdict in enumerate(launcher(arch).explain(fitting, device).evaluations)

@@ -324,7 +324,8 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
     problem = problem_of(70, 136, 520)
     product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
     need = 3 * 128 * 192 * 4
-    good = [Plan(product), Plan(partial, 3, workspace_bytes=need)]
+    good = [(Plan(product), problem), (Plan(partial, 3, workspace_bytes=need), problem)]
+    good.append((Plan(partial, 3, workspace_bytes=2 * need), replace(problem, batch=2)))
     wrong = [
         (Plan(product, 2, workspace_bytes=BIG), problem),
         (Plan(partial, 1, workspace_bytes=BIG), problem),
@@ -336,7 +337,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(partial, 3, COPY_C, workspace_bytes=BIG), problem),
         (Plan(product, copies=8, workspace_bytes=BIG), problem),
         (Plan(product, copies=COPY_A), problem),
-        (Plan(partial, 3, workspace_bytes=BIG), replace(problem, batch=2)),
+        (Plan(partial, 3, workspace_bytes=2 * need - 1), replace(problem, batch=2)),
         (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, batch=2)),
         (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, K=0)),
         (Plan(number_of(emulator, "product", "nt")), problem),
@@ -363,14 +364,14 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         emulator.launcher.run(Plan(999), problem, 0, 0)
     for address in (0, (1 << 44) + 128):
         with pytest.raises(ValueError, match=f"the plan needs {need} bytes at a multiple of 256"):
-            emulator.launcher.run(good[1], problem, 0, 0, address)
+            emulator.launcher.run(*good[1], 0, 0, address)
     with pytest.raises(ValueError, match="sizes are not negative"):
-        emulator.launcher.run(good[0], replace(problem, M=-1), 0, 0)
+        emulator.launcher.run(good[0][0], replace(problem, M=-1), 0, 0)
     assert emulator.driver.launches == []
-    for plan in good:
-        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
-        emulator.launcher.run(plan, replace(problem, M=0), 0, 0)
-    assert len(emulator.driver.launches) == 3
+    for plan, fitting in good:
+        emulator.launcher.run(plan, fitting, 0, 0, 1 << 44)
+        emulator.launcher.run(plan, replace(fitting, M=0), 0, 0)
+    assert len(emulator.driver.launches) == 5
     assert emulator.driver.misuse == []
 
 
@@ -504,23 +505,28 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-def with_map(kernel: Kernel, *, value: str, inner: str, stride: str, guards: tuple[Guard, ...] = ()) -> Kernel:
-    """The kernel with a tensor map of the (M, `inner`) matrix at `value` besides, which its binary knows nothing of."""
+def with_map(
+    kernel: Kernel, *, value: str, inner: str, strides: tuple[str, str], guards: tuple[Guard, ...] = ()
+) -> Kernel:
+    """The kernel with a map of (batch, M, `inner`) matrices at `value` besides, which its binary knows nothing of."""
     if kernel.role != "product" or kernel.layout != "nn":
         return kernel
-    mapped = TensorMap("fp16", inner, "M", stride, box_inner=64, box_outer=32, swizzle=3, guards=guards)
+    mapped = TensorMap("fp16", inner, "M", "batch", *strides, box_inner=64, box_outer=32, swizzle=3, guards=guards)
     end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
     return replace(kernel, parameters=(*kernel.parameters, Parameter("map", "tensordesc", value, end, 128, mapped)))
 
 
-with_map_of_a = functools.partial(with_map, value="a_ptr", inner="K", stride="stride_am")
+with_map_of_a = functools.partial(with_map, value="a_ptr", inner="K", strides=("stride_am", "stride_az"))
 BOXED = (
     Guard("bias_rank", "equals", 2),
     Guard("stride_bias_n", "equals", 1),
     Guard("bias_ptr", "multiple_of", 16),
     Guard("stride_bias_m", "multiple_of", 8),
+    Guard("stride_bias_z", "multiple_of", 8),
 )
-with_map_of_bias = functools.partial(with_map, value="bias_ptr", inner="N", stride="stride_bias_m", guards=BOXED)
+with_map_of_bias = functools.partial(
+    with_map, value="bias_ptr", inner="N", strides=("stride_bias_m", "stride_bias_z"), guards=BOXED
+)
 
 
 @ON_CUDA
@@ -530,8 +536,11 @@ def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
     emulator = Emulator(changed_pack(pack, tmp_path, with_map_of_a), execute=False)
     product = number_of(emulator, "product")
     base, a = 1 << 44, 1 << 40
+    apart, shared = {"batch_strides": (70 * 520, 0, 70 * 136)}, {"batch_strides": (0, 520 * 136, 70 * 136)}
     cases = [
-        (problem_of(70, 136, 520), {"address": hex(a), "dim0": "520", "dim1": "70"}),
+        (problem_of(70, 136, 520), {"address": hex(a), "dim0": "520", "dim1": "70", "dim2": "1"}),
+        (problem_of(70, 136, 520, batch=3, **apart), {"dim0": "520", "dim1": "70", "dim2": "3"}),
+        (problem_of(70, 136, 520, batch=3, **shared), {"dim0": "520", "dim1": "70", "dim2": "1"}),
         (problem_of(70, 136, 520, a_ptr=a + 2), {"address": hex(base), "dim0": "520", "dim1": "70"}),
         (problem_of(1, 136, 520), {"address": hex(a), "dim0": "520", "dim1": "1"}),
         (problem_of(1, 136, 528, strides_a=(3, 1)), {"address": hex(a), "dim0": "528", "dim1": "1"}),
@@ -540,7 +549,7 @@ def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
         for _ in range(2):
             emulator.launcher.run(emulator.plan(problem, product), problem, 0, 0, base)
         *_, call = [call for call in emulator.driver.calls if call.name == "cuTensorMapEncodeTiled"]
-        fixed = {"type": "6", "rank": "2", "box0": "64", "box1": "32", "swizzle": "3"}
+        fixed = {"type": "6", "rank": "3", "box0": "64", "box1": "32", "swizzle": "3"}
         assert {name: call.arguments[name] for name in fixed | wanted} == fixed | wanted
     assert [call.name for call in emulator.driver.calls].count("cuTensorMapEncodeTiled") == len(cases)
     emulator.driver.fail_next("cuTensorMapEncodeTiled", 1)
@@ -567,6 +576,8 @@ def test_a_bias_that_no_tensor_map_describes_has_an_empty_one(pack: Path, tmp_pa
         ({"bias_ptr": r, "bias_strides": (0, 137, 1)}, False),
         ({"bias_ptr": r + 16, "bias_strides": (0, 8, 1)}, True),
         ({"bias_ptr": r, "bias_strides": (0, 8, 2)}, False),
+        ({"bias_ptr": r, "bias_strides": (4, 136, 1), "batch": 2}, False),
+        ({"bias_ptr": r, "bias_strides": (70 * 136, 136, 1), "batch": 2}, True),
     ]
     for fields, mapped in cases:
         problem = problem_of(70, 136, 520, **fields)

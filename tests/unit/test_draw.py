@@ -35,6 +35,12 @@ def test_problems_are_of_the_distribution(each: Class) -> None:
     assert {case.offset_a for case in cases} == {case.offset_b for case in cases} == set(each.offsets)
     assert all(case.fast_accum == each.fast_accum for case in cases)
     assert not any(each.offsets) or all(case.offset_a or case.offset_b for case in cases)
+    if each.most_batch == 1:
+        assert {case.batch for case in cases} == {1}
+    else:
+        assert min(case.batch for case in cases) == 2
+        assert each.most_batch / 2 < max(case.batch for case in cases) <= each.most_batch
+        assert all(case.bytes <= 2 * 2**28 for case in cases)
     for case in cases:
         M, N, K = case.shape.M, case.shape.N, case.shape.K
         kinds = {
@@ -42,6 +48,9 @@ def test_problems_are_of_the_distribution(each: Class) -> None:
             "gradient": (M, N) in layers and each.least <= K <= each.most,
             "free": all(size % each.step == 0 and each.least <= size <= each.most for size in (M, N, K)),
             "odd": (M % 2 or N % 2 or K % 2) and all(each.least <= size <= each.most for size in (M, N, K)),
+            "few_rows": M <= 16 and case.shape.layout[0] == "n" and N % each.step == K % each.step == 0,
+            "scores": K in (64, 128) and case.shape.layout == "nt" and M % each.step == N % each.step == 0,
+            "values": N in (64, 128) and case.shape.layout == "nn" and M % each.step == K % each.step == 0,
             "square": M == N == K and M % each.step == 0 and each.least <= M <= each.most,
         }
         assert any(kinds[kind] for kind in each.sizes)

@@ -19,7 +19,8 @@ _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 def _mm(case: Case, _: Sequence[Operands]) -> Call:
     if case.activation is not None:
         raise NotRunError("torch.mm has no epilogue")
-    return lambda operands: torch.mm(operands.a, operands.b, out=operands.out)
+    product = torch.mm if case.batch == 1 else torch.bmm
+    return lambda operands: product(operands.a, operands.b, out=operands.out)
 
 
 def _scaled_mm(case: Case, _: Sequence[Operands]) -> Call:
@@ -60,7 +61,7 @@ def _addmm(case: Case, _: Sequence[Operands]) -> Call:
 # cuBLAS may add the parts of a split sum in 16 bits, as torch allows it by default
 # (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction): one more rounding.
 PROVIDERS = (
-    Provider("torch", "torch.mm(out=): cuBLAS, or rocBLAS on AMD", _mm, roundings=2),
+    Provider("torch", "torch.mm(out=), or torch.bmm: cuBLAS, or rocBLAS on AMD", _mm, roundings=2),
     Provider("scaled_mm", "torch._scaled_mm, one scale per operand", _scaled_mm, roundings=2),
     Provider("unfused", "torch.mm, then one kernel that adds the bias and one that activates", _unfused, roundings=4),
     Provider("addmm", "torch.addmm, which fuses the bias where cuBLASLt can, then the activation", _addmm, roundings=3),

@@ -154,36 +154,37 @@ def copies(tensor_map: str, count: int, line: int, bytes_: int) -> str:
     """Return PTX that copies `count` boxes, side by side, to all blocks of a mask; of mask 0, to this one.
 
     A multicast to one block takes longer than a plain copy. Operands are the address of the first box in shared memory,
-    where it begins along its lines, the number of its first line, the barrier, the mask.
+    where it begins along its lines, the number of its first line, that of its matrix, the barrier, the mask.
 
     Args:
         tensor_map: the parameter of the kernel.
         line, bytes_: elements of a line, and bytes of a box.
     """
-    copy = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
     lines = [
         ".reg .pred one, several;", ".reg .b16 mask;", ".reg .b32 number, first, box, begin, bar;", ".reg .b64 map;",
         f"mov.b64 map, {tensor_map};", "cvta.param.u64 map, map;",
         "mov.u32 number, %cluster_ctarank;",
-        "mapa.shared::cluster.u32 first, $0, number;", "mapa.shared::cluster.u32 bar, $3, number;",
-        "elect.sync _|one, -1;", "setp.ne.and.b32 several, $4, 0, one;", "setp.eq.and.b32 one, $4, 0, one;",
-        "cvt.u16.u32 mask, $4;",
+        "mapa.shared::cluster.u32 first, $0, number;", "mapa.shared::cluster.u32 bar, $4, number;",
+        "elect.sync _|one, -1;", "setp.ne.and.b32 several, $5, 0, one;", "setp.eq.and.b32 one, $5, 0, one;",
+        "cvt.u16.u32 mask, $5;",
     ]  # fmt: skip
     for i in range(count):
         lines += [
             f"add.s32 box, first, {i * bytes_};",
             f"add.s32 begin, $1, {i * line};",
-            f"@one {copy} [box], [map, {{begin, $2}}], [bar];",
-            f"@several {copy}.multicast::cluster [box], [map, {{begin, $2}}], [bar], mask;",
+            f"@one {copy} [box], [map, {{begin, $2, $3}}], [bar];",
+            f"@several {copy}.multicast::cluster [box], [map, {{begin, $2, $3}}], [bar], mask;",
         ]
     return "\n".join(["{", *lines, "}"])
 
 
 @gluon.jit
 def load_for_all(
-    smem, inner, outer, bar, mask, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr, OUTER: gl.constexpr
-):
-    """Start copying OUTER lines of INNER elements of BITS each, from (outer, inner) on, to all blocks of `mask`."""
+    smem, inner, outer, matrix, bar, mask, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr,
+    OUTER: gl.constexpr,
+):  # fmt: skip
+    """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`."""
     ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
     TEXT: gl.constexpr = copies(MAP, INNER // ELEMENTS, ELEMENTS, OUTER * ELEMENTS * BITS // 8)
-    gl.inline_asm(TEXT, "r,r,r,r,r", [smem, inner, outer, bar, mask], [], is_pure=False)
+    gl.inline_asm(TEXT, "r,r,r,r,r,r", [smem, inner, outer, matrix, bar, mask], [], is_pure=False)

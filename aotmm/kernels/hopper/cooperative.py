@@ -30,19 +30,19 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
     stage = 0
     phase = 0
     for unit in range(work.cluster.first, work.count(), work.cluster.count):
-        row, col, part = work.place(unit)
+        row, col, matrix = work.place(unit)
         row += SLAB * (t.ROWS // t.PARTS)
-        held = fetch_factors(row, col, memory, epilogue, t)
-        first, end = work.steps_of(part)
+        held = fetch_factors(matrix, row, col, memory, epilogue, t)
+        first, end = work.steps_of(matrix)
         acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end)
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage)
         factors = put_factors(memory, SLAB, held, t)
         if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
-                acc, acc1, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
+                acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip
         store_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, epilogue, t
+            acc, acc1, matrix, row, col, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, epilogue, t
         )  # fmt: skip
     if not t.PARTIAL:
         tma.store_wait(0)
@@ -50,9 +50,9 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
 
 @gluon.jit
 def cooperative(
-    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, group_m, split, workspace_ptr, workspace_stride_m,
-    workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
-    stride_scale_b, activation, slope,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
+    workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
+    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -60,21 +60,23 @@ def cooperative(
     PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue, or partial sums of it; K is at least 1."""
+    """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
         STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, cluster, t)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), batch, group_m, split, cluster, t)
+    stride_xz = stride_bz if SWAPPED else stride_az
+    stride_yz = stride_az if SWAPPED else stride_bz
     ring = make_ring(x_desc, y_desc, y1_desc, cluster, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, PARTS)
     epilogue = Epilogue(
-        M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
-        scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
+        M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
+        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
     # the other warps of the producer's warpgroup, which take part in `meet`
     IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
@@ -85,7 +87,7 @@ def cooperative(
         gl.warp_specialize(
             [
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [1] + IDLE,
@@ -96,7 +98,7 @@ def cooperative(
             [
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [4, 1] + IDLE,
@@ -108,7 +110,7 @@ def cooperative(
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
+                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [4, 4, 1] + IDLE,

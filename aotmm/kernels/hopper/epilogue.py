@@ -27,6 +27,7 @@ class Epilogue:
     workspace_stride_z: gl.tensor
     bias_ptr: gl.tensor
     bias_rank: gl.tensor
+    stride_bias_z: gl.tensor
     stride_bias_m: gl.tensor
     stride_bias_n: gl.tensor
     scale_a_ptr: gl.tensor
@@ -46,10 +47,16 @@ class Epilogue:
             return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + t.BIAS - 1) // t.BIAS, 0)
 
     @gluon.jit
+    def bias_of(self, matrix):
+        """Return the address of the bias of a member of the batch."""
+        return self.bias_ptr + matrix.to(gl.int64) * self.stride_bias_z
+
+    @gluon.jit
     def boxed(self):
         """Return whether TMA can copy that matrix. If not, its tensor map is empty."""
         BYTES: gl.constexpr = self.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
-        odd = (self.bias_ptr.to(gl.int64) | self.stride_bias_m * BYTES) % BOX_ALIGNMENT
+        strides = self.stride_bias_z | self.stride_bias_m
+        odd = (self.bias_ptr.to(gl.int64) | strides * BYTES) % BOX_ALIGNMENT
         return (self.stride_bias_n == 1) & (odd == 0)
 
 
@@ -71,7 +78,7 @@ def fetch(ptr, stride, given, first, size, OTHER: gl.constexpr, COUNT: gl.conste
 
 
 @gluon.jit
-def fetch_factors(row, col, memory, epilogue, tiling):
+def fetch_factors(matrix, row, col, memory, epilogue, tiling):
     """Start reading the factors of the epilogue of the slab at `row` of X and `col` of Y.
 
     They are read before the products and used after them: nothing waits for them.
@@ -85,7 +92,7 @@ def fetch_factors(row, col, memory, epilogue, tiling):
         NS: gl.constexpr = memory.bias.shape[1]
         m = col if t.SWAPPED else row
         n = row if t.SWAPPED else col
-        bias = fetch(e.bias_ptr, e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS)
+        bias = fetch(e.bias_of(matrix), e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS)
         if t.SCALED:
             scale_a = fetch(e.scale_a_ptr, e.stride_scale_a, e.scale_a_ptr.to(gl.int64) != 0, m, e.M, 1.0, MS)
             scale_b = fetch(e.scale_b_ptr, e.stride_scale_b, e.scale_b_ptr.to(gl.int64) != 0, n, e.N, 1.0, NS)
@@ -170,18 +177,20 @@ def halves(sums):
 
 
 @gluon.jit
-def store(chunk, m, n, c_desc, c_smem):
-    """Round a chunk, and start its store to row m and column n of C."""
+def store(chunk, matrix, m, n, c_desc, c_smem):
+    """Round a chunk, and start its store to row m and column n of a matrix of C."""
     tma.store_wait(0)
     gl.barrier()  # one thread waited for the store before
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
     gl.barrier()  # one thread stores the writes of all
-    tma.async_store(c_desc, [m, n], c_smem)
+    tma.async_store(c_desc, [matrix, m, n], c_smem)
 
 
 @gluon.jit
-def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling):
+def store_slab(
+    sums, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling
+):
     """Write the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
     e = epilogue
     t = tiling
@@ -191,8 +200,8 @@ def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 
         if not (WHOLE or SIZE == t.TAIL):
             left, right = halves(sums)
             HALF: gl.constexpr = SIZE // 2
-            store_slab(left, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
-            store_slab(right, row, col + HALF, part, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t)
+            store_slab(left, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
+            store_slab(right, matrix, row, col + HALF, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t)
         else:
             if t.SWAPPED:
                 chunk = sums.permute((1, 0))
@@ -205,7 +214,7 @@ def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 
             if t.PARTIAL:
                 ms = m + gl.arange(0, chunk.shape[0], layout=gl.SliceLayout(1, chunk.type.layout))
                 ns = n + gl.arange(0, chunk.shape[1], layout=gl.SliceLayout(0, chunk.type.layout))
-                slab = e.workspace_ptr + part.to(gl.int64) * e.workspace_stride_z
+                slab = e.workspace_ptr + matrix.to(gl.int64) * e.workspace_stride_z
                 gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
             else:
                 if t.SCALED or t.EPILOGUE != "none":
@@ -213,13 +222,13 @@ def store_slab(sums, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 
                         gl.barrier()  # all factors are in shared memory
                     chunk = finish(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
                 if SIZE == t.WIDTH:
-                    store(chunk, m, n, c_desc, c_smem)
+                    store(chunk, matrix, m, n, c_desc, c_smem)
                 else:
-                    store(chunk, m, n, c1_desc, c1_smem)
+                    store(chunk, matrix, m, n, c1_desc, c1_smem)
 
 
 @gluon.jit
-def store_in_parts(sums, row, col, c_desc, c_smem, factors, epilogue, tiling):
+def store_in_parts(sums, matrix, row, col, c_desc, c_smem, factors, epilogue, tiling):
     """Do `store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
 
     Registers cannot be indexed, so the quarters change places. For alternatives see docs/performance.md.
@@ -234,13 +243,13 @@ def store_in_parts(sums, row, col, c_desc, c_smem, factors, epilogue, tiling):
         n = col + i * WIDTH
         gl.barrier()  # all factors are in shared memory
         chunk = finish(first, Factors(factors.scale_a, scale_b.index(i), bias.index(i)), epilogue, tiling)
-        store(chunk, row, n, c_desc, c_smem)
+        store(chunk, matrix, row, n, c_desc, c_smem)
         first, second, third = second, third, fourth
 
 
 @gluon.jit
-def fill(box, m, n, epilogue):
-    """Copy the box at row m and column n of a matrix that TMA cannot copy."""
+def fill(box, matrix, m, n, epilogue):
+    """Copy the box at row m and column n of a matrix that is added, which TMA cannot copy."""
     e = epilogue
     COLS: gl.constexpr = box.shape[1]
     # rows follow each other in shared memory only if each is a line of the swizzle
@@ -251,7 +260,7 @@ def fill(box, m, n, epilogue):
     cols = (n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT)))[None, :]
     for i in range((gl.minimum(e.M - m, box.shape[0]) + ROWS - 1) // ROWS):
         rows = (m + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)))[:, None]
-        ptrs = e.bias_ptr + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
+        ptrs = e.bias_of(matrix) + rows.to(gl.int64) * e.stride_bias_m + cols.to(gl.int64) * e.stride_bias_n
         values = gl.load(ptrs, mask=(rows < e.M) & (cols < e.N), other=0.0)
         gl.barrier()  # others may still read the last box, or TMA's data
         parts.index(i).store(values)
@@ -260,8 +269,8 @@ def fill(box, m, n, epilogue):
 
 @gluon.jit
 def add_matrix(
-    sums, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr, epilogue,
-    tiling,
+    sums, matrix, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, OFFSET: gl.constexpr,
+    epilogue, tiling,
 ):  # fmt: skip
     """Scale the sums of rows `row`... and columns `col`..., OFFSET... of the tile, and add a matrix to them.
 
@@ -275,7 +284,7 @@ def add_matrix(
             mbarrier.wait(ring.full.index(stage), phase)
             box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
             if not epilogue.boxed():
-                fill(box, col if t.SWAPPED else row, row if t.SWAPPED else col, epilogue)
+                fill(box, matrix, col if t.SWAPPED else row, row if t.SWAPPED else col, epilogue)
             gl.barrier()  # all of the box is there
             chunk = sums.permute((1, 0)) if t.SWAPPED else sums
             if t.SCALED:
@@ -290,10 +299,10 @@ def add_matrix(
             HALF: gl.constexpr = SIZE // 2
             left, right = halves(sums)
             left, stage, phase = add_matrix(
-                left, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET, epilogue, t
+                left, matrix, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET, epilogue, t
             )  # fmt: skip
             right, stage, phase = add_matrix(
-                right, row, col + HALF, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF,
+                right, matrix, row, col + HALF, ring, cluster, bias_desc, SLAB, stage, phase, factors, OFFSET + HALF,
                 epilogue, t,
             )  # fmt: skip
             sums = gl.join(left, right).permute((0, 2, 1)).reshape([sums.shape[0], SIZE])
@@ -302,29 +311,31 @@ def add_matrix(
 
 @gluon.jit
 def add_boxes(
-    acc, acc1, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling
+    acc, acc1, matrix, row, col, ring, cluster, bias_desc, SLAB: gl.constexpr, stage, phase, factors, epilogue, tiling
 ):
     """Do `add_matrix` for all of a slab, before any result leaves, so that the stages are soon free."""
     e = epilogue
     t = tiling
-    acc, stage, phase = add_matrix(acc, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, 0, e, t)
+    acc, stage, phase = add_matrix(
+        acc, matrix, row, col, ring, cluster, bias_desc, SLAB, stage, phase, factors, 0, e, t
+    )  # fmt: skip
     if t.COLS1 > 0:
         acc1, stage, phase = add_matrix(
-            acc1, row, col + t.COLS, ring, cluster, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
+            acc1, matrix, row, col + t.COLS, ring, cluster, bias_desc, SLAB, stage, phase, factors, t.COLS, e, t
         )
     return acc, acc1, stage, phase
 
 
 @gluon.jit
-def store_tile(acc, acc1, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
+def store_tile(acc, acc1, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
     """Write the sums of one slab of a tile."""
     t = tiling
     if t.IN_TURNS:
-        store_in_parts(acc, row, col, c_desc, c_smem, factors, epilogue, t)
+        store_in_parts(acc, matrix, row, col, c_desc, c_smem, factors, epilogue, t)
     else:
-        store_slab(acc, row, col, part, c_desc, c1_desc, c_smem, c1_smem, factors, 0, epilogue, t)
+        store_slab(acc, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, 0, epilogue, t)
         if t.COLS1 > 0:
-            store_slab(acc1, row, col + t.COLS, part, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, epilogue, t)
+            store_slab(acc1, matrix, row, col + t.COLS, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, epilogue, t)
 
 
 @gluon.jit

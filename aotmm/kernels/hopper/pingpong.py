@@ -41,8 +41,8 @@ def consume(
     phase = 1 - TURN
     first_unit = work.cluster.first + TURN * work.cluster.count
     for unit in range(first_unit, work.count(), 2 * work.cluster.count):
-        row, col, part = work.place(unit)
-        held = fetch_factors(row, col, memory, epilogue, t)
+        row, col, matrix = work.place(unit)
+        held = fetch_factors(matrix, row, col, memory, epilogue, t)
         mbarrier.wait(order.index(TURN), phase)
         stage = at % t.STAGES
         acc, acc1, stage, ring_phase = multiply(
@@ -53,11 +53,11 @@ def consume(
         factors = put_factors(memory, TURN, held, t)
         if t.EPILOGUE != "none" and added > 0:
             acc, acc1, _, _ = add_boxes(
-                acc, acc1, row, col, ring, work.cluster, bias_desc, 0, stage, ring_phase, factors, epilogue, t
+                acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, 0, stage, ring_phase, factors, epilogue, t
             )  # fmt: skip
             mbarrier.arrive(added_to.index(1 - TURN))
         store_tile(
-            acc, acc1, row, col, part, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, epilogue, t
+            acc, acc1, matrix, row, col, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors, epilogue, t
         )  # fmt: skip
         at += 2 * stages
         phase ^= 1
@@ -66,9 +66,9 @@ def consume(
 
 @gluon.jit
 def pingpong(
-    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, group_m, split, workspace_ptr, workspace_stride_m,
-    workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a,
-    stride_scale_b, activation, slope,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
+    workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
+    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -76,21 +76,23 @@ def pingpong(
     PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
-    """Compute C (M, N) = A (M, K) @ B (K, N) and the epilogue; K is at least 1."""
+    """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
         STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), group_m, split, cluster, t)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), batch, group_m, split, cluster, t)
+    stride_xz = stride_bz if SWAPPED else stride_az
+    stride_yz = stride_az if SWAPPED else stride_bz
     ring = make_ring(x_desc, y_desc, y1_desc, cluster, t)
     c = ring.x if PARTIAL else buffers(c_desc, 2)
     c1 = buffers(c1_desc, 2) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, 2)
     epilogue = Epilogue(
-        M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_m, stride_bias_n,
-        scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
+        M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
+        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
     )  # fmt: skip
     order = barriers(2, 1)
     added_to = barriers(2, 1) if EPILOGUE != "none" else order
@@ -109,7 +111,7 @@ def pingpong(
                 consume,
                 (ring, order, added_to, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1)),
             ),
-            (produce, (x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue)),
+            (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
         ]
         + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
         [4, 1] + IDLE,

@@ -50,11 +50,12 @@ class Tiling:
 
 @gluon.aggregate
 class Work:
-    """The work tiles of a launch: tiles of (rows, cols), times slices of `steps` steps along K."""
+    """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of `steps` steps along K."""
 
     rows: gl.tensor
     cols: gl.tensor
     steps: gl.tensor
+    batch: gl.tensor
     group_m: gl.tensor
     split: gl.tensor
     cluster: Cluster
@@ -70,13 +71,14 @@ class Work:
     def count(self):
         """Return the number of work tiles."""
         tiles_x, tiles_y = self.tiles()
-        return tiles_x * tiles_y * self.split
+        return tiles_x * tiles_y * self.batch * self.split
 
     @gluon.jit
     def place(self, unit):
-        """Return (first row, first column, slice) of this block's part of a work tile.
+        """Return (first row, first column, matrix) of this block's part of a work tile: that of the sums it writes.
 
-        Slices are outermost, tiles in groups of rows of C. So tiles that share a slice of an operand run side by side.
+        The matrices of slice `part` are numbers part * batch to part * batch + batch - 1. Slices are outermost, tiles
+        in groups of rows of C. So tiles that share a slice of an operand run side by side.
         """
         t = self.tiling
         tiles_x, tiles_y = self.tiles()
@@ -89,9 +91,30 @@ class Work:
         return (x * c.down + c.x) * t.ROWS, (y * c.across + c.y) * t.COLUMNS, unit // (tiles_x * tiles_y)
 
     @gluon.jit
-    def steps_of(self, part):
-        """Return the first step of a slice, and the first one after it."""
-        return part * self.steps // self.split, (part + 1) * self.steps // self.split
+    def steps_of(self, matrix):
+        """Return the first step along K of the sums of a matrix, and the first one after them."""
+        if self.tiling.PARTIAL:
+            part = matrix // self.batch
+            return part * self.steps // self.split, (part + 1) * self.steps // self.split
+        else:
+            return gl.to_tensor(0), self.steps
+
+    @gluon.jit
+    def member(self, matrix):
+        """Return the number in the batch."""
+        return matrix % self.batch if self.tiling.PARTIAL else matrix
+
+
+@gluon.jit
+def of_batch(member, stride):
+    """Return the number of a member's matrix in its tensor map, which has one if all members share it."""
+    return gl.where(stride == 0, 0, member)
+
+
+@gluon.constexpr_function
+def of_matrix(layout):
+    """Return the layout in shared memory of boxes of one matrix."""
+    return gl.NVMMASharedLayout(layout.swizzle_byte_width, layout.element_bitwidth, rank=2)
 
 
 @gluon.aggregate
@@ -111,7 +134,7 @@ class Ring:
 @gluon.jit
 def buffers(desc, COUNT: gl.constexpr):
     """Allocate COUNT boxes in shared memory."""
-    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
+    return gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape[1:], of_matrix(desc.layout))
 
 
 @gluon.jit
@@ -143,7 +166,7 @@ def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
 @gluon.jit
 def bias_box(ring, bias_desc, index):
     """Return a buffer of X, which has room for a box of a matrix that is added."""
-    return ring.x.index(index).reinterpret(bias_desc.dtype, bias_desc.block_type.shape, bias_desc.layout)
+    return ring.x.index(index).reinterpret(bias_desc.dtype, bias_desc.block_type.shape[1:], of_matrix(bias_desc.layout))
 
 
 @gluon.jit
@@ -155,8 +178,9 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def load(
-    desc, along, k, bar, smem, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr, MAP: gl.constexpr = None, mask=None
-):
+    desc, z, along, k, bar, smem, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr, MAP: gl.constexpr = None,
+    mask=None,
+):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
     With clusters they come to that stage of all blocks of `mask`, if a MAP is given.
@@ -165,13 +189,13 @@ def load(
     if tiling.CLUSTERED and MAP is not None:
         BITS: gl.constexpr = desc.dtype.primitive_bitwidth
         if K_MAJOR:
-            load_for_all(smem, k, along, bar, mask, BITS, MAP, tiling.BLOCK_K, ALONG)
+            load_for_all(smem, k, along, z, bar, mask, BITS, MAP, tiling.BLOCK_K, ALONG)
         else:
-            load_for_all(smem, along, k, bar, mask, BITS, MAP, ALONG, tiling.BLOCK_K)
+            load_for_all(smem, along, k, z, bar, mask, BITS, MAP, ALONG, tiling.BLOCK_K)
     elif K_MAJOR:
-        tma.async_load(desc, [along, k], bar, smem)
+        tma.async_load(desc, [z, along, k], bar, smem)
     else:
-        tma.async_load(desc, [k, along], bar, smem)
+        tma.async_load(desc, [z, k, along], bar, smem)
 
 
 @gluon.jit
@@ -181,10 +205,11 @@ def release(ring, cluster, stage, pred):
 
 
 @gluon.jit
-def produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase):
+def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
     """Fill stages from `stage` on with boxes of a matrix that is added to a tile; return the stage and phase after."""
     t = work.tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
+    member = of_batch(z, epilogue.stride_bias_z)
     for i in range(epilogue.stages(t)):
         bar = ring.full.index(stage)
         mbarrier.wait(ring.empty.index(stage), phase)
@@ -193,7 +218,7 @@ def produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase):
             mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
             for j in gl.static_range(t.PARTS):
                 box = bias_box(ring, bias_desc, stage * t.PARTS + j)
-                load(bias_desc, row + j * PART, col + i * t.BIAS, bar, box, t, not t.SWAPPED, PART)
+                load(bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, t, not t.SWAPPED, PART)
         else:
             mbarrier.arrive(bar)  # consumers fetch it themselves
         stage, phase = next_stage(stage, phase, t.STAGES)
@@ -201,7 +226,7 @@ def produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase):
 
 
 @gluon.jit
-def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
+def produce(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue):
     """Fill stage after stage with the boxes that this block's consumers multiply, as the producer warp."""
     t = work.tiling
     c = work.cluster
@@ -214,8 +239,11 @@ def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
     stage = 0
     phase = 1
     for unit in range(c.first, work.count(), c.count):
-        row, col, part = work.place(unit)
-        first, end = work.steps_of(part)
+        row, col, matrix = work.place(unit)
+        first, end = work.steps_of(matrix)
+        z = work.member(matrix)
+        x_z = of_batch(z, stride_xz)
+        y_z = of_batch(z, stride_yz)
         for step in range(first, end):
             k = step * t.BLOCK_K
             bar = ring.full.index(stage)
@@ -225,14 +253,15 @@ def produce(x_desc, y_desc, y1_desc, bias_desc, ring, work, epilogue):
             if c.loads_x(step):
                 for i in gl.static_range(t.PARTS):
                     x = ring.x.index(stage * t.PARTS + i)
-                    load(x_desc, row + i * PART, k, bar, x, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
+                    load(x_desc, x_z, row + i * PART, k, bar, x, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
             if c.loads_y(step):
-                load(y_desc, col, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, of_y)
+                load(y_desc, y_z, col, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, of_y)
                 if t.COLS1 > 0:
-                    load(y1_desc, col + t.COLS, k, bar, ring.y1.index(stage), t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
+                    y1 = ring.y1.index(stage)
+                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if t.EPILOGUE != "none":
-            stage, phase = produce_boxes(bias_desc, ring, work, epilogue, row, col, stage, phase)
+            stage, phase = produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase)
     if t.CLUSTERED:  # a block must not leave while others may still arrive at its barriers
         for _ in range(t.STAGES):
             mbarrier.wait(ring.empty.index(stage), phase)

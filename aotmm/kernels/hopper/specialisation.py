@@ -104,11 +104,12 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     c = DTYPES[variant.dtype_c]
     types = {
-        **dict.fromkeys(("M", "N", "K", "group_m"), "i32"),
+        **dict.fromkeys(("M", "N", "K", "batch", "group_m"), "i32"),
+        **dict.fromkeys(("stride_az", "stride_bz", "stride_bias_z"), "i64"),
         **WORKSPACE_TYPES,
         **epilogue_types(c),
     }
-    guards = [Guard("batch", "equals", 1), Guard("K", "at_least", 1)]
+    guards = [Guard("K", "at_least", 1)]
     if variant.fast_accum:
         guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:
@@ -136,13 +137,13 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
 def _maps(function: Any, descriptors: dict[str, Descriptor], *, clustered: bool) -> dict[str, str]:
     """Return the names in PTX of the tensor maps of X and Y, which `load_for_all` writes out; "" without clusters.
 
-    A descriptor is passed as five parameters (`build.parameters`), the first of which is its tensor map. Those of X and
-    Y are the kernel's first.
+    A descriptor is passed as seven parameters (`build.parameters`), the first of which is its tensor map. Those of X
+    and Y are the kernel's first.
     """
     maps = dict.fromkeys(("X_MAP", "Y_MAP", "Y1_MAP"), "")
     for i, name in enumerate(maps):
         if clustered and f"{name[:-4].lower()}_desc" in descriptors:
-            maps[name] = f"{function.__name__}_param_{5 * i}"
+            maps[name] = f"{function.__name__}_param_{7 * i}"
     return maps
 
 
@@ -157,6 +158,7 @@ def _operand(variant: Variant, name: str) -> dict[str, str]:
         "dtype": variant.dtype_a if name == "a" else variant.dtype_b,
         "inner": inner[0],
         "outer": outer[0],
+        "batch_stride": f"stride_{name}z",
         "unit": f"stride_{inner[1]}",
         "stride": f"stride_{outer[1]}",
     }
@@ -168,8 +170,8 @@ def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor
     return Descriptor(
         value=operand_["value"],
         dtype=operand_["dtype"],
-        sizes=(operand_["outer"], operand_["inner"]),
-        strides=(operand_["stride"], operand_["unit"]),
+        sizes=("batch", operand_["outer"], operand_["inner"]),
+        strides=(operand_["batch_stride"], operand_["stride"], operand_["unit"]),
         box=(along, block_k) if k_major else (block_k, along),
     )
 
@@ -177,15 +179,16 @@ def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor
 def _described_guards(row: Descriptor) -> list[Guard]:
     """Return the guards that TMA needs for a matrix."""
     return [
-        Guard(row.strides[1], "equals", 1),
+        Guard(row.strides[2], "equals", 1),
+        Guard(row.strides[1], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
+        Guard(row.strides[1], "at_least", 1),
         Guard(row.strides[0], "multiple_of", VECTOR_BYTES // DTYPES[row.dtype].bytes),
-        Guard(row.strides[0], "at_least", 1),
         Guard(row.value, "multiple_of", VECTOR_BYTES),
     ]
 
 
 def _result(variant: Variant, box: tuple[int, int]) -> Descriptor:
-    return Descriptor("c_ptr", variant.dtype_c, ("M", "N"), ("stride_cm", "stride_cn"), box)
+    return Descriptor("c_ptr", variant.dtype_c, ("batch", "M", "N"), ("stride_cz", "stride_cm", "stride_cn"), box)
 
 
 def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
@@ -195,8 +198,10 @@ def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
         Guard("stride_bias_n", "equals", 1),
         Guard("bias_ptr", "multiple_of", VECTOR_BYTES),
         Guard("stride_bias_m", "multiple_of", vector),
+        Guard("stride_bias_z", "multiple_of", vector),
     )
-    return Descriptor("bias_ptr", variant.dtype_c, ("M", "N"), ("stride_bias_m", "stride_bias_n"), box, guards=boxed)
+    sizes, strides = ("batch", "M", "N"), ("stride_bias_z", "stride_bias_m", "stride_bias_n")
+    return Descriptor("bias_ptr", variant.dtype_c, sizes, strides, box, guards=boxed)
 
 
 def _least_power(number: int) -> int:

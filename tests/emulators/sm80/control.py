@@ -197,6 +197,17 @@ class Control(Instruction):
 
         return step
 
+    def _voteu(self):
+        self.allow("ANY")
+        if "ANY" not in self.mods or len(self.args) != 2:
+            raise self.unknown()
+        put, source = self.predicate_result(self.args[0]), self.predicate(self.args[1])
+
+        def step(b, mask, where):
+            put(b, (np.broadcast_to(source(b), mask.shape) & mask).any(1, keepdims=True), mask)
+
+        return step
+
     def _r2p(self):
         self.allow()
         if self.args[0] != "PR":

@@ -25,7 +25,14 @@ from aotmm.timing.problems import Case, Shape
 from tests.unit.bench.samples import FakeStopwatch, drawn_facts, drawn_row, right
 
 _BOTH = ("fp16", "bf16")
-_FREE: dict[str, Any] = {"step": 8, "layouts": ("nt",), "dtypes": _BOTH, "fast_accum": False, "offsets": (0,)}
+_FREE: dict[str, Any] = {
+    "step": 8,
+    "layouts": ("nt",),
+    "dtypes": _BOTH,
+    "fast_accum": False,
+    "offsets": (0,),
+    "most_batch": 1,
+}
 TINY = Distribution(
     "",
     (Layer(16, 32, ""),),

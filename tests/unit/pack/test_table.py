@@ -79,7 +79,7 @@ def test_the_file_has_a_line_per_row() -> None:
     assert '"config_names": ["ws_a", "ws_a_split"],' in lines
     assert (
         ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, '
-        '"offset_a": 0, "offset_b": 0, "drawn": false, "held_out": false, '
+        '"offset_a": 0, "offset_b": 0, "batch": 1, "drawn": false, "held_out": false, '
         '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
     ) in lines
 
@@ -120,7 +120,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 8"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 9"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),
