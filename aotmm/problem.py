@@ -139,7 +139,7 @@ ATTRIBUTES = {
 
 # Element types of tensor maps, with the numbers of CUtensorMapDataType (there; "Tensor Map Object Management").
 TENSOR_MAP_TYPES = {
-    "fp16": 6, "bf16": 9, "fp32": 7, "tf32": 7, "fp8e5": 0, "fp8e4": 0, "int8": 0, "int32": 3,
+    "fp16": 6, "bf16": 9, "fp32": 7, "tf32": 11, "fp8e5": 0, "fp8e4": 0, "int8": 0, "int32": 3,
 }  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def measure() -> dict[str, dict[str, float]]:
         runs = {}
         for order, plan in (("grouped", chosen), ("row-major", replace(chosen, group_m=1))):
             call = launches(launcher, plan, problems_of(case, sets), sets[0].a.device)
-            sets[0].out.fill_(float("nan"))
+            sets[0].unset()
             call(sets[0])
             right.confirm(sets[0].out, f"{plan} on {case}")
             runs[order] = repeated(stopwatch, call, sets)

@@ -14,7 +14,7 @@ from aotmm.bench import facts, results
 from aotmm.bench.cases import Work
 from aotmm.bench.drawn_summary import RATIO, drawn_goals, worst
 from aotmm.bench.profile import launched
-from aotmm.bench.protocol import SUSTAINED, GraphStopwatch, measure
+from aotmm.bench.protocol import SUSTAINED, GraphStopwatch, measure, precision
 from aotmm.bench.providers import provider
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import continued, gpu, keep, refuse_unknown
@@ -23,7 +23,7 @@ from aotmm.timing import problems
 from aotmm.timing.draw import Distribution, distribution, draw
 from aotmm.timing.operands import Pool
 
-_PROVIDERS = ("aotmm", "torch", "scaled_mm")
+_PROVIDERS = ("aotmm", "torch", "scaled_mm", "int_mm")
 _COUNT = 1500  # problems of the classes that are not apart: about 5 minutes
 
 
@@ -44,7 +44,7 @@ def run_drawn(
         seed, count, classes: as of `draw.draw`; by default as many as take 5 minutes.
         folder: its results are kept and not measured again, if they are of the same seed, machine and software.
         progress: called with every row when it is done.
-        providers: only these of aotmm, torch and scaled_mm (torch's for fp8).
+        providers: only these of aotmm, torch, scaled_mm (torch's for fp8) and int_mm (for int8).
 
     Raises:
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of another seed or software.
@@ -73,7 +73,8 @@ def work(
     found = []
     for name, cases in draw(known, seed, count, classes, among=problems.read().held_out).items():
         for number, case in enumerate(cases):
-            multipliers = ("aotmm", "scaled_mm" if case.element_bytes == 1 else "torch")
+            theirs = "int_mm" if case.dtype == "int8" else "scaled_mm" if case.element_bytes == 1 else "torch"
+            multipliers = ("aotmm", theirs)
             chosen = tuple(x for x in multipliers if not providers or x in providers)
             if chosen:
                 found.append(((number + 0.5) / len(cases), Work(case, (name,), chosen)))
@@ -135,5 +136,6 @@ def _name_kernels(found: Results, ordinal: int) -> None:
     for _, row, goal in [*worst([found]), *worst([found], apart=True)]:
         if not row.times[goal.against].note:
             operands = pool.operands(row.case, cache_bytes=1)[0]
-            note = launched(provider(goal.against).prepare(row.case, [operands]), operands)
+            with precision(row.case):
+                note = launched(provider(goal.against).prepare(row.case, [operands]), operands)
             row.times[goal.against] = replace(row.times[goal.against], note=note)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,7 +107,19 @@ def measure(
 ) -> Row:
     """Return the times of one case, on operands from the pool, as `compare`."""
     sets = pool.operands(work.case, cache_bytes)
-    return Row(work.case, work.sweeps, *compare(work.case, sets, providers, stopwatch, effort))
+    with precision(work.case):
+        return Row(work.case, work.sweeps, *compare(work.case, sets, providers, stopwatch, effort))
+
+
+@contextmanager
+def precision(case: Case) -> Iterator[None]:
+    """Let torch, and aotmm with it, multiply fp32 operands in tf32 if the case's type is that, and not otherwise."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = case.dtype == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def compare(
@@ -160,7 +173,7 @@ def _prepared(
     call = provider.prepare(case, sets)
     run = stopwatch.record(call, sets, len(sets))
     for operands in sets:
-        operands.out.fill_(float("nan"))
+        operands.unset()
     estimate = run()
     largest = max(true.error(out, provider.roundings) for out, true in truths)
     if not largest <= 1:

@@ -43,6 +43,8 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
 _WIDTHS = (*range(16, 257, 16), 272, 288, 320)
 _TWO = 2  # instructions, of a width each that is a power of two
+_FOUR = 4  # bytes of an element
+_INT8_STEP, _INT8_ANY = 16, 32  # of the widths of an instruction, of which smaller ones are multiples of 8
 _WGMMA = NUMBERS | {
     "block_m": (64, 128, 192, 256),
     "block_n": _WIDTHS,
@@ -52,7 +54,7 @@ _WGMMA = NUMBERS | {
     "cluster_m": (1, 2, 4),
     "cluster_n": (1, 2, 4),
 }
-_WGMMA_DTYPES = ("fp16", "bf16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4")
+_WGMMA_DTYPES = ("fp16", "bf16", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 FAMILIES = {
     "tile": Family(),
     "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n"),
@@ -332,8 +334,27 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
     if not set(entry.epilogues) <= set(family.epilogues):
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
         raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
-    if family.dtypes != INPUTS and any(dtype.startswith("fp8") for dtype in entry.dtypes) and entry.layouts != ("nt",):
-        raise SpecError(f'{where}: family {name} multiplies fp8 in one layout; the entry needs layouts = ["nt"]')
+    _check_layouts(entry, family, where)
+
+
+def _check_layouts(entry: Entry, family: Family, where: str) -> None:
+    """Refuse layouts in which wgmma does not read a type: one byte along K alone; 32 bits too, but X from registers.
+
+    Raises:
+        SpecError: with the layouts that are possible.
+    """
+    if not family.width:
+        return
+    for dtype in entry.dtypes:
+        size = DTYPES[input_types(dtype)[0]].bytes
+        along_k: tuple[str, ...] = LAYOUTS
+        if size == 1 or (size == _FOUR and not family.warpgroups):
+            along_k = ("nt",)
+        elif size == _FOUR:
+            along_k = ("nt", "tt") if family.width == "block_n" else ("nt", "nn")
+        if not set(entry.layouts) <= set(along_k):
+            able = ", ".join(f'"{layout}"' for layout in along_k)
+            raise SpecError(f"{where}: family {entry.family} multiplies {dtype} in layouts = [{able}] alone")
 
 
 def _check_width(entry: Entry, family: Family, where: str) -> None:
@@ -351,7 +372,9 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
         return
     operand, major, rows = ("A", "n", "block_n") if swapped else ("B", "t", "block_m")
     groups = numbers["num_warps"] // 4 if family.warpgroups else 1
-    size = 1 if any(dtype.startswith("fp8") for dtype in entry.dtypes) else 2
+    size = min(DTYPES[input_types(dtype)[0]].bytes for dtype in entry.dtypes)
+    if "int8" in entry.dtypes and width % _INT8_STEP and width > _INT8_ANY:
+        raise SpecError(f"{where}: {family.width} = {width}: int8 has widths of multiples of {_INT8_STEP} alone")
     needs = {
         f"layouts in which {operand} is contiguous along K": all(
             row["AB".index(operand)] == major for row in entry.layouts

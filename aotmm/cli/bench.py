@@ -87,8 +87,8 @@ def bench(
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all.
     random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
-    Providers: aotmm, aotmm_plain, torch, scaled_mm, unfused, addmm, tutorial, cutlass. Every product is checked before
-    it is timed.
+    Providers: aotmm, aotmm_plain, torch, scaled_mm, int_mm, unfused, addmm, tutorial, cutlass. Every product is checked
+    before it is timed.
     """
     of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
     of_products = (*of_sweeps, "providers", *of_random)

@@ -135,6 +135,7 @@ void set_quantities(quantities *, const aotmm_problem *);
 void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
 int lies_well(const quantities *, int operand, int64_t element_bytes);
+uint32_t turned(const quantities *, int64_t element_bytes);
 copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);

@@ -51,21 +51,26 @@ static int64_t library;
 static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each */
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
+/* Return whether we multiply a type. fp32 without tf32 is faster with torch's kernels (docs/torch.md). */
+static int type_taken(const request *r) {
+  return r->a.dtype == AOTMM_FP16 || r->a.dtype == AOTMM_BF16 || (r->a.dtype == AOTMM_FP32 && r->allow_tf32);
+}
+
 /* torch.mm multiplies matrices of one floating type, torch.bmm as many of them on both sides. */
 static int taken(const request *r, int dim) {
   const view *a = &r->a, *b = &r->b;
   return a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim && a->dtype == b->dtype &&
          !(a->device < 32 && unsupported >> a->device & 1) &&
-         (a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32) &&
-         (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
+         type_taken(r) && (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
 }
 
 /* Return whether our kernels computed it. If not, `*wrong` is the driver's failure, or NULL: then torch computes it. */
 static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result, const char **wrong) {
   view written;
   request r = {.out = out ? &written : NULL, .library = library, .out_dtype = -1};
-  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written)) || !taken(&r, dim)) return 0;
+  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written))) return 0;
   r.allow_tf32 = r.a.dtype == AOTMM_FP32 && tf32_allowed();
+  if (!taken(&r, dim)) return 0;
   if (aotmm_torch_multiply(&r, result) == 0) return 1;
   if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r.a.device < 32)
     __atomic_fetch_or(&unsupported, 1u << r.a.device, __ATOMIC_RELAXED);

@@ -151,10 +151,23 @@ int lies_well(const quantities *q, int i, int64_t element_bytes) {
   return i == 0 ? rows || (cols && element_bytes > 1) : i == 1 ? cols || (rows && element_bytes > 1) : rows;
 }
 
+/* Return whether elements are of 32 bits and tensor cores may round them. These read such elements along K. */
+static int is_tf32(const quantities *q, int64_t element_bytes) {
+  return element_bytes == bytes_of_dtype[AOTMM_FP32] && q->value[AOTMM_PRODUCT_ALLOW_TF32];
+}
+
+/* Return the operand to copy, as a bit, because no fast kernel takes both as they lie: of 32-bit operands one has to lie
+   along K. 0 if one does. */
+uint32_t turned(const quantities *q, int64_t element_bytes) {
+  if (!is_tf32(q, element_bytes) || contiguous(q, AOTMM_PRODUCT_STRIDE_AK) || contiguous(q, AOTMM_PRODUCT_STRIDE_BK)) return 0;
+  return q->value[AOTMM_PRODUCT_M] <= q->value[AOTMM_PRODUCT_N] ? AOTMM_COPY_A : AOTMM_COPY_B;
+}
+
 /* Return the layout of a copy: in the memory order of the operand, if the fast kernels take that. */
 copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
-  copy_layout found = {.transposed = i == 0 ? element_bytes > 1 && cols && !rows : i == 1 ? element_bytes == 1 || !rows : 0};
+  int along_k = element_bytes == 1 || is_tf32(q, element_bytes);
+  copy_layout found = {.transposed = i == 0 ? !along_k && cols && !rows : i == 1 ? along_k || !rows : 0};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
   int64_t bytes = saturated(found.length, element_bytes);

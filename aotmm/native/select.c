@@ -81,11 +81,11 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   copy_layout layouts[OPERANDS];
   uint32_t needed = 0;
-  for (int i = 0; i < OPERANDS; i++) {
-    if (lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) continue;
-    needed |= 1u << i;
-    layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
-  }
+  for (int i = 0; i < OPERANDS; i++)
+    if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
+  if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= turned(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  for (int i = 0; i < OPERANDS; i++)
+    if (needed >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
   if (needed & ~(uint32_t)AOTMM_COPY_C) add_placement(s, layouts, needed & ~(uint32_t)AOTMM_COPY_C);
   if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
 }

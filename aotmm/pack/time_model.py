@@ -44,6 +44,8 @@ _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor ta
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
 _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over that of memory's: L2 keeps a part
 _REDUCE_NS = 1000.0
+# Times of multiply-adds on Hopper without wgmma, over those with it, and over those of the data sheet. H100: 1.7 to 3; 3.
+_PLAIN = {"tf32": 3.0, "fp32": 3.0}
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
@@ -151,7 +153,10 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     macs = config.block_m * config.block_n * config.block_k / kernel.num_ctas
     taken = _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
     loaded = taken / (_LOAD * (device.multiprocessors if device else target.multiprocessors))
-    return Constants(_BASE_NS, macs * _mac_cost(kernel) / rate, _TILE_NS, byte, taken, loaded)
+    cost = _mac_cost(kernel)
+    if kernel.family not in FAMILIES and target.fast_accum:  # as on Hopper alone
+        cost *= _PLAIN.get(kernel.dtype_a, 1.0)
+    return Constants(_BASE_NS, macs * cost / rate, _TILE_NS, byte, taken, loaded)
 
 
 def _mac_cost(kernel: Kernel) -> float:

@@ -71,7 +71,9 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
 
 
 def _key(kernel: Kernel) -> tuple[str, int, bool]:
-    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+    """Return the key of a kernel's model. fp32 has none: times of four bytes are those of tf32."""
+    element_bytes = 0 if kernel.dtype_a == "fp32" else DTYPES[kernel.dtype_a].bytes
+    return kernel.config_name, element_bytes, kernel.fast_accum
 
 
 def _correction(kernel: Kernel, network: Network, model: Model) -> Correction:

@@ -16,7 +16,7 @@ from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_HALVES = (torch.float16, torch.bfloat16)
 # The ops that override.c cannot register, because alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
 
@@ -113,18 +113,18 @@ def _multiply(
 ) -> torch.Tensor:
     """Compute addmm, baddbmm or an out variant: `bias + a @ b` and `a @ b` by ours, the rest by `own`, torch's."""
     beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
+    tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
     fits = (
         alpha == 1
         and beta in (0, 1)
         and (library, a.device.index or 0) not in registered.unsupported
-        and a.dtype in _FLOATS
+        and (a.dtype in _HALVES or tf32)  # torch is faster in fp32 (docs/torch.md)
         and a.dtype is b.dtype is bias.dtype
         and a.dim() == b.dim() == dim >= bias.dim()
         and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
         and (out is None or out.dtype is a.dtype)
     )
     if fits:
-        tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
         arguments: tuple[Any, ...] = (a, b, bias if beta else None)
         if tf32 or library:  # else the op fills in its defaults faster than Python passes them
             arguments += (None, None, 0, LEAKY_SLOPE, tf32, False, library)

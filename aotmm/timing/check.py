@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from aotmm.timing.correctness import U_FP8, U_OUT, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.correctness import TF32, U_FP8, U_OUT, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
 from aotmm.timing.operands import torch_dtype
 
 OUTPUT_NAMES = {torch_dtype(name): name for name in U_OUT}
@@ -51,7 +51,7 @@ def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilo
     """Return the truth about the product of a (M, K) and b (K, N), or batches of them, in type `output`, in float64.
 
     Args:
-        a, b: fp16, bf16, fp32 or fp8.
+        a, b: fp16, bf16, fp32 or fp8, of tf32 what it holds; or int8.
         epilogue: with a bias of N or (M, N), and scales of one element.
     """
     count = a.shape[-2]
@@ -66,10 +66,13 @@ def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilo
     epilogue = epilogue or Epilogue()
     if epilogue.bias is not None and epilogue.bias.dim() > 1:
         epilogue = replace(epilogue, bias=epilogue.bias[rows])
-    u_acc, u_out = U_FP8 if a.itemsize == 1 else U_TENSOR_CORE, U_OUT[OUTPUT_NAMES[output]]
+    u_acc = 0.0 if a.dtype is torch.int8 else U_FP8 if a.itemsize == 1 else U_TENSOR_CORE
+    u_out = U_OUT[OUTPUT_NAMES[output]]
+    kind = TF32 if a.dtype is torch.float32 else {}  # of `sum_errors`
     a, b = a[..., rows, :].double(), b.double()
     spread, deviation = sizes(a, b)
-    x, error = argument(a @ b, torch.minimum(*sum_errors(a.shape[-1], spread, deviation, u_acc)), epilogue)
+    errors = sum_errors(a.shape[-1], spread, deviation, u_acc, **kind)
+    x, error = argument(a @ b, torch.minimum(*errors), epilogue)
     want = activated(x, epilogue.activation, epilogue.slope)
     scaled_spread, _ = argument(spread, 0.0, replace(epilogue, bias=None))
     rounded = 2 * u_out * (abs(scaled_spread) + abs(x) + abs(want))

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 U_TENSOR_CORE = 2.0**-23  # tensor cores cut fp32 sums
+# tf32: an instruction adds half as many products as one of 16-bit types, and long sums show that cuts add up.
+TF32: dict[str, Any] = {"block": 8, "drift": 0.25}
 U_FP32 = 2.0**-24  # fp32 rounds them, as it does in the epilogue
 # Hopper's fp8 tensor cores keep about 14 bits between two promotions to fp32. Source: DeepSeek-V3 technical report.
 U_FP8 = 2.0**-13
-U_OUT = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24}  # half a unit of the result's type
-ETA = {"fp16": 2.0**-25, "bf16": 2.0**-134, "fp32": 2.0**-150}  # half its smallest subnormal
+# Half a unit of the result's type, and half of its smallest number, which is all that int32, being exact, may be off.
+U_OUT = {"fp16": 2.0**-11, "bf16": 2.0**-8, "fp32": 2.0**-24, "int32": 0.0}
+ETA = {"fp16": 2.0**-25, "bf16": 2.0**-134, "fp32": 2.0**-150, "int32": 0.5}
 _SLOPES = {"gelu": 1.13, "gelu_tanh": 1.13, "silu": 1.1, "sigmoid": 0.25}  # largest ones, which magnify errors
 _DEVIATIONS = 6
 
@@ -40,14 +43,19 @@ def sizes(a: Any, b: Any) -> tuple[Any, Any]:
     return abs(a) @ abs(b), ((a * a) @ (b * b)) ** 0.5
 
 
-def sum_errors(k: int, spread: Any, deviation: Any, u: float) -> tuple[Any, Any]:
+def sum_errors(
+    k: int, spread: Any, deviation: Any, u: float, *, block: int = 16, drift: float = 0.0
+) -> tuple[Any, Any]:
     """Return the deterministic and the probabilistic bound of a sum of k products in any order, for its `sizes`.
 
     Args:
         u: relative error of the accumulator's rounding or cutting.
+        block: products that are added to the accumulator at once.
+        drift: part of each cut that all have in common, as they are towards zero.
     """
     deterministic = k * u / (1 - k * u) * spread if k * u < 1 else spread + float("inf")
-    return deterministic, _DEVIATIONS * 8 * u * max(1.0, k / 16) ** 0.5 * deviation
+    additions = max(1.0, k / block)
+    return deterministic, _DEVIATIONS * (8 * additions**0.5 + drift * additions) * u * deviation
 
 
 def argument(product: Any, error: Any, epilogue: Epilogue) -> tuple[Any, Any]:

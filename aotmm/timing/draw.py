@@ -8,8 +8,10 @@ The sizes of a class are of one or several kinds, each as likely as the others:
 * square: M = N = K, a multiple of the step in the range.
 * scores, values: the two products of attention heads of 64 or 128 elements: K is that, in layout nt, or N is, in nn.
 * few_rows: M is 1 to 16, and rows of A are contiguous.
+* long: K is up to 500,000, and M or N is 1 to 31. tall: M is up to 1,000,000, and K up to 128.
 
-A batch has 2 to `most_batch` products, log-uniform, with 2^28 elements at most in A, B and C together.
+A batch has 2 to `most_batch` products, log-uniform. It, a long and a tall product have 2^28 elements at most in A, B
+and C together.
 A size is log-uniform: a real number whose logarithm is uniform, rounded to a multiple of the step. Layers, layouts,
 types and offsets are uniform. If offsets other than 0 are listed, at least one operand has one.
 """
@@ -32,10 +34,11 @@ from aotmm.timing.problems import Case, Shape
 FILE = Path(__file__).parent / "distribution.json"
 _MAX_BYTES = 1 << 20
 _Size = Annotated[int, range(1, 2**31)]
-_KINDS = ("layer", "gradient", "free", "odd", "square", "few_rows", "scores", "values")
-_LAYOUT = {"layer": "nt", "scores": "nt", "values": "nn"}  # of these kinds
+_KINDS = ("layer", "gradient", "free", "odd", "square", "few_rows", "scores", "values", "long", "tall")
+_LAYOUT = {"layer": "nt", "scores": "nt", "values": "nn", "long": "nt"}  # of these kinds
 _HEADS, _FEW_ROWS = (64, 128), 16
-_MOST_ELEMENTS = 2**28  # of a batch
+_THIN, _LONG_K, _TALL_M, _SHORT_K = 31, 500_000, 1_000_000, 128
+_MOST_ELEMENTS = 2**28  # of a batch, and of a long or tall product
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,10 @@ def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
     layout = "n" + layout[1] if kind == "few_rows" else _LAYOUT.get(kind, layout)
     shape = Shape(*_sizes(kind, each, known, numbers), layout)
     case = Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
-    return case if each.most_batch == 1 else _batch(case, each, known, numbers)
-
-
-def _batch(first: Case, each: Class, known: Distribution, numbers: random.Random) -> Case:
-    """Return a batch of products of the class, like `first` if it is small enough."""
-    case = replace(first, batch=_between(2, each.most_batch, 1, numbers))
+    if each.most_batch > 1:
+        case = replace(case, batch=_between(2, each.most_batch, 1, numbers))
+    elif kind not in ("long", "tall"):
+        return case
     M, N, K = case.shape.M, case.shape.N, case.shape.K
     return case if case.batch * (M * K + K * N + M * N) <= _MOST_ELEMENTS else _case(each, known, numbers)
 
@@ -155,9 +156,20 @@ def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) 
     if kind in ("scores", "values"):
         head = numbers.choice(_HEADS)
         return (M, N, head) if kind == "scores" else (M, head, K)
+    if kind in ("long", "tall"):
+        return _thin(kind, M, N, each, numbers)
     while kind == "odd" and not (M % 2 or N % 2 or K % 2):
         M, N, K = (_size(each, each.step, numbers) for _ in range(3))
     return M, N, K
+
+
+def _thin(kind: str, M: int, N: int, each: Class, numbers: random.Random) -> tuple[int, int, int]:
+    """Return M, N, K of a long or a tall product; M and N are those of a free one."""
+    if kind == "tall":
+        tall = _between(each.least, _TALL_M, each.step, numbers)
+        return tall, N, _between(each.step, _SHORT_K, each.step, numbers)
+    few, K = _between(1, _THIN, 1, numbers), _between(each.least, _LONG_K, each.step, numbers)
+    return numbers.choice(((few, N, K), (M, few, K)))
 
 
 def _size(each: Class, step: int, numbers: random.Random) -> int:

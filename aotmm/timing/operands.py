@@ -15,6 +15,7 @@ _ALIGNMENT = 256  # bytes, as torch's allocator aligns
 _LEAST_SETS, _MOST_SETS = 3, 512
 _LEAST_POOL = 2**28  # elements
 _SCALES = (0.5, 0.25)
+_TF32_MASK = ~((1 << 13) - 1)  # without the lowest bits of the fraction, which tf32 lacks
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -35,13 +36,20 @@ class Operands:
     out: torch.Tensor
     epilogue: Epilogue
 
+    def unset(self) -> None:
+        """Fill C with numbers that no right product has: NaN, or the least integer."""
+        self.out.fill_(float("nan") if self.out.is_floating_point() else torch.iinfo(self.out.dtype).min)
+
 
 class Pool:
-    """Normal random numbers on `device` for all operands, so that a case takes no time to fill memory."""
+    """Random numbers on `device` for all operands, so that a case takes no time to fill memory.
+
+    They are normal, of tf32 such as it holds, and of int8 uniform.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._memory: dict[torch.dtype, torch.Tensor] = {}
+        self._memory: dict[str, torch.Tensor] = {}
 
     def operands(self, case: Case, cache_bytes: int, output: str = "") -> list[Operands]:
         """Return at least three sets of operands that share no memory, together at least twice `cache_bytes`.
@@ -54,11 +62,11 @@ class Pool:
         count = max(_LEAST_SETS, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
         skipped = [offset // inputs.itemsize for offset in (case.offset_a, case.offset_b)]
         sizes = [_padded(skipped[0] + batch * M * K, inputs), _padded(skipped[1] + batch * K * N, inputs)]
-        numbers = self._take(inputs, count * sum(sizes))
+        numbers = self._take(case.dtype, count * sum(sizes))
         parts = iter(torch.split(numbers[: count * sum(sizes)], sizes * count))
         outs = torch.empty(count, _padded(batch * M * N, outputs), device=self.device, dtype=outputs)
         bias = torch.randn(N, device=self.device, dtype=outputs) if case.activation else None
-        scaled = case.element_bytes == 1
+        scaled = case.dtype.startswith("fp8")
         scales = [torch.tensor(scale, device=self.device) if scaled else None for scale in _SCALES]
         epilogue = Epilogue(case.activation or "none", 0.0, bias, *scales)
         return [
@@ -71,16 +79,25 @@ class Pool:
             for out in outs
         ]
 
-    def _take(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+    def _take(self, dtype: str, count: int) -> torch.Tensor:
         """Return at least `count` random numbers of `dtype`."""
         memory = self._memory.pop(dtype, None)
         if memory is None or len(memory) < count:
             del memory  # before its successor is allocated
-            drawn = torch.bfloat16 if dtype.itemsize == 1 else dtype
             least = _LEAST_POOL if self.device.type == "cuda" else 0
-            memory = torch.randn(max(count, least), device=self.device, dtype=drawn).to(dtype)
+            memory = _random(dtype, max(count, least), self.device)
         self._memory[dtype] = memory
         return memory
+
+
+def _random(name: str, count: int, device: torch.device) -> torch.Tensor:
+    dtype = torch_dtype(name)
+    if dtype is torch.int8:
+        return torch.randint(-128, 128, (count,), device=device, dtype=dtype)
+    memory = torch.randn(count, device=device, dtype=torch.bfloat16 if dtype.itemsize == 1 else dtype)
+    if name == "tf32":
+        memory.view(torch.int32).bitwise_and_(_TF32_MASK)
+    return memory.to(dtype)
 
 
 def _padded(count: int, dtype: torch.dtype) -> int:

@@ -68,8 +68,8 @@ class Case:
 
     @property
     def output(self) -> str:
-        """Return the type of C: bf16 for fp8 operands, otherwise theirs."""
-        return "bf16" if self.element_bytes == 1 else self.dtype
+        """Return the type of C: bf16 for fp8 operands, otherwise what they give by default."""
+        return "bf16" if self.dtype.startswith("fp8") else DTYPES[self.dtype].output
 
     @property
     def bytes(self) -> int:

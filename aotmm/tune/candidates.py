@@ -62,9 +62,10 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
         strides_a=(K, 1) if layout[0] == "n" else (1, M),
         strides_b=(N, 1) if layout[1] == "n" else (1, K),
         strides_c=(N, 1),
-        dtype_a=case.dtype,
-        dtype_b=case.dtype,
+        dtype_a=DTYPES[case.dtype].storage,
+        dtype_b=DTYPES[case.dtype].storage,
         dtype_c=dtype_c,
+        allow_tf32=case.dtype == "tf32",
         a_ptr=a_ptr,
         b_ptr=b_ptr,
         c_ptr=c_ptr,
@@ -82,9 +83,10 @@ def candidates(
     Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
     others have rows of their own in the table.
     """
+    dtype = "tf32" if problem.allow_tf32 else problem.dtype_a
     plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
     for number, kernel in enumerate(launcher.kernels):
-        if (kernel.dtype_a, kernel.fast_accum) != (problem.dtype_a, problem.fast_accum):
+        if (kernel.dtype_a, kernel.fast_accum) != (dtype, problem.fast_accum):
             continue
         if {kernel.config_name, kernel.family} & left_out:
             continue

@@ -12,9 +12,9 @@ from aotmm.target import Target
 from aotmm.timing.problems import Case, Shapes, Sweep
 
 # Types that stand for all of their element_bytes: their speed is that of the tensor cores and of memory. In this order.
-TUNABLE = ("fp16", "bf16", "fp8e4", "fp8e5")
-DEFAULTS = ("fp16", "fp8e4")
-FP8_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte types
+TUNABLE = ("fp16", "bf16", "fp8e4", "fp8e5", "tf32")
+DEFAULTS = ("fp16", "fp8e4", "tf32")
+FP8_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte types, and four-byte types have none
 
 
 def types_of(dtypes: Iterable[str], target: Target) -> dict[int, str]:
@@ -48,7 +48,7 @@ def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[in
         list(_of(sweep, name, target))
         for element_bytes, name in types.items()
         for sweep in shapes.sweeps
-        if (sweep.name == FP8_SWEEP) == (element_bytes == 1)
+        if element_bytes == (1 if sweep.name == FP8_SWEEP else 2)
     ]
     groups += [list(_drawn(each, types, target)) for each in drawn.values()]
     positions: dict[Case, float] = {}  # in a run from 0 to 1
@@ -67,7 +67,7 @@ def _of(sweep: Sweep, dtype: str, target: Target) -> Iterator[Case]:
 
 def _drawn(found: Iterable[Case], types: Mapping[int, str], target: Target) -> Iterator[Case]:
     for case in found:
-        if case.element_bytes in types and (target.fast_accum or not case.fast_accum):
+        if case.dtype in TUNABLE and case.element_bytes in types and (target.fast_accum or not case.fast_accum):
             yield from _sums(replace(case, dtype=types[case.element_bytes]))
 
 

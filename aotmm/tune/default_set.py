@@ -37,6 +37,8 @@ SWEEPS = Bounds(1.003, 1.02)
 RANDOM = Bounds(1.003, 1.02)
 SEED, COUNT = 77, 2500  # of the problems drawn
 
+# The classes of products whose candidates were timed: neither batches nor thin ones.
+_CLASSES = ("layers", "multiples", "squares", "gradients", "odd", "offsets", "fp8", "fp8_fast")
 _TIMED = ("fp16", "fp8e4")  # each stands for all of its element_bytes
 _MEASURED = 2.0  # weight of a measured problem; of a predicted one 1
 _ONE_BYTE = 0.6  # of this, for types of one byte, which fewer products have
@@ -168,11 +170,9 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
 
 
 def _drawn(candidates: _Candidates) -> Iterator[tuple[str, ShapeTimes]]:
-    """Yield random problems, with the plans of all candidates that were timed and a class each; no batches were."""
+    """Yield random problems, with the plans of all candidates that were timed and a class each."""
     timed = {model.key for model in candidates.times.models}
-    known = distribution()
-    classes = [each.name for each in known.classes if each.most_batch == 1]
-    for name, cases in draw(known, SEED, COUNT, classes).items():
+    for name, cases in draw(distribution(), SEED, COUNT, _CLASSES).items():
         for case in cases:
             shape, group = case.shape, (case.shape.layout, case.element_bytes, case.fast_accum)
             rows = (

@@ -68,16 +68,16 @@ class GpuTimer:
     ) -> None:
         """Keep the `problems`, one for each set of operands; `first` has the operands of the first."""
         self.sets = len(problems)
-        self._launch, self._problems, self._out = launch, problems, first.out
+        self._launch, self._problems, self._first = launch, problems, first
         self._truth = truth(first.a, first.b, first.out.dtype)
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
         """Record as `race.Timer.record`."""
-        self._out.fill_(float("nan"))
+        self._first.unset()
         in_turn = [self._problems[number % len(self._problems)] for number in range(1 - launches, 1)]
         return recorded(lambda problem: self._launch(candidate, problem), in_turn)
 
     def error(self, candidate: Candidate) -> str | None:  # noqa: ARG002 - it was the last to write the first set
         """Check as `race.Timer.error`."""
-        error = self._truth.error(self._out)
+        error = self._truth.error(self._first.out)
         return None if error <= 1 else f"its error is {error:.3g} times what is allowed"

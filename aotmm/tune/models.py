@@ -37,7 +37,7 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.cases import TUNABLE
 
-_SUM_BYTES, _OUTPUT_BYTES = 4, 2  # of an element of partial sums, and of C: measured products write fp16 or bf16
+_SUM_BYTES = 4  # of an element of partial sums
 _Array = NDArray[np.float64]
 Key = tuple[str, int, bool]  # config, element_bytes, fast_accum
 
@@ -197,10 +197,11 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
-    moved = batch * ((M * K + K * N) * d["bytes"] + M * N * _OUTPUT_BYTES)
+    output = np.maximum(d["bytes"], 2)  # of an element of C: measured products write fp16, bf16, or fp32 of tf32
+    moved = batch * ((M * K + K * N) * d["bytes"] + M * N * output)
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
-        sums = sums + reduce.base_ns + batch * M * N * (_SUM_BYTES * split + _OUTPUT_BYTES) * reduce.ns_per_byte
+        sums = sums + reduce.base_ns + batch * M * N * (_SUM_BYTES * split + output) * reduce.ns_per_byte
     parts = (
         d["base_ns"],
         rounds * d["ns_per_tile"],

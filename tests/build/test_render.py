@@ -201,7 +201,7 @@ def test_ids_of_the_driver() -> None:
     ids = dict(re.findall(r"^ *,? CU_LAUNCH_ATTRIBUTE_(\w+) *= (\d+)", text, re.MULTILINE))
     assert {name: int(ids[name.upper()]) for name in ATTRIBUTES} == ATTRIBUTES
     listed = re.findall(r"^ +CU_TENSOR_MAP_DATA_TYPE_(\w+)", text[: text.index("} CUtensorMapDataType;")], re.MULTILINE)
-    words = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "tf32": "FLOAT32", "int32": "INT32"}
+    words = {"fp16": "FLOAT16", "bf16": "BFLOAT16", "fp32": "FLOAT32", "tf32": "TFLOAT32", "int32": "INT32"}
     assert {name: listed.index(words.get(name, "UINT8")) for name in TENSOR_MAP_TYPES} == TENSOR_MAP_TYPES
 
 

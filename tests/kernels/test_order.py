@@ -114,7 +114,7 @@ def first_written(arch: str, image: bytes, kernel: Kernel, group_m: int, program
         [(name, array, addresses[name], "rw" if array is result else "r") for name, array in launch.memory.items()],
     )
     changed = (result.view("u1") != before.view("u1")).reshape(*result.shape, -1).any(-1)
-    changed = changed if changed.ndim == 2 else changed[0]  # the first slice
+    changed = changed.reshape(-1, *changed.shape[-2:])[0]  # of a partial the first slice of the first member
     rows, cols = kernel.config.block_m, kernel.config.block_n
     return [
         (i, j) for i in (0, 1) for j in (0, 1) if changed[i * rows : (i + 1) * rows, j * cols : (j + 1) * cols].any()

@@ -197,7 +197,8 @@ def place(values: Values, number: int, element_bytes: int) -> Place:
     """Where a copy of an operand lies."""
     operand = OPERANDS[number]
     rows, cols = values[operand.col_stride] in (1, None), values[operand.row_stride] in (1, None)
-    transposed = {A: element_bytes > 1 and cols and not rows, B: element_bytes == 1 or not rows, C: False}[number]
+    along_k = element_bytes == 1 or is_tf32(values, element_bytes)
+    transposed = {A: not along_k and cols and not rows, B: along_k or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
     lines, length = sizes[::-1] if transposed else sizes
     pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
@@ -244,12 +245,21 @@ def widths_of(problem: Problem) -> list[int]:
 
 
 def badly_lying(problem: Problem, values: Values) -> list[int]:
-    """The operands that fast kernels do not take as they are."""
-    return [
+    """The operands that fast kernels do not take as they are: of two of 32 bits one has to lie along K."""
+    found = [
         number
         for number, element_bytes in enumerate(widths_of(problem))
         if not lies_well(values, number, element_bytes)
     ]
+    across = values["stride_ak"] not in (1, None) and values["stride_bk"] not in (1, None)
+    if across and not {A, B} & set(found) and is_tf32(values, DTYPES[problem.dtype_a].bytes):
+        found.insert(0, A if problem.M <= problem.N else B)
+    return found
+
+
+def is_tf32(values: Values, element_bytes: int) -> bool:
+    """Whether elements are of 32 bits and may be rounded."""
+    return element_bytes == 4 and bool(values["allow_tf32"])
 
 
 # ---------------------------------------------------------------------------------------------------------- panels
@@ -906,7 +916,7 @@ def log2(size: float) -> float:
 
 def key_of(kernel: Kernel) -> tuple[str, int, bool]:
     """The model of a kernel."""
-    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+    return kernel.config_name, kernel.dtype_a != "fp32" and DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
 
 
 def bytes_moved(problem: Problem) -> float:

@@ -18,7 +18,7 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, other_host
 from tests.emulators import fake_driver
 
-ARCH = "sm90"
+ARCH, EXAMPLES_ARCH = "sm90", "sm80"  # of selection with a network, and of kernels that take pointers
 # Where Debian's libc6-arm64-cross and other distributions' packages for cross compilers have their libraries.
 LIBRARIES = Path("/usr/aarch64-linux-gnu")
 EXAMPLE = ROOT / "examples/c/matmul.c"
@@ -64,11 +64,12 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("qemu-aarch64") or not LIBRARIES.is_dir():
         pytest.skip("this needs qemu-aarch64 and glibc for it: Debian's qemu-user and libc6-arm64-cross")
     folder = tmp_path_factory.mktemp("aarch64")
-    shutil.copy(other_host("aarch64", ARCH) / ARCH / f"libaotmm_{ARCH}.so", folder)
+    for arch in (ARCH, EXAMPLES_ARCH):
+        shutil.copy(other_host("aarch64", arch) / arch / f"libaotmm_{arch}.so", folder)
     shutil.copy(default_pack(ARCH) / "launcher.h", folder)
     (values,) = {  # of the kernels for such products, which take the same parameters
         tuple(item.value for item in entry.parameters)
-        for entry in open_pack(default_pack(ARCH)).manifest.kernels
+        for entry in open_pack(default_pack(EXAMPLES_ARCH)).manifest.kernels
         if (entry.role, entry.dtype_a, entry.dtype_c, entry.layout) == ("product", "tf32", "fp32", "nn")
         if entry.epilogue == "bias_relu" and not entry.name.endswith("unaligned")
     }
@@ -100,7 +101,7 @@ def _run(machine: Path, program: Path, *words: str | Path, driver: bool = True, 
 def test_c_program(machine: Path) -> None:
     """examples/c/matmul.c opens the pack on aarch64, finds a kernel, hands the driver what it has to, and is right."""
     program = _compile(machine / "matmul", EXAMPLE, "-std=c11", "-D_DEFAULT_SOURCE", f"-I{machine}")
-    library = machine / f"libaotmm_{ARCH}.so"
+    library = machine / f"libaotmm_{EXAMPLES_ARCH}.so"
     status, printed = _run(machine, program, library, "512", "384", "64")
     assert status == 0, printed
     assert ": 0 of 196608 elements are wrong" in printed

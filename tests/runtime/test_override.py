@@ -40,6 +40,7 @@ def test_which_products() -> None:
     run(
         MAKE
         + """
+torch.backends.cuda.matmul.allow_tf32 = True  # without it float32 is torch's
 out, outs = torch.empty(4, 6).half(), torch.empty(3, 4, 6).half()
 calls = {
     "mm": (lambda: torch.mm(a, b), want),
@@ -107,6 +108,9 @@ calls = [
     lambda: torch.bmm(x, y[:2]),
     lambda: torch.addmm(torch.zeros(5).half(), a, b),
     lambda: torch.addmm(bias, a, a),
+    lambda: torch.mm(a.float(), b.float()),
+    lambda: torch.bmm(x.float(), y.float()),
+    lambda: torch.addmm(bias.float(), a.float(), b.float()),
 ]
 def answer(call):
     try: return call()

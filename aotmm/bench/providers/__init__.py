@@ -41,6 +41,7 @@ _MODULES = {
     "aotmm_plain": "own",
     "torch": "library",
     "scaled_mm": "library",
+    "int_mm": "library",
     "unfused": "library",
     "addmm": "library",
     "tutorial": "tutorial",

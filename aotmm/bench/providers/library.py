@@ -10,6 +10,7 @@ from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.timing.operands import Operands, torch_dtype
 from aotmm.timing.problems import Case
 
+_INT_ROWS, _INT_STEP = 16, 8  # of torch._int_mm
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu_,
     "gelu": torch.ops.aten.gelu_,
@@ -40,6 +41,13 @@ def _scaled_mm(case: Case, _: Sequence[Operands]) -> Call:
     return call
 
 
+def _int_mm(case: Case, _: Sequence[Operands]) -> Call:
+    M, N, K = case.shape.M, case.shape.N, case.shape.K
+    if M <= _INT_ROWS or N % _INT_STEP or K % _INT_STEP:
+        raise NotRunError(f"torch._int_mm takes more than {_INT_ROWS} rows, and multiples of {_INT_STEP} of N and K")
+    return lambda operands: torch._int_mm(operands.a, operands.b, out=operands.out)  # noqa: SLF001 - likewise
+
+
 def _unfused(case: Case, _: Sequence[Operands]) -> Call:
     activate = _ACTIVATIONS[case.activation]
 
@@ -63,6 +71,7 @@ def _addmm(case: Case, _: Sequence[Operands]) -> Call:
 PROVIDERS = (
     Provider("torch", "torch.mm(out=), or torch.bmm: cuBLAS, or rocBLAS on AMD", _mm, roundings=2),
     Provider("scaled_mm", "torch._scaled_mm, one scale per operand", _scaled_mm, roundings=2),
+    Provider("int_mm", "torch._int_mm", _int_mm),
     Provider("unfused", "torch.mm, then one kernel that adds the bias and one that activates", _unfused, roundings=4),
     Provider("addmm", "torch.addmm, which fuses the bias where cuBLASLt can, then the activation", _addmm, roundings=3),
 )

@@ -25,7 +25,8 @@ _UNIT = 16  # bytes: of addresses and distances in descriptors
 _DESCRIPTOR = (
     (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32) | (1 << 16)
 )  # that swizzle, groups one after another
-_PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp8e4nv": "e4m3", "fp8e5": "e5m2"}
+MOST_INT8 = gl.constexpr(224)  # columns of a product of int8 that Gluon knows
+_PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8"}
 
 
 @gluon.constexpr_function
@@ -37,13 +38,14 @@ def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_
     registers = width * _ROWS // _THREADS  # of the sums of an instruction's rows
     x_address, y_address, added = (f"${2 * rows // _ROWS * registers + i}" for i in range(3))
     kinds = [_PTX_TYPES[str(kind)] for kind in (x_type, y_type)]
-    of_16_bits = kinds[0] in ("f16", "bf16")
-    depth = _STEP_BYTES // 2 if of_16_bits else _STEP_BYTES
-    shape = f"m64n{columns}k{depth}.f32.{kinds[0]}.{kinds[1]}"
+    of_16_bits, integer = kinds[0] in ("f16", "bf16"), kinds[0] == "s8"
+    depth = _STEP_BYTES * 8 // x_type.primitive_bitwidth
+    shape = f"m64n{columns}k{depth}.{'s32' if integer else 'f32'}.{kinds[0]}.{kinds[1]}"
     # a step along K is within a line, or `depth` lines further
     x_step = (_STEP_BYTES if x_k_major else depth * LINE_BYTES) // _UNIT
     y_step = _STEP_BYTES // _UNIT
     x_slab = _ROWS * LINE_BYTES // _UNIT  # from the rows of an instruction to the next, in both orders of X
+    signs = "" if integer else ", 1, 1"
     orders = f", {int(not x_k_major)}, 0" if of_16_bits else ""
     lines = [".reg .pred add;", ".reg .b64 x, y, slab;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
     for name, address in (("x", x_address), ("y", y_address)):
@@ -60,29 +62,29 @@ def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_
             first = slab * registers
             sums = ", ".join(f"${first + i}" for i in range(columns * _ROWS // _THREADS))
             lines.append(f"add.s64 slab, x, {slab * x_slab};")
-            lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, slab, y, {adds}, 1, 1{orders};")
+            lines.append(f"wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, slab, y, {adds}{signs}{orders};")
     return "\n".join(["{", *lines, "wgmma.commit_group.sync.aligned;", "}"])
 
 
 @gluon.constexpr_function
-def in_place(rows: int, width: int) -> str:
+def in_place(rows: int, width: int, integer: bool) -> str:
     """Return LLVM's constraints for the operands of `products`: results replace the sums."""
     registers = rows * width // _THREADS
-    return ",".join(["=f"] * registers + [str(i) for i in range(registers)] + ["r"] * 3)
+    return ",".join(["=r" if integer else "=f"] * registers + [str(i) for i in range(registers)] + ["r"] * 3)
 
 
 @gluon.jit
 def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
     """Start acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
 
-    If acc has more, x has 64 rows or 128, and lines of 128 bytes in shared memory: along K if X_K_MAJOR, else along its
-    rows; y has such lines along K.
+    If acc has more, or Gluon does not know the instruction, x has 64 rows or 128, and lines of 128 bytes in shared
+    memory: along K if X_K_MAJOR, else along its rows; y has such lines along K.
     """
-    if acc.shape[1] == COLUMNS:
+    if acc.shape[1] == COLUMNS and not (x.dtype == gl.int8 and COLUMNS > MOST_INT8):
         return warpgroup_mma(x, y, acc, use_acc=add, is_async=True)
     else:
         TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
-        IN_PLACE: gl.constexpr = in_place(acc.shape[0], acc.shape[1])
+        IN_PLACE: gl.constexpr = in_place(acc.shape[0], acc.shape[1], x.dtype == gl.int8)
         return gl.inline_asm(TEXT, IN_PLACE, [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
 
 
@@ -93,21 +95,11 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def multiply(
-    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1
+def multiply_boxes(
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited
 ):
-    """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; the last product may be in flight.
-
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
-    """
+    """Do `multiply` with both factors in shared memory; the last product may be in flight."""
     t = tiling
-    PART: gl.constexpr = t.ROWS // t.PARTS
-    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
-    BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS])
-    LAYOUT1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS])
-    acc = gl.zeros([PART, t.COLS], gl.float32, LAYOUT)
-    acc1 = gl.zeros([PART, COLS1], gl.float32, LAYOUT1)
     for step in range(first, end):
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
@@ -142,10 +134,62 @@ def multiply(
 
 
 @gluon.jit
+def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1):
+    """Do `multiply` with X in registers: 32-bit elements that do not lie along K there. All products are done.
+
+    X of the next step is loaded while a product is in flight. Only then do registers of X change.
+    """
+    t = tiling
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 1)
+    mbarrier.wait(ring.full.index(stage), phase)
+    x = ring.x.index(stage * t.PARTS + SLAB).permute((1, 0)).load(LAYOUT)
+    for step in range(first, end):
+        y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
+        acc = warpgroup_mma(x, y, acc, use_acc=step > first, is_async=True)
+        if t.COLS1 > 0:
+            y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+            acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
+        later, later_phase = next_stage(stage, phase, t.STAGES)
+        mbarrier.wait(ring.full.index(later), later_phase, pred=step + 1 < end)
+        later_x = ring.x.index(later * t.PARTS + SLAB).permute((1, 0)).load(LAYOUT)
+        if t.COLS1 > 0:
+            acc, acc1, x = warpgroup_mma_wait(0, deps=(acc, acc1, x))
+        else:
+            acc, x = warpgroup_mma_wait(0, deps=(acc, x))
+        release(ring, cluster, stage, True)
+        x = later_x
+        stage, phase = later, later_phase
+    return acc, acc1, stage, phase
+
+
+@gluon.jit
+def multiply(
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1
+):
+    """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
+
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
+    """
+    t = tiling
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
+    BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
+    SUMS: gl.constexpr = gl.int32 if ring.x.dtype == gl.int8 else gl.float32
+    acc = gl.zeros([PART, t.COLS], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS]))
+    acc1 = gl.zeros([PART, COLS1], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS]))
+    if t.X_IN_REGISTERS:
+        return multiply_registers(ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1)
+    else:
+        return multiply_boxes(
+            ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited
+        )
+
+
+@gluon.jit
 def drain(ring, cluster, tiling, acc, acc1, stage):
     """Return the sums when the last product is done; release its stage, the one before `stage`."""
     t = tiling
-    if not t.PRECISE:
+    if not (t.PRECISE or t.X_IN_REGISTERS):
         if t.COLS1 > 0:
             acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
         else:

@@ -72,15 +72,15 @@ def pingpong(
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, SWAPPED: gl.constexpr,
-    PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
-    CONSUMER: gl.constexpr,
+    STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
+    SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr,
+    PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
-        STAGES, X_K_MAJOR, Y_K_MAJOR, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
     work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), batch, group_m, split, cluster, t)

@@ -41,6 +41,7 @@ class Tiling:
     STAGES: gl.constexpr
     X_K_MAJOR: gl.constexpr
     Y_K_MAJOR: gl.constexpr
+    X_IN_REGISTERS: gl.constexpr
     SWAPPED: gl.constexpr
     PARTIAL: gl.constexpr
     PRECISE: gl.constexpr

@@ -24,6 +24,7 @@ from aotmm.problem import DTYPES
 PRODUCER_REGISTERS = 24
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
+MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from shared memory
 BARRIER_BYTES = 512  # more than all barriers take
 # Every fence between threads' writes to shared memory and reads of TMA or wgmma there stands in the source. So does
 # every barrier between threads that share memory (add_membar), but for those of scales beside other factors. No layout
@@ -38,7 +39,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     """Return a kernel of these families for `variant`.
 
     Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least 1, because the first
-    product of a tile sets its sums. Kernels of 16-bit operands have no scales, by a guard.
+    product of a tile sets its sums. Only kernels of fp8 have scales, by a guard.
 
     Args:
         function: the jit function.
@@ -49,17 +50,20 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     block = config.block_m // config.cluster_m, config.block_n // config.cluster_n
     rows, columns = block[::-1] if swapped else block
     partial = variant.role == "partial"
-    eight_bit = DTYPES[variant.dtype_a].bytes == 1
-    scaled = eight_bit and not partial
+    fp8 = variant.dtype_a.startswith("fp8")
+    scaled = fp8 and not partial
     a, b = _operand(variant, "a"), _operand(variant, "b")
     x, y = (b, a) if swapped else (a, b)
     part = rows // parts
     cols = 1 << (columns.bit_length() - 1)
     cols1 = columns - cols
     line = config.block_k * DTYPES[variant.dtype_a].bytes
-    joined = bool(cols1) and y["inner"] == "K" and line == LINE_BYTES and part in (64, 128) and columns <= MOST_COLUMNS
+    in_registers = DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K"
+    one = part in (64, 128) and columns <= MOST_COLUMNS and line == LINE_BYTES and not in_registers
+    joined = bool(cols1) and y["inner"] == "K" and one
     in_turns = variant.epilogue == "full" and not swapped and not cols1
-    whole = cols if swapped and not cols1 else cols // 4 if in_turns else 0
+    narrow = DTYPES[variant.dtype_c].bytes <= MOST_TRANSPOSED
+    whole = cols if swapped and narrow and not cols1 else cols // 4 if in_turns else 0
     width = whole or _width(variant, rows, columns, part, cols, cols1)
     tail = _least_power(columns % width) or width
     descriptors = {"x_desc": _described(x, part, config.block_k)}
@@ -94,9 +98,10 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "STAGES": config.num_stages,
         "X_K_MAJOR": x["inner"] == "K",
         "Y_K_MAJOR": y["inner"] == "K",
+        "X_IN_REGISTERS": in_registers,
         "SWAPPED": swapped,
         "PARTIAL": partial,
-        "PRECISE": eight_bit and not variant.fast_accum,
+        "PRECISE": fp8 and not variant.fast_accum,
         "SCALED": scaled,
         "EPILOGUE": variant.epilogue,
         "PRODUCER": PRODUCER_REGISTERS,
@@ -107,6 +112,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **dict.fromkeys(("M", "N", "K", "batch", "group_m"), "i32"),
         **dict.fromkeys(("stride_az", "stride_bz", "stride_bias_z"), "i64"),
         **WORKSPACE_TYPES,
+        **({"workspace_ptr": f"*{c.triton}"} if partial else {}),
         **epilogue_types(c),
     }
     guards = [Guard("K", "at_least", 1)]
@@ -217,7 +223,7 @@ def _width(variant: Variant, rows: int, columns: int, part: int, cols: int, cols
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
     taken = config.num_stages * (rows + columns) * config.block_k * element + BARRIER_BYTES
-    if element == 1 or variant.epilogue != "none":
+    if variant.dtype_a.startswith("fp8") or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
     width = min(cols, LINE_BYTES // c.bytes)
     while width > LEAST_WIDTH:

@@ -131,7 +131,7 @@ def drawn_row(
 
     The slower of us takes 10 us; without a figure there are only our times.
     """
-    ours, theirs = pair or ("aotmm", "scaled_mm" if dtype == "fp8e4" else "torch")
+    ours, theirs = pair or ("aotmm", {"fp8e4": "scaled_mm", "int8": "int_mm"}.get(dtype, "torch"))
     regret = ours == "chosen"
     times = {ours: Times((10.0 * (figure or 1.0) if regret else 10.0,) * 5, (), 3, 0.5, "tile a, 9.00 us predicted")}
     if figure is not None:

@@ -13,9 +13,9 @@ SHAPES = read()
 
 
 def test_every_sweep_is_compared_with_known_providers() -> None:
-    """No sweep is forgotten, and none asks for a provider that there is not."""
+    """No sweep is forgotten, and none asks for a provider that there is not; int8 is in random problems alone."""
     assert list(COMPARISONS) == [sweep.name for sweep in SHAPES.sweeps]
-    assert {name for plan in COMPARISONS.values() for name in plan.providers} == set(NAMES)
+    assert {name for plan in COMPARISONS.values() for name in plan.providers} == set(NAMES) - {"int_mm"}
 
 
 def test_a_shape_of_two_sweeps_is_measured_once() -> None:

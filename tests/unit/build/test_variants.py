@@ -449,15 +449,39 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
         (
             HEADER + WGMMA.replace('"fp16"', '"fp32"'),
-            "family cooperative needs dtypes, of these alone: fp16, bf16, fp8",
+            "family cooperative needs dtypes, of these alone: fp16, bf16, tf32, fp8e5",
         ),
         (
             HEADER + TILE + 'family = "cooperative"\narchs = ["sm90"]',
-            "config 1: family cooperative needs dtypes, of these alone: fp16, bf16, fp8e5",
+            "config 1: family cooperative needs dtypes, of these alone: fp16, bf16, tf32, fp8e5",
         ),
         (
             HEADER + WGMMA.replace("fp16", "fp8e4"),
-            'config 1: family cooperative multiplies fp8 in one layout; the entry needs layouts = ["nt"]',
+            'config 1: family cooperative multiplies fp8e4 in layouts = ["nt"] alone',
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "int8"),
+            'config 1: family cooperative multiplies int8 in layouts = ["nt"] alone',
+        ),
+        (
+            HEADER
+            + WGMMA.replace("fp16", "int8").replace("cooperative", "swapped").replace("block_m = 64", "block_m = 72")
+            + 'layouts = ["nt"]',
+            "config 1: block_m = 72: int8 has widths of multiples of 16 alone",
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "tf32"),
+            'config 1: family cooperative multiplies tf32 in layouts = ["nt", "tt"] alone',
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "tf32").replace("cooperative", "swapped") + 'layouts = ["tt"]',
+            'config 1: family swapped multiplies tf32 in layouts = ["nt", "nn"] alone',
+        ),
+        (
+            HEADER
+            + WGMMA.replace("fp16", "tf32").replace("cooperative", "pingpong").replace("= 4", "= 8")
+            + 'layouts = ["tt"]',
+            'config 1: family pingpong multiplies tf32 in layouts = ["nt"] alone',
         ),
         (HEADER + WGMMA + "aligned = false", "family cooperative reads 16-byte rows; aligned = false is for tile"),
         (

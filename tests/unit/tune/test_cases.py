@@ -18,6 +18,9 @@ SKINNY = Sweep("skinny", "", tuple(Shape(i, 4096, 4096, "nt", "a name") for i in
 FP8 = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
 SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, FP8))
 
+UNTIMED = ("int8", "fp32")  # kernels of int8 go by times of fp8
+STAND_IN = {1: "fp8e4", 2: "fp16", 4: "tf32"}  # of types, by their bytes
+
 
 def _cases(dtypes: tuple[str, ...], arch: str, drawn: dict[str, list[Case]] | None = None) -> list[Case]:
     return cases(SHAPES, drawn or {}, types_of(dtypes, target(arch)), target(arch))
@@ -54,8 +57,8 @@ def test_every_part_has_the_same_mix(part: float) -> None:
 @pytest.mark.parametrize(
     ("dtypes", "arch", "message"),
     [
-        (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5"),
-        (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5"),
+        (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5, tf32"),
+        (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5, tf32"),
         (("fp16", "bf16"), "sm90", "one type of each element_bytes, found fp16, bf16"),
     ],
 )
@@ -70,8 +73,13 @@ def test_random_problems_are_in_the_types_that_are_measured() -> None:
     drawn = draw(distribution(), 7, 100)
     found = _cases((), "sm90", drawn)
     assert len(found) == len(set(found))
-    assert {case.dtype for case in found} == {"fp16", "fp8e4"}
-    every = {replace(case, dtype="fp8e4" if case.element_bytes == 1 else "fp16") for x in drawn.values() for case in x}
+    assert {case.dtype for case in found} == {"fp16", "fp8e4", "tf32"}
+    every = {
+        replace(case, dtype=STAND_IN[case.element_bytes])
+        for x in drawn.values()
+        for case in x
+        if case.dtype not in UNTIMED
+    }
     precise = {replace(case, fast_accum=False) for case in every}
     assert set(found) - set(_cases((), "sm90")) == every | precise
     assert any(case.offset_a or case.offset_b for case in found)
@@ -84,7 +92,7 @@ def test_random_problems_are_in_the_types_that_are_measured() -> None:
     [
         (("bf16",), "sm90", {("bf16", False)}),
         (("fp8e5",), "sm90", {("fp8e5", False), ("fp8e5", True)}),
-        ((), "sm80", {("fp16", False)}),
+        ((), "sm80", {("fp16", False), ("tf32", False)}),
         (("fp8e5", "fp16"), "sm80", {("fp16", False), ("fp8e5", False)}),
     ],
 )
@@ -102,8 +110,11 @@ def test_every_part_has_random_problems_too() -> None:
     drawn = draw(distribution(), 7, 200)
     found = _cases((), "sm90", drawn)
     first = set(found[: len(found) // 4])
-    for cases_of_class in drawn.values():
-        mine = [replace(case, dtype="fp8e4" if case.element_bytes == 1 else "fp16") for case in cases_of_class]
+    for name, cases_of_class in drawn.items():
+        if name in UNTIMED:
+            assert not any(case.dtype == name for case in found)
+            continue
+        mine = [replace(case, dtype=STAND_IN[case.element_bytes]) for case in cases_of_class]
         assert sum(case in first for case in mine) == pytest.approx(len(mine) / 4, abs=2)
     assert sum(str(case.shape) in {str(shape) for shape in SQUARES.shapes} for case in first) == pytest.approx(
         10, abs=2
