@@ -44,7 +44,7 @@ _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor ta
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
 _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over that of memory's: L2 keeps a part
 _REDUCE_NS = 1000.0
-# Times of multiply-adds on Hopper without wgmma, over those with it, and over those of the data sheet. H100: 1.7 to 3; 3.
+# Cost on Hopper without wgmma: of tf32 over that with it, of fp32 over the data sheet's. On an H100 both were up to 3.
 _PLAIN = {"tf32": 3.0, "fp32": 3.0}
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2

@@ -35,7 +35,12 @@ def test_a_step_is_bound_by_the_tensor_cores() -> None:
     step = constants(TILE, H200).ns_per_k_step
     assert step == pytest.approx(128 * 256 * 64 / rate * 1e9)
     assert constants(replace(TILE, dtype_a="int8"), H200).ns_per_k_step == pytest.approx(step / 2)
-    assert constants(replace(TILE, dtype_a="tf32"), H200).ns_per_k_step == pytest.approx(2 * step)
+    tf32 = replace(TILE, dtype_a="tf32", family="cooperative")
+    assert constants(tf32, H200).ns_per_k_step == pytest.approx(2 * step)
+    assert constants(replace(tf32, family="tile"), H200).ns_per_k_step == pytest.approx(6 * step), "without wgmma"
+    a100 = target("sm80")
+    step_80 = constants(TILE, a100).ns_per_k_step
+    assert constants(replace(tf32, family="tile"), a100).ns_per_k_step == pytest.approx(2 * step_80)
     pair = replace(TILE, config=replace(TILE.config, cluster_n=2))
     assert constants(pair, H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
     slow = replace(TABLE, clock_mhz=H200.clock_mhz // 2)
