@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from aotmm.timing.check import OUTPUT_NAMES, activated
-from aotmm.timing.correctness import U_FP8, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.correctness import TF32, U_FP8, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
 from aotmm.timing.operands import torch_dtype
 from tests.emulators.numerics import LARGEST_INTEGER
 
@@ -81,7 +81,8 @@ def judge(
     """
     u_acc = U_FP8 if fast or name.startswith("fp8") else U_TENSOR_CORE
     product = a @ b
-    bounds = [argument(product, error, epilogue) for error in sum_errors(a.shape[-1], *sizes(a, b), u_acc)]
+    errors = sum_errors(a.shape[-1], *sizes(a, b), u_acc, **(TF32 if name == "tf32" else {}))
+    bounds = [argument(product, error, epilogue) for error in errors]
     want = activated(bounds[0][0], epilogue.activation, epilogue.slope)
     mismatches = int((c != want.to(c.dtype)).sum()) if exact else 0
     if c.dtype is torch.int32:

@@ -77,8 +77,8 @@ def runs_of(kernel: Kernel) -> list[Run]:
         ]
     if kernel.layout != "any" and "a_ptr" in step:
         copies = COPY_A | COPY_B | (0 if split else COPY_C)
-        bytes_ = DTYPES[kernel.dtype_a].bytes
-        orders = (kernel.layout,) if bytes_ > 1 else LAYOUTS if kernel.layout == "nt" else ()  # 1-byte copies are nt
+        along_k = DTYPES[kernel.dtype_a].bytes == 1 or kernel.dtype_a == "tf32"  # copies of such operands are nt
+        orders = (kernel.layout,) if not along_k else LAYOUTS if kernel.layout == "nt" else ()
         odd = found[2]._replace(n=sizes[2][1] // any_n * any_n)
         found += [odd._replace(layout=order, copies=copies) for order in orders]
         found += [] if split else [odd._replace(copies=COPY_C)]
@@ -86,8 +86,13 @@ def runs_of(kernel: Kernel) -> list[Run]:
 
 
 def strides(matrix: torch.Tensor) -> tuple[int, int]:
-    """The two strides of a matrix, in elements."""
-    return matrix.stride(0), matrix.stride(1)
+    """The two strides of a matrix, or of those of a batch, in elements."""
+    return matrix.stride(-2), matrix.stride(-1)
+
+
+def between(matrices: torch.Tensor) -> int:
+    """The distance between the matrices of a batch, 0 for one."""
+    return matrices.stride(0) if matrices.dim() > 2 else 0
 
 
 def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, generator: torch.Generator) -> Epilogue:
@@ -115,7 +120,10 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
 def result_of(
     pack: Pack, number: int, kernel: Kernel, run: Run, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue, turn: int
 ) -> torch.Tensor:
-    """C of kernel `number` for float64 values a, b, in operands that keep its guards; checks what lies around C."""
+    """C of kernel `number` for float64 values a, b, in operands that keep its guards; checks what lies around C.
+
+    a may be a batch, and then b one of as many or the B of all.
+    """
     aligned = any(guard.relation == "multiple_of" for guard in kernel.guards)
     layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
 
@@ -124,14 +132,14 @@ def result_of(
         return 16 + -length % 16 if aligned and not copied else 3
 
     def place(values: torch.Tensor, dtype: str, order: str, copied: int) -> torch.Tensor:
-        pad = padding(values.shape[1 if order == "n" else 0], copied)
+        pad = padding(values.shape[-1 if order == "n" else -2], copied)
         return lay_out(values, torch_dtype(dtype), order, pad=pad, offset=0 if aligned and not copied else 1)
 
     a_view = place(a, kernel.dtype_a, layout[0], run.copies & COPY_A)
     b_view = place(b, kernel.dtype_b, layout[1], run.copies & COPY_B)
     pitch = run.n + padding(run.n, run.copies & COPY_C)
-    c_memory = torch.full((run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
-    c = c_memory[1 : run.m + 1, : run.n]
+    c_memory = torch.full((*a.shape[:-2], run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
+    c = c_memory[..., 1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
     problem = Problem(
         run.m, run.n, run.k, strides(a_view), strides(b_view), strides(c),
@@ -140,7 +148,9 @@ def result_of(
         a_ptr=a_view.data_ptr(), b_ptr=b_view.data_ptr(), c_ptr=c.data_ptr(),
         allow_tf32=kernel.dtype_a == "tf32", fast_accum=kernel.fast_accum,
         bias_ptr=0 if bias is None else bias.data_ptr(),
-        bias_strides=(0, 0, 1) if bias is None or bias.dim() == 1 else (0, *strides(bias)),
+        bias_strides=(0, 0, 1) if bias is None or bias.dim() == 1 else (between(bias), *strides(bias)),
+        batch=len(a) if a.dim() > 2 else 1,
+        batch_strides=(between(a_view), between(b_view), between(c)),
         scale_a_ptr=0 if scale_a is None else scale_a.data_ptr(),
         scale_b_ptr=0 if scale_b is None else scale_b.data_ptr(),
         scale_strides=(1, 1),
@@ -158,7 +168,7 @@ def result_of(
     pack.launcher.run(plan, problem, a.device.index, stream, workspace.data_ptr())
     torch.cuda.synchronize()
     frame = c_memory.clone()
-    frame[1 : run.m + 1, : run.n] = -7
+    frame[..., 1 : run.m + 1, : run.n] = -7
     assert (frame == -7).all(), "stored outside C"
     return c
 
@@ -243,6 +253,42 @@ def test_every_kernel_is_right(
     with capsys.disabled():
         print(json.dumps(report))  # noqa: T201 - the figures that docs/performance.md quotes
     assert runs
+
+
+MEMBERS = 3  # of a batch
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["", "one B"])
+@pytest.mark.parametrize(("pack", "config_name"), packs(writes_products))
+def test_batches(
+    pack: Pack,
+    config_name: str,
+    shared: bool,  # noqa: FBT001
+    generator: torch.Generator,
+    limit: Callable[[int], None],
+) -> None:
+    """Each kernel gives bit-exact products of a batch, with each member's bias, and stores nothing between."""
+    with torch.cuda.device(0):
+        for number, found in enumerate(pack.launcher.kernels):
+            if found.config_name != config_name:
+                continue
+            limit(LIMIT_S)
+            kernel = found
+            if found.role == "partial":
+                kernel = replace(found, dtype_c="int32" if found.dtype_c == "int32" else "fp32", epilogue="none")
+            output, name = torch_dtype(kernel.dtype_c), inputs_of(found)
+            runs = [run for run in runs_of(found) if not run.copies and run.k]
+            for turn, run in enumerate((runs[1], runs[2])):
+                a, b = integers(*run[:3], name, output, generator=generator, batch=(MEMBERS,))
+                b = b[0] if shared else b
+                epilogue = Epilogue()
+                if adds_matrices(kernel):
+                    shape = (MEMBERS, run.m, run.n)
+                    bias = torch.randint(-64, 65, shape, generator=generator, device=a.device)
+                    epilogue = Epilogue("relu", 0.0, lay_out(bias.double(), output, "n", pad=8 * turn))
+                c = result_of(pack, number, kernel, run, a, b, epilogue, turn)
+                exact = judge(c, a, b, name, epilogue, exact=True)
+                assert exact.mismatches == 0, f"{kernel.name} {run}: {exact}"
 
 
 # How a residual may lie in memory: order, elements between its rows (columns), elements before it.

@@ -140,24 +140,25 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
 
 # ---------------------------------------------------------------------------------------------------------- reduction
 def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
-    """What is wrong with sums of partial sums: in order, for any number of slices, with what an epilogue has."""
+    """What is wrong with sums of partial sums: in order, for any number of slices and a batch, with an epilogue."""
     config = kernel.config
     rng, complaints = np.random.default_rng(0), []
     aligned, integer = kernel.layout != "any", kernel.dtype_a == "int32"
     m, n = 2 * config.block_m + 1, 2 * config.block_n + (8 if aligned else 3)
-    for split, finished in ((2, False), (7, False), (16, not integer), (SPLITS[-1], False)):
-        sums = unset(kernel.dtype_a, (split, tiles(m, 16) * 16, tiles(n, 16) * 16))
+    for split, batch, finished in ((2, 3, False), (7, 1, False), (16, 2, not integer), (SPLITS[-1], 1, False)):
+        shape = split, batch, m, n
+        sums = unset(kernel.dtype_a, (split, batch, tiles(m, 16) * 16, tiles(n, 16) * 16))
         if integer:  # up to the ends of int32, beyond which sums wrap around
-            sums[:, :m, :n] = rng.integers(-(2**31), 2**31, (split, m, n))
+            sums[..., :m, :n] = rng.integers(-(2**31), 2**31, shape)
         else:
-            sums[:, :m, :n] = rng.integers(-8, 9, (split, m, n)) if finished else rng.standard_normal((split, m, n))
-        want = np.zeros((m, n), sums.dtype)
-        for part in sums[:, :m, :n]:
+            sums[..., :m, :n] = rng.integers(-8, 9, shape) if finished else rng.standard_normal(shape)
+        want = np.zeros((batch, m, n), sums.dtype)
+        for part in sums[..., :m, :n]:
             want += part
-        c = np.empty((1, m, n), STORAGE[kernel.dtype_c])
+        c = np.empty((batch, m, n), STORAGE[kernel.dtype_c])
         c.view(np.uint8)[...] = 0xFF
         operands = {
-            "sums": place(sums, PLAIN, transposed=False),
+            "sums": place(sums.reshape(-1, *sums.shape[2:]), PLAIN, transposed=False),
             "C": place(c, replace(PLAIN, padding=24), transposed=False)
             if aligned
             else place(c, ODD, transposed=split == 2, step=3),
@@ -166,15 +167,16 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
             "c_ptr": operands["C"].address,
             "M": m,
             "N": n,
-            "batch": 1,
+            "batch": batch,
             "split": split,
+            "stride_cz": operands["C"].strides[0],
             **strides_of(operands["C"], "stride_cm", "stride_cn"),
             "workspace_ptr": operands["sums"].address,
             "workspace_stride_z": operands["sums"].strides[0],
             "workspace_stride_m": operands["sums"].strides[1],
         }
         if finished:
-            factors, bias = 2.0 ** rng.integers(-1, 2, m).astype(np.float32), rng.integers(-9, 9, (1, m, n))
+            factors, bias = 2.0 ** rng.integers(-1, 2, m).astype(np.float32), rng.integers(-9, 9, (batch, m, n))
             operands["scale_a"] = place(factors[None, :, None], ODD, transposed=False)
             operands["bias"] = place(numerics.encode(bias.astype(float), kernel.dtype_c), ODD, transposed=True)
             values |= {
@@ -182,14 +184,15 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
                 "stride_scale_a": operands["scale_a"].strides[1],
                 "bias_ptr": operands["bias"].address,
                 "bias_rank": 2,
+                "stride_bias_z": operands["bias"].strides[0],
                 **strides_of(operands["bias"], "stride_bias_m", "stride_bias_n"),
                 "activation": tuple(ACTIVATIONS).index("relu"),
             }
-            want = np.maximum(want * factors[:, None] + bias[0], 0)
-        programs = tiles(m, config.block_m) * tiles(n, config.block_n)
+            want = np.maximum(want * factors[:, None] + bias, 0)
+        programs = batch * tiles(m, config.block_m) * tiles(n, config.block_n)
         complaints += launched(arch, kernel, image, values, programs, operands, "C")
         right = numerics.encode(want.astype(float), kernel.dtype_c)
-        complaints += differences(kernel, operands["C"].view[0].copy(), right)
+        complaints += differences(kernel, operands["C"].view.copy(), right)
     return complaints
 
 
