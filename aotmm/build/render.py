@@ -16,6 +16,7 @@ from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
+    FMA_BLOCKS,
     HIDDEN,
     LEAST_STEPS,
     LINE_BYTES,
@@ -29,6 +30,7 @@ from aotmm.pack.time_model import (
     SPLIT_B,
     SUMS,
     USABLE,
+    beside,
 )
 from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
@@ -103,6 +105,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             sums=SUMS,
             most_blocks=MOST_BLOCKS,
             usable=USABLE,
+            fma_blocks=FMA_BLOCKS,
         )
     )
 
@@ -154,6 +157,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             "guards": guard_lists.index((number, guards)),
             "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
+            "beside": beside(kernel),
             "occupancy": occupancy(kernel, target),
             "maps": [
                 _map(item.tensor_map)

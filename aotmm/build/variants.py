@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
-from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, MOST_COLUMNS, NUMBERS, Family, Variant, module_of
+from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, MOST_COLUMNS, NUMBERS, WARP, Family, Variant, module_of
 from aotmm.pack.schema import Config
 from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
@@ -55,15 +55,25 @@ _WGMMA = NUMBERS | {
     "cluster_n": (1, 2, 4),
 }
 _WGMMA_DTYPES = ("fp16", "bf16", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
+_FMA = NUMBERS | {
+    "block_m": (16, 32, 64, 128, 256),
+    "block_n": (16, 32, 64, 128, 256),
+    "block_k": (16, 32, 64),
+    "num_stages": tuple(range(2, 9)),
+    "num_warps": (1, 2, 4, 8),
+}
+_NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
     "tile": Family(),
-    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n"),
+    "fma": Family(_FMA, _NVIDIA, ("fp32",), sums=range(16, 129)),
+    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n", any_rows=False),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,)},
         ("sm90",),
         _WGMMA_DTYPES,
         width="block_n",
         roles=("product",),
+        any_rows=False,
     ),
     "swapped": Family(
         _WGMMA | {"block_m": (*range(16, 257, 8),), "block_n": (64, 128, 192, 256)},
@@ -71,6 +81,7 @@ FAMILIES = {
         _WGMMA_DTYPES,
         warpgroups="block_n",
         width="block_m",
+        any_rows=False,
     ),
 }
 
@@ -328,8 +339,13 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         raise SpecError(f"{where}: family {name} is for {archs} alone; the entry needs archs = [{archs}]")
     if family.dtypes != INPUTS and not (entry.dtypes and set(entry.dtypes) <= set(family.dtypes)):
         raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
-    if family.dtypes != INPUTS and not entry.aligned:
-        raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for tile")
+    if not (family.any_rows or entry.aligned):
+        able = " and ".join(name for name, other in FAMILIES.items() if other.any_rows)
+        raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for {able}")
+    sums = entry.numbers["block_m"] * entry.numbers["block_n"] // (WARP * entry.numbers["num_warps"])
+    if family.sums is not None and sums not in family.sums:
+        least, most = family.sums[0], family.sums[-1]
+        raise SpecError(f"{where}: each thread has {sums} sums; in family {name} it has {least} to {most}")
     _check_width(entry, family, where)
     if not set(entry.epilogues) <= set(family.epilogues):
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)

@@ -17,6 +17,7 @@ from aotmm.problem import EPILOGUES, INPUTS, PRODUCT_QUANTITIES
 from aotmm.target import TARGETS, Target
 
 VECTOR_BYTES = 16  # of the widest access to global memory
+WARP = 32  # threads, on NVIDIA GPUs
 # Partial sums are (split, M, N) in whole tiles, the narrowest of which has 16 columns, in memory that starts at a
 # multiple of 256 bytes; of int8 they are int32.
 WORKSPACE_TYPES = {"workspace_ptr": "*fp32", "workspace_stride_m": "i64", "workspace_stride_z": "i64", "split": "i32"}
@@ -66,6 +67,8 @@ class Family(NamedTuple):
         width: the other side, if it need not be a power of two.
         roles: possible roles of its kernels.
         epilogues: possible epilogues of its kernels.
+        any_rows: whether it can do without 16-byte rows.
+        sums: possible numbers of sums of a thread, if they are limited.
     """
 
     numbers: dict[str, tuple[int, ...]] = NUMBERS
@@ -75,6 +78,8 @@ class Family(NamedTuple):
     width: str = ""
     roles: tuple[str, ...] = ("product", "partial")
     epilogues: tuple[str, ...] = EPILOGUES
+    any_rows: bool = True
+    sums: range | None = None
 
 
 def module_name(family: str) -> str:

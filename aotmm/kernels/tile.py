@@ -31,6 +31,7 @@ BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 # Hopper's fp8 tensor cores keep about 14 bits; sums are moved to fp32 after this many products, as cuBLAS does
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
+OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
 
 
 @triton.jit

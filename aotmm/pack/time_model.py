@@ -44,8 +44,12 @@ _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor ta
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
 _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over that of memory's: L2 keeps a part
 _REDUCE_NS = 1000.0
-# Cost on Hopper without wgmma: of tf32 over that with it, of fp32 over the data sheet's. On an H100 both were up to 3.
-_PLAIN = {"tf32": 3.0, "fp32": 3.0}
+# Cost of a multiply-add on Hopper without wgmma: of tf32 over that with it. Measured on an H100: up to 3.
+_TF32_PLAIN = 3.0
+# Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
+# threads read for each. So many blocks keep a multiprocessor busy. Fitted on an H100 (docs/experiments/fp32.md).
+_FP32_PLAIN, _FMA_READS = 3.0, 3.5
+FMA_BLOCKS = 4
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
@@ -151,18 +155,29 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     # fp16 multiply-adds per ns of a multiprocessor
     rate = target.tflops * 1000 / 2 / target.multiprocessors * clock
     macs = config.block_m * config.block_n * config.block_k / kernel.num_ctas
-    taken = _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
-    loaded = taken / (_LOAD * (device.multiprocessors if device else target.multiprocessors))
-    cost = _mac_cost(kernel)
-    if kernel.family not in FAMILIES and target.fast_accum:  # as on Hopper alone
-        cost *= _PLAIN.get(kernel.dtype_a, 1.0)
-    return Constants(_BASE_NS, macs * cost / rate, _TILE_NS, byte, taken, loaded)
+    shared = beside(kernel)  # a tile has that part of a multiprocessor
+    taken = shared * _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
+    loaded = taken / (shared * _LOAD * (device.multiprocessors if device else target.multiprocessors))
+    return Constants(_BASE_NS, macs * shared * _mac_cost(kernel, target) / rate, _TILE_NS, byte, taken, loaded)
 
 
-def _mac_cost(kernel: Kernel) -> float:
+def beside(kernel: Kernel) -> int:
+    """Return the tiles that share a multiprocessor."""
+    return FMA_BLOCKS if kernel.family == "fma" else 1
+
+
+def _mac_cost(kernel: Kernel, target: Target) -> float:
     """Return the cost of a multiply-add over that of fp16; precise fp8 sums leave the tensor core in between."""
-    precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum and kernel.family not in FAMILIES
-    return (DTYPES[kernel.dtype_a].mac_cost + precise) / DTYPES["fp16"].mac_cost
+    plain, config = kernel.family not in FAMILIES, kernel.config
+    precise = kernel.dtype_a.startswith("fp8") and not kernel.fast_accum and plain
+    cost = (DTYPES[kernel.dtype_a].mac_cost + precise) / DTYPES["fp16"].mac_cost
+    if kernel.family == "fma":
+        sums = config.block_m * config.block_n / (32 * config.num_warps)  # of a thread: about a square
+        return cost * (1 + _FMA_READS / math.sqrt(sums))
+    if kernel.dtype_a == "fp32" and target.backend == "cuda":
+        return cost * _FP32_PLAIN
+    hopper = target.fast_accum  # no other arch has it
+    return cost * (_TF32_PLAIN if plain and hopper and kernel.dtype_a == "tf32" else 1.0)
 
 
 def most_slices(K: int, block_k: int) -> int:
@@ -172,10 +187,10 @@ def most_slices(K: int, block_k: int) -> int:
     return max(usual, steps // LONG_STEPS) if K < LONGEST_K else usual
 
 
-def concurrent_tiles(multiprocessors: int, num_ctas: int) -> int:
-    """Return the tiles that a device computes at once, one on each multiprocessor or cluster of them; at least 1."""
+def concurrent_tiles(multiprocessors: int, num_ctas: int, beside: int) -> int:
+    """Return the tiles that a device computes at once, `beside` on each multiprocessor or cluster; at least 1."""
     usable = multiprocessors * USABLE[0] // USABLE[1] if num_ctas > 2 else multiprocessors  # noqa: PLR2004
-    return max(1, usable // num_ctas)
+    return max(1, usable // num_ctas) * beside
 
 
 def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aotmm.target import Target
 
 UNMEASURED = 0xFFFF  # number of a config without times
+_NEVER = -1e9  # more than all inputs of a hidden node add
 
 
 class Correction(NamedTuple):
@@ -62,8 +63,11 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
         corrections = [Correction((0.0,) * HIDDEN, 0.0, 0)] * len(kernels)
         products = [number for number, kernel in enumerate(kernels) if kernel.role in ("product", "partial")]
         for number, model in zip(products, table.models_of(_key(kernels[number]) for number in products), strict=True):
-            of_kernels[number] = fitted(of_kernels[number], model.factors)
-            corrections[number] = _correction(kernels[number], table.network, model)
+            if kernels[number].dtype_a == "fp32":
+                corrections[number] = _uncorrected(table.network)
+            else:
+                of_kernels[number] = fitted(of_kernels[number], model.factors)
+                corrections[number] = _correction(kernels[number], table.network, model)
     names, shapes, times = _measured(table, {kernel.config_name for kernel in kernels})
     numbers = {name: number for number, name in enumerate(names)}
     config_numbers = [numbers.get(kernel.config_name, UNMEASURED) for kernel in kernels]
@@ -71,9 +75,16 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
 
 
 def _key(kernel: Kernel) -> tuple[str, int, bool]:
-    """Return the key of a kernel's model. fp32 has none: times of four bytes are those of tf32."""
-    element_bytes = 0 if kernel.dtype_a == "fp32" else DTYPES[kernel.dtype_a].bytes
-    return kernel.config_name, element_bytes, kernel.fast_accum
+    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+
+
+def _uncorrected(network: Network) -> Correction:
+    """Return the part of a kernel whose time is the formula's: its hidden nodes stay at 0.
+
+    fp32 in full precision is such: times of four bytes in a table are those of tf32.
+    """
+    output = sum(max(bias, 0.0) * weight for bias, weight in zip(network.second_bias, network.outputs, strict=True))
+    return Correction((_NEVER,) * HIDDEN, -output, 0)
 
 
 def _correction(kernel: Kernel, network: Network, model: Model) -> Correction:

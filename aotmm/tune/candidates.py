@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from aotmm.pack.table import Sample
-from aotmm.pack.time_model import MOST_WAVES, concurrent_tiles, most_slices
+from aotmm.pack.time_model import MOST_WAVES, beside, concurrent_tiles, most_slices
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -102,7 +102,7 @@ def candidates(
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = problem.batch * math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
-        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas)
+        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas, beside(kernel))
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":

@@ -775,7 +775,8 @@ class Reference:
         down, across = max(ONE, np.ceil(m / block_m)), max(ONE, np.ceil(n / block_n))
         work_tiles = down * across * batch * F32(split)
         waves = work_tiles / F32(concurrent(kernel, device))
-        rounds = np.ceil(waves)
+        beside = F32(sharing(kernel))
+        rounds = max(ONE, np.ceil(waves * beside) / beside)
         steps = np.ceil(np.ceil(k / block_k) / F32(split))
         line = F32(config.block_k * DTYPES[kernel.dtype_a].bytes)
         lines_a, lines_b = split_lines(way.values, A, p.dtype_a), split_lines(way.values, B, p.dtype_b)
@@ -894,7 +895,12 @@ def concurrent(kernel: Kernel, device: CDevice) -> int:
     usable = int(device.multiprocessors)
     if blocks > LEAVE_NONE_OVER:
         usable = usable * 10 // 11
-    return max(1, usable // blocks)
+    return max(1, usable // blocks) * sharing(kernel)
+
+
+def sharing(kernel: Kernel) -> int:
+    """Tiles that share a multiprocessor."""
+    return 4 if kernel.family == "fma" else 1
 
 
 def early_by_formula(kernel: Kernel, terms: Terms | None) -> bool:

@@ -61,6 +61,10 @@ num_warps = 4
 """
 HEADER = 'source = "tests"\n'
 SPLIT = TILE + "split = true\n"
+FMA = (
+    '[[config]]\nfamily = "fma"\narchs = ["sm80"]\ndtypes = ["fp32"]\n'
+    "block_m = 32\nblock_n = 32\nblock_k = 16\nnum_warps = 1\n"
+)
 WGMMA = TILE + 'family = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]\n'
 
 
@@ -483,7 +487,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             + 'layouts = ["tt"]',
             'config 1: family pingpong multiplies tf32 in layouts = ["nt"] alone',
         ),
-        (HEADER + WGMMA + "aligned = false", "family cooperative reads 16-byte rows; aligned = false is for tile"),
+        (
+            HEADER + WGMMA + "aligned = false",
+            "family cooperative reads 16-byte rows; aligned = false is for tile and fma",
+        ),
+        (HEADER + FMA.replace("= 1\n", "= 4\n"), "each thread has 8 sums; in family fma it has 16 to 128"),
         (
             HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
             "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",

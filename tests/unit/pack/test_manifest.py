@@ -362,4 +362,4 @@ def test_kernels_may_share_an_image() -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 5
+    assert FORMAT == 6

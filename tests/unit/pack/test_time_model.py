@@ -17,10 +17,13 @@ from aotmm.pack.time_model import (
     PROBLEM_INPUTS,
     SECOND,
     Network,
+    beside,
+    concurrent_tiles,
     constants,
     fitted,
     kernel_inputs,
 )
+from aotmm.problem import DTYPES
 from aotmm.target import target
 from tests.samples import kernel
 from tests.unit.pack.test_table import TABLE
@@ -45,6 +48,29 @@ def test_a_step_is_bound_by_the_tensor_cores() -> None:
     assert constants(pair, H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
     slow = replace(TABLE, clock_mhz=H200.clock_mhz // 2)
     assert constants(TILE, H200, slow).ns_per_k_step == pytest.approx(2 * step)
+
+
+def test_blocks_of_fma_share_a_multiprocessor() -> None:
+    """Four of them do, so that each takes in a quarter, and all together take from the cache what others do."""
+    one = replace(TILE, dtype_a="fp32", config=Config(64, 64, 16, 4, 4))
+    four = replace(one, family="fma")
+    assert (beside(one), beside(four)) == (1, 4)
+    assert constants(four, H200).ns_per_taken_byte == pytest.approx(4 * constants(one, H200).ns_per_taken_byte)
+    assert constants(four, H200).ns_per_loaded_byte == pytest.approx(constants(one, H200).ns_per_loaded_byte)
+    assert concurrent_tiles(132, 1, beside(four)) == 528
+
+
+def test_full_precision_costs_what_threads_read() -> None:
+    """A multiply-add of `fma` takes longer the fewer sums a thread has; one of `tile` three times the data sheet's."""
+    rate = H200.tflops * 1e12 / 2 / H200.multiprocessors / (DTYPES["fp32"].mac_cost / DTYPES["fp16"].mac_cost)
+    costs = []
+    for block, warps in ((32, 2), (32, 1), (64, 4), (64, 2)):
+        made = replace(TILE, dtype_a="fp32", family="fma", config=Config(block, block, 16, 4, warps))
+        costs.append(constants(made, H200).ns_per_k_step / beside(made) / (block * block * 16 / rate * 1e9))
+    assert costs[1] == pytest.approx(costs[2])
+    assert costs[0] > costs[1] > costs[3] > 1
+    plain = replace(TILE, dtype_a="fp32", config=Config(64, 64, 32, 2, 4))
+    assert constants(plain, H200).ns_per_k_step == pytest.approx(3 * 64 * 64 * 32 / rate * 1e9)
 
 
 def test_precise_sums_of_fp8_cost_as_much_again() -> None:

@@ -1,0 +1,218 @@
+"""Family `fma`: fp32 products in full precision, on NVIDIA GPUs: one block computes one BLOCK_M x BLOCK_N tile of C.
+
+There are no tensor cores for fp32, so each thread multiplies and adds for itself. Any strides within the layout, any
+sizes, any batch, rows of any alignment. Roles as in family `tile`.
+
+Steps of A and B come through a ring of STAGES in shared memory (cp.async). An operand lies there as it does in global
+memory, so that copies are 16 bytes wide (4 where rows are not aligned). Threads read it 16 bytes at once, too: four
+steps of K of one row if it lies along K, else four rows. Lanes take rows beside each other, or groups of four, and a
+swizzle moves those of eight lanes to different banks. docs/experiments/fp32.md has what that gains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from aotmm.kernels import LINE_BYTES, VECTOR_BYTES, WARP, Specialisation, Variant, tile
+from aotmm.kernels.epilogue import finish
+from aotmm.kernels.order import place
+
+VECTOR = VECTOR_BYTES // 4  # elements of the widest access
+LINE = LINE_BYTES // 4  # elements that shared memory gives at once
+
+
+@gluon.constexpr_function
+def copy_layout(shape, vector, warps):
+    """Return the threads that copy a step of an operand of such a shape, `vector` elements each."""
+    lanes = min(WARP, shape[1] // vector)
+    across = min(warps, max(1, shape[1] // (WARP * vector)))
+    return gl.BlockedLayout([1, vector], [WARP // lanes, lanes], [warps // across, across], [1, 0])
+
+
+@gluon.constexpr_function
+def shared_layout(shape, along_k):
+    """Return the place of a step of an operand. Rows along K are shorter than a line, or eight of them share banks."""
+    slots = shape[1] // VECTOR
+    if not along_k:
+        return gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    return gl.SwizzledSharedLayout(VECTOR, max(1, LINE // shape[1]), min(LINE // VECTOR, slots), [1, 0])
+
+
+@gluon.constexpr_function
+def sums_layout(block_m, block_n, warps, a_along_k, b_along_k):
+    """Return the threads of the sums, so that each reads least: as many rows of A as columns of B.
+
+    Of an operand along K it should hold fewer, since it gets four steps of each at once.
+    """
+    size = [1 if a_along_k else VECTOR, 1 if b_along_k else VECTOR]
+    found = []
+    for lanes in (4, 8):
+        for down in (1, 2, 4, 8):
+            m, n = block_m // down, block_n * down // warps
+            if down <= warps and m >= VECTOR * lanes and n >= VECTOR * WARP // lanes:
+                rows, cols = m // lanes, n * lanes // WARP
+                held = rows * (4 if a_along_k else 1) + cols * (4 if b_along_k else 1)
+                found.append((rows + cols, held, m + n, [lanes, WARP // lanes], [down, warps // down]))
+    *_, threads, places = min(found)
+    return gl.BlockedLayout(size, threads, places, [1, 0])
+
+
+@gluon.aggregate
+class Operand:
+    """The next step of one operand in global memory, and its ring of steps in shared memory."""
+
+    ptr: gl.tensor
+    advance: gl.base_value
+    offsets: gl.tensor
+    ks: gl.tensor
+    ring: gl.shared_memory_descriptor
+
+    @gluon.jit
+    def fill(self, stage, left):
+        """Start copying the next step, zeros for steps of K from `left` on. Return the operand of the step after it."""
+        async_copy.async_load(self.ring.index(stage), self.ptr + self.offsets, mask=self.ks < left)
+        return Operand(self.ptr + self.advance, self.advance, self.offsets, self.ks, self.ring)
+
+
+@gluon.jit
+def operand(
+    ptr, first, size, stride, stride_k, BLOCK: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    ALONG_K: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Return the operand with BLOCK rows (columns of B) from `first` on. Those past the edge wrap around.
+
+    Offsets are below 2^31 by the kernel's guards.
+    """
+    SHAPE: gl.constexpr = [BLOCK, BLOCK_K] if ALONG_K else [BLOCK_K, BLOCK]
+    COPY: gl.constexpr = copy_layout(SHAPE, WIDTH, gl.num_warps())
+    ks = gl.arange(0, BLOCK_K, layout=gl.SliceLayout(0 if ALONG_K else 1, COPY))
+    rows = (first + gl.arange(0, BLOCK, layout=gl.SliceLayout(1 if ALONG_K else 0, COPY))) % size
+    if ALONG_K:
+        ks = ks[None, :]
+        rows = rows[:, None]
+    else:
+        ks = ks[:, None]
+        rows = rows[None, :]
+    offsets = (rows * stride + ks * stride_k).to(gl.uint32).to(gl.uint64)
+    ring = gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES] + SHAPE, shared_layout(SHAPE, ALONG_K))
+    return Operand(ptr, BLOCK_K * stride_k, offsets, ks, ring)
+
+
+@gluon.jit
+def multiply(
+    a, b, first_k, last_k, K, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, A_ALONG_K: gl.constexpr,
+    B_ALONG_K: gl.constexpr, SUMS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Return the product of two operands over K from first_k, where they begin, to last_k."""
+    acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, SUMS)
+    for stage in gl.static_range(STAGES - 1):
+        left = K - first_k - stage * BLOCK_K
+        a = a.fill(stage, left)
+        b = b.fill(stage, left)
+        async_copy.commit_group()
+    stage = 0
+    for k in range(first_k, last_k, BLOCK_K):
+        async_copy.wait_group(STAGES - 2)
+        # All copies of this step are there, and all threads have read the one whose place is filled next.
+        gl.barrier()
+        free = gl.where(stage == 0, STAGES - 1, stage - 1)
+        left = K - k - (STAGES - 1) * BLOCK_K
+        a = a.fill(free, left)
+        b = b.fill(free, left)
+        async_copy.commit_group()
+        a_step = a.ring.index(stage)
+        b_step = b.ring.index(stage)
+        if not A_ALONG_K:
+            a_step = a_step.permute([1, 0])
+        if B_ALONG_K:
+            b_step = b_step.permute([1, 0])
+        acc = gl.dot_fma(
+            a_step.load(gl.DotOperandLayout(0, SUMS, 0)), b_step.load(gl.DotOperandLayout(1, SUMS, 0)), acc
+        )
+        stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+    async_copy.wait_group(0)
+    return acc
+
+
+@gluon.jit
+def fma(
+    a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_az,
+    stride_bz, stride_cz, bias_ptr, bias_rank, stride_bias_z, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr,
+    stride_scale_a, stride_scale_b, activation, slope, group_m,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    A_ALONG_K: gl.constexpr, B_ALONG_K: gl.constexpr, WIDTH: gl.constexpr, EPILOGUE: gl.constexpr,
+):  # fmt: skip
+    """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32."""
+    SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    z = (gl.program_id(0) // (tiles_m * tiles_n)).to(gl.int64)
+    tile_m, tile_n = place(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    row = tile_m * BLOCK_M
+    col = tile_n * BLOCK_N
+    a = operand(a_ptr + z * stride_az, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)
+    b = operand(b_ptr + z * stride_bz, col, N, stride_bn, stride_bk, BLOCK_N, BLOCK_K, STAGES, B_ALONG_K, WIDTH)
+    acc = multiply(a, b, 0, K, K, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
+    rows = row + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, SUMS))
+    cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SUMS))
+    acc = finish(
+        acc, bias_ptr + z * stride_bias_z, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr,
+        stride_scale_a, stride_scale_b, activation, slope, rows, cols, M, N, EPILOGUE,
+    )  # fmt: skip
+    c_ptrs = c_ptr + z * stride_cz + rows[:, None] * stride_cm + cols[None, :] * stride_cn
+    gl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@gluon.jit
+def partial(
+    a_ptr, b_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_az, stride_bz, batch, workspace_ptr,
+    workspace_stride_m, workspace_stride_z, split, group_m,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    A_ALONG_K: gl.constexpr, B_ALONG_K: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Compute slice `part` of the workspace (split, batch, whole tiles of M and N) = A @ B over part of K."""
+    SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
+    tiles_m = gl.cdiv(M, BLOCK_M)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    matrix = gl.program_id(0) // (tiles_m * tiles_n)
+    z = (matrix % batch).to(gl.int64)
+    part = matrix // batch
+    tile_m, tile_n = place(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    row = tile_m * BLOCK_M
+    col = tile_n * BLOCK_N
+    steps = gl.cdiv(K, BLOCK_K)
+    first_k = part * steps // split * BLOCK_K
+    last_k = min((part + 1) * steps // split * BLOCK_K, K)
+    a_ptr += z * stride_az + first_k.to(gl.int64) * stride_ak
+    b_ptr += z * stride_bz + first_k.to(gl.int64) * stride_bk
+    a = operand(a_ptr, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)
+    b = operand(b_ptr, col, N, stride_bn, stride_bk, BLOCK_N, BLOCK_K, STAGES, B_ALONG_K, WIDTH)
+    acc = multiply(a, b, first_k, last_k, K, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
+    rows = row + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, SUMS))
+    cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SUMS))
+    slab = workspace_ptr + matrix.to(gl.int64) * workspace_stride_z
+    gl.store(slab + rows.to(gl.int64)[:, None] * workspace_stride_m + cols[None, :], acc)
+
+
+def specialise(variant: Variant) -> Specialisation:
+    """Return the kernel of `variant`, with the guards of family `tile` for the same layout and alignment."""
+    of_tile, config = tile.specialise(variant), variant.config
+    constants = {name: value for name, value in of_tile.constants.items() if name not in tile.OF_TENSOR_CORES}
+    constants |= {
+        "STAGES": config.num_stages,
+        "A_ALONG_K": variant.layout[0] == "n",
+        "B_ALONG_K": variant.layout[1] == "t",
+        "WIDTH": VECTOR if variant.aligned else 1,
+    }
+    # Every barrier between threads that share memory stands in the source, and no layout is left to the compiler, so
+    # none is converted through shared memory (tests/kernels/test_fma.py).
+    return replace(
+        of_tile,
+        function=partial if variant.role == "partial" else fma,
+        constants=constants,
+        unneeded=("add_membar",),
+    )
