@@ -493,7 +493,7 @@ class Reference:
     def _fitted(self, kernel: Kernel, table: Table | None) -> Constants:
         """Constants of the data sheet, times the factors of the table for a config."""
         c = constants(kernel, self.target, table)
-        if table is None or table.network is None or kernel.role not in ("product", "partial"):
+        if table is None or table.network is None or kernel.role not in ("product", "partial") or untuned(kernel):
             return c
         model = self._models.get((table.device, key_of(kernel)))
         base, tile, step, taken, loaded = model.factors if model else table.network.factors
@@ -846,7 +846,8 @@ class Reference:
         def plan(*names: str) -> Plan:
             values = [inputs[name] for name in names]
             with np.errstate(over="ignore"):
-                ns = time * float(np.exp(self._output(planned.plan.kernel, values, model) + shift))
+                output = self._output(planned.plan.kernel, values, model) + shift
+                ns = time if untuned(kernel) else time * float(np.exp(output))
             return replace(planned.plan, pdl="pdl" in names, cost=cost(ns + float(way.ns)))
 
         plain = plan(*PROBLEM_INPUTS, *PLAN_INPUTS)
@@ -922,7 +923,12 @@ def log2(size: float) -> float:
 
 def key_of(kernel: Kernel) -> tuple[str, int, bool]:
     """The model of a kernel."""
-    return kernel.config_name, kernel.dtype_a != "fp32" and DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+
+
+def untuned(kernel: Kernel) -> bool:
+    """Whether its time is the formula's with any table, for the times of its element_bytes are of another type."""
+    return kernel.dtype_a == "fp32"
 
 
 def bytes_moved(problem: Problem) -> float:

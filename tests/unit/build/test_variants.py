@@ -443,11 +443,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (
             HEADER + TILE + 'family = "wave"',
-            "config 1: family = 'wave'; allowed: tile, cooperative, pingpong",
+            "config 1: family = 'wave'; allowed: tile, fma, cooperative, pingpong",
         ),
         (
             HEADER + TILE + 'family = "copy"',
-            "config 1: family = 'copy'; allowed: tile, cooperative, pingpong",
+            "config 1: family = 'copy'; allowed: tile, fma, cooperative, pingpong",
         ),
         (HEADER + TILE + 'archs = ["sm75"]', f"config 1: archs = 'sm75'; allowed: {', '.join(TARGETS)}"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
@@ -504,7 +504,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + WGMMA.replace("cooperative", "pingpong").replace("= 4", "= 8") + "split = true",
-            "config 1: family pingpong does not split K; families that do: tile, cooperative, swapped",
+            "config 1: family pingpong does not split K; families that do: tile, fma, cooperative, swapped",
         ),
         (
             HEADER + SPLIT + 'epilogues = ["none"]',
