@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -57,8 +58,7 @@ def _methods() -> dict[str, Method]:
     lib = aotmm.load()
     a, b = (torch.randn(16, 16, device="cuda").half() for _ in range(2))
     out, weight = torch.empty_like(a), b.clone().requires_grad_()
-    bias = torch.zeros(16, device="cuda").half()
-    op, linear = torch.ops.aotmm.mm, torch.nn.functional.linear
+    op = torch.ops.aotmm.mm
 
     @torch.compile(fullgraph=True)
     def ours(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -70,25 +70,48 @@ def _methods() -> dict[str, Method]:
 
     matmul, mm, mm_out = "torch.matmul(a, b)", "torch.mm(a, b)", "torch.mm(a, b, out=out)"
     mm_compiled, mm_grad = "torch.mm, compiled", "torch.mm, b requires a gradient"
-    linear_bias = "linear with bias"
     methods = {
         matmul: Method(lambda: torch.matmul(a, b)),
         mm: Method(lambda: torch.mm(a, b)),
         mm_out: Method(lambda: torch.mm(a, b, out=out)),
         mm_compiled: Method(lambda: theirs(a, b)),
         mm_grad: Method(lambda: torch.mm(a, weight)),
-        linear_bias: Method(lambda: linear(a, b.T, bias)),
         "lib.matmul(a, b)": Method(lambda: lib.matmul(a, b), matmul, 0.55),
         "lib.matmul(a, b, out=out)": Method(lambda: lib.matmul(a, b, out=out), mm_out, 0.40),
         "torch.ops.aotmm.mm(a, b)": Method(lambda: op(a, b), matmul, 0.70),
         "lib.matmul, compiled": Method(lambda: ours(a, b), mm_compiled, 0.90),
         "lib.matmul, b requires a gradient": Method(lambda: lib.matmul(a, weight), mm_grad, 1.0),
-        f"{mm_grad}, override": Method(lambda: torch.mm(a, weight), mm_grad, 1.0, aotmm.override),
-        f"{mm}, override": Method(lambda: torch.mm(a, b), mm, context=aotmm.override),
-        f"{linear_bias}, override": Method(lambda: linear(a, b.T, bias), linear_bias, context=aotmm.override),
     }
+    for name, (call, at_most) in _overridden(a, b).items():
+        for given, suffix in ((b, ""), (weight, ", gradient")):
+            methods[name + suffix] = Method(partial(call, given))
+            methods[f"{name}{suffix}, override"] = Method(partial(call, given), name + suffix, at_most, aotmm.override)
     right = truth(a, b, a.dtype)
     for name, method in methods.items():
         with method.context():
-            right.confirm(method.call().detach(), name)
+            right.confirm(method.call().detach().view(-1, *a.shape)[0], name)
     return methods
+
+
+def _overridden(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]]:
+    """Return products of `a` and a weight by name, and the part of torch's time that they may take in the override.
+
+    The weight is b, or a copy of it that requires a gradient.
+    """
+    linear = torch.nn.functional.linear
+    batch, bias = a.expand(2, -1, -1).contiguous(), torch.zeros(a.shape[1], device="cuda", dtype=a.dtype)
+    layers = {}
+    for recorded in (False, True):
+        layers[recorded] = torch.nn.Linear(len(b), len(b)).to(b).requires_grad_(recorded)
+        layers[recorded].weight.data = b.T
+        torch.nn.init.zeros_(layers[recorded].bias)
+    return {
+        "torch.mm": (lambda weight: torch.mm(a, weight), 0.85),
+        "torch.bmm": (lambda weight: torch.bmm(batch, weight.expand(2, -1, -1)), 0.85),
+        "linear": (lambda weight: linear(a, weight.T), 0.85),
+        "matmul of 3 dimensions": (lambda weight: torch.matmul(batch, weight), 0.85),
+        "torch.addmm": (lambda weight: torch.addmm(bias, a, weight), 1.0),
+        "torch.baddbmm": (lambda weight: torch.baddbmm(bias, batch, weight.expand(2, -1, -1)), 1.0),
+        "linear with bias": (lambda weight: linear(a, weight.T, bias), 1.0),
+        "nn.Linear": (lambda weight: layers[weight.requires_grad](a), 1.0),
+    }

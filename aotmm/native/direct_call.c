@@ -1,4 +1,5 @@
-/* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded.
+/* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded; and the
+ * kernels of aten::addmm and aten::baddbmm for aotmm.override(), which torch calls with Python's arguments.
  *
  * DLPack's C exchange API reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
  * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
@@ -17,10 +18,13 @@ typedef struct PyObject {
   struct PyObject *type;
 } PyObject;
 typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
-enum { METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
+enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
 typedef struct PyMethodDef {
   const char *name;
-  function call;
+  union {
+    function call;
+    PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *); /* METH_VARARGS | METH_KEYWORDS */
+  };
   int flags;
   const char *doc;
 } PyMethodDef;
@@ -44,6 +48,10 @@ PyObject *PyDict_GetItemWithError(PyObject *, PyObject *key);
 PyObject *PyUnicode_InternFromString(const char *);
 PyObject *PyTuple_Pack(Py_ssize_t, ...);
 PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+Py_ssize_t PyTuple_Size(PyObject *);
+Py_ssize_t PyDict_Size(PyObject *);
+PyObject *PyObject_Call(PyObject *, PyObject *tuple, PyObject *keywords);
+PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
 void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
 void *PyCapsule_GetPointer(PyObject *, const char *name);
@@ -80,17 +88,17 @@ typedef struct DLExchange {
   void *stream;
 } DLExchange;
 
-/* Types whose products depend on no setting of torch: float32 (tf32) is not among them. */
 static const struct {
   uint8_t code, bits;
   int32_t dtype;
 } dtypes[] = {{2, 16, AOTMM_FP16}, {4, 16, AOTMM_BF16}, {12, 8, AOTMM_FP8E5},
-              {10, 8, AOTMM_FP8E4}, {0, 8, AOTMM_INT8}, {0, 32, AOTMM_INT32}};
+              {10, 8, AOTMM_FP8E4}, {0, 8, AOTMM_INT8}, {0, 32, AOTMM_INT32}, {2, 32, AOTMM_FP32}};
 
 /* ---- torch, filled by `connect` */
 
 static int (*describe)(void *, DLTensor *);
 static int (*multiply)(const request *, tensor_t *);
+static int (*add_product)(const view *bias, const view *a, const view *b, int dim, tensor_t *result, const char **wrong);
 static const torch_error *(*last_error)(void);
 static int (*delete_tensor)(tensor_t);
 static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
@@ -169,9 +177,25 @@ static int nothing_watches(void) {
   return level ? equals(new_reference(level), -1) : -!!PyErr_Occurred();
 }
 
+/* Return whether the product depends on a setting of torch: tf32 for fp32. */
+static int unsettled(const request *r) {
+  return r->a.dtype == AOTMM_FP32 || r->b.dtype == AOTMM_FP32 || (r->out && r->out->dtype == AOTMM_FP32) ||
+         (r->bias && r->bias->dtype == AOTMM_FP32);
+}
+
 /* Return whether autograd can record the product by the Function of runtime/autograd.py. */
 static int differentiable(const request *r) {
   return !r->out && !r->activation && r->a.dtype == r->b.dtype && (r->a.dtype == AOTMM_FP16 || r->a.dtype == AOTMM_BF16);
+}
+
+/* Return Python's tensor of a result, and free that. */
+static PyObject *given(tensor_t result) {
+  void *object = NULL;
+  if (!to_python) object = wrap(result);
+  else if (to_python(result, NULL, &object) && !PyErr_Occurred())
+    PyErr_SetString(PyExc_RuntimeError, "torch makes no Python tensor of the result");
+  delete_tensor(result);
+  return object;
 }
 
 /* matmul(library, a, b, out, bias, activation): out and bias may be None, activation is None or (number, slope). Return
@@ -198,7 +222,7 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
   if (mine == 1 && out) mine = plain(out, recorded, &written);
   if (mine == 1 && bias) mine = plain(bias, recorded, &added);
   if (mine < 0) return NULL;
-  if (mine && (r.a.dim < 2 || r.b.dim < 2 || (required && !differentiable(&r)))) mine = 0;
+  if (mine && (r.a.dim < 2 || r.b.dim < 2 || unsettled(&r) || (required && !differentiable(&r)))) mine = 0;
   if (!mine) return new_reference(&_Py_NotImplementedStruct);
   if (required) return new_reference(&_Py_NoneStruct);
 
@@ -218,12 +242,46 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
     Py_DecRef(done);
     return new_reference(out);
   }
-  void *object = NULL;
-  if (!to_python) object = wrap(result);
-  else if (to_python(result, NULL, &object) && !PyErr_Occurred())
-    PyErr_SetString(PyExc_RuntimeError, "torch makes no Python tensor of the result");
-  delete_tensor(result);
-  return object;
+  return given(result);
+}
+
+/* (set of keys, bias, a, b, and by name beta, alpha) -> bias + a @ b. `self` is (dimensions of a and b, the functions that
+   compute other forms and what is left to torch). torch's dispatcher has done what belongs to autograd and modes. */
+static PyObject *added(PyObject *self, PyObject *arguments, PyObject *names) {
+  view bias, a, b;
+  int mine = PyTuple_Size(arguments) == 4 && (!names || PyDict_Size(names) == 0);
+  if (mine) mine = plain(PyTuple_GetItem(arguments, 1), NULL, &bias);
+  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 2), NULL, &a);
+  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 3), NULL, &b);
+  if (mine < 0) return NULL;
+  if (mine) {
+    const int dim = (int)PyLong_AsLong(PyTuple_GetItem(self, 0));
+    tensor_t result = NULL;
+    const char *wrong = NULL;
+    void *thread = PyEval_SaveThread();
+    int done = add_product(&bias, &a, &b, dim, &result, &wrong);
+    PyEval_RestoreThread(thread);
+    if (done) return given(result);
+    if (wrong) {
+      PyErr_SetString(PyExc_RuntimeError, wrong);
+      return NULL;
+    }
+  }
+  return PyObject_Call(PyTuple_GetItem(self, mine ? 2 : 1), arguments, names);
+}
+
+/* adder(dimensions, other forms, torch's) -> the function above. */
+static PyObject *adder(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  static PyMethodDef definition = {"add_product", {.with_keywords = added}, METH_VARARGS | METH_KEYWORDS, NULL};
+  (void)module;
+  if (count != 3) {
+    PyErr_SetString(PyExc_RuntimeError, "adder takes 3 arguments");
+    return NULL;
+  }
+  PyObject *self = PyTuple_Pack(3, arguments[0], arguments[1], arguments[2]);
+  PyObject *made = self ? PyCFunction_NewEx(&definition, self, NULL) : NULL;
+  if (self) Py_DecRef(self);
+  return made;
 }
 
 /* connect(handles of libaotmm_torch, libtorch_cpu, libtorch_python and libc10, the DLPack API, DLPack's two types of
@@ -248,6 +306,7 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
     void *slot;
     int optional;
   } symbols[] = {{handles[0], "aotmm_torch_multiply", &multiply, 0},
+                 {handles[0], "aotmm_torch_add_product", &add_product, 0},
                  {handles[0], "aotmm_torch_last_error", &last_error, 0},
                  {handles[1], "aoti_torch_delete_tensor_object", &delete_tensor, 0},
                  {handles[1], "aoti_torch_grad_mode_is_enabled", &is_grad_enabled, 0},
@@ -285,10 +344,11 @@ static PyObject *trust(PyObject *module, PyObject *const *arguments, Py_ssize_t 
   return new_reference(&_Py_NoneStruct);
 }
 
-static PyMethodDef methods[] = {{"matmul", matmul, METH_FASTCALL, NULL},
-                                {"connect", connect, METH_FASTCALL, NULL},
-                                {"key_set", read_keys, METH_FASTCALL, NULL},
-                                {"trust", trust, METH_FASTCALL, NULL},
+static PyMethodDef methods[] = {{"matmul", {matmul}, METH_FASTCALL, NULL},
+                                {"adder", {adder}, METH_FASTCALL, NULL},
+                                {"connect", {connect}, METH_FASTCALL, NULL},
+                                {"key_set", {read_keys}, METH_FASTCALL, NULL},
+                                {"trust", {trust}, METH_FASTCALL, NULL},
                                 {0}};
 static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_direct_call", .size = -1, .methods = methods};
 

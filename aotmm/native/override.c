@@ -1,12 +1,12 @@
-/* aotmm.override(): aten::mm and aten::bmm for GPUs, below autograd, autocast and vmap, which stay torch's own.
+/* aotmm.override(): aten::mm, bmm and _int_mm for GPUs, below autograd, autocast and vmap, which stay torch's own.
  *
  * Products that our kernels do not take go to torch's, through the functions that AOTInductor's programs call. These
  * reach the kernel itself, not the dispatcher, so nothing recurses. They turn exceptions into a status, and before
  * torch 2.13 log them. So a Python kernel repeats the products that they refuse, and before 2.13 computes all.
  * runtime/override.py registers it for a dispatch key of our own. It calls torch's kernel, and exceptions pass.
  *
- * addmm and baddbmm have arguments that the stable interface does not carry (Scalar); runtime/override.py registers
- * them. */
+ * addmm and baddbmm have arguments that the stable interface does not carry (Scalar). direct_call.c has their kernels, and
+ * runtime/override.py those of their other forms and of _scaled_mm. */
 #include <string.h>
 
 #include "torch_ops.h"
@@ -17,26 +17,32 @@ typedef struct returned {
 } returned;
 
 /* torch's own products. `find` knows them by these names. */
+enum { MM, BMM, INT_MM, KINDS };
+typedef struct torchs_own {
+  int (*into)(tensor_t out, tensor_t, tensor_t);
+  /* at::_ops::mm::redispatch(c10::DispatchKeySet, at::Tensor const &, at::Tensor const &), likewise the others */
+  returned (*dispatch)(uint64_t keys, tensor_t, tensor_t);
+  void *(*dispatch_out)(uint64_t keys, tensor_t, tensor_t, tensor_t out);
+} torchs_own;
 static struct {
-  int (*mm_out)(tensor_t out, tensor_t, tensor_t);
-  int (*bmm_out)(tensor_t out, tensor_t, tensor_t);
+  torchs_own kinds[KINDS];
   int (*new_tensor)(tensor_t *); /* an undefined one */
-  /* at::_ops::mm::redispatch(c10::DispatchKeySet, at::Tensor const &, at::Tensor const &), mm_out and bmm likewise */
-  returned (*dispatch_mm)(uint64_t keys, tensor_t, tensor_t);
-  returned (*dispatch_bmm)(uint64_t keys, tensor_t, tensor_t);
-  void *(*dispatch_mm_out)(uint64_t keys, tensor_t, tensor_t, tensor_t out);
-  void *(*dispatch_bmm_out)(uint64_t keys, tensor_t, tensor_t, tensor_t out);
 } own;
+#define REDISPATCH "10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_"
 static const char *const names[] = {
     "aoti_torch_cuda_mm_out",
+    "_ZN2at4_ops2mm" REDISPATCH,
+    "_ZN2at4_ops6mm_out" REDISPATCH "RS4_",
     "aoti_torch_cuda_bmm_out",
+    "_ZN2at4_ops3bmm" REDISPATCH,
+    "_ZN2at4_ops7bmm_out" REDISPATCH "RS4_",
+    "aoti_torch_cuda__int_mm_out",
+    "_ZN2at4_ops7_int_mm" REDISPATCH,
+    "_ZN2at4_ops11_int_mm_out" REDISPATCH "RS4_",
     "aoti_torch_new_uninitialized_tensor",
-    "_ZN2at4_ops2mm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
-    "_ZN2at4_ops3bmm10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_",
-    "_ZN2at4_ops6mm_out10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RS4_",
-    "_ZN2at4_ops7bmm_out10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RS4_",
 };
 enum { NAMES = sizeof names / sizeof *names };
+static const int dims[] = {2, 3, 2};
 
 /* Tensors that the Python kernel's product owns. C cannot free them when an exception passes, so that kernel does. */
 static __thread struct handed {
@@ -51,44 +57,77 @@ static int64_t library;
 static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each */
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
-/* Return whether we multiply a type. fp32 without tf32 is faster with torch's kernels (docs/torch.md). */
-static int type_taken(const request *r) {
-  return r->a.dtype == AOTMM_FP16 || r->a.dtype == AOTMM_BF16 || (r->a.dtype == AOTMM_FP32 && r->allow_tf32);
+/* Products since the outermost override began, by their fate: that of runtime/override.py's FATES. */
+enum { OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED, FATES };
+static uint64_t counts[FATES];
+
+/* Count a product, and return whether it is ours. */
+EXPORT int aotmm_torch_count(int fate) {
+  __atomic_fetch_add(&counts[fate], 1, __ATOMIC_RELAXED);
+  return fate == OURS;
 }
 
-/* torch.mm multiplies matrices of one floating type, torch.bmm as many of them on both sides. */
-static int taken(const request *r, int dim) {
+EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
+
+/* Return what to do with a product: torch's are of matrices of one type, and torch.bmm's of as many on both sides. */
+static int fate_of(const request *r, int kind) {
   const view *a = &r->a, *b = &r->b;
-  return a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim && a->dtype == b->dtype &&
-         !(a->device < 32 && unsupported >> a->device & 1) &&
-         type_taken(r) && (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == a->dtype);
+  const int dim = dims[kind], wanted = kind == INT_MM ? AOTMM_INT32 : a->dtype;
+  const int known = kind == INT_MM ? a->dtype == AOTMM_INT8
+                                   : a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32;
+  if (!known || a->dtype != b->dtype) return OTHER_TYPE;
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
+  if (a->device >= 0 && a->device < 32 && unsupported >> a->device & 1) return NO_PACK;
+  const int fits = a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim &&
+                   (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == wanted) &&
+                   (!r->bias || (r->bias->dtype == a->dtype && r->bias->dim <= dim));
+  return fits ? OURS : DECLINED;
 }
 
 /* Return whether our kernels computed it. If not, `*wrong` is the driver's failure, or NULL: then torch computes it. */
-static int ours(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result, const char **wrong) {
-  view written;
-  request r = {.out = out ? &written : NULL, .library = library, .out_dtype = -1};
-  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written))) return 0;
-  r.allow_tf32 = r.a.dtype == AOTMM_FP32 && tf32_allowed();
-  if (!taken(&r, dim)) return 0;
-  if (aotmm_torch_multiply(&r, result) == 0) return 1;
-  if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r.a.device < 32)
-    __atomic_fetch_or(&unsupported, 1u << r.a.device, __ATOMIC_RELAXED);
+static int computed(request *r, int kind, tensor_t *result, const char **wrong) {
+  r->library = library, r->out_dtype = -1;
+  r->allow_tf32 = r->a.dtype == AOTMM_FP32 && tf32_allowed();
+  int fate = fate_of(r, kind);
+  if (fate != OURS) return aotmm_torch_count(fate);
+  if (aotmm_torch_multiply(r, result) == 0) return aotmm_torch_count(OURS);
+  fate = DECLINED;
+  if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r->a.device < 32) {
+    __atomic_fetch_or(&unsupported, 1u << r->a.device, __ATOMIC_RELAXED);
+    fate = NO_PACK;
+  }
   if (!aotmm_torch_declined()) *wrong = aotmm_torch_last_error()->error.text;
-  return 0;
+  return aotmm_torch_count(fate);
+}
+
+static int ours(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result, const char **wrong) {
+  view written;
+  request r = {.out = out ? &written : NULL};
+  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written)))
+    return aotmm_torch_count(DECLINED);
+  return computed(&r, kind, result, wrong);
+}
+
+/* Compute bias + a @ b of so many dimensions, if it is ours. Return whether it was, and `*wrong` as above. */
+EXPORT int aotmm_torch_add_product(const view *bias, const view *a, const view *b, int dim, tensor_t *result,
+                                   const char **wrong) {
+  request r = {.a = *a, .b = *b, .bias = bias};
+  return computed(&r, dim == 2 ? MM : BMM, result, wrong);
 }
 
 /* Make an empty tensor for torch's own kernel to write to, of the result's size if the operands have one; else that
    kernel reports the fault of the operands. */
-static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
-  int64_t dims[2], *sizes[2], shape[3] = {0}, strides[3] = {1, 1, 1};
+static int empty_result(tensor_t a, tensor_t b, int kind, tensor_t *result) {
+  int64_t ranks[2], *sizes[2], shape[3] = {0}, strides[3] = {1, 1, 1};
   int32_t dtype, type, device;
-  if (torch.aoti_torch_get_dim(a, &dims[0]) || torch.aoti_torch_get_dim(b, &dims[1]) ||
+  const int dim = dims[kind];
+  if (torch.aoti_torch_get_dim(a, &ranks[0]) || torch.aoti_torch_get_dim(b, &ranks[1]) ||
       torch.aoti_torch_get_sizes(a, &sizes[0]) || torch.aoti_torch_get_sizes(b, &sizes[1]) ||
       torch.aoti_torch_get_dtype(a, &dtype) || torch.aoti_torch_get_device_type(a, &type) ||
       torch.aoti_torch_get_device_index(a, &device))
     return 1;
-  if (dims[0] == dim && dims[1] == dim) {
+  if (kind == INT_MM) dtype = torch.aoti_torch_dtype_int32();
+  if (ranks[0] == dim && ranks[1] == dim) {
     memcpy(shape, sizes[0], (size_t)(dim - 1) * sizeof *shape);
     shape[dim - 1] = sizes[1][dim - 1];
     for (int i = dim - 2; i >= 0; i--) strides[i] = strides[i + 1] * (shape[i + 1] > 0 ? shape[i + 1] : 1);
@@ -97,9 +136,9 @@ static int empty_result(tensor_t a, tensor_t b, int dim, tensor_t *result) {
 }
 
 /* Compute the product by torch's own kernel. Return 0, or 1 if it failed, or would log a failure. */
-static int torchs(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
-  if (!silent || (!out && empty_result(a, b, dim, result))) return 1;
-  int failed = (dim == 2 ? own.mm_out : own.bmm_out)(*result, a, b);
+static int torchs(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result) {
+  if (!silent || (!out && empty_result(a, b, kind, result))) return 1;
+  int failed = own.kinds[kind].into(*result, a, b);
   if (failed && !out) {
     torch.aoti_torch_delete_tensor_object(*result);
     *result = NULL;
@@ -108,14 +147,14 @@ static int torchs(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *resul
 }
 
 /* Compute the same from Python, so that exceptions pass. Return the failure before that, or NULL. */
-static const char *pythons(tensor_t a, tensor_t b, tensor_t out, int dim, tensor_t *result) {
+static const char *pythons(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result) {
   if (!out && own.new_tensor(result)) return "torch has no memory for a tensor";
   struct handed mine = {{a, b, *result}, handed};
   handed = &mine;
   if (out) {
-    (dim == 2 ? own.dispatch_mm_out : own.dispatch_bmm_out)(python_keys, a, b, out);
+    own.kinds[kind].dispatch_out(python_keys, a, b, out);
   } else {
-    returned made = (dim == 2 ? own.dispatch_mm : own.dispatch_bmm)(python_keys, a, b);
+    returned made = own.kinds[kind].dispatch(python_keys, a, b);
     memcpy(*result, &made.tensor, sizeof made.tensor); /* an undefined tensor needs no free */
   }
   handed = mine.outer;
@@ -129,11 +168,11 @@ EXPORT void aotmm_torch_give_back(void) {
 }
 
 /* (self, mat2) or (self, mat2, out) on the stack -> the result. */
-static void multiply(value *stack, int dim, int into_out) {
+static void multiply(value *stack, int kind, int into_out) {
   tensor_t a = (tensor_t)stack[0], b = (tensor_t)stack[1], out = into_out ? (tensor_t)stack[2] : NULL, result = out;
   const char *wrong = NULL;
-  if (!ours(a, b, out, dim, &result, &wrong) && !wrong && torchs(a, b, out, dim, &result))
-    wrong = pythons(a, b, out, dim, &result);
+  if (!ours(a, b, out, kind, &result, &wrong) && !wrong && torchs(a, b, out, kind, &result))
+    wrong = pythons(a, b, out, kind, &result);
   torch.aoti_torch_delete_tensor_object(a);
   torch.aoti_torch_delete_tensor_object(b);
   if (wrong) {
@@ -143,20 +182,22 @@ static void multiply(value *stack, int dim, int into_out) {
   stack[0] = (value)result;
 }
 
-#define OVERRIDE(name, dim, into_out)                                        \
+#define OVERRIDE(name, kind, into_out)                                       \
   static void name(value *stack, uint64_t arguments, uint64_t results) {     \
     (void)arguments, (void)results;                                          \
-    multiply(stack, dim, into_out);                                          \
+    multiply(stack, kind, into_out);                                         \
   }
-OVERRIDE(mm, 2, 0)
-OVERRIDE(mm_out, 2, 1)
-OVERRIDE(bmm, 3, 0)
-OVERRIDE(bmm_out, 3, 1)
+OVERRIDE(mm, MM, 0)
+OVERRIDE(mm_out, MM, 1)
+OVERRIDE(bmm, BMM, 0)
+OVERRIDE(bmm_out, BMM, 1)
+OVERRIDE(int_mm, INT_MM, 0)
+OVERRIDE(int_mm_out, INT_MM, 1)
 
 /* Undo aotmm_torch_override. Return NULL, or the step that torch refused. */
 EXPORT const char *aotmm_torch_restore(void) {
   if (registration && torch.aoti_torch_delete_library_object(registration))
-    return "the removal of the kernels of aten::mm and aten::bmm";
+    return "the removal of the kernels of aten::mm, bmm and _int_mm";
   registration = NULL;
   return NULL;
 }
@@ -172,13 +213,16 @@ EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(c
   memcpy(&own, found, sizeof own);
   silent = find("torch_exception_get_what_without_backtrace") != NULL, python_keys = keys;
   library = to, tf32_allowed = tf32, unsupported = 0;
+  memset(counts, 0, sizeof counts);
   if (torch.aoti_torch_library_init_impl("aten", key, "aotmm", 0, &registration) ||
       torch.torch_library_impl(registration, "mm", mm, TORCH_2_10) ||
       torch.torch_library_impl(registration, "mm.out", mm_out, TORCH_2_10) ||
       torch.torch_library_impl(registration, "bmm", bmm, TORCH_2_10) ||
-      torch.torch_library_impl(registration, "bmm.out", bmm_out, TORCH_2_10)) {
+      torch.torch_library_impl(registration, "bmm.out", bmm_out, TORCH_2_10) ||
+      torch.torch_library_impl(registration, "_int_mm", int_mm, TORCH_2_10) ||
+      torch.torch_library_impl(registration, "_int_mm.out", int_mm_out, TORCH_2_10)) {
     aotmm_torch_restore();
-    return "kernels for aten::mm and aten::bmm";
+    return "kernels for aten::mm, bmm and _int_mm";
   }
   return NULL;
 }

@@ -1,4 +1,4 @@
-"""The direct call: `lib.matmul` without torch's dispatcher, for plain GPU tensors without modes or transforms."""
+"""Products without a step of Python: `lib.matmul` past torch's dispatcher, and the override's addmm and baddbmm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import importlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -16,10 +16,20 @@ _CUDA, _ROCM = 2, 10  # DLPack's types of device
 Matmul = Callable[..., Any]
 """matmul(library, a, b, out, bias, activation): return the product; None if only its gradient is missing, so that
 `autograd.record` must compute it; or NotImplemented if the op must."""
+Adder = Callable[[int, Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
+"""adder(dim, other_forms, torchs): return a kernel of aten::addmm (2) or baddbmm (3). It calls `other_forms` if there
+is more than three plain tensors, and `torchs` for products that are left to torch."""
 
 
-def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> Matmul:
-    """Return `matmul` of native/direct_call.c, or `declined` if this Python or torch does not support it.
+class DirectCall(NamedTuple):
+    """The functions of native/direct_call.c."""
+
+    matmul: Matmul
+    adder: Adder
+
+
+def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None]) -> DirectCall:
+    """Return the functions of native/direct_call.c, or `DECLINED` if this Python or torch does not support them.
 
     Args:
         ours: libaotmm_torch.so, initialised.
@@ -43,18 +53,24 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
             torch._C._increment_version,  # noqa: SLF001 - half the price of the official name
         )
     except (ImportError, AttributeError):
-        return declined
+        return DECLINED
     inference = inference_keys(module.key_set)
     if lacking is not None or inference is None or not isinstance(getattr(forward_ad, "_current_level", None), int):
-        return declined
+        return DECLINED
     module.trust(*inference)
-    matmul: Matmul = module.matmul
-    return matmul
+    return DirectCall(module.matmul, module.adder)
 
 
-def declined(*_: object) -> object:
+def _declined(*_: object) -> object:
     """Return NotImplemented, so that the op serves the call."""
     return NotImplemented
+
+
+def _in_python(_dim: int, other_forms: Callable[..., Any], _torchs: Callable[..., Any]) -> Callable[..., Any]:
+    return other_forms
+
+
+DECLINED = DirectCall(_declined, _in_python)
 
 
 def inference_keys(key_set: Callable[[], tuple[int, int]]) -> tuple[int, int] | None:

@@ -71,7 +71,7 @@ class Library:
     @property
     def has_direct_call(self) -> bool:
         """Return whether `matmul` of plain tensors bypasses torch's dispatcher; this depends on Python and torch."""
-        return self._direct_call is not direct_call.declined
+        return self._direct_call is not direct_call.DECLINED.matmul
 
     @property
     def number(self) -> int:

@@ -70,10 +70,11 @@ class Ops:
             # Operands keep their order in memory, but not meaningless strides: for those Inductor would name every
             # argument in the calls that it writes, which takes longer than the call.
             self._schemas.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
-        self.direct_call = direct_call.connect(native, torch_library)
+        self.direct = direct_call.connect(native, torch_library)
+        self.direct_call = self.direct.matmul
 
     def override(self, key: str, library: int, own_key: str) -> None:
-        """Send torch's own mm and bmm of dispatch key `key` to library number `library`.
+        """Send torch's own mm, bmm and _int_mm of dispatch key `key` to library number `library`.
 
         Args:
             own_key: the dispatch key of Python's kernels, which multiply as torch does and raise its exceptions.
@@ -86,6 +87,15 @@ class Ops:
         native.restype = ctypes.c_char_p
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[own_key]).raw_repr()  # noqa: SLF001
         _check_override(native(key.encode(), library, find, _tf32, keys))
+
+    def count(self, fate: int) -> None:
+        """Count a product of the override by its fate, as native/override.c numbers them."""
+        self._native.aotmm_torch_count(fate)
+
+    def counts(self, fates: int) -> list[int]:
+        """Return how many products of each of so many fates there were since the outermost override began."""
+        self._native.aotmm_torch_counts.restype = ctypes.POINTER(ctypes.c_uint64)
+        return list(self._native.aotmm_torch_counts()[:fates])
 
     def give_back(self) -> None:
         """Free the tensors of the product that a kernel of the own key failed to compute."""

@@ -17,11 +17,21 @@ from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
 _HALVES = (torch.float16, torch.bfloat16)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# The fates of products, in the order of native/override.c.
+OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED = range(5)
+_REASONS = {
+    OTHER_TYPE: "of other types",
+    FULL_PRECISION: "of fp32 in full precision",
+    NO_PACK: "on a GPU without a pack",
+    DECLINED: "of other forms (factors, scales, shapes, devices)",
+}
 # The ops that override.c cannot register, because alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
+_SCALED = ("_scaled_mm", "_scaled_mm.out")
 
 # The ops that it registers. A kernel of its own key calls torch's kernel, so that exceptions pass.
-_WITHOUT = ("mm", "mm.out", "bmm", "bmm.out")
+_WITHOUT = ("mm", "mm.out", "bmm", "bmm.out", "_int_mm", "_int_mm.out")
 _OWN_KEY = "PrivateUse3"  # no GPU's
 
 _lock = threading.Lock()
@@ -32,7 +42,8 @@ _kernels: torch.library.Library | None = None
 class Override:
     """An override of torch's products, for the whole process, from its construction until `remove` or the block's end.
 
-    Overrides nest: torch's own kernels are back when the last one is removed.
+    Overrides nest: torch's own kernels are back when the last one is removed. `repr` tells how many products were ours
+    and how many were left to torch, and why, since the outermost one began.
     """
 
     def __init__(self) -> None:
@@ -42,6 +53,14 @@ class Override:
             if _active == 0:
                 _begin(aotmm.load())
             _active += 1
+
+    def __repr__(self) -> str:
+        if not ops.serves_gpus():
+            return "<aotmm.override: this torch is not built for GPUs>"
+        counts = ops.registered().counts(len(_REASONS) + 1)
+        left = [f"{counts[fate]} {reason}" for fate, reason in _REASONS.items() if counts[fate]]
+        text = f"{counts[OURS]} products by aotmm, {sum(counts) - counts[OURS]} by torch"
+        return f"<aotmm.override: {text}{': ' if left else ''}{', '.join(left)}{'; removed' if self._removed else ''}>"
 
     def remove(self) -> None:
         """End it; a second call does nothing. Raises ArtifactError if torch does not take its kernels back."""
@@ -67,7 +86,7 @@ def _begin(library: Library) -> None:
     global _kernels  # noqa: PLW0603
     if not ops.serves_gpus():
         return
-    own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in (*_WITHOUT, *_WITH_SCALARS)}
+    own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in (*_WITHOUT, *_WITH_SCALARS, *_SCALED)}
     registered = ops.registered()
     _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in _WITHOUT:
@@ -77,8 +96,13 @@ def _begin(library: Library) -> None:
     except ArtifactError:
         _end()
         raise
-    for name, dim in _WITH_SCALARS.items():
-        kernel = partial(_multiply, library.number, registered, own[name], dim)
+    kernels: dict[str, Any] = {
+        name: partial(_add_product, library.number, registered, own[name], dim) for name, dim in _WITH_SCALARS.items()
+    }
+    for name in ("addmm", "baddbmm"):
+        kernels[name] = registered.direct.adder(_WITH_SCALARS[name], kernels[name], own[name].call_boxed)
+    kernels |= {name: partial(_scaled, library.number, registered, own[name]) for name in _SCALED}
+    for name, kernel in kernels.items():
         _kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
 
 
@@ -92,7 +116,7 @@ def _end() -> None:
 
 
 def _repeat(registered: ops.Ops, own: Any, keys: Any, *operands: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
-    """Compute mm, bmm or an out variant by `own`, torch's kernel. override.c cannot let an exception pass."""
+    """Compute mm, bmm, _int_mm or an out variant by `own`, torch's kernel. override.c cannot let an exception pass."""
     try:
         return own.call_boxed(keys, *operands, **out)  # type: ignore[no-any-return]
     except BaseException:
@@ -100,7 +124,7 @@ def _repeat(registered: ops.Ops, own: Any, keys: Any, *operands: torch.Tensor, *
         raise
 
 
-def _multiply(
+def _add_product(
     library: int,
     registered: ops.Ops,
     own: Any,
@@ -117,22 +141,85 @@ def _multiply(
     fits = (
         alpha == 1
         and beta in (0, 1)
-        and (library, a.device.index or 0) not in registered.unsupported
-        and (a.dtype in _HALVES or tf32)  # torch is faster in fp32 (docs/torch.md)
         and a.dtype is b.dtype is bias.dtype
         and a.dim() == b.dim() == dim >= bias.dim()
         and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
         and (out is None or out.dtype is a.dtype)
     )
-    if fits:
-        arguments: tuple[Any, ...] = (a, b, bias if beta else None)
-        if tf32 or library:  # else the op fills in its defaults faster than Python passes them
-            arguments += (None, None, 0, LEAKY_SLOPE, tf32, False, library)
+    fate = OURS if fits else DECLINED
+    if a.dtype is torch.float32:
+        fate = fate if tf32 else FULL_PRECISION  # torch is faster (docs/torch.md)
+    elif a.dtype not in _HALVES:
+        fate = OTHER_TYPE
+    options: tuple[Any, ...] = (bias if beta else None,)
+    if tf32 or library:  # else the op fills in its defaults faster than Python passes them
+        options += (None, None, 0, LEAKY_SLOPE, tf32, False, library)
+    product = _computed(registered, library, fate, (a, b, *options), out)
+    return own.call_boxed(keys, bias, a, b, **rest) if product is None else product
+
+
+def _scaled(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    keys: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    **into: torch.Tensor,
+) -> torch.Tensor:
+    """Compute _scaled_mm or its out variant: with one scale or one per row and column by ours, the rest by torch's."""
+    out = into.get("out")
+    result = out_dtype if out is None else out.dtype
+    fate = DECLINED
+    options: tuple[Any, ...] = (bias, scale_a, scale_b, 0, LEAKY_SLOPE, False, use_fast_accum, library)
+    if a.dtype not in _FP8 or b.dtype not in _FP8:
+        fate = OTHER_TYPE
+    elif (
+        result in _HALVES
+        and a.dim() == b.dim() == 2  # noqa: PLR2004 - matrices
+        and _has_known_scales(a, b, scale_a, scale_b)
+        and scale_result is None
+        and (bias is None or bias.dtype is result)
+    ):
+        fate = OURS
+        options += () if out is not None else (ops.output_code(result),)
+    product = _computed(registered, library, fate, (a, b, *options), out)
+    if product is not None:
+        return product
+    rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    return own.call_boxed(keys, a, b, *rest, **into)  # type: ignore[no-any-return]
+
+
+def _has_known_scales(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
+    if not scale_a.dtype is scale_b.dtype is torch.float32:
+        return False
+    return scale_a.numel() == scale_b.numel() == 1 or (
+        scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
+    )
+
+
+def _computed(
+    registered: ops.Ops, library: int, fate: int, arguments: tuple[Any, ...], out: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return the product of the op's `arguments` if it is ours, None if it is torch's, and count it."""
+    if fate == OURS and (library, arguments[0].device.index or 0) in registered.unsupported:
+        fate = NO_PACK
+    product: torch.Tensor | None = None
+    if fate == OURS:
         try:
             if out is None:
-                return torch.ops.aotmm.mm.default(*arguments)  # type: ignore[no-any-return]
-            return torch.ops.aotmm.mm.out(*arguments, out=out)  # type: ignore[no-any-return]
+                product = torch.ops.aotmm.mm.default(*arguments)
+            else:
+                product = torch.ops.aotmm.mm.out(*arguments, out=out)
         except RuntimeError:
             if not registered.declined():
                 raise
-    return own.call_boxed(keys, bias, a, b, **rest)  # type: ignore[no-any-return]
+            fate = DECLINED
+    registered.count(fate)
+    return product

@@ -83,6 +83,31 @@ def test_products(lib: Library, generator: torch.Generator, dtype: torch.dtype) 
         assert torch.equal(call(), own[name]), name
 
 
+def test_quantised_products(lib: Library, generator: torch.Generator) -> None:
+    """_int_mm is exact; _scaled_mm is within the bound, with one scale and with one per row; both are ours."""
+    i, j = (torch.randint(-128, 128, size, device="cuda", dtype=torch.int8) for size in ((96, 256), (256, 64)))
+    a, b = (torch.randn(rows, 256, device="cuda", generator=generator).to(torch.float8_e4m3fn) for rows in (96, 64))
+    one, half = (torch.tensor(number, device="cuda") for number in (1.0, 0.5))
+    rows, cols = torch.rand(96, 1, device="cuda") + 0.5, torch.rand(1, 64, device="cuda") + 0.5
+    bias = torch.randn(64, device="cuda", generator=generator).bfloat16()
+    with aotmm.override() as override:
+        assert torch.equal(torch._int_mm(i, j).double(), i.double() @ j.double())
+        assert ours(lib, lambda: torch._int_mm(i, j))
+        assert ours(lib, lambda: torch._int_mm(i, j, out=torch.empty(96, 64, device="cuda", dtype=torch.int32)))
+        for scales, added, fast in (((one, half), None, True), ((half, half), bias, False), ((rows, cols), None, True)):
+
+            def call(scales=scales, added=added, fast=fast) -> torch.Tensor:  # type: ignore[no-untyped-def] # noqa: ANN001
+                options = {"bias": added, "out_dtype": torch.bfloat16, "use_fast_accum": fast}
+                return torch._scaled_mm(a, b.t(), *scales, **options)
+
+            whole = (scales[0].expand(96, 1), scales[1].expand(1, 64))
+            epilogue = Epilogue(bias=added, scale_a=whole[0], scale_b=whole[1])
+            found = judge(call(), a.double(), b.t().double(), "fp8e4", epilogue, exact=False, fast=fast)
+            assert max(found.det, found.prob) <= 1
+            assert ours(lib, call)
+        assert repr(override) == "<aotmm.override: 9 products by aotmm, 0 by torch>"
+
+
 def test_everything_else_is_torchs(lib: Library) -> None:
     """Types and factors that are not ours give torch's bits and torch's errors."""
     a, b, c = (torch.randn(64, 64, device="cuda", dtype=torch.double) for _ in range(3))

@@ -101,28 +101,71 @@ def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
         b"aoti_torch_get_current_cuda_stream": current,
         b"aoti_torch_cuda_mm_out": torch_cpu.aoti_torch_cpu_mm_out,
         b"aoti_torch_cuda_bmm_out": torch_cpu.aoti_torch_cpu_bmm_out,
+        b"aoti_torch_cuda__int_mm_out": torch_cpu.aoti_torch_cpu__int_mm_out,
     }
     return [*answers.values()], {
         name: ctypes.cast(answer, ctypes.c_void_p).value or 0 for name, answer in answers.items()
     }
 
 
-def _launcher(gpu: Gpu) -> ctypes.Structure:
-    """A launcher of products without epilogue but bias, of fp16 and fp32."""
+def _types() -> dict[int, Any]:
+    """NumPy's types by those that the launcher multiplies; fp8 is bytes to it."""
     import numpy as np
 
-    from aotmm.problem import ABI, DTYPE_CODES
+    from aotmm.problem import DTYPE_CODES
+
+    names = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8, "int32": np.int32, "fp8e4": np.uint8}
+    return {DTYPE_CODES.index(name): dtype for name, dtype in names.items()}
+
+
+def _array(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    import numpy as np
+
+    type_ = np.dtype(_types()[dtype])
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
+    memory: Any = (ctypes.c_char * (extent * type_.itemsize)).from_address(address)
+    flat = np.frombuffer(memory, type_)
+    return np.lib.stride_tricks.as_strided(flat, shape, [stride * type_.itemsize for stride in strides], writeable=True)
+
+
+def _numbers(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """The values of such an array in float64."""
+    import torch
+
+    from aotmm.problem import DTYPE_CODES
+
+    found = _array(address, dtype, shape, strides)
+    if dtype == DTYPE_CODES.index("fp8e4"):
+        return torch.from_numpy(found.copy()).view(torch.float8_e4m3fn).double().numpy()
+    return found.astype(float)
+
+
+def _product(p: Any) -> Any:
+    """a @ b with scales and bias in float64."""
+    from aotmm.problem import DTYPE_CODES
+
+    fp32 = DTYPE_CODES.index("fp32")
+    a = _numbers(p.a_ptr, p.dtype_a, (p.batch, p.M, p.K), (p.stride_az, p.stride_am, p.stride_ak))
+    b = _numbers(p.b_ptr, p.dtype_b, (p.batch, p.K, p.N), (p.stride_bz, p.stride_bk, p.stride_bn))
+    c = a @ b
+    if p.scale_a_ptr:
+        c *= _numbers(p.scale_a_ptr, fp32, (p.M, 1), (p.stride_scale_a, 0))
+    if p.scale_b_ptr:
+        c *= _numbers(p.scale_b_ptr, fp32, (1, p.N), (0, p.stride_scale_b))
+    if p.bias_ptr:
+        strides = (p.stride_bias_z, p.stride_bias_m, p.stride_bias_n)
+        c += _numbers(p.bias_ptr, p.dtype_c, (p.batch, p.M, p.N), strides)
+    return c
+
+
+def _launcher(gpu: Gpu) -> ctypes.Structure:
+    """A launcher of products with scales, bias and relu, of fp16, fp32, int8 and fp8."""
+    import numpy as np
+
+    from aotmm.problem import ABI
     from aotmm.runtime import launcher as real
 
-    types: dict[int, Any] = {DTYPE_CODES.index("fp16"): np.float16, DTYPE_CODES.index("fp32"): np.float32}
-    error = real.CError()
-
-    def array(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        size = np.dtype(types[dtype]).itemsize
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
-        memory: Any = (ctypes.c_char * (extent * size)).from_address(address)
-        flat = np.frombuffer(memory, types[dtype])
-        return np.lib.stride_tricks.as_strided(flat, shape, [stride * size for stride in strides], writeable=True)
+    types, error = _types(), real.CError()
 
     def refused(status: int, text: bytes) -> int:
         error.status, error.text = status, text
@@ -139,13 +182,8 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
         if gpu.refuse == "driver" or bool(workspace) != bool(gpu.workspace):
             return refused(real.DRIVER, b"the launch failed")
         p = problem.contents
-        shape = (p.batch, p.M, p.N)
-        a = array(p.a_ptr, p.dtype_a, (p.batch, p.M, p.K), (p.stride_az, p.stride_am, p.stride_ak)).astype(float)
-        b = array(p.b_ptr, p.dtype_b, (p.batch, p.K, p.N), (p.stride_bz, p.stride_bk, p.stride_bn)).astype(float)
-        c = a @ b
-        if p.bias_ptr:
-            c += array(p.bias_ptr, p.dtype_c, shape, (p.stride_bias_z, p.stride_bias_m, p.stride_bias_n)).astype(float)
-        out = array(p.c_ptr, p.dtype_c, shape, (p.stride_cz, p.stride_cm, p.stride_cn))
+        c = _product(p)
+        out = _array(p.c_ptr, p.dtype_c, (p.batch, p.M, p.N), (p.stride_cz, p.stride_cm, p.stride_cn))
         out[...] = np.maximum(c, 0) if p.activation else c
         gpu.runs += 1
         gpu.sizes = (p.batch, p.M, p.N, p.K)

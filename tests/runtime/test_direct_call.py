@@ -278,10 +278,10 @@ def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_module(_name: str) -> None:
         raise ImportError
 
-    assert direct_call.connect(ours, lambda _: None) is direct_call.declined
+    assert direct_call.connect(ours, lambda _: None) is direct_call.DECLINED
     monkeypatch.setattr(importlib, "import_module", no_module)
-    assert direct_call.connect(ours, ops.torch_library) is direct_call.declined
-    assert direct_call.declined(0, 1, 2) is NotImplemented
+    assert direct_call.connect(ours, ops.torch_library) is direct_call.DECLINED
+    assert direct_call.DECLINED.matmul(0, 1, 2) is NotImplemented
 
 
 def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +289,9 @@ def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert aotmm.load()
     other = ops.torch_library("torch_cpu")
     assert other is not None
-    assert direct_call.connect(other, ops.torch_library) is direct_call.declined
+    assert direct_call.connect(other, ops.torch_library) is direct_call.DECLINED
     monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", "no capsule")
-    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.declined
+    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.DECLINED
     monkeypatch.undo()
     monkeypatch.delattr(torch._C, "_len_torch_function_stack")
-    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.declined
+    assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.DECLINED

@@ -218,7 +218,7 @@ def test_repr(lib: Library) -> None:
 def test_doctor_tells_of_the_direct_call(lib: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """`aotmm doctor` says whether this Python and torch carry it."""
     assert ("plain tensors go past torch's dispatcher" in doctor_text(diagnose(None))) is lib.has_direct_call
-    monkeypatch.setattr(lib, "_direct_call", direct_call.declined)
+    monkeypatch.setattr(lib, "_direct_call", direct_call.DECLINED.matmul)
     assert "plain tensors go through torch's dispatcher, as this Python" in doctor_text(diagnose(None))
 
 

@@ -25,6 +25,16 @@ want, batch = a.double() @ b.double(), x.double() @ y.double()
 """
 
 
+SCALED = """
+e4 = torch.float8_e4m3fn
+p, q = torch.randn(32, 64).to(e4), torch.randn(48, 64).to(e4).t()
+one, two = torch.tensor(0.5), torch.tensor(2.0)
+rows, cols = torch.rand(32, 1) + 0.5, torch.rand(1, 48) + 0.5
+exact = p.double() @ q.double()
+i, j = torch.randint(-9, 9, (32, 64), dtype=torch.int8), torch.randint(-9, 9, (64, 48), dtype=torch.int8)
+"""
+
+
 def test_without_gpu_support() -> None:
     """A torch that knows no GPU is left alone, and scripts that ask for it run."""
     if ops.serves_gpus():
@@ -78,6 +88,91 @@ with aotmm.override():
         assert torch.mm(a, b).is_inference()
 assert launched(lambda: [call() for call, _ in calls.values()]) == 0
 assert all(torch.equal(call(), own[name]) for name, (call, _) in calls.items())
+"""
+    )
+
+
+def test_quantised_products() -> None:
+    """_int_mm and _scaled_mm with one scale, or one for each row and column, and their out forms are ours and right."""
+    run(
+        MAKE
+        + SCALED
+        + """
+half, shift = torch.empty(32, 48).half(), torch.randn(48).half()
+calls = {
+    "_int_mm": (lambda: torch._int_mm(i, j), i.double() @ j.double()),
+    "_int_mm.out": (lambda: torch._int_mm(i, j, out=torch.empty(32, 48, dtype=torch.int32)), i.double() @ j.double()),
+    "_scaled_mm": (lambda: torch._scaled_mm(p, q, one, two, out_dtype=torch.half), exact),
+    "bias": (lambda: torch._scaled_mm(p, q, one, one, bias=shift, out_dtype=torch.half), exact / 4 + shift.double()),
+    "rows": (lambda: torch._scaled_mm(p, q, rows, cols, out_dtype=torch.half), exact * rows.double() * cols.double()),
+    "_scaled_mm.out": (lambda: torch._scaled_mm(p, q, one, two, out_dtype=torch.half, out=half), exact),
+}
+with aotmm.override() as override:
+    for name, (call, to) in calls.items():
+        assert launched(call) == 1, name
+        assert close(call(), to), name
+    assert torch._int_mm(i, j).dtype is torch.int32
+    assert torch.equal(torch._int_mm(i, j).double(), i.double() @ j.double())
+    assert torch._scaled_mm(p, q, one, two, out_dtype=torch.half).dtype is torch.half
+assert launched(lambda: [call() for name, (call, _) in calls.items() if "int" in name]) == 0
+"""
+    )
+
+
+def test_repr_tells_the_fates_of_products() -> None:
+    """It has the products that were ours, and torch's with the reasons, whatever way they came; each begins anew."""
+    run(
+        MAKE
+        + SCALED
+        + """
+with aotmm.override() as override:
+    assert repr(override) == "<aotmm.override: 0 products by aotmm, 0 by torch>"
+    for _ in range(2):
+        torch.mm(a, b), torch.addmm(bias, a, b), torch.baddbmm(bias, x, y), torch.addmm(bias, a, b, beta=0)
+        torch._int_mm(i, j), torch._scaled_mm(p, q, one, two, out_dtype=torch.half)
+    assert repr(override) == "<aotmm.override: 12 products by aotmm, 0 by torch>"
+    torch.mm(a.double(), b.double()), torch.addmm(bias.double(), a.double(), b.double())
+    torch.mm(a.float(), b.float()), torch.addmm(bias.float(), a.float(), b.float()), torch.bmm(x.float(), y.float())
+    torch.addmm(bias, a, b, alpha=2), torch.addmm(bias, a, b, beta=0.5)
+    gpu.refuse = "kernel"
+    torch.addmm(bias, a, b)
+    gpu.refuse = ""
+    assert repr(override) == (
+        "<aotmm.override: 12 products by aotmm, 8 by torch: 2 of other types, 3 of fp32 in full precision, "
+        "3 of other forms (factors, scales, shapes, devices)>"
+    )
+assert repr(override).endswith("; removed>")
+with aotmm.override() as override:
+    assert repr(override) == "<aotmm.override: 0 products by aotmm, 0 by torch>"
+"""
+    )
+
+
+def test_sums_leave_python() -> None:
+    """addmm, baddbmm and linear with bias of plain tensors run no line of Python; other forms and subclasses do."""
+    run(
+        MAKE
+        + """
+import sys
+from aotmm.runtime import override as module
+def lines(call):
+    seen = []
+    def look(frame, event, _):
+        if event == 'call' and frame.f_code.co_filename == module.__file__: seen.append(frame.f_code.co_name)
+    sys.setprofile(look)
+    try: call()
+    finally: sys.setprofile(None)
+    return seen
+class Mine(torch.Tensor): pass
+with aotmm.override():
+    for call in (lambda: torch.addmm(bias, a, b), lambda: torch.baddbmm(bias, x, y),
+                 lambda: torch.nn.functional.linear(a, b.T, bias)):
+        assert lib.has_direct_call and lines(call) == []
+        assert launched(call) == 1
+    assert lines(lambda: torch.addmm(bias, a, b, beta=0)) == ["_add_product", "_computed"]
+    assert lines(lambda: torch.addmm(bias, a, b, out=torch.empty(4, 6).half())) == ["_add_product", "_computed"]
+    with torch._C.DisableTorchFunctionSubclass():
+        assert "_add_product" in lines(lambda: torch.addmm(bias, a.as_subclass(Mine), b))
 """
     )
 
@@ -209,9 +304,11 @@ def resolve(number, ordinal):
     asked.append(ordinal)
     raise NoKernelError("no pack")
 lib._ops._resolve = resolve
-with aotmm.override():
+with aotmm.override() as override:
     for _ in range(3):
         assert close(torch.mm(a, b), want) and close(torch.addmm(bias, a, b), want + bias.double())
+    assert close(torch.addmm(bias, a, b, beta=0), want)
+    assert repr(override) == "<aotmm.override: 0 products by aotmm, 7 by torch: 7 on a GPU without a pack>"
 assert asked == [0]
 """
     )
