@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import ablation, epilogue_cost, facts, first_result, overhead, results, scaling
+from aotmm.bench import ablation, epilogue_cost, facts, first_result, models, overhead, results, scaling
 from aotmm.bench.cases import COMPARISONS, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
@@ -24,6 +24,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "overhead": overhead.measure,
     "epilogue_cost": epilogue_cost.measure,
     "scaling": scaling.measure,
+    "models": models.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
 _ALONE = ("random", "build_scaling")  # runs of other modules

@@ -10,12 +10,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from aotmm.bench import models
 from aotmm.bench import run as bench
 from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.drawn import run_drawn
 from aotmm.bench.protocol import GraphStopwatch
 from aotmm.bench.providers import NotRunError, provider
 from aotmm.bench.results import Row, read
+from aotmm.bench.summary import LIMIT, RATIO
 from aotmm.cli import main
 from aotmm.errors import SpecError
 from aotmm.runtime.library import Library
@@ -142,3 +144,11 @@ def _check(name: str, case: Case) -> None:
     right = truth(sets[-1].a, sets[-1].b, sets[-1].out.dtype, sets[-1].epilogue)
     assert right.error(sets[-1].out, row.roundings) <= 1
     assert row.describe(case, sets[0])
+
+
+def test_a_model() -> None:
+    """A model trains on both kinds of kernels in turn; the error of a gradient and the memory are about equal."""
+    row = models._measured(models._encoder(tf32=True))
+    assert set(row) == {"torch ms", "aotmm ms", RATIO, LIMIT, "error", "memory"}
+    assert 0.5 < row["error"] < 2
+    assert 0.9 < row["memory"] < 1.1

@@ -43,7 +43,7 @@ ROOMS = {
     "aotmm.tune.fit": {"aotmm.pack", "aotmm.tune.models", "numpy", "torch"},
     "aotmm.tune.models": HALL | {"aotmm.tune.cases", "numpy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
-    "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli"},
+    "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers"},
     "aotmm.bench.regret": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.timing", "aotmm.tune", "aotmm.bench", "click", "rich"},
     "aotmm.__main__": {"aotmm.errors", "aotmm.cli"},
