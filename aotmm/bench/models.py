@@ -43,7 +43,9 @@ def measure() -> dict[str, dict[str, float]]:
     found = {}
     for name, make in _WORKLOADS.items():
         torch.manual_seed(20261125)
-        found[name] = _measured(make())
+        with torch.device(_GPU):
+            workload = make()
+        found[name] = _measured(workload)
         torch.compiler.reset()
         torch.cuda.empty_cache()
     ratios = [row[RATIO] for row in found.values()]
@@ -111,7 +113,7 @@ def _inferring(
     model: nn.Module, forward: Callable[[Any], torch.Tensor], *, dtype: torch.dtype, compiled: bool = False
 ) -> Workload:
     """Return the workload of `forward(model)`; a copy of the model in fp32 is exact."""
-    exact, model = copy.deepcopy(model).to(_GPU).eval(), model.to(_GPU, dtype).eval()
+    exact, model = copy.deepcopy(model).eval(), model.to(dtype).eval()
     runs = torch.compile(model) if compiled else model
 
     @torch.no_grad()
@@ -131,7 +133,7 @@ def _llama() -> Any:
 
 
 def _tokens(rows: int, length: int) -> torch.Tensor:
-    return torch.randint(30_000, (rows, length), device=_GPU)
+    return torch.randint(30_000, (rows, length))
 
 
 def _prefill(rows: int, length: int) -> Workload:
@@ -143,10 +145,10 @@ def _decode(rows: int, *, graph: bool = False) -> Workload:
     """Return the workload of one more token, by a cache of those before it; exact are the logits without a cache."""
     from transformers import StaticCache
 
-    model, tokens = _llama().to(_GPU), _tokens(rows, _PAST + 1)
+    model, tokens = _llama(), _tokens(rows, _PAST + 1)
     exact, model = copy.deepcopy(model).eval(), model.half().eval()
     cache = StaticCache(config=model.config, max_cache_len=2 * _PAST)
-    places = torch.arange(_PAST + 1, device=_GPU)
+    places = torch.arange(_PAST + 1)
 
     @torch.no_grad()
     def forward(part: slice) -> torch.Tensor:
@@ -173,7 +175,7 @@ def _bert(*, compiled: bool) -> Workload:
 def _vit(*, compiled: bool) -> Workload:
     from transformers import ViTConfig, ViTModel
 
-    pixels = torch.randn(32, 3, 224, 224, device=_GPU)
+    pixels = torch.randn(32, 3, 224, 224)
 
     def forward(model: Any) -> torch.Tensor:
         states: torch.Tensor = model(pixels.to(next(model.parameters()).dtype)).last_hidden_state
@@ -202,8 +204,7 @@ def _training(
     tf32: bool = False,
 ) -> Workload:
     """Return the workload of a forward and backward pass, whose result is the gradient of a weight."""
-    exact = copy.deepcopy(model).to(_GPU)
-    model = model.to(_GPU)
+    exact = copy.deepcopy(model)
     if autocast is None:
         exact = exact.double()
 
@@ -241,7 +242,7 @@ def _vit_large() -> Workload:
     config = ViTConfig(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=1000
     )
-    pixels, labels = torch.randn(16, 3, 224, 224, device=_GPU), torch.randint(1000, (16,), device=_GPU)
+    pixels, labels = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
     return _training(
         ViTForImageClassification(config),
         lambda model: model(pixels, labels=labels).loss,
@@ -264,7 +265,7 @@ class _Adapted(nn.Module):
 
 
 def _lora() -> Workload:
-    x = torch.randn(4096, 4096, device=_GPU)
+    x = torch.randn(4096, 4096)
     model = nn.Sequential(*(_Adapted(4096, 16) for _ in range(4)))
     return _training(
         model, lambda model: model(x).float().square().mean(), lambda model: model[0].down.weight, torch.bfloat16
@@ -273,7 +274,7 @@ def _lora() -> Workload:
 
 def _encoder(*, tf32: bool) -> Workload:
     layer = nn.TransformerEncoderLayer(512, 8, 2048, dropout=0.0, batch_first=True)
-    x = torch.randn(16, 256, 512, device=_GPU)
+    x = torch.randn(16, 256, 512)
     return _training(
         nn.TransformerEncoder(layer, 6),
         lambda model: model(x.to(next(model.parameters()).dtype)).square().mean(),
