@@ -16,7 +16,6 @@ from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
-    FMA_BLOCKS,
     HIDDEN,
     LEAST_STEPS,
     LINE_BYTES,
@@ -31,6 +30,7 @@ from aotmm.pack.time_model import (
     SUMS,
     USABLE,
     beside,
+    busy,
 )
 from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
@@ -105,7 +105,6 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             sums=SUMS,
             most_blocks=MOST_BLOCKS,
             usable=USABLE,
-            fma_blocks=FMA_BLOCKS,
         )
     )
 
@@ -157,7 +156,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             "guards": guard_lists.index((number, guards)),
             "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
-            "beside": beside(kernel),
+            "beside": beside(kernel, target.shared_bytes),
+            "busy": busy(kernel),
             "occupancy": occupancy(kernel, target),
             "maps": [
                 _map(item.tensor_map)

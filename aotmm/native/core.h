@@ -21,7 +21,7 @@ typedef float lanes[LANES];
 /* What the formula takes from LANES kernels, and what they can do. */
 typedef struct aotmm_octet {
   int32_t epilogue[LANES]; /* the richest of siblings; more than any if a reduce has it, -1 for no kernel */
-  lanes block_m, block_n, block_k, cluster_m, cluster_n, beside, line, sum_bytes;
+  lanes block_m, block_n, block_k, cluster_m, cluster_n, beside, busy, line, sum_bytes;
   lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
 } aotmm_octet;
 
@@ -60,6 +60,7 @@ typedef struct aotmm_alike {
 typedef struct aotmm_tile {
   float block_m, block_n, block_k, cluster_m, cluster_n;
   float beside;    /* tiles that share a multiprocessor */
+  float busy;      /* of these, so many take no longer than one */
   float line;      /* bytes of A along K, of a step */
   float sum_bytes; /* weighed bytes of an element of partial sums; 0: it writes none */
 } aotmm_tile;

@@ -87,7 +87,7 @@ static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm
   const aotmm_tile *tile = aotmm_tiles + kernel;
   const aotmm_constants *c = constants + kernel;
   to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->beside[i] = tile->beside;
+  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->beside[i] = tile->beside, to->busy[i] = tile->busy;
   to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
   to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
   to->ns_per_byte[i] = c->ns_per_byte, to->ns_per_taken_byte[i] = c->ns_per_taken_byte;
@@ -119,7 +119,8 @@ INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms 
     t->waves[i] = work_tiles / (larger(1, down_to_whole(at_once / together)) * k->beside[i]);
     t->valid[i] = (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
                                       (t->waves[i] <= AOTMM_MOST_WAVES));
-    t->rounds[i] = larger(1, up_to_whole(t->waves[i] * k->beside[i]) / k->beside[i]);
+    const float whole = down_to_whole(t->waves[i]), rest = up_to_whole((t->waves[i] - whole) * k->beside[i]);
+    t->rounds[i] = whole + smaller(rest, 1) * larger(rest, k->busy[i]) / larger(k->beside[i], k->busy[i]);
     const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
     t->fixed[i] = k->base_ns[i] + t->rounds[i] * k->ns_per_tile[i];

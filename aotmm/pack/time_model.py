@@ -48,8 +48,9 @@ _REDUCE_NS = 1000.0
 _TF32_PLAIN = 3.0
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
 # threads read for each. So many blocks keep a multiprocessor busy. Fitted on an H100 (docs/experiments/fp32.md).
-_FP32_PLAIN, _FMA_READS = 3.0, 3.5
-FMA_BLOCKS = 4
+_FP32_PLAIN, _FMA_READS, _FMA_BUSY = 3.0, 3.5, 3.5
+_FMA_REGISTERS = 96  # of a thread, and one for each sum: about what the compiler takes
+_REGISTERS, _RESERVED_BYTES = 65_536, 1024  # of a multiprocessor of NVIDIA's, and of shared memory for each block
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
@@ -155,15 +156,28 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     # fp16 multiply-adds per ns of a multiprocessor
     rate = target.tflops * 1000 / 2 / target.multiprocessors * clock
     macs = config.block_m * config.block_n * config.block_k / kernel.num_ctas
-    shared = beside(kernel)  # a tile has that part of a multiprocessor
+    shared = max(beside(kernel, target.shared_bytes), busy(kernel))  # a tile has that part of a multiprocessor
     taken = shared * _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
     loaded = taken / (shared * _LOAD * (device.multiprocessors if device else target.multiprocessors))
     return Constants(_BASE_NS, macs * shared * _mac_cost(kernel, target) / rate, _TILE_NS, byte, taken, loaded)
 
 
-def beside(kernel: Kernel) -> int:
-    """Return the tiles that share a multiprocessor."""
-    return FMA_BLOCKS if kernel.family == "fma" else 1
+def beside(kernel: Kernel, shared_bytes: int) -> int:
+    """Return the tiles that share a multiprocessor whose blocks can have so much shared memory.
+
+    It is about `schema.occupancy`, but the same for kernels that differ in their epilogue alone.
+    """
+    if kernel.family != "fma":
+        return 1
+    config, threads = kernel.config, 32 * kernel.config.num_warps
+    ring = config.num_stages * config.block_k * (config.block_m + config.block_n) * DTYPES[kernel.dtype_a].bytes
+    registers = config.block_m * config.block_n + threads * _FMA_REGISTERS
+    return max(1, min(_REGISTERS // registers, (shared_bytes + _RESERVED_BYTES) // (ring + _RESERVED_BYTES)))
+
+
+def busy(kernel: Kernel) -> float:
+    """Return the tiles on a multiprocessor that take no longer than one alone: it waits for its own loads."""
+    return _FMA_BUSY if kernel.family == "fma" else 1.0
 
 
 def _mac_cost(kernel: Kernel, target: Target) -> float:
@@ -187,7 +201,7 @@ def most_slices(K: int, block_k: int) -> int:
     return max(usual, steps // LONG_STEPS) if K < LONGEST_K else usual
 
 
-def concurrent_tiles(multiprocessors: int, num_ctas: int, beside: int) -> int:
+def concurrent_tiles(multiprocessors: int, num_ctas: int, beside: int = 1) -> int:
     """Return the tiles that a device computes at once, `beside` on each multiprocessor or cluster; at least 1."""
     usable = multiprocessors * USABLE[0] // USABLE[1] if num_ctas > 2 else multiprocessors  # noqa: PLR2004
     return max(1, usable // num_ctas) * beside

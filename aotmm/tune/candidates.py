@@ -102,7 +102,7 @@ def candidates(
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = problem.batch * math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
-        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas, beside(kernel))
+        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas, beside(kernel, device.shared_bytes))
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":

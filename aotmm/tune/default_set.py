@@ -22,7 +22,7 @@ from aotmm.kernels import VECTOR_BYTES, Variant
 from aotmm.pack import table
 from aotmm.pack.schema import Config, Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
-from aotmm.pack.time_model import MOST_WAVES, beside, concurrent_tiles, most_slices
+from aotmm.pack.time_model import MOST_WAVES, concurrent_tiles, most_slices
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS
 from aotmm.target import target
 from aotmm.timing.draw import distribution, draw
@@ -216,7 +216,7 @@ def _splits(kernel: Kernel, case: Case, multiprocessors: int) -> list[int]:
     config, shape = kernel.config, case.shape
     tiles = math.ceil(shape.M / config.block_m) * math.ceil(shape.N / config.block_n)
     most = most_slices(shape.K, config.block_k)
-    at_once = concurrent_tiles(multiprocessors, kernel.num_ctas, beside(kernel))
+    at_once = concurrent_tiles(multiprocessors, kernel.num_ctas)
     return [s for s in SPLITS if s <= most and LEAST_WAVES <= tiles * s / at_once <= MOST_WAVES]
 
 

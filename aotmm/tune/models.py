@@ -29,7 +29,6 @@ from aotmm.pack.time_model import (
     Constants,
     Device,
     Network,
-    beside,
     concurrent_tiles,
     constants,
     kernel_inputs,
@@ -149,7 +148,7 @@ def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Ar
 
 _SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
 _SHAPE_COLUMNS = ("M", "N", "K", "batch", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
-_TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "beside")
+_TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n")
 _KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
@@ -157,8 +156,8 @@ _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 def _row(kernel: Kernel, c: Constants, number: int) -> tuple[float, ...]:
     """Return the values of `_KERNEL_COLUMNS`."""
     config, partial = kernel.config, kernel.role == "partial"
-    blocks = config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n
-    return (number, *blocks, beside(kernel), partial, kernel.family == "pingpong", *c)
+    blocks = config.block_m, config.block_n, config.block_k
+    return (number, *blocks, config.cluster_m, config.cluster_n, partial, kernel.family == "pingpong", *c)
 
 
 def _described(shape: ShapeTimes) -> tuple[float, ...]:
@@ -189,11 +188,11 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     num_ctas = d["cluster_m"] * d["cluster_n"]
     tiles, concurrent = (
         down * across * batch,
-        np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas, d["beside"]),
+        np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas),
     )
     units, at_once = tiles * split, np.minimum(tiles, concurrent)
     waves = units / concurrent
-    rounds = np.maximum(1, np.ceil(waves * d["beside"]) / d["beside"])
+    rounds = np.ceil(waves)
     steps = np.ceil(np.ceil(K / d["block_k"]) / split)
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across

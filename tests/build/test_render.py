@@ -364,11 +364,11 @@ def test_parts_of_the_formula() -> None:
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
-        "    {64, 128, 32, 2, 4, 1, 64, 0},\n"
-        "    {64, 128, 32, 1, 1, 1, 64, 4 * AOTMM_SUMS},\n"
-        "    {64, 128, 32, 2, 4, 1, 32, 0},\n"
-        "    {64, 128, 32, 2, 4, 1, 128, 0},\n"
-        "    {64, 128, 32, 2, 4, 4, 64, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},\n"
+        "    {64, 128, 32, 1, 1, 1, 1.0, 64, 4 * AOTMM_SUMS},\n"
+        "    {64, 128, 32, 2, 4, 1, 1.0, 32, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 1.0, 128, 0},\n"
+        "    {64, 128, 32, 2, 4, 3, 3.5, 64, 0},\n"
         "};" in text
     )
     assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]

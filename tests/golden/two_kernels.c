@@ -102,8 +102,8 @@ const aotmm_kernel aotmm_kernels[] = {
      .map_count = 0, .maps = maps_1},
 };
 const aotmm_tile aotmm_tiles[] = {
-    {64, 128, 32, 2, 4, 1, 64, 0},
-    {64, 128, 32, 2, 4, 1, 64, 0},
+    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
+    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
 };
 const aotmm_guard_test aotmm_guard_tests[] = {
     {0xf, 0x0, 0x0, of_0_a_ptr},

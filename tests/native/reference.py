@@ -688,7 +688,10 @@ class Reference:
         units = tiles(kernel, p.M, p.N) * p.batch
         if not partial:
             return [self._plan(problem, device, number, way, 1, units, (0, F32(0)), limit, cut)]
-        slots, sample = concurrent(kernel, device), self._times(problem, way, kernel, cut).get(kernel.config_name)
+        slots, sample = (
+            concurrent(kernel, device, self.target),
+            self._times(problem, way, kernel, cut).get(kernel.config_name),
+        )
         slab = units * kernel.config.block_m * kernel.config.block_n
         cols = ceil_div(p.N, kernel.config.block_n) * kernel.config.block_n
         values = way.values | {
@@ -758,7 +761,7 @@ class Reference:
             split=split,
             copies=way.copies,
             grid=grid,
-            group_m=group(kernel, problem, concurrent(kernel, device)),
+            group_m=group(kernel, problem, concurrent(kernel, device, self.target)),
             pdl=sample.pdl and kernel.pdl if sample else early_by_formula(kernel, terms),
             measured=sample is not None,
             workspace_bytes=size,
@@ -774,9 +777,11 @@ class Reference:
         block_m, block_n, block_k = F32(config.block_m), F32(config.block_n), F32(config.block_k)
         down, across = max(ONE, np.ceil(m / block_m)), max(ONE, np.ceil(n / block_n))
         work_tiles = down * across * batch * F32(split)
-        waves = work_tiles / F32(concurrent(kernel, device))
-        beside = F32(sharing(kernel))
-        rounds = max(ONE, np.ceil(waves * beside) / beside)
+        waves = work_tiles / F32(concurrent(kernel, device, self.target))
+        beside, busy = F32(sharing(kernel, self.target)), F32(3.5 if kernel.family == "fma" else 1)
+        whole = np.floor(waves)
+        rest = np.ceil((waves - whole) * beside)
+        rounds = whole + (max(rest, busy) / max(beside, busy) if rest else F32(0))
         steps = np.ceil(np.ceil(k / block_k) / F32(split))
         line = F32(config.block_k * DTYPES[kernel.dtype_a].bytes)
         lines_a, lines_b = split_lines(way.values, A, p.dtype_a), split_lines(way.values, B, p.dtype_b)
@@ -890,18 +895,21 @@ class Reference:
         return total
 
 
-def concurrent(kernel: Kernel, device: CDevice) -> int:
+def concurrent(kernel: Kernel, device: CDevice, target: Target) -> int:
     """Tiles that a device computes at once; the multiprocessors that large clusters leave over compute none."""
     blocks = kernel.config.cluster_m * kernel.config.cluster_n
     usable = int(device.multiprocessors)
     if blocks > LEAVE_NONE_OVER:
         usable = usable * 10 // 11
-    return max(1, usable // blocks) * sharing(kernel)
+    return max(1, usable // blocks) * sharing(kernel, target)
 
 
-def sharing(kernel: Kernel) -> int:
-    """Tiles that share a multiprocessor."""
-    return 4 if kernel.family == "fma" else 1
+def sharing(kernel: Kernel, target: Target) -> int:
+    """Tiles that share a multiprocessor: of its registers a thread has 96 and one for each sum."""
+    if kernel.family != "fma":
+        return 1
+    registers = kernel.config.block_m * kernel.config.block_n + kernel.threads * 96
+    return max(1, min(65536 // registers, (target.shared_bytes + 1024) // (kernel.shared_bytes + 1024)))
 
 
 def early_by_formula(kernel: Kernel, terms: Terms | None) -> bool:

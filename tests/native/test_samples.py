@@ -13,7 +13,7 @@ from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.tuning import CDevice, measured_device
-from aotmm.target import target
+from aotmm.target import Target, target
 from aotmm.tune.models import Gpu, formula, predicted, samples
 from tests.native.reference import LONG_STEPS, USUAL_SPLIT, ceil_div, concurrent, tiles
 from tests.native.test_core import ROUNDED, load_apart, tuning_for
@@ -48,11 +48,11 @@ def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
     )
 
 
-def plans_of(kernel: Kernel, shape: ShapeTimes, device: CDevice) -> list[Sample]:
+def plans_of(kernel: Kernel, shape: ShapeTimes, device: CDevice, row: Target) -> list[Sample]:
     """Every number of slices that K has steps for, in at most two waves, with and without pdl if the kernel can."""
     steps, work = ceil_div(shape.K, kernel.config.block_k), tiles(kernel, shape.M, shape.N)
     deep = [split for split in SPLITS if steps >= split * (2 if split <= USUAL_SPLIT else LONG_STEPS)]
-    splits = [split for split in deep if split * work <= 2 * concurrent(kernel, device)]
+    splits = [split for split in deep if split * work <= 2 * concurrent(kernel, device, row)]
     splits = splits if kernel.role == "partial" else [1]
     splits = splits if kernel.layout != "any" else splits[-1:]  # generic ones are considered with the most slices only
     ways = (True, False) if kernel.pdl else (False,)
@@ -77,7 +77,7 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
             plan = mm.check(problem, device, number, BIG).plan if of_kind else None
             if plan is None or plan.copies:
                 continue
-            among = plans_of(kernel, shape, device)
+            among = plans_of(kernel, shape, device, row)
             found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(among))])
             times = predicted(found, table) if network else formula(found.parts)
             # the formula knows no pdl: both have its time

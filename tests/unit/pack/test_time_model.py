@@ -18,6 +18,7 @@ from aotmm.pack.time_model import (
     SECOND,
     Network,
     beside,
+    busy,
     concurrent_tiles,
     constants,
     fitted,
@@ -51,13 +52,16 @@ def test_a_step_is_bound_by_the_tensor_cores() -> None:
 
 
 def test_blocks_of_fma_share_a_multiprocessor() -> None:
-    """Four of them do, so that each takes in a quarter, and all together take from the cache what others do."""
-    one = replace(TILE, dtype_a="fp32", config=Config(64, 64, 16, 4, 4))
-    four = replace(one, family="fma")
-    assert (beside(one), beside(four)) == (1, 4)
-    assert constants(four, H200).ns_per_taken_byte == pytest.approx(4 * constants(one, H200).ns_per_taken_byte)
-    assert constants(four, H200).ns_per_loaded_byte == pytest.approx(constants(one, H200).ns_per_loaded_byte)
-    assert concurrent_tiles(132, 1, beside(four)) == 528
+    """As many as fit do, by registers and by shared memory, and 3.5 keep it busy; each takes in its part."""
+    one = replace(TILE, dtype_a="fp32", config=Config(64, 64, 16, 4, 2))
+    six = replace(one, family="fma")
+    large = replace(six, config=Config(128, 64, 16, 4, 2))
+    assert [beside(each, H200.shared_bytes) for each in (one, six, large)] == [1, 6, 4]
+    assert beside(six, 99 << 10) == 3
+    assert (busy(one), busy(six)) == (1, 3.5)
+    assert constants(six, H200).ns_per_taken_byte == pytest.approx(6 * constants(one, H200).ns_per_taken_byte)
+    assert constants(six, H200).ns_per_loaded_byte == pytest.approx(constants(one, H200).ns_per_loaded_byte)
+    assert concurrent_tiles(132, 1, 6) == 792
 
 
 def test_full_precision_costs_what_threads_read() -> None:
@@ -66,7 +70,9 @@ def test_full_precision_costs_what_threads_read() -> None:
     costs = []
     for block, warps in ((32, 2), (32, 1), (64, 4), (64, 2)):
         made = replace(TILE, dtype_a="fp32", family="fma", config=Config(block, block, 16, 4, warps))
-        costs.append(constants(made, H200).ns_per_k_step / beside(made) / (block * block * 16 / rate * 1e9))
+        costs.append(
+            constants(made, H200).ns_per_k_step / beside(made, H200.shared_bytes) / (block * block * 16 / rate * 1e9)
+        )
     assert costs[1] == pytest.approx(costs[2])
     assert costs[0] > costs[1] > costs[3] > 1
     plain = replace(TILE, dtype_a="fp32", config=Config(64, 64, 32, 2, 4))
