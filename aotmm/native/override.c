@@ -2,7 +2,8 @@
  *
  * Products that our kernels do not take go to torch's, through the functions that AOTInductor's programs call. These
  * reach the kernel itself, not the dispatcher, so nothing recurses. They turn exceptions into a status, and before
- * torch 2.13 log them. So a Python kernel repeats the products that they refuse, and before 2.13 computes all.
+ * torch 2.13 log them. So a Python kernel repeats the products that they refuse, and before 2.13 computes those that
+ * torch might refuse.
  * runtime/override.py registers it for a dispatch key of our own. It calls torch's kernel, and exceptions pass.
  *
  * addmm and baddbmm have arguments that the stable interface does not carry (Scalar). direct_call.c has their kernels, and
@@ -43,6 +44,7 @@ static const char *const names[] = {
 };
 enum { NAMES = sizeof names / sizeof *names };
 static const int dims[] = {2, 3, 2};
+#define TOO_MANY (1ll << 40) /* elements of a result for any GPU */
 
 /* Tensors that the Python kernel's product owns. C cannot free them when an exception passes, so that kernel does. */
 static __thread struct handed {
@@ -58,13 +60,13 @@ static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each 
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
 /* Products since the outermost override began, by their fate: that of runtime/override.py's FATES. */
-enum { OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED, FATES };
+enum { OURS, OTHER_TYPE, FULL_PRECISION /* and torch does not refuse it */, NO_PACK, DECLINED, FATES };
 static uint64_t counts[FATES];
 
-/* Count a product, and return whether it is ours. */
+/* Count a product, and return its fate. */
 EXPORT int aotmm_torch_count(int fate) {
   __atomic_fetch_add(&counts[fate], 1, __ATOMIC_RELAXED);
-  return fate == OURS;
+  return fate;
 }
 
 EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
@@ -76,15 +78,16 @@ static int fate_of(const request *r, int kind) {
   const int known = kind == INT_MM ? a->dtype == AOTMM_INT8
                                    : a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32;
   if (!known || a->dtype != b->dtype) return OTHER_TYPE;
-  if (a->dtype == AOTMM_FP32 && !r->allow_tf32) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
-  if (a->device >= 0 && a->device < 32 && unsupported >> a->device & 1) return NO_PACK;
   const int fits = a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim &&
-                   (dim == 2 || a->sizes[0] == b->sizes[0]) && (!r->out || r->out->dtype == wanted) &&
+                   (dim == 2 || a->sizes[0] == b->sizes[0]) && a->sizes[dim - 1] == b->sizes[dim - 2] &&
+                   (!r->out || r->out->dtype == wanted) &&
                    (!r->bias || (r->bias->dtype == a->dtype && r->bias->dim <= dim));
-  return fits ? OURS : DECLINED;
+  if (!fits || saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]) >= TOO_MANY) return DECLINED;
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
+  return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
 }
 
-/* Return whether our kernels computed it. If not, `*wrong` is the driver's failure, or NULL: then torch computes it. */
+/* Return the product's fate. If it is not ours, `*wrong` is the driver's failure, or NULL: then torch computes it. */
 static int computed(request *r, int kind, tensor_t *result, const char **wrong) {
   r->library = library, r->out_dtype = -1;
   r->allow_tf32 = r->a.dtype == AOTMM_FP32 && tf32_allowed();
@@ -100,7 +103,7 @@ static int computed(request *r, int kind, tensor_t *result, const char **wrong) 
   return aotmm_torch_count(fate);
 }
 
-static int ours(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result, const char **wrong) {
+static int computed_of(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result, const char **wrong) {
   view written;
   request r = {.out = out ? &written : NULL};
   if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written)))
@@ -112,7 +115,7 @@ static int ours(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result
 EXPORT int aotmm_torch_add_product(const view *bias, const view *a, const view *b, int dim, tensor_t *result,
                                    const char **wrong) {
   request r = {.a = *a, .b = *b, .bias = bias};
-  return computed(&r, dim == 2 ? MM : BMM, result, wrong);
+  return computed(&r, dim == 2 ? MM : BMM, result, wrong) == OURS;
 }
 
 /* Make an empty tensor for torch's own kernel to write to, of the result's size if the operands have one; else that
@@ -136,8 +139,8 @@ static int empty_result(tensor_t a, tensor_t b, int kind, tensor_t *result) {
 }
 
 /* Compute the product by torch's own kernel. Return 0, or 1 if it failed, or would log a failure. */
-static int torchs(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result) {
-  if (!silent || (!out && empty_result(a, b, kind, result))) return 1;
+static int torchs(tensor_t a, tensor_t b, tensor_t out, int kind, int fate, tensor_t *result) {
+  if ((!silent && (fate != FULL_PRECISION || out)) || (!out && empty_result(a, b, kind, result))) return 1;
   int failed = own.kinds[kind].into(*result, a, b);
   if (failed && !out) {
     torch.aoti_torch_delete_tensor_object(*result);
@@ -171,8 +174,8 @@ EXPORT void aotmm_torch_give_back(void) {
 static void multiply(value *stack, int kind, int into_out) {
   tensor_t a = (tensor_t)stack[0], b = (tensor_t)stack[1], out = into_out ? (tensor_t)stack[2] : NULL, result = out;
   const char *wrong = NULL;
-  if (!ours(a, b, out, kind, &result, &wrong) && !wrong && torchs(a, b, out, kind, &result))
-    wrong = pythons(a, b, out, kind, &result);
+  const int fate = computed_of(a, b, out, kind, &result, &wrong);
+  if (fate != OURS && !wrong && torchs(a, b, out, kind, fate, &result)) wrong = pythons(a, b, out, kind, &result);
   torch.aoti_torch_delete_tensor_object(a);
   torch.aoti_torch_delete_tensor_object(b);
   if (wrong) {
