@@ -82,7 +82,9 @@ static int fate_of(const request *r, int kind) {
                    (dim == 2 || a->sizes[0] == b->sizes[0]) && a->sizes[dim - 1] == b->sizes[dim - 2] &&
                    (!r->out || r->out->dtype == wanted) &&
                    (!r->bias || (r->bias->dtype == a->dtype && r->bias->dim <= dim));
-  if (!fits || saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]) >= TOO_MANY) return DECLINED;
+  if (!fits) return DECLINED;
+  const int64_t elements = saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]);
+  if (elements >= TOO_MANY) return DECLINED;
   if (a->dtype == AOTMM_FP32 && !r->allow_tf32) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
   return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
 }

@@ -156,8 +156,8 @@ static int is_tf32(const quantities *q, int64_t element_bytes) {
   return element_bytes == bytes_of_dtype[AOTMM_FP32] && q->value[AOTMM_PRODUCT_ALLOW_TF32];
 }
 
-/* Return the operand to copy, as a bit, because no fast kernel takes both as they lie: of 32-bit operands one has to lie
-   along K. 0 if one does. */
+/* Of tf32 operands one has to lie along K for the fast kernels. Return the smaller one (AOTMM_COPY_A or AOTMM_COPY_B), to be
+   copied so, if neither does, else 0. */
 uint32_t turned(const quantities *q, int64_t element_bytes) {
   if (!is_tf32(q, element_bytes) || contiguous(q, AOTMM_PRODUCT_STRIDE_AK) || contiguous(q, AOTMM_PRODUCT_STRIDE_BK)) return 0;
   return q->value[AOTMM_PRODUCT_M] <= q->value[AOTMM_PRODUCT_N] ? AOTMM_COPY_A : AOTMM_COPY_B;
