@@ -65,8 +65,9 @@ def override() -> Override:
     """Send torch's own products to this installation's kernels, until `.remove()` or the end of a `with` block.
 
     This covers torch.mm, bmm, addmm and baddbmm of GPU tensors in every thread, and so torch.matmul, modules,
-    gradients, autocast and vmap. torch still computes the products that the kernels do not take: float64, complex,
-    int, alpha other than 1, beta other than 0 and 1, a GPU without a pack. fp32 follows torch's tf32 setting.
+    gradients, autocast and vmap, and torch._int_mm and _scaled_mm. torch still computes the products that the kernels
+    do not take: float64, complex, other integers, fp32 without tf32, alpha other than 1, beta other than 0 and 1, a
+    GPU without a pack. The result's `repr` tells how many products there were of each kind.
     Overrides nest. Begin and end them while no other thread multiplies: torch's registry is not thread-safe. torch
     before 2.15 reports the override once on stderr. A torch without GPU support is left alone.
 

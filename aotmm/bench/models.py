@@ -15,6 +15,7 @@ from torch import nn
 
 import aotmm
 from aotmm.bench.summary import LIMIT, RATIO
+from aotmm.errors import SpecError
 
 _ROUNDS = 7
 _WINDOW_S = 0.08  # of steps that are timed together
@@ -35,11 +36,14 @@ class Workload(NamedTuple):
 def measure() -> dict[str, dict[str, float]]:
     """Return by model: ms of a step, our time over torch's and its limit, and our error and memory over torch's.
 
-    Errors are relative, in the Frobenius norm, against the same model in fp32 (of fp32 and tf32: fp64). Memory is the
-    peak of a step. Without the package transformers the name of the only row says so.
+    Errors are relative, in the Frobenius norm, against the same model and weights in fp32 (of fp32 and tf32: fp64).
+    Memory is the most that a step takes beside what was there.
+
+    Raises:
+        SpecError: the package transformers is not installed.
     """
     if importlib.util.find_spec("transformers") is None:
-        return {'not run: transformers is not installed; pip install "aotmm[models]"': {}}
+        raise SpecError('models needs transformers, of the models extra: pip install "aotmm[models]"')
     found = {}
     for name, make in _WORKLOADS.items():
         torch.manual_seed(20261125)
@@ -62,9 +66,11 @@ def _measured(work: Workload) -> dict[str, float]:
         for name, way in ways.items():
             with way():
                 work.step()
+                before = torch.cuda.memory_allocated()
                 torch.cuda.reset_peak_memory_stats()
-                errors[name] = float((work.step().double() - exact).norm() / exact.norm())
-                memory[name] = torch.cuda.max_memory_allocated()
+                result = work.step()
+                memory[name] = torch.cuda.max_memory_allocated() - before
+                errors[name] = float((result.double() - exact).norm() / exact.norm())
                 calls[name] = _captured(work.step) if work.graph else work.step
         repeats = max(1, int(_WINDOW_S / _seconds(calls["torch"], 2)))
         for _ in range(_ROUNDS):
@@ -102,8 +108,10 @@ def _captured(step: Callable[[], object]) -> Callable[[], object]:
 def _precision(of_fp32: str) -> Iterator[None]:
     before = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = of_fp32
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 # ---- inference
@@ -113,7 +121,8 @@ def _inferring(
     model: nn.Module, forward: Callable[[Any], torch.Tensor], *, dtype: torch.dtype, compiled: bool = False
 ) -> Workload:
     """Return the workload of `forward(model)`; a copy of the model in fp32 is exact."""
-    exact, model = copy.deepcopy(model).eval(), model.to(dtype).eval()
+    model = model.to(dtype).eval()
+    exact = copy.deepcopy(model).float()
     runs = torch.compile(model) if compiled else model
 
     @torch.no_grad()
@@ -142,11 +151,12 @@ def _prefill(rows: int, length: int) -> Workload:
 
 
 def _decode(rows: int, *, graph: bool = False) -> Workload:
-    """Return the workload of one more token, by a cache of those before it; exact are the logits without a cache."""
+    """Return the workload of one more token, with those before it in a cache. Exact logits are computed without one."""
     from transformers import StaticCache
 
     model, tokens = _llama(), _tokens(rows, _PAST + 1)
-    exact, model = copy.deepcopy(model).eval(), model.half().eval()
+    model = model.half().eval()
+    exact = copy.deepcopy(model).float()
     cache = StaticCache(config=model.config, max_cache_len=2 * _PAST)
     places = torch.arange(_PAST + 1)
 

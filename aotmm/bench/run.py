@@ -27,6 +27,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "models": models.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
+_OPTIONAL = ("models",)  # need a package that nothing else does, so they run if they are asked for
 _ALONE = ("random", "build_scaling")  # runs of other modules
 
 
@@ -57,7 +58,7 @@ def run(
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))
-    wanted = what or WHAT
+    wanted = what or tuple(name for name in WHAT if name not in _OPTIONAL)
     done = {row.case for row in found.rows}
     sweeps = [name for name in wanted if name in COMPARISONS]
     todo = [

@@ -187,14 +187,15 @@ def first_result(results: Results) -> list[tuple[str, str, str]]:
 
 
 def overhead(results: Results) -> list[tuple[str, str, str]]:
-    """Return the targets of calls: name, figure, evaluation; empty if they were not measured."""
+    """Return the targets of calls and of models: name, figure, evaluation; empty if they were not measured."""
     return [
         (
-            f"call, {method}",
-            f"{figures['min us']:.2f} us, {figures[RATIO]:.2f} of torch's, at most {figures[LIMIT]:.2f}",
+            f"{what}, {method}",
+            f"{figures[RATIO]:.2f} of torch's time, at most {figures[LIMIT]:.2f}",
             MET if figures[RATIO] <= figures[LIMIT] else MISSED,
         )
-        for method, figures in results.other.get("overhead", {}).items()
+        for subject, what in (("overhead", "call"), ("models", "model"))
+        for method, figures in results.other.get(subject, {}).items()
         if LIMIT in figures
     ]
 

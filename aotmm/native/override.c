@@ -78,7 +78,7 @@ static int fate_of(const request *r, int kind) {
   const int known = kind == INT_MM ? a->dtype == AOTMM_INT8
                                    : a->dtype == AOTMM_FP16 || a->dtype == AOTMM_BF16 || a->dtype == AOTMM_FP32;
   if (!known || a->dtype != b->dtype) return OTHER_TYPE;
-  const int fits = a->device >= 0 && b->device >= 0 && a->dim == dim && b->dim == dim &&
+  const int fits = a->device >= 0 && a->device == b->device && a->dim == dim && b->dim == dim &&
                    (dim == 2 || a->sizes[0] == b->sizes[0]) && a->sizes[dim - 1] == b->sizes[dim - 2] &&
                    (!r->out || r->out->dtype == wanted) &&
                    (!r->bias || (r->bias->dtype == a->dtype && r->bias->dim <= dim));
@@ -101,8 +101,9 @@ static int computed(request *r, int kind, tensor_t *result, const char **wrong) 
     __atomic_fetch_or(&unsupported, 1u << r->a.device, __ATOMIC_RELAXED);
     fate = NO_PACK;
   }
-  if (!aotmm_torch_declined()) *wrong = aotmm_torch_last_error()->error.text;
-  return aotmm_torch_count(fate);
+  if (aotmm_torch_declined()) return aotmm_torch_count(fate);
+  *wrong = aotmm_torch_last_error()->error.text;
+  return fate; /* nobody computes it */
 }
 
 static int computed_of(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result, const char **wrong) {

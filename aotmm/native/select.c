@@ -467,16 +467,16 @@ static uint32_t group_of(const query *s, uint32_t kernel) {
   static const uint8_t groups[] = AOTMM_GROUPS;
   const int64_t block_m = aotmm_kernels[kernel].block_m, block_n = aotmm_kernels[kernel].block_n;
   const int64_t down = ceil_div(s->problem->M, block_m), tiles = tiles_of(kernel, s->problem->M, s->problem->N);
-  int64_t beside = concurrent_tiles(s, kernel);
+  int64_t near = concurrent_tiles(s, kernel);
   double fewest = DBL_MAX;
   uint32_t best = 0;
-  if (beside >= tiles)
-    beside = tiles;
-  else if (beside > AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel))
-    beside = AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel);
+  if (near >= tiles)
+    near = tiles;
+  else if (near > AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel))
+    near = AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel);
   for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
     int64_t rows = i && groups[i] > down ? down : groups[i];
-    double elements = (double)(rows * block_m) + (double)(beside * block_n) / (double)rows;
+    double elements = (double)(rows * block_m) + (double)(near * block_n) / (double)rows;
     if (elements < fewest || (elements == fewest && groups[i] == AOTMM_USUAL_GROUP)) fewest = elements, best = groups[i];
   }
   return best;

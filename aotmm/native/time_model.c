@@ -28,7 +28,7 @@ static int64_t usable(const aotmm_device *device, int64_t blocks) {
   return blocks > 2 ? (int64_t)device->multiprocessors * AOTMM_USABLE / AOTMM_OF_MULTIPROCESSORS : device->multiprocessors;
 }
 
-/* Return the tiles that a device computes at once, one on each multiprocessor or cluster of them; at least 1. */
+/* Return the tiles that a device computes at once, `beside` on each multiprocessor or one on a cluster of them; at least 1. */
 int64_t concurrent_tiles(const query *s, uint32_t kernel) {
   const int64_t together = num_ctas(aotmm_kernels + kernel), blocks = usable(s->device, together);
   return together == 1 ? blocks * (int64_t)aotmm_tiles[kernel].beside : blocks < together ? 1 : blocks / together;
@@ -116,10 +116,11 @@ INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms 
     t->rows[i] = M / down, t->cols[i] = N / across;
     const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
     t->steps[i] = up_to_whole(steps);
-    t->waves[i] = work_tiles / (larger(1, down_to_whole(at_once / together)) * k->beside[i]);
+    const float places = larger(1, down_to_whole(at_once / together)), concurrent = places * k->beside[i];
+    t->waves[i] = work_tiles / concurrent;
     t->valid[i] = (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
                                       (t->waves[i] <= AOTMM_MOST_WAVES));
-    const float whole = down_to_whole(t->waves[i]), rest = up_to_whole((t->waves[i] - whole) * k->beside[i]);
+    const float whole = down_to_whole(t->waves[i]), rest = up_to_whole(larger(0, work_tiles - whole * concurrent) / places);
     t->rounds[i] = whole + smaller(rest, 1) * larger(rest, k->busy[i]) / larger(k->beside[i], k->busy[i]);
     const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];

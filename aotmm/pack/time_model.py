@@ -47,8 +47,9 @@ _REDUCE_NS = 1000.0
 # Cost of a multiply-add on Hopper without wgmma: of tf32 over that with it. Measured on an H100: up to 3.
 _TF32_PLAIN = 3.0
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
-# threads read for each. So many blocks keep a multiprocessor busy. Fitted on an H100 (docs/experiments/fp32.md).
-_FP32_PLAIN, _FMA_READS, _FMA_BUSY = 3.0, 3.5, 3.5
+# threads read for each. Fitted on an H100 (docs/experiments/fp32.md), and taken for other GPUs of NVIDIA's.
+_FP32_PLAIN, _FMA_READS = 3.0, 3.5
+_FMA_BUSY = 3.5  # blocks of `fma` keep a multiprocessor busy, likewise
 _FMA_REGISTERS = 96  # of a thread, and one for each sum: about what the compiler takes
 _REGISTERS, _RESERVED_BYTES = 65_536, 1024  # of a multiprocessor of NVIDIA's, and of shared memory for each block
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory

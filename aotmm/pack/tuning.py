@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aotmm.target import Target
 
 UNMEASURED = 0xFFFF  # number of a config without times
-_NEVER = -1e9  # more than all inputs of a hidden node add
+_NEVER = -1e30  # more than all inputs of a hidden node can add
 
 
 class Correction(NamedTuple):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import aotmm
-from aotmm.errors import ArtifactError
 from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.library import Library
@@ -89,21 +88,26 @@ def _begin(library: Library) -> None:
     own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in (*_WITHOUT, *_WITH_SCALARS, *_SCALED)}
     registered = ops.registered()
     _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in _WITHOUT:
-        _kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
     try:
-        registered.override(_KEY, library.number, _OWN_KEY)
-    except ArtifactError:
+        _register(_kernels, registered, library.number, own)
+    except BaseException:
         _end()
         raise
-    kernels: dict[str, Any] = {
-        name: partial(_add_product, library.number, registered, own[name], dim) for name, dim in _WITH_SCALARS.items()
+
+
+def _register(kernels: torch.library.Library, registered: ops.Ops, library: int, own: dict[str, Any]) -> None:
+    """Register all kernels. Raises ArtifactError if this torch does not allow it."""
+    for name in _WITHOUT:
+        kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
+    registered.override(_KEY, library, _OWN_KEY)
+    found: dict[str, Any] = {
+        name: partial(_add_product, library, registered, own[name], dim) for name, dim in _WITH_SCALARS.items()
     }
     for name in ("addmm", "baddbmm"):
-        kernels[name] = registered.direct.adder(_WITH_SCALARS[name], kernels[name], own[name].call_boxed)
-    kernels |= {name: partial(_scaled, library.number, registered, own[name]) for name in _SCALED}
-    for name, kernel in kernels.items():
-        _kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+        found[name] = registered.direct.adder(_WITH_SCALARS[name], found[name], own[name].call_boxed)
+    found |= {name: partial(_scaled, library, registered, own[name]) for name in _SCALED}
+    for name, kernel in found.items():
+        kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
 
 
 def _end() -> None:
@@ -175,7 +179,7 @@ def _scaled(
 ) -> torch.Tensor:
     """Compute _scaled_mm or its out variant: with one scale or one per row and column by ours, the rest by torch's."""
     out = into.get("out")
-    result = out_dtype if out is None else out.dtype
+    result = out_dtype if out is None or out_dtype is not None else out.dtype
     fate = DECLINED
     options: tuple[Any, ...] = (bias, scale_a, scale_b, 0, LEAKY_SLOPE, False, use_fast_accum, library)
     if a.dtype not in _FP8 or b.dtype not in _FP8:
@@ -185,7 +189,8 @@ def _scaled(
         and a.dim() == b.dim() == 2  # noqa: PLR2004 - matrices
         and _has_known_scales(a, b, scale_a, scale_b)
         and scale_result is None
-        and (bias is None or bias.dtype is result)
+        and (bias is None or (bias.dtype is result and bias.shape == (b.shape[1],)))
+        and (out is None or out.dtype is result)
     ):
         fate = OURS
         options += () if out is not None else (ops.output_code(result),)
@@ -220,6 +225,6 @@ def _computed(
         except RuntimeError:
             if not registered.declined():
                 raise
-            fate = DECLINED
+            fate = NO_PACK if (library, arguments[0].device.index or 0) in registered.unsupported else DECLINED
     registered.count(fate)
     return product

@@ -20,6 +20,7 @@ from aotmm.bench.results import Row, read
 from aotmm.bench.summary import LIMIT, RATIO
 from aotmm.cli import main
 from aotmm.errors import SpecError
+from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 from aotmm.timing import problems
 from aotmm.timing.check import truth
@@ -152,5 +153,6 @@ def test_a_model() -> None:
         workload = models._encoder(tf32=True)
     row = models._measured(workload)
     assert set(row) == {"torch ms", "aotmm ms", RATIO, LIMIT, "error", "memory"}
+    assert ops.registered().counts(1)[0] > 0, "products by ours in the last override"
     assert 0.5 < row["error"] < 2
     assert 0.9 < row["memory"] < 1.1

@@ -7,9 +7,13 @@ import importlib.util
 import pytest
 
 from aotmm.bench import models
+from aotmm.errors import SpecError
 
 
 def test_says_that_transformers_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its only row names the package and the extra that has it, and has no figures."""
+    """The error names the package and the extra that has it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert models.measure() == {'not run: transformers is not installed; pip install "aotmm[models]"': {}}
+    with pytest.raises(
+        SpecError, match=r'models needs transformers, of the models extra: pip install "aotmm\[models\]"'
+    ):
+        models.measure()
