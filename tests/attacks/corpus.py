@@ -23,6 +23,7 @@ from tests.build.packs import tiny_pack
 Harm = Callable[[Path], object]
 LIBRARY = "libaotmm_sm80.so"
 _NO_DIGEST = "0" * 64
+_FORMAT = b'"format": %d' % FORMAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +276,17 @@ ATTACKS = (
     Attack("JSON that is too deep", _bytes(FILE_NAME, lambda _data: b"[" * 200_000), "not a manifest"),
     Attack(
         "a number that is none",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": NaN')),
+        _bytes(FILE_NAME, lambda data: data.replace(_FORMAT, b'"format": NaN')),
         "number NaN is not JSON",
     ),
     Attack(
         "a number with a point",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": 5.0')),
+        _bytes(FILE_NAME, lambda data: data.replace(_FORMAT, _FORMAT + b".0")),
         "format: expected an integer from 0 to",
     ),
     Attack(
         "a number without end",
-        _bytes(FILE_NAME, lambda data: data.replace(b'"format": 5', b'"format": ' + b"2" * 5000)),
+        _bytes(FILE_NAME, lambda data: data.replace(_FORMAT, _FORMAT + b"2" * 5000)),
         "not a manifest",
     ),
     Attack(

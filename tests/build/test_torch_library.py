@@ -14,7 +14,8 @@ from aotmm.errors import PackError
 from tests.build.test_link import GLIBC_LIBRARY
 
 LIMITED_API = {
-    *("PyCapsule_GetPointer", "PyDict_GetItemWithError", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString"),
+    *("PyCFunction_NewEx", "PyCapsule_GetPointer", "PyDict_GetItemWithError", "PyDict_Size", "PyErr_Clear"),
+    *("PyErr_Occurred", "PyErr_SetString", "PyObject_Call", "PyTuple_Size"),
     *("PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble", "PyLong_AsLong"),
     *("PyLong_AsVoidPtr", "PyModule_Create2", "PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs"),
     *("PyTuple_GetItem", "PyTuple_Pack", "PyType_GetSlot", "PyUnicode_InternFromString", "Py_BuildValue"),
