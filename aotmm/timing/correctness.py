@@ -66,8 +66,9 @@ def argument(product: Any, error: Any, epilogue: Epilogue) -> tuple[Any, Any]:
     scales = [scale for scale in (epilogue.scale_a, epilogue.scale_b) if scale is not None]
     for scale in scales:
         product, error = product * scale, error * abs(scale)
-    rounded = len(scales) * U_FP32 / (1 - len(scales) * U_FP32)
-    error = error + rounded * (abs(product) + error)
+    if scales:  # a bound of many sums in fp8 is infinite, and 0 times that is none
+        rounded = len(scales) * U_FP32 / (1 - len(scales) * U_FP32)
+        error = error + rounded * (abs(product) + error)
     if epilogue.bias is None:
         return product, error
     x = product + epilogue.bias

@@ -22,6 +22,15 @@ def test_bounds_of_a_sum() -> None:
     assert deterministic.item() == float("inf")
 
 
+def test_no_bound_is_none_in_an_epilogue_either() -> None:
+    """Where no deterministic bound holds, for many products in fp8, the epilogue's is infinite too, and a number."""
+    error, probable = sum_errors(8192, 1.0, 1.0, U_FP8)
+    assert error == float("inf") > probable
+    for epilogue in (Epilogue(), Epilogue(bias=1.0), Epilogue(scale_a=2.0, bias=1.0), Epilogue("relu")):
+        x, inexact = argument(1.0, error, epilogue)
+        assert inexact == allowed(x, x, inexact, epilogue, "fp32") == float("inf")
+
+
 def test_bounds_of_scales_and_a_bias() -> None:
     """Two scales round twice, a bias rounds what is left of the sum, and both pass on the sum's error."""
     epilogue = Epilogue(bias=np.array([-99.0]), scale_a=np.array([[-2.0]]), scale_b=np.array([[0.5]]))
