@@ -223,8 +223,15 @@ class Control(Instruction):
         return step
 
     def _p2r(self):
+        return self._packed("PR", lambda b: b.P)
+
+    def _p2ur(self):
+        return self._packed("UPR", lambda b: b.UP)
+
+    def _packed(self, name, predicates):
+        """Predicates as bits of a register, those that the mask has; the others are the source's."""
         self.allow()
-        if self.args[1] != "PR":
+        if self.args[1] != name:
             raise self.unknown()
         put, source, bits = self.result(self.args[0]), self.source(self.args[2]), int(self.args[3], 0)
 
@@ -232,7 +239,7 @@ class Control(Instruction):
             value = source(b) & U32(~bits & MASK32)
             for k in range(7):
                 if bits >> k & 1:
-                    value = value | (b.P[k].astype(U32) << U32(k))
+                    value = value | (predicates(b)[k].astype(U32) << U32(k))
             put(b, value, where)
 
         return step
