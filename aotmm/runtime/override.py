@@ -213,7 +213,8 @@ def _computed(
     registered: ops.Ops, library: int, fate: int, arguments: tuple[Any, ...], out: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Return the product of the op's `arguments` if it is ours, None if it is torch's, and count it."""
-    if fate == OURS and (library, arguments[0].device.index or 0) in registered.unsupported:
+    where = library, arguments[0].device.index or 0
+    if fate == OURS and where in registered.unsupported:
         fate = NO_PACK
     product: torch.Tensor | None = None
     if fate == OURS:
@@ -225,6 +226,6 @@ def _computed(
         except RuntimeError:
             if not registered.declined():
                 raise
-            fate = NO_PACK if (library, arguments[0].device.index or 0) in registered.unsupported else DECLINED
+            fate = NO_PACK if where in registered.unsupported else DECLINED
     registered.count(fate)
     return product

@@ -33,6 +33,7 @@ from tests.samples import SHIPPED
 
 PROBLEMS = 4_000
 COMPARED = 1_000
+USUAL = 400  # and so many more of the usual ones, for kernels that start early are theirs
 EXPLAINED = 200
 SIZES = (0, 1, 1, 2, 7, 8, 16, 31, 64, 100, 127, 128, 129, 1000, 1024, 4096, 2**20, 2**31 - 2**16, 2**31, 2**33)
 USUAL_SIZES = (1, 8, 24, 64, 100, 128, 256, 1000, 4096)
@@ -237,8 +238,8 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
     seen: dict[str, collections.Counter[str]] = {
         name: collections.Counter() for name in ("reasons", "plans", "layouts", "choices")
     }
-    for number in range(COMPARED):
-        problem, device = usual(rng, arch) if number % 5 == 1 else draw(rng, arch)
+    for number in range(COMPARED + USUAL):
+        problem, device = usual(rng, arch) if number % 5 == 1 or number >= COMPARED else draw(rng, arch)
         if number % 20 == 0:  # one that `tuning_for` has
             m, n, k = map(int, rng.choice((8, 64, 256), 3))
             problem = dense(m, n, k)
@@ -276,7 +277,7 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
     if tuned != "as built":
         launched.add("measured")
     assert set(seen["plans"]) >= launched, seen
-    assert arch != "sm90" or min(seen["plans"]["pdl"], seen["plans"]["product"] - seen["plans"]["pdl"]) > 5, seen
+    assert arch != "sm90" or min(seen["plans"]["pdl"], seen["plans"]["product"] - seen["plans"]["pdl"]) > 20, seen
     assert seen["choices"]["equal"] > 0.99 * seen["choices"].total(), seen
     assert min(seen["layouts"][layout] for layout in ("nn", "nt", "tn", "tt", "any", "none")) > COMPARED // 100, seen
 
