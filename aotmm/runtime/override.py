@@ -100,11 +100,10 @@ def _register(kernels: torch.library.Library, registered: ops.Ops, library: int,
     for name in _WITHOUT:
         kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
     registered.override(_KEY, library, _OWN_KEY)
-    found: dict[str, Any] = {
-        name: partial(_add_product, library, registered, own[name], dim) for name, dim in _WITH_SCALARS.items()
-    }
-    for name in ("addmm", "baddbmm"):
-        found[name] = registered.direct.adder(_WITH_SCALARS[name], found[name], own[name].call_boxed)
+    found: dict[str, Any] = {}
+    for name, dim in _WITH_SCALARS.items():
+        other_forms = partial(_add_product, library, registered, own[name], dim)
+        found[name] = registered.direct.adder(dim, other_forms, own[name].call_boxed)
     found |= {name: partial(_scaled, library, registered, own[name]) for name in _SCALED}
     for name, kernel in found.items():
         kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
