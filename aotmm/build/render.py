@@ -314,7 +314,7 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
     """Return the order of products under `batch_invariant`, and whether kernels of that order split K.
 
     Orders count if one of their kernels takes any operands, as they lie or copied. Of these it is that of most kernels;
-    of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one of kernels for these. Exact
+    of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one for these. Exact
     products may add up in any order.
     """
     found: dict[_Class, dict[str, tuple[bool, bool, float, int]]] = {}

@@ -215,6 +215,7 @@ typedef struct query {
   int32_t epilogue;    /* the plainest that the problem needs */
   order order;         /* that a plan has to keep; of the whole problem, not of a panel */
   uint32_t contiguous; /* as in aotmm_alike, of all placements */
+  uint32_t needed;     /* copies of A and B that fast kernels need */
   uint32_t excluded;   /* copies that would take more than the limit */
   int count;           /* of placements, the one without copies first */
   placement placements[OPERANDS];

@@ -65,7 +65,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->epilogue = epilogue(p);
   s->order = order_of(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
-  s->contiguous = s->excluded = 0;
+  s->contiguous = s->needed = s->excluded = 0;
   s->count = 1;
   s->placements[0].copies = 0;
   s->placements[0].bytes = 0;
@@ -85,9 +85,10 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   for (int i = 0; i < OPERANDS; i++)
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
   if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= turned(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
   for (int i = 0; i < OPERANDS; i++)
     if (needed >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
-  if (needed & ~(uint32_t)AOTMM_COPY_C) add_placement(s, layouts, needed & ~(uint32_t)AOTMM_COPY_C);
+  if (s->needed) add_placement(s, layouts, s->needed);
   if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
 }
 
@@ -441,18 +442,20 @@ static int64_t evenly(int64_t size, int64_t most) {
 
 static int64_t whole_panels(int64_t size) { return saturated(ceil_div(size, PANEL), PANEL); }
 
-/* Return whether the excluded copies, and sums of a given number of slices, fit the limit for a panel of so many rows and
-   columns. */
+/* Return whether the excluded copies, or those of A and B and the sums of a given number of slices, fit the limit for a
+   panel of so many rows and columns. */
 static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  const int64_t sums = s->order.slices < 2 ? 0 : saturated(whole_panels(rows), saturated(whole_panels(cols), 4 * s->order.slices));
+  const int sliced = s->order.slices > 1; /* then C is not copied */
+  const uint32_t copies = sliced ? s->needed : s->excluded;
+  const int64_t sums = sliced ? saturated(whole_panels(rows), saturated(whole_panels(cols), 4 * s->order.slices)) : 0;
   quantities part = s->placements[0].q;
   copy_layout layouts[OPERANDS];
   part.value[AOTMM_PRODUCT_M] = rows, part.value[AOTMM_PRODUCT_N] = cols;
   for (int i = 0; i < OPERANDS; i++)
-    if (s->excluded >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
-  return sums <= s->limit && bytes_of_copies(layouts, s->excluded) <= s->limit - sums;
+    if (copies >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
+  return sums <= s->limit && bytes_of_copies(layouts, copies) <= s->limit - sums;
 }
 
 /* Return panels of at most so many columns, and of the most rows that the limit allows; 0 rows if it allows none. */
@@ -520,9 +523,11 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
   }
 }
 
-/* Return whether panels are to be tried: for copies that exceed the limit, or sums of a given number of slices. */
+/* Return whether panels are to be tried: for copies that exceed the limit; with a given number of slices, if there is no plan
+   without them. */
 static int needs_panels(const query *s, const aotmm_plan *best) {
-  return s->excluded || (best->cost < 0 && s->order.slices > 1 && s->limit > 0 && s->problem->batch == 1);
+  return s->order.slices > 1 ? best->cost < 0 && s->limit && s->problem->batch == 1 && s->problem->M && s->problem->N
+                             : s->excluded != 0;
 }
 
 int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {

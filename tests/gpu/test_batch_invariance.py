@@ -98,7 +98,7 @@ def numbers(rows: int, cols: int, dtype: torch.dtype, generator: torch.Generator
 
 
 def laid_out(values: torch.Tensor, layout: str, *, pad: int = 0, offset: int = 0) -> torch.Tensor:
-    """The matrix in memory that is NaN (or 127) around it: rows ("n") or columns ("t"), padded and moved by elements."""
+    """The matrix in memory that is NaN (or 127) around it: rows ("n") or columns ("t"), padded, moved by `offset`."""
     rows, cols = values.shape if layout == "n" else values.T.shape
     around = float("nan") if values.is_floating_point() else 127.0
     whole = torch.full((rows * (cols + pad) + offset,), around, device="cuda").to(values.dtype)

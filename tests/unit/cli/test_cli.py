@@ -419,6 +419,7 @@ def test_list_json(packs: Path) -> None:
         "layout": "nn",
         "epilogue": "none",
         "fast_accum": False,
+        "order": "fma k1",
         "config": dataclasses.asdict(Config(128, 256, 64, 3, 8)),
         "registers": 242,
         "spill_bytes": 12,
