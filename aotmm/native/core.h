@@ -78,12 +78,12 @@ extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* The orders of products of some types under `batch_invariant`, by the plainest epilogue that they need, whether tf32 or fast
-   sums are allowed, and whether there are scales. NULL: any, since all give the same bits, or there is no kernel. `sliced`:
-   whether kernels of the order split K. */
+   sums are allowed, and whether there are scales: their number in aotmm_order_names. 0: any, since all give the same bits, or
+   there is no kernel. `sliced`: whether kernels of the order split K. */
 typedef struct aotmm_orders {
-  const char *order[AOTMM_EPILOGUE_COUNT][2][2];
-  uint8_t sliced[AOTMM_EPILOGUE_COUNT][2][2];
+  uint8_t order[AOTMM_EPILOGUE_COUNT][2][2], sliced[AOTMM_EPILOGUE_COUNT][2][2];
 } aotmm_orders;
+extern const char *const aotmm_order_names[];
 extern const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];

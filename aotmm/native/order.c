@@ -17,10 +17,11 @@ static uint8_t slices_of(int64_t N, int64_t K) {
 order order_of(const aotmm_problem *p) {
   if (!p->batch_invariant || p->K == 0) return (order){NULL, 0};
   const aotmm_orders *all = &aotmm_orders_of[p->dtype_a][p->dtype_b][p->dtype_c];
-  const int plainest = epilogue(p), relaxed = p->allow_tf32 || p->fast_accum, scaled = p->scale_a_ptr || p->scale_b_ptr;
-  const char *kernels = all->order[plainest][relaxed][scaled];
-  if (!kernels) return (order){NULL, 0};
-  return (order){kernels, all->sliced[plainest][relaxed][scaled] ? slices_of(p->N, p->K) : 1};
+  const int relaxed = (p->dtype_a == AOTMM_FP32 ? p->allow_tf32 : p->fast_accum) != 0;
+  const int plainest = epilogue(p), scaled = p->scale_a_ptr || p->scale_b_ptr;
+  const int number = all->order[plainest][relaxed][scaled];
+  if (!number) return (order){NULL, 0};
+  return (order){aotmm_order_names[number], all->sliced[plainest][relaxed][scaled] ? slices_of(p->N, p->K) : 1};
 }
 
 /* Return whether plans with this kernel, a product or a partial, may add up in that order. */

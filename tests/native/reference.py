@@ -646,7 +646,8 @@ class Reference:
         best: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.kernels:
             special = kernel.dtype_a == "tf32" or kernel.fast_accum
-            if kernel.role != "product" or not same_types(kernel, p) or special > (p.allow_tf32 or p.fast_accum):
+            relaxed = p.allow_tf32 if p.dtype_a == "fp32" else p.fast_accum
+            if kernel.role != "product" or not same_types(kernel, p) or special > relaxed:
                 continue
             if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in guarded(kernel):
                 continue

@@ -18,7 +18,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, pack_of
-from tests.native.emulation import ARCHS, Array, Case, Emulator, Product, missing, own_process
+from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
 from tests.native.reference import slices_of
 from tests.native.test_plans import changed_pack
 from tests.samples import SHIPPED
@@ -173,11 +173,12 @@ def test_explained() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- bits
-def with_values(product: Product, a: Array, b: Array) -> Case:
-    """The product of the first rows of `a`, and `b`."""
+def rows_of(whole: Case, product: Product) -> Case:
+    """The product of the first rows of another's operands."""
     case = Case(product)
-    case.operands["A"].view[...] = a[:, : product.M]
-    case.operands["B"].view[...] = b
+    for name, operand in case.operands.items():
+        if name != "C":
+            operand.view[...] = whole.operands[name].view[:, : operand.view.shape[1]]
     return case
 
 
@@ -192,13 +193,12 @@ def result(emulator: Emulator, case: Case, plan: Plan) -> bytes:
 def disagreements(folder: Path, product: Product, splits: tuple[int, ...] = (1,)) -> list[str]:
     """The orders whose kernels give several results for one product."""
     emulator, whole = Emulator(folder), Case(product)
-    a, b = whole.operands["A"].view.copy(), whole.operands["B"].view.copy()
     device = emulator.launcher.device(0)
     seen: dict[tuple[str, int], dict[bytes, list[str]]] = {}
     for number, kernel in enumerate(emulator.kernels):
         if kernel.role not in ("product", "partial"):
             continue
-        case = with_values(product, a, b)
+        case = rows_of(whole, product)
         plan = emulator.launcher.check(replace(case.problem, batch_invariant=False), device, number).plan
         for split in splits if plan else ():
             if (split > 1) == (kernel.role == "partial"):
@@ -238,12 +238,10 @@ def test_bits_over_rows(arch: str) -> None:
     emulator = Emulator(default_pack(arch))
     for dtype, n, k in (("fp16", 40, 200), ("bf16", 136, 136), ("fp16", 16, 4096)):
         whole = Product(67, n, k, dtype=dtype, out=dtype, exact=False, layout="nt", bias="vector")
-        case = Case(whole)
-        a, b = case.operands["A"].view.copy(), case.operands["B"].view.copy()
-        found = {}
+        case, found = Case(whole), {}
         for rows in (67, 1, 33):
             for odd in (0, 1):
-                part = with_values(replace(whole, M=rows, offset=odd, padding=odd), a, b)
+                part = rows_of(case, replace(whole, M=rows, offset=odd, padding=odd))
                 problem = replace(part.problem, batch_invariant=True)
                 plan = emulator.launcher.plan(problem, 0, WORKSPACE_LIMIT)
                 assert plan.split == slices_of(n, k)
@@ -262,10 +260,11 @@ CONFIGS = """
 dtypes = ["fp16"]
 layouts = ["nt"]
 epilogues = ["none"]
-outputs = ["fp32"]
 source = "tests"
 
 [[config]]
+backend = "hip"
+outputs = ["fp32"]
 block_m = 32
 block_n = 32
 block_k = 64
@@ -275,6 +274,8 @@ matrix_instr_nonkdim = 16
 kpack = 2
 
 [[config]]
+backend = "hip"
+outputs = ["fp32"]
 block_m = 32
 block_n = 32
 block_k = 64
