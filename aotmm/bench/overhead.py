@@ -100,6 +100,7 @@ def _overridden(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[Callable[[t
     """
     linear = torch.nn.functional.linear
     batch, bias = a.expand(2, -1, -1).contiguous(), torch.zeros(a.shape[1], device="cuda", dtype=a.dtype)
+    out = torch.empty_like(a)
     layers = {}
     for recorded in (False, True):
         layers[recorded] = torch.nn.Linear(len(b), len(b)).to(b).requires_grad_(recorded)
@@ -111,6 +112,7 @@ def _overridden(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[Callable[[t
         "linear": (lambda weight: linear(a, weight.T), 0.85),
         "matmul of 3 dimensions": (lambda weight: torch.matmul(batch, weight), 0.85),
         "torch.addmm": (lambda weight: torch.addmm(bias, a, weight), 1.0),
+        "torch.addmm(out=)": (lambda weight: torch.addmm(bias, a, weight.detach(), out=out), 1.0),
         "torch.baddbmm": (lambda weight: torch.baddbmm(bias, batch, weight.expand(2, -1, -1)), 1.0),
         "linear with bias": (lambda weight: linear(a, weight.T, bias), 1.0),
         "nn.Linear": (lambda weight: layers[weight.requires_grad](a), 1.0),

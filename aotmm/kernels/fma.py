@@ -19,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES, WARP, Specialisation, Variant, tile
 from aotmm.kernels.epilogue import finish
-from aotmm.kernels.order import place
 
 VECTOR = VECTOR_BYTES // 4  # elements of the widest access
 LINE = LINE_BYTES // 4  # elements that shared memory gives at once
@@ -148,12 +147,8 @@ def fma(
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32."""
     SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
-    tiles_m = gl.cdiv(M, BLOCK_M)
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    z = (gl.program_id(0) // (tiles_m * tiles_n)).to(gl.int64)
-    tile_m, tile_n = place(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-    row = tile_m * BLOCK_M
-    col = tile_n * BLOCK_N
+    matrix, row, col = tile.tile_of(M, N, group_m, BLOCK_M, BLOCK_N)
+    z = matrix.to(gl.int64)
     a = operand(a_ptr + z * stride_az, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)
     b = operand(b_ptr + z * stride_bz, col, N, stride_bn, stride_bk, BLOCK_N, BLOCK_K, STAGES, B_ALONG_K, WIDTH)
     acc = multiply(a, b, 0, K, K, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
@@ -176,17 +171,9 @@ def partial(
 ):  # fmt: skip
     """Compute slice `part` of the workspace (split, batch, whole tiles of M and N) = A @ B over part of K."""
     SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
-    tiles_m = gl.cdiv(M, BLOCK_M)
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    matrix = gl.program_id(0) // (tiles_m * tiles_n)
+    matrix, row, col = tile.tile_of(M, N, group_m, BLOCK_M, BLOCK_N)
     z = (matrix % batch).to(gl.int64)
-    part = matrix // batch
-    tile_m, tile_n = place(gl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-    row = tile_m * BLOCK_M
-    col = tile_n * BLOCK_N
-    steps = gl.cdiv(K, BLOCK_K)
-    first_k = part * steps // split * BLOCK_K
-    last_k = min((part + 1) * steps // split * BLOCK_K, K)
+    first_k, last_k = tile.slice_of(matrix // batch, split, K, BLOCK_K)
     a_ptr += z * stride_az + first_k.to(gl.int64) * stride_ak
     b_ptr += z * stride_bz + first_k.to(gl.int64) * stride_bk
     a = operand(a_ptr, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)

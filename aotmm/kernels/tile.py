@@ -78,6 +78,24 @@ def multiply(
 
 
 @triton.jit
+def tile_of(M, N, group_m, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the matrix of this program's tile, counted over slices and batch, and its first row and column."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    matrix = tl.program_id(0) // (tiles_m * tiles_n)
+    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
+    return matrix, tile_m * BLOCK_M, tile_n * BLOCK_N
+
+
+@triton.jit
+def slice_of(part, split, K, BLOCK_K: tl.constexpr):
+    """Return the first K of slice `part` of `split`, and the K behind its last: whole steps, equal within one."""
+    steps = tl.cdiv(K, BLOCK_K)
+    first_k = part * steps // split * BLOCK_K
+    return first_k, min((part + 1) * steps // split * BLOCK_K, K)
+
+
+@triton.jit
 def tile(
     a_ptr,
     b_ptr,
@@ -114,12 +132,10 @@ def tile(
     MAX_IMPRECISE: tl.constexpr,
 ):
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, summed in fp32 (int8: int32)."""
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    z = (tl.program_id(0) // (tiles_m * tiles_n)).to(tl.int64)
-    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    matrix, row, col = tile_of(M, N, group_m, BLOCK_M, BLOCK_N)
+    z = matrix.to(tl.int64)
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
     # Rows and columns past the edge wrap around: they read valid memory and are not stored.
     acc = multiply(
         a_ptr + z * stride_az,
@@ -185,17 +201,11 @@ def partial(
     MAX_IMPRECISE: tl.constexpr,
 ):
     """Compute slice `part` of the workspace (split, batch, whole tiles of M and N) = A @ B over part of K."""
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    matrix = tl.program_id(0) // (tiles_m * tiles_n)
+    matrix, row, col = tile_of(M, N, group_m, BLOCK_M, BLOCK_N)
     z = (matrix % batch).to(tl.int64)
-    part = matrix // batch
-    tile_m, tile_n = place(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, group_m)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    steps = tl.cdiv(K, BLOCK_K)
-    first_k = part * steps // split * BLOCK_K
-    last_k = min((part + 1) * steps // split * BLOCK_K, K)
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
+    first_k, last_k = slice_of(matrix // batch, split, K, BLOCK_K)
     acc = multiply(
         a_ptr + z * stride_az + first_k.to(tl.int64) * stride_ak,
         b_ptr + z * stride_bz + first_k.to(tl.int64) * stride_bk,

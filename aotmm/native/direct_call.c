@@ -98,7 +98,8 @@ static const struct {
 
 static int (*describe)(void *, DLTensor *);
 static int (*multiply)(const request *, tensor_t *);
-static int (*add_product)(const view *bias, const view *a, const view *b, int dim, tensor_t *result, const char **wrong);
+static int (*add_product)(const view *bias, const view *a, const view *b, const view *out, int dim, tensor_t *result,
+                          const char **wrong);
 static const torch_error *(*last_error)(void);
 static int (*delete_tensor)(tensor_t);
 static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
@@ -109,6 +110,7 @@ static int64_t (*modes)(void); /* PythonTorchFunctionTLS::stack_len: as function
 static PyObject *tensor_type, *parameter_type, *is_neg, *requires_grad, *function_modes, *forward_ad, *increment_version;
 static PyObject *(*get)(PyObject *descriptor, PyObject *tensor, PyObject *type); /* of requires_grad */
 static PyObject *current_level; /* a name in forward_ad, which is a module's dict */
+static PyObject *out_name;      /* of the argument of out forms */
 static int32_t device_types[2];
 
 /* The dispatcher's state of this thread: two words; a bit that differs from torch's default is a mode that is on. */
@@ -245,23 +247,28 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
   return given(result);
 }
 
-/* (set of keys, bias, a, b, and by name beta, alpha) -> bias + a @ b. `self` is (dimensions of a and b, the functions that
-   compute other forms and what is left to torch). torch's dispatcher has done what belongs to autograd and modes. */
+/* (set of keys, bias, a, b, and by name beta, alpha, out) -> bias + a @ b. torch leaves out a beta or alpha of 1. `self` is
+   (dimensions of a and b, the functions that compute other forms and what is left to torch). torch's dispatcher has done
+   what belongs to autograd and modes. */
 static PyObject *added(PyObject *self, PyObject *arguments, PyObject *names) {
-  view bias, a, b;
-  int mine = PyTuple_Size(arguments) == 4 && (!names || PyDict_Size(names) == 0);
+  view bias, a, b, written;
+  const Py_ssize_t named = names ? PyDict_Size(names) : 0;
+  PyObject *out = named == 1 ? PyDict_GetItemWithError(names, out_name) : NULL;
+  if (!out && PyErr_Occurred()) return NULL;
+  int mine = PyTuple_Size(arguments) == 4 && named == (out != NULL);
   if (mine) mine = plain(PyTuple_GetItem(arguments, 1), NULL, &bias);
   if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 2), NULL, &a);
   if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 3), NULL, &b);
+  if (mine == 1 && out) mine = plain(out, NULL, &written);
   if (mine < 0) return NULL;
   if (mine) {
     const int dim = (int)PyLong_AsLong(PyTuple_GetItem(self, 0));
     tensor_t result = NULL;
     const char *wrong = NULL;
     void *thread = PyEval_SaveThread();
-    int done = add_product(&bias, &a, &b, dim, &result, &wrong);
+    int done = add_product(&bias, &a, &b, out ? &written : NULL, dim, &result, &wrong);
     PyEval_RestoreThread(thread);
-    if (done) return given(result);
+    if (done) return out ? new_reference(out) : given(result);
     if (wrong) {
       PyErr_SetString(PyExc_RuntimeError, wrong);
       return NULL;
@@ -325,8 +332,8 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
   for (int i = 0; i < 7; i++) *slots[i] = new_reference(arguments[7 + i]);
   get = PyType_GetSlot(requires_grad->type, DESCR_GET);
   if (!get) return PyErr_Occurred() ? NULL : Py_BuildValue("s", "a descriptor of requires_grad");
-  current_level = PyUnicode_InternFromString("_current_level");
-  return current_level ? new_reference(&_Py_NoneStruct) : NULL;
+  current_level = PyUnicode_InternFromString("_current_level"), out_name = PyUnicode_InternFromString("out");
+  return current_level && out_name ? new_reference(&_Py_NoneStruct) : NULL;
 }
 
 /* key_set() -> the two words of the calling thread. */

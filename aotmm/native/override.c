@@ -115,10 +115,11 @@ static int computed_of(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t 
   return computed(&r, kind, result, wrong);
 }
 
-/* Compute bias + a @ b of so many dimensions, if it is ours. Return whether it was, and `*wrong` as above. */
-EXPORT int aotmm_torch_add_product(const view *bias, const view *a, const view *b, int dim, tensor_t *result,
-                                   const char **wrong) {
-  request r = {.a = *a, .b = *b, .bias = bias};
+/* Compute bias + a @ b of so many dimensions, into `out` if there is one, if it is ours. Return whether it was, and
+   `*wrong` as above. */
+EXPORT int aotmm_torch_add_product(const view *bias, const view *a, const view *b, const view *out, int dim,
+                                   tensor_t *result, const char **wrong) {
+  request r = {.a = *a, .b = *b, .out = out, .bias = bias};
   return computed(&r, dim == 2 ? MM : BMM, result, wrong) == OURS;
 }
 

@@ -17,8 +17,8 @@ Matmul = Callable[..., Any]
 """matmul(library, a, b, out, bias, activation): return the product; None if only its gradient is missing, so that
 `autograd.record` must compute it; or NotImplemented if the op must."""
 Adder = Callable[[int, Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
-"""adder(dim, other_forms, torchs): return a kernel of aten::addmm (2) or baddbmm (3). It calls `other_forms` if there
-is more than three plain tensors, and `torchs` for products that are left to torch."""
+"""adder(dim, other_forms, torchs): return a kernel of aten::addmm (2) or baddbmm (3), and of its out form. It calls
+`other_forms` if there is more than plain tensors, and `torchs` for products that are left to torch."""
 
 
 class DirectCall(NamedTuple):

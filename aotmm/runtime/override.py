@@ -117,12 +117,10 @@ def _register(
     for name in _WITHOUT:
         kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
     registered.override(_KEY, library, _OWN_KEY, batch_invariant=batch_invariant)
-    found: dict[str, Any] = {
-        name: partial(_add_product, library, registered, own[name], dim, batch_invariant)
-        for name, dim in _WITH_SCALARS.items()
-    }
-    for name in ("addmm", "baddbmm"):
-        found[name] = registered.direct.adder(_WITH_SCALARS[name], found[name], own[name].call_boxed)
+    found: dict[str, Any] = {}
+    for name, dim in _WITH_SCALARS.items():
+        other_forms = partial(_add_product, library, registered, own[name], dim, batch_invariant)
+        found[name] = registered.direct.adder(dim, other_forms, own[name].call_boxed)
     found |= {name: partial(_scaled, library, registered, own[name], batch_invariant) for name in _SCALED}
     for name, kernel in found.items():
         kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]

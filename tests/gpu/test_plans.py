@@ -467,8 +467,8 @@ def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, co
 
 
 def test_chains_of_all_schedules(prefer: Callable[[str], Library], lib: Library, generator: torch.Generator) -> None:
-    """The same with another config in every link: each waits for any other."""
-    names = [name for role in ("product", "partial") for name in config_names(lib, role, "fp16")]
+    """The same with every fifth config in turn (each is a library of its own): each waits for any other."""
+    names = [name for role in ("product", "partial") for name in config_names(lib, role, "fp16")[::5]]
     check_chains([prefer(name) for name in names], "nt", generator)
     check_chains([prefer(name) for name in names[::-1]], "nn", generator)
 

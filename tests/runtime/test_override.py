@@ -173,19 +173,21 @@ def lines(call):
 
 
 def test_sums_leave_python() -> None:
-    """addmm, baddbmm and linear with bias of plain tensors run no line of Python; other forms and subclasses do."""
+    """addmm, baddbmm and linear of plain tensors, out or not, run no line of Python; other forms and subclasses do."""
     run(
         MAKE
         + LINES
         + """
 class Mine(torch.Tensor): pass
+out, batch = torch.empty(4, 6).half(), torch.empty(3, 4, 6).half()
 with aotmm.override():
     for call in (lambda: torch.addmm(bias, a, b), lambda: torch.baddbmm(bias, x, y),
+                 lambda: torch.addmm(bias, a, b, out=out), lambda: torch.baddbmm(bias, x, y, alpha=1, out=batch),
                  lambda: torch.nn.functional.linear(a, b.T, bias)):
         assert lib.has_direct_call and lines(call) == []
         assert launched(call) == 1
     assert lines(lambda: torch.addmm(bias, a, b, beta=0)) == ["_add_product", "_computed"]
-    assert lines(lambda: torch.addmm(bias, a, b, out=torch.empty(4, 6).half())) == ["_add_product", "_computed"]
+    assert lines(lambda: torch.addmm(bias, a, b, beta=0, out=out)) == ["_add_product", "_computed"]
     with torch._C.DisableTorchFunctionSubclass():
         assert "_add_product" in lines(lambda: torch.addmm(bias, a.as_subclass(Mine), b))
 """
