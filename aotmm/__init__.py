@@ -61,22 +61,27 @@ def matmul(a: torch.Tensor, b: torch.Tensor, **options: Any) -> torch.Tensor:
     return _default.matmul(a, b, **options)
 
 
-def override() -> Override:
+def override(*, batch_invariant: bool = False) -> Override:
     """Send torch's own products to this installation's kernels, until `.remove()` or the end of a `with` block.
 
     This covers torch.mm, bmm, addmm and baddbmm of GPU tensors in every thread, and so torch.matmul, modules,
     gradients, autocast and vmap, and torch._int_mm and _scaled_mm. torch still computes the products that the kernels
     do not take: float64, complex, other integers, fp32 without tf32, alpha other than 1, beta other than 0 and 1, a
     GPU without a pack. The result's `repr` tells how many products there were of each kind.
-    Overrides nest. Begin and end them while no other thread multiplies: torch's registry is not thread-safe. torch
-    before 2.15 reports the override once on stderr. A torch without GPU support is left alone.
+    With `batch_invariant` a row of each product has the same bits in every batch (docs/numerics.md). Then fp32 without
+    tf32, and every alpha and beta, are computed here too, and `repr` tells of products that torch computes.
+
+    Overrides nest, with the same `batch_invariant`. Begin and end them while no other thread multiplies: torch's
+    registry is not thread-safe. torch before 2.15 reports the override once on stderr. A torch without GPU support is
+    left alone.
 
     Raises:
         ArtifactError: there are no packs, or this torch does not let its products be sent elsewhere.
+        ValueError: an override with another `batch_invariant` is active.
     """
     from aotmm.runtime.override import Override
 
-    return Override()
+    return Override(batch_invariant=batch_invariant)
 
 
 def max_autotune() -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ class Linear(torch.nn.Linear):
     required, torch applies the activation to the rounded sum.
 
     Attributes:
-        activation: as `aotmm.matmul` takes it.
+        activation, batch_invariant: as `aotmm.matmul` takes them.
     """
 
     def __init__(
@@ -27,9 +27,11 @@ class Linear(torch.nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         activation: Activation = None,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = activation
+        self.batch_invariant = batch_invariant
         self._library = aotmm.load()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -42,8 +44,11 @@ class Linear(torch.nn.Linear):
             TypeError: a tensor is not on a GPU, or no kernel multiplies these dtypes.
             ValueError, NoKernelError, DriverError: as `aotmm.matmul`.
         """
-        return self._library.matmul(input, self.weight.T, bias=self.bias, activation=self.activation)
+        return self._library.matmul(
+            input, self.weight.T, bias=self.bias, activation=self.activation, batch_invariant=self.batch_invariant
+        )
 
     def extra_repr(self) -> str:
         """Return the attributes as torch prints them."""
-        return super().extra_repr() + ("" if self.activation is None else f", activation={self.activation!r}")
+        activation = "" if self.activation is None else f", activation={self.activation!r}"
+        return super().extra_repr() + activation + (", batch_invariant=True" if self.batch_invariant else "")

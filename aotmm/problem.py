@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 9  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 10  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {
@@ -95,7 +95,7 @@ PRODUCT_QUANTITIES = (
     "batch", "stride_az", "stride_bz", "stride_cz",
     "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n",
     "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
-    "activation", "allow_tf32", "fast_accum",
+    "activation", "allow_tf32", "fast_accum", "batch_invariant",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
     "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m",
 )  # fmt: skip

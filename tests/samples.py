@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.pack.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
-from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Parameter, TensorMap
+from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Order, Parameter, TensorMap
 from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.target import EMULATED
 
@@ -61,6 +61,7 @@ def kernel(name: str, *, ptx: bool = False) -> Kernel:
         layout="nt",
         epilogue="bias_relu",
         fast_accum=True,
+        order=Order("wgmma", 32, promoted=128),
         persistent=True,
         pdl=True,
         config=Config(64, 128, 32, 3, 4, 2, 16, 2, 2, 4),

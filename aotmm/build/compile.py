@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import aotmm.kernels
 from aotmm.build import parameters as reading
-from aotmm.build.parameters import parameters, resources
+from aotmm.build.parameters import instruction, parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
-from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel
+from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Order
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
@@ -177,6 +177,18 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
     }
 
 
+def order_of(variant: Variant, plan: Specialisation, instruction: str, k: int) -> Order:
+    """Return the order of a kernel's sums, whose instructions multiply `k` steps of K at once."""
+    if variant.role not in ("product", "partial"):
+        return Order("none")
+    if "." in variant.family:
+        return Order("unknown")
+    if DTYPES[variant.dtype_a].output == "int32":
+        return Order("exact")
+    packed = variant.config.kpack if instruction == "mfma" else 1
+    return Order(instruction, k, packed, plan.promoted, plan.rounded)
+
+
 def code_of(variant: Variant) -> Variant:
     """Return the variant that has the same image: one serves all shapes of clusters of the same blocks."""
     config = variant.config
@@ -252,6 +264,7 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         spill_bytes=spill_bytes,
         global_scratch_bytes=metadata["global_scratch_size"],
         profile_scratch_bytes=0,
+        order=order_of(variant, plan, *instruction(target, text)),
         parameters=parameters(target, text, symbol, plan, metadata),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from aotmm.build.compile import Compiled, linked_later, planned_of, said_of
+from aotmm.build.compile import Compiled, linked_later, order_of, planned_of, said_of
 from aotmm.build.parameters import passed
 from aotmm.errors import ArtifactError
 from aotmm.kernels import Specialisation, Variant, module_of
@@ -27,6 +27,7 @@ def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
         return [f"its PTX is {'missing' if compiled.ptx is None else 'not wanted'}"]
     plan: Specialisation = module_of(variant.family).specialise(variant)
     wanted = said_of(variant) | planned_of(variant, plan) | {"key": key, "profile_scratch_bytes": 0}
+    wanted["order"] = order_of(variant, plan, kernel.order.instruction, kernel.order.k)
     found = [
         f"its {name} is {getattr(kernel, name)!r}, not {value!r}"
         for name, value in wanted.items()

@@ -30,7 +30,7 @@ GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine. Functions of vectors are inlined: no ABI matters.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-ffp-contract=off")
 LAUNCH_CORE = (
-    *("arithmetic.h", "core.h", "problem.c", "guards.c"),
+    *("arithmetic.h", "core.h", "problem.c", "guards.c", "order.c"),
     *("tuning.c", "time_model.c", "select.c", "remember.c", "launch.c", "kernel.c"),
 )
 FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")

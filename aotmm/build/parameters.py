@@ -13,6 +13,10 @@ from aotmm.kernels import Descriptor, Specialisation
 from aotmm.pack.schema import Parameter, TensorMap
 from aotmm.target import Target
 
+_PTX_INSTRUCTION = r"\b(wgmma|mma)\.(?:mma_async\.)?sync\.aligned\.m\d+n\d+k(\d+)"
+_TCGEN05 = r"\btcgen05\.mma\.cta_group::\d\.kind::(\w+)"
+_TCGEN05_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+_AMD_INSTRUCTION = r"\bv_(mfma|wmma)_[a-z0-9]+_\d+x\d+x(\d+)"
 SCRATCH = ("global_scratch", "profile_scratch")
 DESCRIPTOR_BYTES = 128  # Source: CUDA driver API, CUtensorMap
 _PTX_BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "u32": 4, "f32": 4, "b64": 8, "u64": 8, "f64": 8}
@@ -108,6 +112,25 @@ def _amd_slots(text: str) -> list[tuple[int, int]]:
     arguments = text[text.index(".args:") : text.index(".group_segment_fixed_size")]
     found = re.findall(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w+)", arguments)
     return [(int(offset), int(size)) for offset, size, kind in found if not kind.startswith("hidden_")]
+
+
+def instruction(target: Target, text: str) -> tuple[str, int]:
+    """Return the instruction that multiplies, and the steps of K that it takes; ("fma", 1) without tensor cores.
+
+    Source: PTX ISA, "wgmma.mma_async", "mma", "tcgen05.mma"; AMD's ISA documents, "MFMA" and "WMMA".
+
+    Raises:
+        CompileError: the text has several such instructions.
+    """
+    pattern = _PTX_INSTRUCTION if target.backend == "cuda" else _AMD_INSTRUCTION
+    found = {(name, int(k)) for name, k in re.findall(pattern, text)}
+    found |= {("tcgen05", _TCGEN05_K[kind]) for kind in re.findall(_TCGEN05, text)}
+    found = found or {("fma", 1)}
+    if len(found) > 1:
+        raise CompileError(
+            f"{target.name}: one kernel multiplies by {sorted(found)}, which is no order that aotmm knows"
+        )
+    return found.pop()
 
 
 def resources(target: Target, image: bytes, text: str, symbol: str, cuobjdump: Path) -> tuple[int, int]:

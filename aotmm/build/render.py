@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -58,6 +59,7 @@ from aotmm.problem import (
 )
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
+_OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies of operands do not help to keep
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _LANES = 8  # of core.h
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
@@ -142,6 +144,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
     ]
     guard_lists = list(dict.fromkeys((*own_guards, *map_guards)))
     config_names = sorted({kernel.config_name for kernel in kernels})
+    orders = sorted({_order(kernel) for kernel in kernels})
     made = _groups(kernels)
     guard_tests: list[_GuardTest] = []
     guarded: dict[_GuardList, tuple[int, int]] = {}  # begin and count of their tests
@@ -152,6 +155,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
         {
             "kernel": kernel,
             "config_name": config_names.index(kernel.config_name),
+            "order": orders.index(_order(kernel)),
             "quantities": number,
             "guards": guard_lists.index((number, guards)),
             "guard_tests": guarded[number, guards],
@@ -189,6 +193,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             guard_lists=guard_lists,
             guard_tests=guard_tests,
             config_names=config_names,
+            orders=orders,
+            classes=[(*key, orders.index(order), sliced) for key, (order, sliced) in sorted(_classes(kernels).items())],
             pointer_alignment=_pointer_alignment(kernels),
             order=made.order,
             siblings=made.siblings,
@@ -292,6 +298,44 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
             made.order += sorted(helpers[key], key=helper_rank)
         made.groups.append({"name": name, "dimensions": (size,), "entries": entries})
     return made
+
+
+def _order(kernel: Kernel) -> str:
+    """Return the text of a kernel's order; unknown ones are equal only for equal configs."""
+    return f"unknown, {kernel.config_name}" if kernel.order.instruction == "unknown" else str(kernel.order)
+
+
+_Class = tuple[
+    tuple[str, ...], str, int, int
+]  # types in memory, epilogue; whether tf32 or fast sums are allowed, scales
+
+
+def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
+    """Return the order of products under `batch_invariant`, and whether kernels of that order split K.
+
+    Orders count if one of their kernels takes any operands, as they lie or copied. Of these it is that of most kernels;
+    of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one for these. Exact
+    products may add up in any order.
+    """
+    found: dict[_Class, dict[str, tuple[bool, bool, float, int]]] = {}
+    summed = set()
+    for kernel in kernels:
+        types = tuple(DTYPES[name].storage for name in (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))
+        special, order = kernel.dtype_a == "tf32" or kernel.fast_accum, _order(kernel)
+        if kernel.role == "partial":
+            summed.add((types[:2], order))
+        if kernel.role != "product" or kernel.order.instruction == "exact":
+            continue
+        able = EPILOGUES[: EPILOGUES.index(kernel.epilogue) + 1]
+        unscaled = Guard("scale_a_ptr", "equals", 0) in kernel.guards
+        for epilogue, relaxed, scaled in itertools.product(able, (0, 1), (0, 1)):
+            if special <= relaxed and unscaled + scaled <= 1:
+                orders = found.setdefault((types, epilogue, relaxed, scaled), {})
+                any_operands, *_, count = orders.get(order, (False, 0))
+                any_operands |= not any((g.value, g.relation) in _OF_SIZES for g in kernel.guards)
+                orders[order] = any_operands, special, kernel.order.promoted or math.inf, count + 1
+    chosen = {key: max(orders, key=lambda order: (*orders[order], order)) for key, orders in found.items()}
+    return {key: (order, int((key[0][:2], order) in summed)) for key, order in chosen.items()}
 
 
 def _storage(dtype: str) -> str:

@@ -85,7 +85,8 @@ def bench(
 
     WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all. models
-    runs whole models in the override; it is never among all, and needs the models extra.
+    runs whole models in the override, and needs the models extra. invariant measures the price of batch_invariant. Both
+    are never among all.
     random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, int_mm, unfused, addmm, tutorial, cutlass. Every product is checked

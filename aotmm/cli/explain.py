@@ -57,6 +57,7 @@ _MAX_SIZE = 2**63 - 1
     "--batch", type=click.IntRange(1, _MAX_SIZE), default=1, show_default=True, help="Number of equal products."
 )
 @click.option("--fast-accum", is_flag=True, help="Let fp8 sums stay in the tensor cores' own precision.")
+@click.option("--batch-invariant", is_flag=True, help="Give each row of C the same bits in every batch.")
 @click.option(
     "--align",
     type=click.IntRange(1, 4096),
@@ -81,6 +82,7 @@ def explain(
     bias: str | None,
     batch: int,
     fast_accum: bool,
+    batch_invariant: bool,
     align: int,
     everything: bool,
     folder: Path | None,
@@ -114,6 +116,7 @@ def explain(
         c_ptr=align,
         allow_tf32=element.name == "tf32",
         fast_accum=fast_accum,
+        batch_invariant=batch_invariant,
         batch=batch,
         batch_strides=(m * k, k * n, m * n) if batch > 1 else (0, 0, 0),
         bias_ptr=align if bias else 0,
@@ -131,7 +134,10 @@ def explain(
     refused = [row for row in evaluated if row.rejected is not None]
     rejected = [row for row in refused if row.same_types]
     types = f"{element.name} x {other.name} -> {problem.dtype_c}"
-    what = f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
+    what = (
+        f"matmul M={m} N={n} K={k} {types}, layout {layout}, activation {activation}"
+        + ", batch-invariant" * batch_invariant
+    )
     if as_json:
         body = _selection_to(selection, rejected, len(refused) - len(rejected))
         head = {"arch": arch, "folder": str(pack.folder), "problem": asdict(problem)}

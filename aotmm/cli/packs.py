@@ -240,6 +240,7 @@ def _pack_to(pack: Pack, shown: Sequence[Kernel]) -> dict[str, object]:
             "layout": kernel.layout,
             "epilogue": kernel.epilogue,
             "fast_accum": kernel.fast_accum,
+            "order": str(kernel.order),
             "config": asdict(kernel.config),
             "registers": kernel.registers,
             "spill_bytes": kernel.spill_bytes,

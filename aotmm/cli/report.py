@@ -136,6 +136,7 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
         ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
         ("config_name", kernel.config_name),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
+        ("order", str(kernel.order)),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", _config(kernel.config)),
         ("source", kernel.source),

@@ -181,6 +181,7 @@ class Specialisation:
         multiples: by run-time argument: a divisor of its value (bytes for pointers).
         guards: conditions beside those, e.g. that offsets fit 32 bits.
         vector_bytes: widest global access that all this allows.
+        promoted, rounded: of the kernel's order (`schema.Order`).
         descriptors: tensor descriptor arguments, which a launch fills with tensor maps by value.
         persistent: blocks take tile after tile, so that a grid need not have one for each.
         pdl: waits for the previous kernel (griddepcontrol) before its first access to memory, so that a launch may let
@@ -196,6 +197,8 @@ class Specialisation:
     multiples: dict[str, int] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
     vector_bytes: int = 0
+    promoted: int = 0
+    rounded: str = ""
     descriptors: dict[str, Descriptor] = field(default_factory=dict)
     persistent: bool = False
     pdl: bool = False

@@ -265,9 +265,19 @@ def specialise(variant: Variant) -> Specialisation:
             **epilogue_types(c),
         }
     guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
+    promoted = constants["MAX_IMPRECISE"] if precise and variant.target.fast_accum else 0
+    rounded = "kernel" if variant.dtype_a == "tf32" else ""
     if variant.layout == "any":
-        unneeded = NOT_FOR_PLAIN_KERNELS
-        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=unneeded)
+        return Specialisation(
+            function,
+            types,
+            constants,
+            guards=guards,
+            vector_bytes=1,
+            promoted=promoted,
+            rounded=rounded,
+            unneeded=NOT_FOR_PLAIN_KERNELS,
+        )
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
@@ -278,6 +288,8 @@ def specialise(variant: Variant) -> Specialisation:
         {name: number for name, number in multiples.items() if name in types},
         guards + tuple(Guard(f"{operand}_extent", "below", 2**31) for operand in bytes_),
         VECTOR_BYTES if variant.aligned else a.bytes,
+        promoted=promoted,
+        rounded=rounded,
         unneeded=NOT_FOR_PLAIN_KERNELS,
     )
 

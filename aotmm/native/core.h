@@ -77,6 +77,14 @@ extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and time
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
+/* The orders of products of some types under `batch_invariant`, by the plainest epilogue that they need, whether tf32 or fast
+   sums are allowed, and whether there are scales: their number in aotmm_order_names. 0: any, since all give the same bits, or
+   there is no kernel. `sliced`: whether kernels of the order split K. */
+typedef struct aotmm_orders {
+  uint8_t order[AOTMM_EPILOGUE_COUNT][2][2], sliced[AOTMM_EPILOGUE_COUNT][2][2];
+} aotmm_orders;
+extern const char *const aotmm_order_names[];
+extern const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* Kernel numbers: siblings side by side; reduces and copies in the order of preference. */
 extern const uint16_t aotmm_order[];
 /* In aotmm_order: kernels that differ only in their epilogue, the plainer first. Groups of none fill octets up. */
@@ -166,6 +174,17 @@ int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
 int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
 int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
+/* ---- order.c */
+
+/* The order in which a product adds up: a class of kernels, NULL for any, and the slices of K, 0 for any number. */
+typedef struct order {
+  const char *kernels;
+  uint8_t slices;
+} order;
+
+order order_of(const aotmm_problem *);
+int keeps_order(order, const aotmm_kernel *);
+
 /* ---- time_model.c */
 
 /* `down` times `across` panels of C, each of `rows` rows and `cols` columns; the last ones have fewer. */
@@ -194,7 +213,9 @@ typedef struct query {
   int64_t limit;       /* of the workspace */
   float bytes_moved;   /* A and B read, C written */
   int32_t epilogue;    /* the plainest that the problem needs */
+  order order;         /* that a plan has to keep; of the whole problem, not of a panel */
   uint32_t contiguous; /* as in aotmm_alike, of all placements */
+  uint32_t needed;     /* copies of A and B that fast kernels need */
   uint32_t excluded;   /* copies that would take more than the limit */
   int count;           /* of placements, the one without copies first */
   placement placements[OPERANDS];

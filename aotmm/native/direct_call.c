@@ -200,19 +200,19 @@ static PyObject *given(tensor_t result) {
   return object;
 }
 
-/* matmul(library, a, b, out, bias, activation): out and bias may be None, activation is None or (number, slope). Return
-   None if only a gradient is left to record. */
+/* matmul(library, a, b, out, bias, activation, batch_invariant): out and bias may be None, activation is None or (number,
+   slope). Return None if only a gradient is left to record. */
 static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
-  if (count != 6) {
-    PyErr_SetString(PyExc_RuntimeError, "matmul takes 6 arguments");
+  if (count != 7) {
+    PyErr_SetString(PyExc_RuntimeError, "matmul takes 7 arguments");
     return NULL;
   }
   PyObject *out = arguments[3] == &_Py_NoneStruct ? NULL : arguments[3];
   PyObject *bias = arguments[4] == &_Py_NoneStruct ? NULL : arguments[4];
   view written, added;
   request r = {.out = out ? &written : NULL, .bias = bias ? &added : NULL, .library = PyLong_AsLong(arguments[0]),
-               .out_dtype = -1};
+               .out_dtype = -1, .batch_invariant = arguments[6] != &_Py_FalseStruct};
   if (arguments[5] != &_Py_NoneStruct) {
     PyObject *activation = PyTuple_GetItem(arguments[5], 0), *slope = PyTuple_GetItem(arguments[5], 1);
     if (!activation || !slope) return NULL;

@@ -78,11 +78,13 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   set_quantities(&all->q, p);
   if (plan->panel_m | plan->panel_n) set_panel(&all->q, plan, p, row, col);
   all->q.value[AOTMM_PRODUCT_GROUP_M] = plan->group_m;
+  const order wanted = order_of(p);
   const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
   if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
       (partial ? plan->split < 2 || plan->split > slice_limit(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
+      !keeps_order(wanted, k) || (wanted.slices && plan->split != wanted.slices) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
       (p->batch != 1 && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);

@@ -56,6 +56,7 @@ static uint64_t python_keys; /* the DispatchKeySet of Python's kernels */
 static int silent; /* torch's C functions log nothing, from 2.13 on */
 static int (*tf32_allowed)(void);
 static int64_t library;
+static int batch_invariant;
 static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each */
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
@@ -85,13 +86,13 @@ static int fate_of(const request *r, int kind) {
   if (!fits) return DECLINED;
   const int64_t elements = saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]);
   if (elements >= TOO_MANY) return DECLINED;
-  if (a->dtype == AOTMM_FP32 && !r->allow_tf32) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
   return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
 }
 
 /* Return the product's fate. If it is not ours, `*wrong` is the driver's failure, or NULL: then torch computes it. */
 static int computed(request *r, int kind, tensor_t *result, const char **wrong) {
-  r->library = library, r->out_dtype = -1;
+  r->library = library, r->out_dtype = -1, r->batch_invariant = batch_invariant;
   r->allow_tf32 = r->a.dtype == AOTMM_FP32 && tf32_allowed();
   int fate = fate_of(r, kind);
   if (fate != OURS) return aotmm_torch_count(fate);
@@ -209,17 +210,17 @@ EXPORT const char *aotmm_torch_restore(void) {
   return NULL;
 }
 
-/* Send torch's products of dispatch key `key` to library number `to`. `find` is that of aotmm_torch_connect, `tf32`
+/* Send torch's products of dispatch key `key` to library number `to`, `invariant` ones if that is not 0. `find` is that of aotmm_torch_connect, `tf32`
    returns torch's setting, `keys` is the DispatchKeySet of Python's kernels. Return NULL, or the function that torch
    lacks or the step that it refused. */
-EXPORT const char *aotmm_torch_override(const char *key, int to, void *(*find)(const char *), int (*tf32)(void),
+EXPORT const char *aotmm_torch_override(const char *key, int to, int invariant, void *(*find)(const char *), int (*tf32)(void),
                                         uint64_t keys) {
   void *found[NAMES];
   for (int i = 0; i < NAMES; i++)
     if (!(found[i] = find(names[i]))) return names[i];
   memcpy(&own, found, sizeof own);
   silent = find("torch_exception_get_what_without_backtrace") != NULL, python_keys = keys;
-  library = to, tf32_allowed = tf32, unsupported = 0;
+  library = to, batch_invariant = invariant, tf32_allowed = tf32, unsupported = 0;
   memset(counts, 0, sizeof counts);
   if (torch.aoti_torch_library_init_impl("aten", key, "aotmm", 0, &registration) ||
       torch.torch_library_impl(registration, "mm", mm, TORCH_2_10) ||

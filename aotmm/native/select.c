@@ -63,8 +63,9 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->table = &tuning->table;
   s->octets = tuning->octets;
   s->epilogue = epilogue(p);
+  s->order = order_of(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
-  s->contiguous = s->excluded = 0;
+  s->contiguous = s->needed = s->excluded = 0;
   s->count = 1;
   s->placements[0].copies = 0;
   s->placements[0].bytes = 0;
@@ -84,9 +85,10 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   for (int i = 0; i < OPERANDS; i++)
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
   if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= turned(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
   for (int i = 0; i < OPERANDS; i++)
     if (needed >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
-  if (needed & ~(uint32_t)AOTMM_COPY_C) add_placement(s, layouts, needed & ~(uint32_t)AOTMM_COPY_C);
+  if (s->needed) add_placement(s, layouts, s->needed);
   if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
 }
 
@@ -233,6 +235,8 @@ static int64_t deepest(uint32_t kernel, const aotmm_problem *p) {
 static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
   const aotmm_kernel *k = aotmm_kernels + kernel;
+  const uint8_t *given = &s->order.slices;
+  if (*given) return (slicings){*given == 1 ? whole : given, (k->role == AOTMM_ROLE_PRODUCT) == (*given == 1) && (*given == 1 || (p->M && p->N))};
   if (k->role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
   slicings found = {splits, p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
@@ -250,8 +254,8 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
 static int consider_measured(const query *s, placement *place, uint32_t kernel, search *to) {
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  if (!measured) return 0;
   const int partial = k->role == AOTMM_ROLE_PARTIAL;
+  if (!measured || (partial && s->order.slices && measured->split != s->order.slices)) return 0;
   candidate each = {.place = place, .kernel = kernel, .split = partial ? measured->split : 1};
   if (partial && (each.split < splits[0] || each.split > slice_limit(s->problem) ||
                   each.split > deepest(kernel, s->problem) || !set_sums_of(s, &each, to)))
@@ -312,8 +316,8 @@ static int32_t search_kernel(query *s, uint32_t kernel, search *to) {
   if (number == s->count) return AOTMM_BROKEN_GUARD;
   to->found = s->device->shared_bytes;
   if (aotmm_kernels[kernel].shared_bytes > (uint32_t)s->device->shared_bytes) return AOTMM_TOO_MUCH_SHARED;
-  if (!consider_measured(s, place, kernel, to)) {
-    const slicings all = slicings_of(s, kernel, is_generic(kernel));
+  const slicings all = slicings_of(s, kernel, is_generic(kernel));
+  if (all.count && !consider_measured(s, place, kernel, to)) {
     for (int i = 0; i < all.count; i++) {
       candidate each = {.place = place, .kernel = kernel, .split = all.splits[i]};
       terms t;
@@ -333,13 +337,15 @@ static uint32_t plainest(const query *s, aotmm_group siblings) {
   for (; kernel < end; kernel++) {
     const aotmm_kernel *k = aotmm_kernels + *kernel;
     if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) && k->shared_bytes <= (uint32_t)s->device->shared_bytes)
-      return *kernel;
+      return keeps_order(s->order, k) ? *kernel : NO_KERNEL; /* siblings have one order */
   }
   return NO_KERNEL;
 }
 
 /* Return whether the table has times of a kernel's config on this shape, or has none since others were faster. */
 static int is_timed(const query *s, const placement *place, uint32_t kernel) {
+  const aotmm_time *measured;
+  if (s->order.slices > 1) return !place->copies && (measured = measured_time(s, kernel)) && measured->split == s->order.slices;
   return !place->copies && is_measured(s) && s->measured[aotmm_kernels[kernel].fast_accum] &&
          s->table->config_numbers[kernel] != AOTMM_UNMEASURED;
 }
@@ -397,6 +403,7 @@ static int sums_may_fit(const query *s, const placement *place, uint32_t split) 
 /* Let the plans of kernels of equal guards wait to be considered, but those that were measured at once. */
 static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
   const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first], !alike->contiguous);
+  if (!all.count) return;
   const float rows = most_rows(s, place, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
   const uint32_t first = alike->first, end = first + alike->count;
   for (uint32_t i = first; i < end && is_measured(s); i++) {
@@ -433,16 +440,22 @@ static int64_t evenly(int64_t size, int64_t most) {
   return size <= most ? size : saturated(ceil_div(ceil_div(size, ceil_div(size, most)), PANEL), PANEL);
 }
 
-/* Return whether the excluded copies fit the limit for a panel of so many rows and columns. */
+static int64_t whole_panels(int64_t size) { return saturated(ceil_div(size, PANEL), PANEL); }
+
+/* Return whether the excluded copies, or those of A and B and the sums of a given number of slices, fit the limit for a
+   panel of so many rows and columns. */
 static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  const int sliced = s->order.slices > 1; /* then C is not copied */
+  const uint32_t copies = sliced ? s->needed : s->excluded;
+  const int64_t sums = sliced ? saturated(whole_panels(rows), saturated(whole_panels(cols), 4 * s->order.slices)) : 0;
   quantities part = s->placements[0].q;
   copy_layout layouts[OPERANDS];
   part.value[AOTMM_PRODUCT_M] = rows, part.value[AOTMM_PRODUCT_N] = cols;
   for (int i = 0; i < OPERANDS; i++)
-    if (s->excluded >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
-  return bytes_of_copies(layouts, s->excluded) <= s->limit;
+    if (copies >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
+  return sums <= s->limit && bytes_of_copies(layouts, copies) <= s->limit - sums;
 }
 
 /* Return panels of at most so many columns, and of the most rows that the limit allows; 0 rows if it allows none. */
@@ -496,6 +509,7 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
     query s;
     search found;
     start(&s, &part, &cut, whole->device, (uint64_t)whole->limit);
+    s.order = whole->order;
     nothing_found(&found, &s);
     if (kernel == ANY_KERNEL)
       search_all(&s, &found);
@@ -509,6 +523,13 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
   }
 }
 
+/* Return whether panels are to be tried: for copies that exceed the limit; with a given number of slices, if there is no plan
+   without them. */
+static int needs_panels(const query *s, const aotmm_plan *best) {
+  return s->order.slices > 1 ? best->cost < 0 && s->limit && s->problem->batch == 1 && s->problem->M && s->problem->N
+                             : s->excluded != 0;
+}
+
 int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   search found;
@@ -516,9 +537,16 @@ int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, a
   nothing_found(&found, &s);
   search_all(&s, &found);
   if (found.best.cost >= 0) found.best.group_m = group_of(&s, found.best.kernel);
-  if (s.excluded) consider_panels(&s, ANY_KERNEL, &found.best);
+  if (needs_panels(&s, &found.best)) consider_panels(&s, ANY_KERNEL, &found.best);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
+  if (s.order.kernels)
+    return aotmm_fail(AOTMM_NO_ORDER, 0, -1, "",
+                      "no kernel of pack %s that adds up as batch_invariant asks (%s, slices of K: %d) takes these operands of M=%lld "
+                      "N=%lld K=%lld batch=%lld in a workspace of %lld bytes; `check` says why; align the operands to 16 bytes, or give "
+                      "more memory",
+                      aotmm_arch, s.order.kernels, s.order.slices, (long long)p->M, (long long)p->N, (long long)p->K,
+                      (long long)p->batch, (long long)s.limit);
   return aotmm_fail(AOTMM_NO_KERNEL, 0, -1, "",
                     "no kernel of pack %s has these types and epilogue and fits M=%lld N=%lld K=%lld; `check` says why",
                     aotmm_arch, (long long)p->M, (long long)p->N, (long long)p->K);
@@ -539,7 +567,7 @@ static int evaluate(const aotmm_problem *p, const aotmm_device *device, uint64_t
   nothing_found(&found, &s);
   int32_t reason = search_kernel(&s, kernel, &found);
   if (found.best.cost >= 0) found.best.group_m = group_of(&s, kernel);
-  if (s.excluded) consider_panels(&s, kernel, &found.best);
+  if (needs_panels(&s, &found.best)) consider_panels(&s, kernel, &found.best);
   if (found.best.cost >= 0) {
     evaluation->plan = found.best;
     return AOTMM_OK;
@@ -568,6 +596,8 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
     evaluation->reason = AOTMM_NO_PRODUCT;
   else if (!same_types(k, problem))
     evaluation->reason = AOTMM_OTHER_TYPES;
+  else if (!keeps_order(order_of(problem), k))
+    evaluation->reason = AOTMM_OTHER_ORDER;
   else
     return evaluate(problem, device, limit, kernel, evaluation);
   return AOTMM_OK;

@@ -107,6 +107,7 @@ void set_octets(const aotmm_tuning *tuning) {
 /* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
 INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
+  const int given = s->order.slices != 0; /* the number of slices: then any is valid */
   const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
   for (int i = 0; i < LANES; i++) {
     const float together = k->cluster_m[i] * k->cluster_n[i], at_once = together > 2 ? in_clusters : multiprocessors;
@@ -118,7 +119,7 @@ INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms 
     t->steps[i] = up_to_whole(steps);
     const float places = larger(1, down_to_whole(at_once / together)), concurrent = places * k->beside[i];
     t->waves[i] = work_tiles / concurrent;
-    t->valid[i] = (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
+    t->valid[i] = given | (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
                                       (t->waves[i] <= AOTMM_MOST_WAVES));
     const float whole = down_to_whole(t->waves[i]), rest = up_to_whole(larger(0, work_tiles - whole * concurrent) / places);
     t->rounds[i] = whole + smaller(rest, 1) * larger(rest, k->busy[i]) / larger(k->beside[i], k->busy[i]);

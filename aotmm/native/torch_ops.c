@@ -140,7 +140,7 @@ static int set_operands(call *c, matrix *a, matrix *b) {
   p->stride_bk = b->row_stride, p->stride_bn = b->col_stride, p->stride_bz = b->batch == 1 ? 0 : b->z_stride;
   p->dtype_a = a->dtype, p->dtype_b = b->dtype;
   p->activation = r->activation, p->slope = (float)r->slope;
-  p->allow_tf32 = r->allow_tf32, p->fast_accum = r->fast_accum;
+  p->allow_tf32 = r->allow_tf32, p->fast_accum = r->fast_accum, p->batch_invariant = r->batch_invariant;
   return 0;
 }
 
@@ -257,6 +257,24 @@ static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **addr
   return NULL;
 }
 
+static int launch(const call *);
+
+/* Compute the members of a batch one by one, where no kernel of the order takes the operands as they lie: those of a
+   batch are not copied. */
+static int launch_members(const call *c) {
+  const int64_t bytes_a = bytes_of_dtype[c->problem.dtype_a], bytes_b = bytes_of_dtype[c->problem.dtype_b];
+  const int64_t bytes_c = bytes_of_dtype[c->problem.dtype_c];
+  call member = *c;
+  aotmm_problem *p = &member.problem;
+  p->batch = 1;
+  for (int64_t left = c->problem.batch; left; left--) {
+    if (launch(&member)) return 1;
+    p->a_ptr += p->stride_az * bytes_a, p->b_ptr += p->stride_bz * bytes_b, p->c_ptr += p->stride_cz * bytes_c;
+    if (p->bias_ptr) p->bias_ptr += p->stride_bias_z * bytes_c;
+  }
+  return 0;
+}
+
 /* Compute the product by the best plan; if its memory is missing, by one without a workspace, which is only slower. */
 static int launch(const call *c) {
   const aotmm_problem *p = &c->problem;
@@ -273,6 +291,7 @@ static int launch(const call *c) {
     launcher = *next++;
     status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
   } while (status == AOTMM_NO_KERNEL && *next);
+  if (status == AOTMM_NO_ORDER && p->batch > 1) return launch_members(c);
   if (status == AOTMM_OK && plan.workspace_bytes && !(workspace = workspace_of(&plan, c->device, &address)))
     status = launcher->plan(p, c->device, 0, &plan);
   if (status == AOTMM_OK) status = launcher->run(&plan, p, c->device, stream, address);
@@ -386,7 +405,8 @@ static int multiply_stack(const value *stack, int64_t out_dtype, tensor_t out, t
                .slope = as_double(stack[6]),
                .allow_tf32 = (int)(stack[7] & 1),
                .fast_accum = (int)(stack[8] & 1),
-               .library = (int64_t)stack[9],
+               .batch_invariant = (int)(stack[9] & 1),
+               .library = (int64_t)stack[10],
                .out_dtype = out_dtype};
   int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) ||
                (r.bias && read_view(owned[2], 0, &bias)) || (r.scale_a && read_view(owned[3], 0, &scale_a)) ||
@@ -403,14 +423,14 @@ static void raise(void) { torch.aoti_torch_check(0, "aotmm::mm", "aotmm", 0, las
 static void op_mm(value *stack, uint64_t arguments, uint64_t results) {
   (void)arguments, (void)results;
   tensor_t result = NULL;
-  if (multiply_stack(stack, (int64_t)stack[10], NULL, &result)) raise();
+  if (multiply_stack(stack, (int64_t)stack[11], NULL, &result)) raise();
   stack[0] = (value)result;
 }
 
 /* mm.out(..., *, Tensor(a!) out) -> Tensor(a!) */
 static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
   (void)arguments, (void)results;
-  tensor_t out = (tensor_t)stack[10];
+  tensor_t out = (tensor_t)stack[11];
   if (multiply_stack(stack, -1, out, NULL)) {
     torch.aoti_torch_delete_tensor_object(out);
     raise();

@@ -61,7 +61,7 @@ typedef struct request {
   const view *out, *bias, *scale_a, *scale_b;
   int64_t activation, library, out_dtype;
   double slope;
-  int allow_tf32, fast_accum;
+  int allow_tf32, fast_accum, batch_invariant;
 } request;
 
 /* The failure of the calling thread's last product. */

@@ -21,7 +21,7 @@ from aotmm.target import STATUSES, TARGETS
 if TYPE_CHECKING:
     from aotmm.pack.schema import Image, Kernel
 
-FORMAT = 6
+FORMAT = 7
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"

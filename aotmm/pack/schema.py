@@ -117,6 +117,39 @@ class Config:
         return self.cluster_m * self.cluster_n
 
 
+INSTRUCTIONS = ("none", "exact", "unknown", "fma", "mma", "wgmma", "tcgen05", "mfma", "wmma")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order class of a product or partial: kernels of equal types and order add up in the same way.
+
+    Attributes:
+        instruction: what multiplies; "exact" if all orders give the same bits (integers), "unknown" for a family of a
+            user's own, "none" for kernels that multiply nothing.
+        k: products that one instruction adds at once.
+        packed: instructions that share the steps of K that a thread loads at once (`Config.kpack`).
+        promoted: products after which the sums of Hopper's fp8 tensor cores move to fp32; 0 if they do not.
+        rounded: who rounds fp32 to tf32: the "kernel", or the tensor map ("load").
+    """
+
+    instruction: Annotated[str, INSTRUCTIONS]
+    k: Annotated[int, range(1025)] = 0
+    packed: Annotated[int, range(3)] = 1
+    promoted: Annotated[int, range(1025)] = 0
+    rounded: Annotated[str, ("", "kernel", "load")] = ""
+
+    def __str__(self) -> str:
+        words = [self.instruction if self.k == 0 else f"{self.instruction} k{self.k}"]
+        if self.packed != 1:
+            words.append(f"packed {self.packed}")
+        if self.promoted:
+            words.append(f"promoted every {self.promoted}")
+        if self.rounded:
+            words.append(f"rounded by the {self.rounded}")
+        return ", ".join(words)
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One compiled kernel.
@@ -132,6 +165,7 @@ class Kernel:
         layout: memory order of A and B that it was specialised for; "any" for a kernel without such a guard.
         epilogue: one of `problem.EPILOGUES`.
         fast_accum: fp8 sums stay in the tensor cores' own precision.
+        order: how it adds up (docs/numerics.md, "The same bits in every batch").
         persistent: blocks take one tile after another, so that a grid needs no more blocks than fit the device.
         pdl: waits for the previous kernel before its first access to memory, so that a launch may let it start
             early.
@@ -160,6 +194,7 @@ class Kernel:
     layout: Annotated[str, (*LAYOUTS, "any")]
     epilogue: Annotated[str, EPILOGUES]
     fast_accum: bool
+    order: Order
     persistent: bool
     pdl: bool
     config: Config

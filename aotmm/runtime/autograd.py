@@ -12,9 +12,11 @@ from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.views import by_views, result_shape
 
-# Arguments of aotmm::mm after the tensors: activation (none here), slope, allow_tf32, fast_accum, library, out_dtype.
-Options = tuple[int, float, bool, bool, int, int]
-_PLAIN = (0, LEAKY_SLOPE, False, False, 0, -1)  # the op's defaults
+# Arguments of aotmm::mm after the tensors: activation (none here), slope, allow_tf32, fast_accum, batch_invariant,
+# library, out_dtype.
+Options = tuple[int, float, bool, bool, bool, int, int]
+_INVARIANT = 4  # of these
+_PLAIN = (0, LEAKY_SLOPE, False, False, False, 0, -1)  # the op's defaults
 _Gradients = tuple[torch.Tensor | None, ...]
 _BATCHED = 3  # dimensions
 
@@ -48,7 +50,7 @@ def multiply(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, option
 
 def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, options: Options) -> torch.Tensor:
     if options[-1] < 0:  # the types that the direct call takes here, fp16 and bf16, depend on no other option
-        product = ops.registered().direct_call(options[-2], a, b, None, bias, None)
+        product = ops.registered().direct_call(options[-2], a, b, None, bias, None, options[_INVARIANT])
         if product is not None and product is not NotImplemented:
             return product  # type: ignore[no-any-return]
     if bias is None and options == _PLAIN:  # the op fills in its defaults faster than Python passes them
@@ -179,6 +181,9 @@ def _of_a(gradient: torch.Tensor, shape: torch.Size, b: torch.Tensor, options: O
 
 
 def _of_b(gradient: torch.Tensor, a: torch.Tensor, shape: torch.Size, options: Options) -> torch.Tensor:
+    if gradient.dim() < _BATCHED or _shared(shape, gradient):  # a weight's: a sum over all rows depends on them anyway
+        activation, slope, tf32, fast_accum, _, library, output = options
+        options = (activation, slope, tf32, fast_accum, False, library, output)
     if not _shared(shape, gradient):
         return multiply(a.mT, gradient, None, options)
     batch, rows, columns = gradient.shape

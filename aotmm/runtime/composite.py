@@ -19,10 +19,11 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _CAST = (torch.float16, torch.bfloat16, torch.float32)  # types that autocast casts
 _DIFFERENTIABLE = (torch.float16, torch.bfloat16, torch.float32)
 _NAMES = tuple(ACTIVATIONS)
-_OUT_DTYPE = 7  # position behind the bias in the schema of aotmm::mm
+_OUT_DTYPE = 8  # position behind the bias in the schema of aotmm::mm
 _SCHEMA = (
     "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, str activation='none', "
-    f"float slope={LEAKY_SLOPE}, bool fast_accum=False, ScalarType? out_dtype=None, int library=0) -> Tensor"
+    f"float slope={LEAKY_SLOPE}, bool fast_accum=False, bool batch_invariant=False, "
+    "ScalarType? out_dtype=None, int library=0) -> Tensor"
 )
 
 
@@ -51,6 +52,7 @@ def matmul(
     activation: str = "none",
     slope: float = LEAKY_SLOPE,
     fast_accum: bool = False,  # noqa: FBT001, FBT002 - the op's schema: torch calls it by position
+    batch_invariant: bool = False,  # noqa: FBT001, FBT002
     out_dtype: torch.dtype | None = None,
     library: int = 0,
 ) -> torch.Tensor:
@@ -69,7 +71,9 @@ def matmul(
         a, b = _cast(a, dtype), _cast(b, dtype)
         bias = None if bias is None else _cast(bias, out_dtype or ops.default_output(a.dtype))
         with torch.autocast("cuda", enabled=False):
-            return matmul(a, b, bias, scale_a, scale_b, activation, slope, fast_accum, out_dtype, library)
+            return matmul(
+                a, b, bias, scale_a, scale_b, activation, slope, fast_accum, batch_invariant, out_dtype, library
+            )
     required = False
     for tensor in (a, b, bias, scale_a, scale_b):
         if tensor is not None:
@@ -77,7 +81,7 @@ def matmul(
             if type(tensor) not in _PLAIN:
                 dtensor.register()
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-    rest = (tf32, fast_accum, library, -1 if out_dtype is None else ops.output_code(out_dtype))
+    rest = (tf32, fast_accum, batch_invariant, library, -1 if out_dtype is None else ops.output_code(out_dtype))
     if (required and torch.is_grad_enabled()) or (autograd.transformed() and a.dtype in _DIFFERENTIABLE):
         _check_gradient(a, b, scale_a, scale_b)
 

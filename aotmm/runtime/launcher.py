@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
 
-OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
+OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER, NO_ORDER = range(6)
 (
     FITS,
     OTHER_TYPES,
@@ -50,7 +50,8 @@ OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER = range(5)
     NO_PRODUCT,
     NO_SPLIT,
     TOO_MUCH_WORKSPACE,
-) = range(8)
+    OTHER_ORDER,
+) = range(9)
 COPY_A, COPY_B, COPY_C = 1, 2, 4
 # Fields of Problem: their C fields, and their values by the number that C has for them.
 _STRIDES = {
@@ -64,7 +65,7 @@ _STRIDES = {
 _CODES: dict[str, tuple[Any, ...]] = {
     "activation": tuple(ACTIVATIONS),
     **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), DTYPE_CODES),
-    **dict.fromkeys(("allow_tf32", "fast_accum"), (False, True)),
+    **dict.fromkeys(("allow_tf32", "fast_accum", "batch_invariant"), (False, True)),
 }
 # By stride: the size that it equals in a matrix without gaps between its lines.
 _SIZE_OF = {"stride_am": "K", "stride_ak": "M", "stride_bk": "N", "stride_bn": "K", "stride_cm": "N", "stride_cn": "M"}
@@ -157,6 +158,7 @@ class Problem:
     c_ptr: int = 0
     allow_tf32: bool = False
     fast_accum: bool = False
+    batch_invariant: bool = False
     batch: int = 1
     batch_strides: tuple[int, int, int] = (0, 0, 0)
     bias_ptr: int = 0
@@ -406,7 +408,7 @@ def error_of(error: CError) -> AotmmError | ValueError:
     text = error.text.decode(errors="replace")
     if error.status == INVALID:
         return ValueError(text)
-    if error.status == NO_KERNEL:
+    if error.status in (NO_KERNEL, NO_ORDER):
         return NoKernelError(text)
     return DriverError(text, call=error.call.decode(), code=error.code, device=error.device)
 
@@ -443,5 +445,7 @@ def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:
         NO_SPLIT: "K is not split: fewer than 4 steps along K, more tiles than the device computes at once, "
         "or no kernel that reduces to C",
         TOO_MUCH_WORKSPACE: f"needs {value} B of device memory to work in",
+        OTHER_ORDER: f"adds up another way than batch_invariant asks for: {kernel.order}, K "
+        + ("in slices" if kernel.role == "partial" else "as a whole"),
     }
     return reasons.get(found.reason)

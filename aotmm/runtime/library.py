@@ -31,7 +31,7 @@ _NAMES = tuple(ACTIVATIONS)
 _ACTIVATION_CODES = {name: code for code, name in enumerate(_NAMES) if name != "none"}
 _NO_ACTIVATION = (0, LEAKY_SLOPE)
 _MATRIX, _BATCH = 2, 3  # the op's operands have so many dimensions
-_PLAIN = (0, LEAKY_SLOPE, False, False, 0)  # the op's defaults: no activation, no tf32, precise sums, the first library
+_PLAIN = (0, LEAKY_SLOPE, False, False, False, 0)  # the op's defaults
 _PAIR = 2
 
 
@@ -51,7 +51,9 @@ class Library:
         """Make library number `number` of the packs that `_load` found."""
         self.packs = packs
         self._number = number
-        self._options = (0, LEAKY_SLOPE, False, False, number, -1)
+        self._options = {
+            invariant: (0, LEAKY_SLOPE, False, False, invariant, number, -1) for invariant in (False, True)
+        }
         self._path = path
         self._table = table
         self._ops = ops.register(_resolve)
@@ -95,6 +97,7 @@ class Library:
         scale_b: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         fast_accum: bool = False,
+        batch_invariant: bool = False,
     ) -> torch.Tensor:
         """Return activation(scale_a * scale_b * (a @ b) + bias), computed in fp32 and rounded once.
 
@@ -123,6 +126,8 @@ class Library:
             out_dtype: dtype of a result without `out`; by default that of the operands, fp16 for float8, int32 for
                 int8.
             fast_accum: float8 sums may stay in the tensor cores' own precision (about 14 bits on Hopper).
+            batch_invariant: a row of the result has the same bits whatever the other rows are, and however many
+                (docs/numerics.md).
 
         Returns:
             `out`, or a new row-major tensor.
@@ -130,22 +135,25 @@ class Library:
         Raises:
             TypeError: not GPU tensors, dtypes that no kernel multiplies on this GPU, or both `out` and `out_dtype`.
             ValueError: sizes, devices or memory do not fit together, or the activation is unknown.
-            NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue.
+            NoKernelError: no pack has kernels for this GPU, or none writes this type with this epilogue, or
+                `batch_invariant` needs a workspace and there is no memory for it.
             DriverError: the driver refused the launch.
             NotImplementedError: a gradient is required of a product that has none: with `out` or scales, of fp8 or
                 int8.
         """
         if is_dynamo_compiling():
-            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
+            flags = fast_accum, batch_invariant
+            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, flags)
         try:
             if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
                 code = None if activation is None else _activation(activation)
-                product = self._direct_call(self._number, a, b, out, bias, code)
+                product = self._direct_call(self._number, a, b, out, bias, code, batch_invariant)
                 if product is None:
-                    return autograd.record(a, b, bias, self._options)
+                    return autograd.record(a, b, bias, self._options[batch_invariant])
                 if product is not NotImplemented:
                     return product  # type: ignore[no-any-return]
-            return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, fast_accum=fast_accum)
+            flags = fast_accum, batch_invariant
+            return self._by_op(a, b, out, bias, activation, scale_a, scale_b, out_dtype, flags)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "out": out, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
             self._ops.reraise(
@@ -166,12 +174,11 @@ class Library:
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         out_dtype: torch.dtype | None,
-        *,
-        fast_accum: bool,
+        flags: tuple[bool, bool],
     ) -> torch.Tensor:
-        """Compute `matmul` through torch's dispatcher."""
+        """Compute `matmul` through torch's dispatcher; `flags` are fast_accum and batch_invariant."""
         if is_compiling():  # torch.export without Dynamo
-            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, fast_accum=fast_accum)
+            return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, flags)
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         if bias is not None or scale_a is not None or scale_b is not None:
             _check_factors(bias, scale_a, scale_b)
@@ -180,10 +187,10 @@ class Library:
             if autograd.tracked(out, a, b, bias, scale_a, scale_b):
                 raise NotImplementedError("matmul with out= is for neither torch.func nor forward mode; use no out")
         elif composite.needed(a, b, bias, scale_a, scale_b):
-            rest = (_NAMES[code], slope, fast_accum, out_dtype, self._number)
+            rest = (_NAMES[code], slope, *flags, out_dtype, self._number)
             return composite.matmul(a, b, bias, scale_a, scale_b, *rest)
         tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
-        options = (code, slope, tf32, fast_accum, self._number)
+        options = (code, slope, tf32, *flags, self._number)
         if not (_MATRIX <= a.dim() <= _BATCH and _MATRIX <= b.dim() <= _BATCH):
             return self._any_rank(a, b, out, bias, scale_a, scale_b, out_dtype, options)
         if options == _PLAIN and bias is None and scale_a is None and scale_b is None and out_dtype is None:
@@ -202,14 +209,14 @@ class Library:
         factors: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
         activation: Activation,
         out_dtype: torch.dtype | None,
-        *,
-        fast_accum: bool,
+        flags: tuple[bool, bool],
     ) -> torch.Tensor:
         """Compute `matmul` for torch.compile and torch.export: one op, and a copy to `out`, which Inductor removes."""
         if out is None and activation is None and out_dtype is None:  # most calls; unread arguments need no guard
-            return self._matmul(a, b, *factors, fast_accum=fast_accum, library=self._number)  # type: ignore[no-any-return]
+            named = {"fast_accum": flags[0], "batch_invariant": flags[1], "library": self._number}
+            return self._matmul(a, b, *factors, **named)  # type: ignore[no-any-return]
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
-        rest = (_NAMES[code], slope, fast_accum)
+        rest = (_NAMES[code], slope, *flags)
         if out is None:
             return self._matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
         _check_out(out_dtype, out, a, b, *factors)
@@ -233,7 +240,7 @@ class Library:
         scale_a: torch.Tensor | None,
         scale_b: torch.Tensor | None,
         out_dtype: torch.dtype | None,
-        options: tuple[int, float, bool, bool, int],
+        options: tuple[int, float, bool, bool, bool, int],
     ) -> torch.Tensor:
         shape = result_shape(a, b)
         if out is None:
@@ -260,6 +267,7 @@ class Library:
         scale_b: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
         fast_accum: bool = False,
+        batch_invariant: bool = False,
     ) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
@@ -279,6 +287,7 @@ class Library:
             scale_b=scale_b,
             out_dtype=out_dtype,
             fast_accum=fast_accum,
+            batch_invariant=batch_invariant,
         )
         ordinal = a.device.index
         launchers = [pack.launcher for pack in self.packs_for(ordinal)]

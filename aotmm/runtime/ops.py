@@ -27,10 +27,11 @@ _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
 _STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
-_OPTIONS = 9  # arguments after a and b in the schema of aotmm::mm
+_OPTIONS = 10  # arguments after a and b in the schema of aotmm::mm
 _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor? bias=None, Tensor? scale_a=None, Tensor? scale_b=None, int activation=0, "
-    f"float slope={LEAKY_SLOPE}, bool allow_tf32=False, bool fast_accum=False, int library=0"
+    f"float slope={LEAKY_SLOPE}, bool allow_tf32=False, bool fast_accum=False, "
+    "bool batch_invariant=False, int library=0"
 )
 _SCHEMAS = (f"mm({_ARGUMENTS}, int out_dtype=-1) -> Tensor", f"mm.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)")
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)
@@ -73,7 +74,7 @@ class Ops:
         self.direct = direct_call.connect(native, torch_library)
         self.direct_call = self.direct.matmul
 
-    def override(self, key: str, library: int, own_key: str) -> None:
+    def override(self, key: str, library: int, own_key: str, *, batch_invariant: bool) -> None:
         """Send torch's own mm, bmm and _int_mm of dispatch key `key` to library number `library`.
 
         Args:
@@ -83,10 +84,10 @@ class Ops:
             ArtifactError: this torch does not allow it.
         """
         native = self._native.aotmm_torch_override
-        native.argtypes = [ctypes.c_char_p, ctypes.c_int, _Find, _Setting, ctypes.c_uint64]
+        native.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, _Find, _Setting, ctypes.c_uint64]
         native.restype = ctypes.c_char_p
         keys = torch._C.DispatchKeySet(torch._C.DispatchKey.__members__[own_key]).raw_repr()  # noqa: SLF001
-        _check_override(native(key.encode(), library, find, _tf32, keys))
+        _check_override(native(key.encode(), library, batch_invariant, find, _tf32, keys))
 
     def count(self, fate: int) -> None:
         """Count a product of the override by its fate, as native/override.c numbers them."""

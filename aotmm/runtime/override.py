@@ -36,6 +36,7 @@ _OWN_KEY = "PrivateUse3"  # no GPU's
 _lock = threading.Lock()
 _active = 0
 _kernels: torch.library.Library | None = None
+_invariant = False  # of the active ones
 
 
 class Override:
@@ -43,14 +44,27 @@ class Override:
 
     Overrides nest: torch's own kernels are back when the last one is removed. `repr` tells how many products were ours
     and how many were left to torch, and why, since the outermost one began.
+
+    Args:
+        batch_invariant: as `aotmm.override` has it.
+
+    Raises:
+        ValueError: another override is active, with another `batch_invariant`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, batch_invariant: bool = False) -> None:
         self._removed = False
-        global _active  # noqa: PLW0603 - torch's registry is one per process too
+        self._invariant = batch_invariant
+        global _active, _invariant  # noqa: PLW0603 - torch's registry is one per process too
         with _lock:
             if _active == 0:
-                _begin(aotmm.load())
+                _begin(aotmm.load(), batch_invariant=batch_invariant)
+                _invariant = batch_invariant
+            elif batch_invariant is not _invariant:
+                raise ValueError(
+                    f"aotmm.override(batch_invariant={batch_invariant}): one with batch_invariant={_invariant} is "
+                    "active, and it is for the whole process; remove that one first, or ask for the same"
+                )
             _active += 1
 
     def __repr__(self) -> str:
@@ -59,7 +73,8 @@ class Override:
         counts = ops.registered().counts(len(_REASONS) + 1)
         left = [f"{counts[fate]} {reason}" for fate, reason in _REASONS.items() if counts[fate]]
         text = f"{counts[OURS]} products by aotmm, {sum(counts) - counts[OURS]} by torch"
-        return f"<aotmm.override: {text}{': ' if left else ''}{', '.join(left)}{'; removed' if self._removed else ''}>"
+        kind = "override(batch_invariant=True)" if self._invariant else "override"
+        return f"<aotmm.{kind}: {text}{': ' if left else ''}{', '.join(left)}{'; removed' if self._removed else ''}>"
 
     def remove(self) -> None:
         """End it; a second call does nothing. Raises ArtifactError if torch does not take its kernels back."""
@@ -81,7 +96,7 @@ class Override:
         self.remove()
 
 
-def _begin(library: Library) -> None:
+def _begin(library: Library, *, batch_invariant: bool) -> None:
     global _kernels  # noqa: PLW0603
     if not ops.serves_gpus():
         return
@@ -89,22 +104,24 @@ def _begin(library: Library) -> None:
     registered = ops.registered()
     _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        _register(_kernels, registered, library.number, own)
+        _register(_kernels, registered, library.number, own, batch_invariant=batch_invariant)
     except BaseException:
         _end()
         raise
 
 
-def _register(kernels: torch.library.Library, registered: ops.Ops, library: int, own: dict[str, Any]) -> None:
+def _register(
+    kernels: torch.library.Library, registered: ops.Ops, library: int, own: dict[str, Any], *, batch_invariant: bool
+) -> None:
     """Register all kernels. Raises ArtifactError if this torch does not allow it."""
     for name in _WITHOUT:
         kernels.impl(name, partial(_repeat, registered, own[name]), _OWN_KEY, with_keyset=True)  # type: ignore[no-untyped-call]
-    registered.override(_KEY, library, _OWN_KEY)
+    registered.override(_KEY, library, _OWN_KEY, batch_invariant=batch_invariant)
     found: dict[str, Any] = {}
     for name, dim in _WITH_SCALARS.items():
-        other_forms = partial(_add_product, library, registered, own[name], dim)
+        other_forms = partial(_add_product, library, registered, own[name], dim, batch_invariant)
         found[name] = registered.direct.adder(dim, other_forms, own[name].call_boxed)
-    found |= {name: partial(_scaled, library, registered, own[name]) for name in _SCALED}
+    found |= {name: partial(_scaled, library, registered, own[name], batch_invariant) for name in _SCALED}
     for name, kernel in found.items():
         kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
 
@@ -132,6 +149,7 @@ def _add_product(
     registered: ops.Ops,
     own: Any,
     dim: int,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
     keys: Any,
     bias: torch.Tensor,
     a: torch.Tensor,
@@ -141,9 +159,9 @@ def _add_product(
     """Compute addmm, baddbmm or an out variant: `bias + a @ b` and `a @ b` by ours, the rest by `own`, torch's."""
     beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
+    plain = alpha == 1 and beta in (0, 1)
     fits = (
-        alpha == 1
-        and beta in (0, 1)
+        (plain or invariant)
         and a.dtype is b.dtype is bias.dtype
         and a.dim() == b.dim() == dim >= bias.dim()
         and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
@@ -151,20 +169,33 @@ def _add_product(
     )
     fate = OURS if fits else DECLINED
     if a.dtype is torch.float32:
-        fate = fate if tf32 else FULL_PRECISION  # torch is faster (docs/torch.md)
+        fate = fate if tf32 or invariant else FULL_PRECISION  # torch is faster (docs/torch.md)
     elif a.dtype not in _HALVES:
         fate = OTHER_TYPE
-    options: tuple[Any, ...] = (bias if beta else None,)
-    if tf32 or library:  # else the op fills in its defaults faster than Python passes them
-        options += (None, None, 0, LEAKY_SLOPE, tf32, False, library)
+    options: tuple[Any, ...] = (bias if beta and plain else None,)
+    if tf32 or library or invariant:  # else the op fills in its defaults faster than Python passes them
+        options += (None, None, 0, LEAKY_SLOPE, tf32, False, invariant, library)
+    if not plain and fate == OURS:
+        product = _computed(registered, library, fate, (a, b, *options, ops.output_code(torch.float32)), None)
+        return own.call_boxed(keys, bias, a, b, **rest) if product is None else _combined(product, bias, a.dtype, rest)
     product = _computed(registered, library, fate, (a, b, *options), out)
     return own.call_boxed(keys, bias, a, b, **rest) if product is None else product
+
+
+def _combined(product: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype, rest: dict[str, Any]) -> torch.Tensor:
+    """Return beta * bias + alpha * product, computed in the product's fp32 by torch, in `out` or a new tensor."""
+    product.mul_(rest.get("alpha", 1))
+    if rest.get("beta", 1):
+        product.add_(bias, alpha=rest.get("beta", 1))
+    out: torch.Tensor | None = rest.get("out")
+    return product.to(dtype) if out is None else out.copy_(product)
 
 
 def _scaled(
     library: int,
     registered: ops.Ops,
     own: Any,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
     keys: Any,
     a: torch.Tensor,
     b: torch.Tensor,
@@ -180,7 +211,7 @@ def _scaled(
     out = into.get("out")
     result = out_dtype if out is None or out_dtype is not None else out.dtype
     fate = DECLINED
-    options: tuple[Any, ...] = (bias, scale_a, scale_b, 0, LEAKY_SLOPE, False, use_fast_accum, library)
+    options: tuple[Any, ...] = (bias, scale_a, scale_b, 0, LEAKY_SLOPE, False, use_fast_accum, invariant, library)
     if a.dtype not in _FP8 or b.dtype not in _FP8:
         fate = OTHER_TYPE
     elif (

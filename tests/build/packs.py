@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import hashlib
 import os
 import shutil
 import subprocess
@@ -139,6 +140,14 @@ def plans_pack(arch: str) -> Path:
     configs = _folder() / "plans.toml"
     configs.write_text(PLANS)
     return build((arch,), _folder() / "plans", configs=str(configs))[0].folder
+
+
+@functools.cache
+def pack_of(arch: str, configs: str) -> Path:
+    """A pack of the config set with that text, built once per session."""
+    path = _folder() / f"{hashlib.sha256(configs.encode()).hexdigest()[:12]}.toml"
+    path.write_text(configs)
+    return build((arch,), _folder() / path.stem, configs=str(path))[0].folder
 
 
 @functools.cache

@@ -98,7 +98,7 @@ class CKernel(Structure):
     """aotmm_kernel."""
 
     _fields_ = (
-        *((name, c_char_p) for name in ("name", "symbol", "config_name")),
+        *((name, c_char_p) for name in ("name", "symbol", "config_name", "order")),
         ("image", c_void_p),
         ("ptx", c_void_p),
         ("image_bytes", c_uint64),
@@ -125,6 +125,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "name": entry.name.encode(),
         "symbol": entry.symbol.encode(),
         "config_name": entry.config_name.encode(),
+        "order": str(entry.order).encode(),
         "image_bytes": entry.image.bytes,
         "ptx_bytes": entry.ptx.bytes if entry.ptx else 0,
         "role": ROLES.index(entry.role),

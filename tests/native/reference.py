@@ -8,6 +8,7 @@ written there, so that its times are the launcher's to the last bit. The network
 from __future__ import annotations
 
 import bisect
+import collections
 import itertools
 import math
 import struct
@@ -154,6 +155,17 @@ def same_types(kernel: Kernel, problem: Problem) -> bool:
     return inputs and kernel.dtype_c == problem.dtype_c and EPILOGUES.index(kernel.epilogue) >= epilogue_of(problem)
 
 
+def guarded(kernel: Kernel) -> set[tuple[str, str]]:
+    """The quantities and relations of the kernel's guards."""
+    return {(guard.value, guard.relation) for guard in kernel.guards}
+
+
+def slices_of(columns: int, K: int) -> int:
+    """The slices of K under `batch_invariant`: where K is large and at least 16 times the columns."""
+    usual = [split for split, least in ((8, 16384), (4, 4096)) if least <= K and not K % (128 * split)]
+    return usual[0] if usual and 16 * columns <= K else 1
+
+
 def ceil_div(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)
@@ -285,8 +297,11 @@ def whole(problem: Problem) -> tuple[Problem, Panels]:
     return problem, Panels(problem.M, problem.N, 1, 1, problem.M, problem.N)
 
 
-def panels(problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
-    """The ways to cut a problem, and the problem of one panel; none if all copies fit in the workspace."""
+def panels(problem: Problem, limit: int, slices: int = 0) -> Iterator[tuple[Problem, Panels]]:
+    """The ways to cut a problem, and the problem of one panel; none if all copies fit in the workspace.
+
+    slices: of K, if their number is given and above 1; then the sums have to fit too.
+    """
     p, values = problem, quantities(problem)
     if limit == 0 or p.batch != 1 or 0 in (p.M, p.N, p.K):
         return
@@ -294,12 +309,13 @@ def panels(problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
 
     def fits(rows: int, cols: int) -> bool:
         sizes = values | {"M": rows, "N": cols}
-        return sum(place(sizes, number, widths[number]).bytes for number in needed) <= limit
+        copies = sum(place(sizes, number, widths[number]).bytes for number in needed if not (slices and number == C))
+        return copies + 4 * slices * (ceil_div(rows, PANEL) * ceil_div(cols, PANEL) * PANEL**2) <= limit
 
     def evenly(size: int, most: int) -> int:
         return size if size <= most else ceil_div(ceil_div(size, ceil_div(size, most)), PANEL) * PANEL
 
-    if fits(p.M, p.N):
+    if fits(p.M, p.N) and not slices:
         return
     for most in (*itertools.takewhile(lambda cols: cols < p.N, (PANEL << i for i in itertools.count())), p.N):
         cols = evenly(p.N, most)
@@ -452,6 +468,7 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.timed: set[str] = set()  # configs that have times on any shape
+        self.order = "", 0  # of the last question
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -592,8 +609,14 @@ class Reference:
             return "no product"
         if not same_types(self.kernels[number], problem):
             return "types"
-        found, reasons = [], []
-        for part, cut in (whole(problem), *panels(problem, limit)):
+        self.order = self.order_of(problem)
+        if not self._keeps_order(self.kernels[number]):
+            return "order"
+        found: list[tuple[Panels, list[Plan]]] = []
+        reasons = []
+        for part, cut in self._cuts(problem, limit):
+            if found and found[0][1] and self.order[1] > 1:
+                break  # panels are for want of a plan without them
             tried = self._plans(part, device, number, list(self.ways(part, device, limit, cut)), limit, cut)
             found.append((cut, self._finalists(part, [each for each in tried if isinstance(each, Planned)])))
             reasons += [each for each in tried if isinstance(each, str)]
@@ -602,10 +625,49 @@ class Reference:
     def select(self, problem: Problem, device: CDevice, limit: int) -> Choice | None:
         """The best plan of all."""
         self.on(device)
-        cuts = (whole(problem), *panels(problem, limit))
-        return self._choice(
-            [(cut, self._finalists(part, self._considered(part, device, limit, cut))) for part, cut in cuts]
+        self.order = self.order_of(problem)
+        found: list[tuple[Panels, list[Plan]]] = []
+        for part, cut in self._cuts(problem, limit):
+            if not (found and found[0][1] and self.order[1] > 1):
+                found.append((cut, self._finalists(part, self._considered(part, device, limit, cut))))
+        return self._choice(found)
+
+    def _cuts(self, problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
+        yield whole(problem)
+        yield from panels(problem, limit, self.order[1] if self.order[1] > 1 else 0)
+
+    # ---- batch invariance
+    def order_of(self, problem: Problem) -> tuple[str, int]:
+        """The order that the kernels of a problem have to keep, "" for any, and the slices of K, 0 for any number."""
+        p = problem
+        if not p.batch_invariant or p.K == 0 or p.dtype_c == "int32":
+            return "", 0
+        found: collections.Counter[str] = collections.Counter()
+        best: dict[str, tuple[bool, bool, float]] = {}
+        for kernel in self.kernels:
+            special = kernel.dtype_a == "tf32" or kernel.fast_accum
+            relaxed = p.allow_tf32 if p.dtype_a == "fp32" else p.fast_accum
+            if kernel.role != "product" or not same_types(kernel, p) or special > relaxed:
+                continue
+            if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in guarded(kernel):
+                continue
+            order = str(kernel.order)
+            able = not {("M", "multiple_of"), ("N", "multiple_of"), ("K", "multiple_of")} & guarded(kernel)
+            before = best.get(order, (False, False, 0.0))
+            best[order] = max(before[0], able), special, kernel.order.promoted or math.inf
+            found[order] += 1
+        if not found:
+            return "", 0
+        chosen = max(found, key=lambda order: (*best[order], found[order], order))
+        sliced = any(
+            kernel.role == "partial" and same_types(kernel, p) and str(kernel.order) == chosen
+            for kernel in self.kernels
         )
+        return chosen, slices_of(p.N, p.K) if sliced else 1
+
+    def _keeps_order(self, kernel: Kernel) -> bool:
+        order, slices = self.order
+        return not order or (str(kernel.order) == order and (kernel.role == "product") == (slices == 1))
 
     def _choice(self, found: list[tuple[Panels, list[Plan]]]) -> Choice | None:
         """The best of the best plans of every way to cut the product, the first ones if they cost the same."""
@@ -619,7 +681,7 @@ class Reference:
         """Plans with the plainest kernel of each kind, but for those that were too slow to be timed."""
         plainest: dict[object, tuple[int, int]] = {}
         for number, kernel in enumerate(self.kernels):
-            if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes:
+            if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes and self._keeps_order(kernel):
                 key = (kernel.role, kernel.config_name, frozenset(kernel.guards), kernel.fast_accum)
                 rank = EPILOGUES.index(kernel.epilogue), number
                 plainest[key] = min(plainest.get(key, rank), rank)
@@ -650,7 +712,9 @@ class Reference:
 
     def _too_slow_to_time(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> bool:
         times = self._times(problem, way, kernel, cut)
-        return bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
+        return (
+            self.order[1] < 2 and bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
+        )
 
     def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:
         """Measured plans, and those that the formula likes most, as the network sees them."""
@@ -711,8 +775,9 @@ class Reference:
             few = units <= slots and units * split <= MOST_WAVES * slots
             return deep and (split == sample.split if sample else few)
 
-        splits = list(filter(tried, SPLITS))
-        if kernel.layout == "any" and not sample:
+        given = self.order[1]
+        splits = [given] if given else list(filter(tried, SPLITS))
+        if kernel.layout == "any" and not sample and not given:
             splits = [split for split in splits if 4 * split * slab <= limit][-1:] or splits[:1]
         plans: list[Planned | str] = []
         for split in splits:
@@ -732,7 +797,9 @@ class Reference:
         if (kernel.fast_accum and not problem.fast_accum) or problem.a_ptr % LINE or problem.b_ptr % LINE:
             return {}
         element_bytes = DTYPES[problem.dtype_a].bytes
-        return self.shapes.get((element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K), {})
+        times = self.shapes.get((element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K), {})
+        given = self.order[1]
+        return times if given < 2 else {name: each for name, each in times.items() if each.split == given}
 
     def _plan(
         self,

@@ -110,6 +110,7 @@ def draw(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
         c_ptr=pointers[2],
         allow_tf32=bool(rng.random() < 0.5),
         fast_accum=bool(rng.random() < 0.3),
+        batch_invariant=bool(rng.random() < 0.3),
         batch=int(rng.choice(BATCHES)) if rng.random() < 0.5 else 1,
         batch_strides=(
             int(rng.choice(BATCH_STRIDES[tidy])),
@@ -135,6 +136,10 @@ def usual(rng: np.random.Generator, arch: str) -> tuple[Problem, CDevice]:
         problem = replace(problem, strides_b=(1, k))
     if rng.random() < 0.2:
         problem = replace(problem, a_ptr=272)
+    if rng.random() < 0.3:
+        problem = replace(problem, batch_invariant=True)
+    if rng.random() < 0.1:  # K is cut under `batch_invariant`
+        problem = replace(dense(m, 8 * int(rng.integers(1, 64)), int(rng.choice((8192, 16384)))), batch_invariant=True)
     facts = int(rng.choice((78, 114, 132))), target(arch).shared_bytes, 1980, int(rng.choice((3352, 4916))), 0
     return problem, CDevice(*facts, str(rng.choice(DEVICES)).encode())
 
@@ -150,6 +155,7 @@ def kind(rejected: str | None) -> str:
     """The kind of reason that the launcher gives, in the words of `Reference.check`."""
     words = {
         "it is for": "types",
+        "adds up another way": "order",
         "which other kernels' plans launch": "no product",
         "K is not split": "no split",
         "more than a grid can have": "blocks",
@@ -272,7 +278,7 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
                 [*plan.launches, *(name for name in ("pdl", "measured", "panel_m") if getattr(plan, name))]
             )
         seen["layouts"][pack.kernels[plan.kernel].layout if plan else "none"] += 1
-    assert set(seen["reasons"]) >= {"types", "guard", "shared", "blocks", "no product", "fits"}, seen
+    assert set(seen["reasons"]) >= {"types", "guard", "shared", "blocks", "no product", "order", "fits"}, seen
     launched = {"product", "partial", "reduce", "copy A", "copy B", "copy C", "panel_m"}
     if tuned != "as built":
         launched.add("measured")

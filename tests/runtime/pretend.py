@@ -26,7 +26,7 @@ class Gpu:
         sizes: (batch, M, N, K) of the last one.
         first: the first of them since this was None.
         workspace: bytes that its plans need.
-        refuse: "" or the status to answer with, "kernel" or "driver".
+        refuse: "" or the status to answer with, "kernel" or "driver"; "batch": no kernel of the order takes a batch.
     """
 
     def __init__(self) -> None:
@@ -175,6 +175,8 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
         p = problem.contents
         if gpu.refuse == "kernel" or p.dtype_a not in types:
             return refused(real.NO_KERNEL, b"no kernel fits")
+        if gpu.refuse == "batch" and p.batch > 1:
+            return refused(real.NO_ORDER, b"no kernel of that order fits")
         answer[0] = real.CPlan(workspace_bytes=min(gpu.workspace, limit))
         return real.OK
 

@@ -11,16 +11,17 @@ from aotmm.problem import ACTIVATIONS
 from aotmm.runtime import composite, ops
 from aotmm.runtime.library import Library
 
-_DEFAULTS = (None, None, None, 0, 0.01, False, False, 0, -1)  # of aotmm::mm, behind its operands
+_DEFAULTS = (None, None, None, 0, 0.01, False, False, False, 0, -1)  # of aotmm::mm, behind its operands
 
 
 class Call(NamedTuple):
-    """What one call of aotmm::mm was given: both operands' shapes and strides, and the number of its activation."""
+    """What one call of aotmm::mm was given: both operands' shapes and strides, the number of its activation, flags."""
 
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     strides: tuple[tuple[int, ...], tuple[int, ...]]
     activation: int
     tf32: bool
+    batch_invariant: bool
 
 
 def stand_in() -> tuple[Library, torch.library.Library, list[Call]]:
@@ -30,8 +31,8 @@ def stand_in() -> tuple[Library, torch.library.Library, list[Call]]:
 
     def mm(a: torch.Tensor, b: torch.Tensor, *given: Any) -> torch.Tensor:
         rest: tuple[Any, ...] = (*given, *_DEFAULTS[len(given) :])
-        bias, scale_a, scale_b, activation, slope, tf32, _, _, output = rest
-        found.append(Call((tuple(a.shape), tuple(b.shape)), (a.stride(), b.stride()), activation, tf32))
+        bias, scale_a, scale_b, activation, slope, tf32, _, invariant, _, output = rest
+        found.append(Call((tuple(a.shape), tuple(b.shape)), (a.stride(), b.stride()), activation, tf32, invariant))
         x = a.double() @ b.double()
         for scale in (scale_a, scale_b):
             x = x if scale is None else x * scale

@@ -115,6 +115,20 @@ def test_gradients_are_products_of_views(lib: Library, calls: list[Call]) -> Non
     assert [call.strides for call in calls] == [((4, 1), (1, 4)), ((5, 1), (4, 1)), ((1, 4), (5, 1))]
 
 
+def test_batch_invariant_gradients(lib: Library, calls: list[Call]) -> None:
+    """Gradients of rows ask for the same bits in every batch; a weight's, a sum over all rows, does not."""
+    x, w = leaf(2, 3, 4), leaf(5, 4)
+    lib.matmul(x, w.T, batch_invariant=True).backward(normal(2, 3, 5))  # type: ignore[no-untyped-call]
+    assert [call.batch_invariant for call in calls] == [True, True, False]
+    calls.clear()
+    x, y = leaf(2, 3, 4), leaf(2, 4, 5)
+    lib.matmul(x, y, batch_invariant=True).backward(normal(2, 3, 5))  # type: ignore[no-untyped-call]
+    assert [call.batch_invariant for call in calls] == [True, True, True]
+    calls.clear()
+    lib.matmul(x, y).backward(normal(2, 3, 5))  # type: ignore[no-untyped-call]
+    assert not any(call.batch_invariant for call in calls)
+
+
 @pytest.mark.parametrize("required", [(True, False, False), (False, True, False), (False, False, True)])
 def test_only_what_is_asked_for(lib: Library, calls: list[Call], required: tuple[bool, bool, bool]) -> None:
     """Backward computes no gradient that nobody asked for, and forward keeps nothing for it."""

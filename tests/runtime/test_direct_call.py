@@ -109,7 +109,8 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 class Mine(torch.Tensor): pass
-def asked(x=a, y=b, out=None, bias=None): return isinstance(lib._direct_call(0, x, y, out, bias, None), torch.Tensor)
+def asked(x=a, y=b, out=None, bias=None):
+    return isinstance(lib._direct_call(0, x, y, out, bias, None, False), torch.Tensor)
 def inside(mode):
     with mode: return asked()
 found = {"plain": asked()}
@@ -190,12 +191,12 @@ def test_nothing_leaks() -> None:
         MAKE
         + """
 import sys, resource
-out, lib._direct_call(0, a, b, None, None, None)
+out, lib._direct_call(0, a, b, None, None, None, False)
 out = torch.empty(4, 6).half()
 ways = (
     lambda: lib.matmul(a, b),
     lambda: lib.matmul(a, b, out=out),
-    lambda: lib._direct_call(0, a, b.float(), None, None, None),
+    lambda: lib._direct_call(0, a, b.float(), None, None, None, False),
 )
 def counts(): return [sys.getrefcount(x) for x in (a, b, out, None, NotImplemented)]
 for way in ways:
@@ -204,7 +205,7 @@ for way in ways:
     for _ in range(100_000): way()
     assert all(abs(x - y) < 20 for x, y in zip(counts(), before)), (counts(), before)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - size < 4096  # KiB; a leaked tensor has 200 B
-""".replace("out, lib._direct_call(0, a, b, None, None, None)\n", "")
+""".replace("out, lib._direct_call(0, a, b, None, None, None, False)\n", "")
     )
 
 

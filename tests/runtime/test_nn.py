@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import aotmm.nn
+from tests.runtime.stand_in import Call
 
 
 @pytest.mark.usefixtures("calls")
@@ -44,6 +45,16 @@ def test_activation() -> None:
     with torch.no_grad():
         torch.testing.assert_close(layer(x), want)
     assert repr(layer) == "Linear(in_features=4, out_features=5, bias=True, activation=('leaky_relu', 0.2))"
+
+
+def test_batch_invariant(calls: list[Call]) -> None:
+    """The flag reaches the product, traced or not, and is shown."""
+    layer = aotmm.nn.Linear(4, 5, batch_invariant=True)
+    layer(torch.randn(3, 4))
+    with torch.no_grad():
+        torch.export.export(layer, (torch.randn(3, 4),)).module()(torch.randn(3, 4))
+    assert [call.batch_invariant for call in calls] == [True, True]
+    assert repr(layer) == "Linear(in_features=4, out_features=5, bias=True, batch_invariant=True)"
 
 
 @pytest.mark.usefixtures("calls")

@@ -374,6 +374,71 @@ assert ours() == 0
     )
 
 
+def test_batch_invariant() -> None:
+    """All products ask for the same bits in every batch; fp32 and factors of sums, which torch has else, too."""
+    run(
+        MAKE
+        + SCALED
+        + """
+torch.backends.cuda.matmul.allow_tf32 = False
+out, exact_integers = torch.empty(4, 6).half(), i.double() @ j.double()
+calls = {
+    "mm": (lambda: torch.mm(a, b), want),
+    "bmm": (lambda: torch.bmm(x, y), batch),
+    "fp32": (lambda: torch.mm(a.float(), b.float()), want),
+    "addmm": (lambda: torch.addmm(bias, a, b), want + bias.double()),
+    "addmm fp32": (lambda: torch.addmm(bias.float(), a.float(), b.float()), want + bias.double()),
+    "factors": (lambda: torch.addmm(bias, a, b, beta=0.5, alpha=3), 3 * want + 0.5 * bias.double()),
+    "no bias": (lambda: torch.addmm(bias * torch.nan, a, b, beta=0, alpha=2), 2 * want),
+    "factors.out": (lambda: torch.addmm(bias, a, b, beta=2, out=out), want + 2 * bias.double()),
+    "baddbmm": (lambda: torch.baddbmm(bias, x, y, alpha=0.5), 0.5 * batch + bias.double()),
+}
+with aotmm.override(batch_invariant=True) as override:
+    for name, (call, to) in calls.items():
+        gpu.first = None
+        assert launched(call) == 1 and gpu.first.batch_invariant, name
+        assert close(call(), to), name
+    gpu.first = None
+    got = torch._scaled_mm(p, q, one, two, out_dtype=torch.float16)
+    assert gpu.first.batch_invariant and close(got, exact)
+    gpu.first = None
+    assert torch.equal(torch._int_mm(i, j).double(), exact_integers) and gpu.first.batch_invariant
+    torch.mm(a.double(), b.double())
+    assert repr(override).startswith("<aotmm.override(batch_invariant=True): "), override
+    assert repr(override).endswith(" products by aotmm, 1 by torch: 1 of other types>"), override
+    for wrong in (lambda: aotmm.override(), lambda: aotmm.override(batch_invariant=False)):
+        try:
+            wrong()
+            raise SystemExit("two kinds of overrides at once")
+        except ValueError as error:
+            assert "one with batch_invariant=True is active" in str(error), error
+    with aotmm.override(batch_invariant=True):
+        assert launched(lambda: torch.mm(a, b)) == 1
+with aotmm.override():
+    gpu.first = None
+    torch.mm(a, b)
+    assert not gpu.first.batch_invariant
+"""
+    )
+
+
+def test_batches_without_a_kernel_of_the_order() -> None:
+    """Where no kernel that batch_invariant allows takes a batch, its members are multiplied one by one."""
+    run(
+        MAKE
+        + """
+gpu.refuse = "batch"
+residual, out = torch.randn(3, 4, 6).half(), torch.empty(3, 4, 6).half()
+added = {"bias": residual}, batch + residual.double()
+into = {"bias": bias, "out": out}, batch + bias.double()
+for options, to in (({}, batch), added, into):
+    before = gpu.runs
+    assert close(lib.matmul(x, y, batch_invariant=True, **options), to)
+    assert gpu.runs == before + 3
+"""
+    )
+
+
 def test_threads() -> None:
     """Overrides that begin and end in many threads are counted; products of many threads are right."""
     run(

@@ -35,12 +35,12 @@ def test_numbers_of_the_c_interface() -> None:
     assert PRODUCT_QUANTITIES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
     assert PRODUCT_QUANTITIES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
     assert PRODUCT_QUANTITIES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
-    assert PRODUCT_QUANTITIES[24:27] == ("activation", "allow_tf32", "fast_accum")
-    assert PRODUCT_QUANTITIES[27:33] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
+    assert PRODUCT_QUANTITIES[24:28] == ("activation", "allow_tf32", "fast_accum", "batch_invariant")
+    assert PRODUCT_QUANTITIES[28:34] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
     assert PRODUCT_QUANTITIES[STATED_QUANTITIES] == "slope"
     sums = ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split")
-    assert PRODUCT_QUANTITIES[33:38] == (*sums, "global_scratch")
-    assert PRODUCT_QUANTITIES[38:] == ("c_span", "group_m")
+    assert PRODUCT_QUANTITIES[34:39] == (*sums, "global_scratch")
+    assert PRODUCT_QUANTITIES[39:] == ("c_span", "group_m")
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -133,6 +133,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
         guards=tuple(guards),
         vector_bytes=VECTOR_BYTES,
+        promoted=config.block_k if constants["PRECISE"] else 0,
+        rounded="load" if variant.dtype_a == "tf32" else "",
         descriptors=descriptors,
         persistent=True,
         pdl=True,

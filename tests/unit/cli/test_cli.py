@@ -33,7 +33,7 @@ from aotmm.errors import (
 )
 from aotmm.pack import manifest
 from aotmm.pack.manifest import File, Manifest, Provenance
-from aotmm.pack.schema import Config, Guard, Image, Kernel, Parameter
+from aotmm.pack.schema import Config, Guard, Image, Kernel, Order, Parameter
 from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.runtime.launcher import Evaluation, Plan, Selection
 from aotmm.target import EMULATED, TARGETS
@@ -94,6 +94,7 @@ def write_pack(root: Path, arch: str, names: tuple[str, ...] = (NAME,), *, ptx: 
             layout=layout,
             epilogue="none",
             fast_accum=False,
+            order=Order("fma", 1),
             persistent=False,
             pdl=False,
             config=Config(128, 256, 64, 3, 8),
@@ -418,6 +419,7 @@ def test_list_json(packs: Path) -> None:
         "layout": "nn",
         "epilogue": "none",
         "fast_accum": False,
+        "order": "fma k1",
         "config": dataclasses.asdict(Config(128, 256, 64, 3, 8)),
         "registers": 242,
         "spill_bytes": 12,

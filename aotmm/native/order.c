@@ -1,0 +1,30 @@
+/* The order in which a product adds up, if its bits must not depend on other rows: launcher.h, "Batch invariance". */
+#include "core.h"
+
+/* Kernels step along K by 16 to this, and fp8 sums move to fp32 after so many products. So slices that are multiples of it
+   are the same for every kernel of an order. */
+enum { WHOLE_STEPS = 128 };
+enum { LEAST_K = 4096, MANY_FROM = 16384, FEW = 4, MANY = 8, WIDE = 16 /* times as many columns as K has slices for */ };
+
+/* Return the number of slices of K for N columns. */
+static uint8_t slices_of(int64_t N, int64_t K) {
+  if (K < LEAST_K || K / WIDE < N) return 1;
+  if (K >= MANY_FROM && K % (MANY * WHOLE_STEPS) == 0) return MANY;
+  return K % (FEW * WHOLE_STEPS) == 0 ? FEW : 1;
+}
+
+/* Return the order that a problem asks for. */
+order order_of(const aotmm_problem *p) {
+  if (!p->batch_invariant || p->K == 0) return (order){NULL, 0};
+  const aotmm_orders *all = &aotmm_orders_of[p->dtype_a][p->dtype_b][p->dtype_c];
+  const int relaxed = (p->dtype_a == AOTMM_FP32 ? p->allow_tf32 : p->fast_accum) != 0;
+  const int plainest = epilogue(p), scaled = p->scale_a_ptr || p->scale_b_ptr;
+  const int number = all->order[plainest][relaxed][scaled];
+  if (!number) return (order){NULL, 0};
+  return (order){aotmm_order_names[number], all->sliced[plainest][relaxed][scaled] ? slices_of(p->N, p->K) : 1};
+}
+
+/* Return whether plans with this kernel, a product or a partial, may add up in that order. */
+int keeps_order(order wanted, const aotmm_kernel *k) {
+  return !wanted.kernels || (k->order == wanted.kernels && (k->role == AOTMM_ROLE_PRODUCT) == (wanted.slices == 1));
+}
