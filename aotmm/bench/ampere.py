@@ -66,8 +66,8 @@ def run_ampere(seed: int, folder: Path, progress: Callable[[Row], None], *, coun
 
     Rows have the times of: "chosen", the plan that selection takes; "best", the fastest plan of a race of all;
     "cutlass", the fastest of CUTLASS' kernels for Ampere; "tile" and "cutlass_tile", kernels of both with the same
-    tile, steps and stages, of such pairs that in which CUTLASS' is fastest. The times of all plans go to
-    `folder`/whole.json and part.json, tables without models.
+    tile, steps and stages, of such pairs that in which CUTLASS' is fastest, if the product has a whole tile. The times
+    of all plans go to `folder`/whole.json and part.json, tables without models.
 
     Args:
         seed, count: as of `draw.draw`, of the classes that are not apart.
@@ -139,7 +139,7 @@ def _measured(
     try:
         theirs = _cutlass(case, sets, context.device.multiprocessors, stopwatch)
         entries["cutlass"] = min(theirs.values(), key=lambda pair: pair[0])[1]
-        pair = _same_tile(launcher, plans, theirs)
+        pair = _same_tile(case, launcher, plans, theirs)
         if pair is not None:
             entries["tile"] = _ours(launcher, pair[0], sets, problems)
             entries["cutlass_tile"] = pair[1]
@@ -186,15 +186,20 @@ def _cutlass(
 
 
 def _same_tile(
+    case: Case,
     launcher: Launcher,
     plans: Sequence[tuple[int, Candidate]],
     theirs: Mapping[tuple[cutlass.Config, int], tuple[float, _Entry]],
 ) -> tuple[Plan, _Entry] | None:
-    """Return a plan of ours, and CUTLASS' fastest kernel with its tile, steps and stages; None if there is none."""
-    ours = {}
+    """Return a plan of ours, and CUTLASS' fastest kernel with its tile, steps and stages; None if there is none.
+
+    The product has one whole tile at least: ours load the rest of a tile again, theirs do not.
+    """
+    ours, shape = {}, case.shape
     for _, candidate in plans:
         config = launcher.kernels[candidate.plan.kernel].config
-        if candidate.plan.split == 1 and not candidate.plan.copies:
+        whole = config.block_m <= shape.M and config.block_n <= shape.N
+        if whole and candidate.plan.split == 1 and not candidate.plan.copies:
             ours[config.block_m, config.block_n, config.block_k, config.num_stages] = candidate.plan
     pairs = [
         (us, ours[tile], entry)

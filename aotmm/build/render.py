@@ -31,6 +31,7 @@ from aotmm.pack.time_model import (
     USABLE,
     beside,
     busy,
+    nominal,
 )
 from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
@@ -177,8 +178,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             "guards": guard_lists.index((number, guards)),
             "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
-            "beside": beside(kernel, target.shared_bytes),
-            "busy": busy(kernel),
+            "beside": beside(kernel, target),
+            "busy": busy(kernel, target),
             "occupancy": occupancy(kernel, target),
             "maps": [
                 _map(item.tensor_map)
@@ -224,11 +225,11 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
 
 def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) -> dict[str, object]:
     """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
-    facts = ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")
     found = tuning(table, kernels, target)
+    of = nominal(target) if table is None else table
     return {
-        "device": "" if table is None else table.device,
-        "facts": [getattr(table, name, 0) for name in facts],
+        "device": of.device,
+        "facts": [of.multiprocessors, 0, of.clock_mhz, of.memory_gbps, 0 if table is None else table.l2_bytes],
         "network": None if table is None else table.network,
         "place_count": 2 << max(0, len(found.shapes) - 1).bit_length(),
         **{field.name: getattr(found, field.name) for field in fields(found)},

@@ -47,14 +47,12 @@ HOPPER_CONFIGS = (
 # Ampere: tile, tile of a warp, stages. Source: the configurations of CUTLASS' profiler for 16-bit products on sm80, of
 # all its tiles one or two; stages also such as kernels of ours have.
 AMPERE_CONFIGS = (
-    (128, 256, 32, 64, 64, 3),
     (256, 128, 32, 64, 64, 3),
     (128, 128, 32, 64, 64, 4),
     (256, 64, 32, 64, 64, 4),
     (64, 256, 32, 64, 64, 4),
     (128, 64, 32, 64, 32, 6),
     (64, 128, 32, 32, 64, 6),
-    (64, 64, 32, 32, 32, 6),
     (128, 256, 64, 64, 64, 3),
     (128, 128, 64, 64, 64, 3),
     (64, 64, 64, 32, 32, 4),
