@@ -54,7 +54,7 @@ def run(
     """
     refuse_unknown("measurement", what, (*WHAT, *_ALONE))
     if not set(_ALONE).isdisjoint(what):
-        raise SpecError(f"{' and '.join(_ALONE)} are no part of another run: ask for each alone")
+        raise SpecError(f"{', '.join(_ALONE[:-1])} and {_ALONE[-1]} are no part of another run: ask for each alone")
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))
