@@ -12,7 +12,7 @@ import pytest
 
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
-from aotmm.pack.time_model import HIDDEN, INPUTS, SECOND, Network, constants
+from aotmm.pack.time_model import HIDDEN, INPUTS, SECOND, Network, beside, busy, constants
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice, listed_device, nominal_device
@@ -161,10 +161,11 @@ def test_factors_are_of_every_device(two: Launcher) -> None:
         return fast, slow
 
     (fast, slow), (fitted_fast, fitted_slow) = costs(plain), costs(replace(plain, models=(model,)))
-    c = constants(kernel, target("sm80"), plain)
+    c, row = constants(kernel, target("sm80"), plain), target("sm80")
+    tile = c.ns_per_tile * busy(kernel, row) / max(beside(kernel, row), busy(kernel, row))  # of one on a multiprocessor
     assert 2 * fast - slow == pytest.approx(c.base_ns, abs=4), "the begin of a launch is not scaled"
-    assert fitted_fast - fast == pytest.approx(2 * c.base_ns + 49 * c.ns_per_tile, abs=4)
-    assert fitted_slow - slow == pytest.approx(2 * c.base_ns + 2 * 49 * c.ns_per_tile, abs=4)
+    assert fitted_fast - fast == pytest.approx(2 * c.base_ns + 49 * tile, abs=4)
+    assert fitted_slow - slow == pytest.approx(2 * c.base_ns + 2 * 49 * tile, abs=4)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,13 @@ def test_listed_gpus(name: str) -> None:
         assert mm.kernels[plan.kernel].shared_bytes <= device.shared_bytes
         weights, products = 2 * n * k / gpu.memory_gbps, 2 * m * n * k / (1000 * gpu.tflops)  # ns
         assert plan.cost > max(weights, products)
-        assert plan.cost < 2 * (weights + products) + 10_000
+        assert plan.cost < 3 * (weights + products) + 15_000
         if m == 4:
             assert mm.kernels[plan.kernel].config.block_m == 16
 
 
 def test_plans_for_an_a100_and_an_l40s() -> None:
-    """The L40S multiplies as fast with half of the bandwidth: few rows take longer; its waves have 142 tiles for 108."""
+    """The L40S multiplies as fast with half of the bandwidth: few rows take longer; its waves have 142 tiles, not 108."""
     mm = open_pack(default_pack("sm80")).launcher
     a100, l40s = listed_device("NVIDIA A100-SXM4-40GB"), listed_device("NVIDIA L40S")
     few = replace(MEASURED, M=8, N=8192, K=8192, strides_a=(8192, 1), strides_b=(1, 8192), strides_c=(8192, 1))
@@ -236,7 +237,7 @@ def test_plans_for_an_a100_and_an_l40s() -> None:
         for device in (a100, l40s)
     ]
     assert sum(one != other for one, other in zip(*tiles, strict=True)) >= 4
-    assert len({*tiles[0]}) >= 4, "squares take several tiles"
+    assert len({*tiles[0]}) >= 3, "squares take several tiles"
 
 
 def test_a_retuned_launcher_knows_one_table(two: Launcher) -> None:
@@ -284,31 +285,31 @@ def test_devices_that_are_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "multiprocessors", "tile", "tiles"),
+    ("sizes", "multiprocessors", "tile", "split"),
     [
-        ((1536, 1536, 8192), 78, (128, 256), 72),  # one wave
-        ((1536, 1536, 8192), 144, (128, 128), 144),  # one wave
-        ((1536, 2304, 4096), 78, (128, 128), 216),  # three waves
-        ((1536, 2304, 4096), 114, (128, 256), 108),  # one wave
-        ((1920, 1920, 4096), 114, (128, 128), 225),  # two waves
-        ((1920, 1920, 4096), 144, (128, 256), 120),  # one wave
+        ((1280, 1280, 8192), 78, (128, 128), 3),  # 300 slices of tiles, two on a multiprocessor: two waves
+        ((1280, 1280, 8192), 108, (128, 128), 2),  # 200: one wave
+        ((1280, 1280, 8192), 144, (64, 128), 1),  # 200 tiles
+        ((1536, 1536, 4096), 114, (128, 128), 1),  # 144 tiles
+        ((1536, 1536, 4096), 144, (64, 128), 1),  # 288: a whole wave
     ],
 )
 def test_plans_suit_the_number_of_multiprocessors(
-    sizes: tuple[int, int, int], multiprocessors: int, tile: tuple[int, int], tiles: int
+    sizes: tuple[int, int, int], multiprocessors: int, tile: tuple[int, int], split: int
 ) -> None:
-    """Where waves decide, described devices of 78, 114 and 144 multiprocessors get tiles that fill them.
+    """Where waves decide, described devices of several numbers of multiprocessors get tiles and slices that fill them.
 
-    By estimates, which know no shape; for each product both numbers get another tile.
+    By estimates, which know no shape.
     """
     mm, (m, n, k) = open_pack(default_pack("sm80")).launcher, sizes
     problem = replace(MEASURED, M=m, N=n, K=k, strides_a=(k, 1), strides_b=(n, 1), strides_c=(n, 1))
     plan = mm.select(problem, described("", multiprocessors, 0, 0))
-    config = mm.kernels[plan.kernel].config
-    assert (config.block_m, config.block_n, plan.split) == (*tile, 1)
-    assert -(-m // config.block_m) * -(-n // config.block_n) == tiles
-    waves = -(-tiles // multiprocessors)
-    assert tiles / (waves * multiprocessors) > 0.8
+    kernel = mm.kernels[plan.kernel]
+    config = kernel.config
+    assert (config.block_m, config.block_n, plan.split) == (*tile, split)
+    units = -(-m // config.block_m) * -(-n // config.block_n) * split
+    at_once = multiprocessors * beside(kernel, target("sm80"))
+    assert units / (-(-units // at_once) * at_once) > 0.6
 
 
 @pytest.mark.parametrize(
