@@ -222,7 +222,7 @@ def test_listed_gpus(name: str) -> None:
 
 
 def test_plans_for_an_a100_and_an_l40s() -> None:
-    """The L40S multiplies as fast with half of the bandwidth: few rows take longer; its waves have 142 tiles, not 108."""
+    """The L40S multiplies as fast with half of the bandwidth: few rows take longer. Its waves of tiles are others."""
     mm = open_pack(default_pack("sm80")).launcher
     a100, l40s = listed_device("NVIDIA A100-SXM4-40GB"), listed_device("NVIDIA L40S")
     few = replace(MEASURED, M=8, N=8192, K=8192, strides_a=(8192, 1), strides_b=(1, 8192), strides_c=(8192, 1))
