@@ -49,7 +49,9 @@ def draw_figures(runs: Sequence[Results], goals: Sequence[Goal]) -> dict[str, by
     axis.set_xticks(range(1, len(boxes) + 1), labels, rotation=30, ha="right")
     _logarithmic(axis)
     at_most = goals[0].at_most
-    axis.set_ylabel("time of the chosen plan over that of the best" if at_most else "times faster than torch")
+    axis.set_ylabel(
+        "time of the chosen plan over that of the best" if at_most else f"times faster than {goals[0].against}"
+    )
     return {"figures.png": _png(figure)}
 
 

@@ -29,7 +29,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
 _OPTIONAL = ("models", "invariant")  # need a package that nothing else does, or are of one use: only if asked for
-_ALONE = ("random", "build_scaling")  # runs of other modules
+_ALONE = ("random", "ampere", "build_scaling")  # runs of other modules
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     """
     refuse_unknown("measurement", what, (*WHAT, *_ALONE))
     if not set(_ALONE).isdisjoint(what):
-        raise SpecError(f"{' and '.join(_ALONE)} are no part of another run: ask for each alone")
+        raise SpecError(f"{', '.join(_ALONE[:-1])} and {_ALONE[-1]} are no part of another run: ask for each alone")
     refuse_unknown("provider", providers, NAMES)
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal))

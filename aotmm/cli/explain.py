@@ -13,7 +13,7 @@ from aotmm.cli.options import json_option, pack_option, packs_of
 from aotmm.cli.output import print_json
 from aotmm.errors import NoKernelError, SpecError
 from aotmm.problem import ACTIVATIONS, DTYPES, INPUTS, LAYOUTS, OUTPUTS, input_types
-from aotmm.target import TARGETS, target
+from aotmm.target import GPUS, TARGETS, target, ways_to_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,7 @@ _MAX_SIZE = 2**63 - 1
     metavar="BYTES",
     help="Address of A, B and C: 256 is that of a tensor of torch, 16 that of a view which begins within a cache line.",
 )
+@click.option("--device", "product", metavar="GPU", help="A listed GPU instead: " + "; ".join(GPUS) + ".")
 @click.option("--all", "everything", is_flag=True, help="Show every plan and every kernel, as --json does.")
 @pack_option
 @json_option
@@ -84,6 +85,7 @@ def explain(
     fast_accum: bool,
     batch_invariant: bool,
     align: int,
+    product: str | None,
     everything: bool,
     folder: Path | None,
     as_json: bool,
@@ -91,15 +93,17 @@ def explain(
     """Show the kernel that a product gets, and why. Needs no GPU.
 
     The product is C (M, N) = A (M, K) @ B (K, N). A and B are contiguous in their layout, C is row-major, and the GPU
-    is the full model of its arch. DTYPE tf32 stands for fp32 operands with TF32 allowed.
+    is the full model of its arch, or that of --device by its data sheet. DTYPE tf32 stands for fp32 operands with TF32
+    allowed.
     """
     from aotmm.runtime.installed import find_packs
     from aotmm.runtime.launcher import Problem
-    from aotmm.runtime.tuning import nominal_device
+    from aotmm.runtime.tuning import listed_device, nominal_device
 
     if batch * max(m * k, k * n, m * n) > _MAX_SIZE:
         raise SpecError(f"M={m} N={n} K={k} batch={batch}: an operand would have more than 2^63 - 1 elements")
-    (element, other), device = (DTYPES[name] for name in input_types(dtype_in)), nominal_device(target(arch))
+    element, other = (DTYPES[name] for name in input_types(dtype_in))
+    device = nominal_device(target(arch)) if product is None else listed_device(_listed(product, arch))
     problem = Problem(
         M=m,
         N=n,
@@ -146,7 +150,7 @@ def explain(
     else:
         more = f", {bias} bias" * bool(bias) + f", batch {batch}" * (batch > 1)
         click.echo(f"{what}{more}, operands at address {align}")
-        name = target(arch).device or arch
+        name = product or target(arch).device or arch
         click.echo(
             f"as on {name}: {device.multiprocessors} multiprocessors, {device.shared_bytes} B shared memory per block"
         )
@@ -159,6 +163,14 @@ def explain(
             f"no kernel in pack {arch} fits {what}, which needs epilogue {ACTIVATIONS[activation]}; it has: {has}",
             tuple(f"{row.kernel.name}: {row.rejected}" for row in refused),
         )
+
+
+def _listed(product: str, arch: str) -> str:
+    """Return the name of a listed GPU. Raises SpecError if there is none that runs the kernels of `arch`."""
+    able = [name for name, gpu in GPUS.items() if ways_to_run(arch, gpu.arch)]
+    if product not in able:
+        raise SpecError(f"no GPU {product!r} is listed for {arch}; there are: {'; '.join(able) or 'none'}")
+    return product
 
 
 def _selection_to(selection: Selection, rejected: Sequence[Evaluation], other_types: int) -> dict[str, object]:

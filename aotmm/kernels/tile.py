@@ -32,6 +32,9 @@ BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
 OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
+# Not for sm80 either: Triton's prefetch of operands into registers costs a third barrier in each step of K, moves and
+# registers (docs/experiments/ampere.md).
+UNNEEDED = (*NOT_FOR_PLAIN_KERNELS, "add_prefetch")
 
 
 @triton.jit
@@ -276,7 +279,7 @@ def specialise(variant: Variant) -> Specialisation:
             vector_bytes=1,
             promoted=promoted,
             rounded=rounded,
-            unneeded=NOT_FOR_PLAIN_KERNELS,
+            unneeded=UNNEEDED,
         )
 
     unit = (*unit_strides(variant.layout), "stride_cn")
@@ -290,7 +293,7 @@ def specialise(variant: Variant) -> Specialisation:
         VECTOR_BYTES if variant.aligned else a.bytes,
         promoted=promoted,
         rounded=rounded,
-        unneeded=NOT_FOR_PLAIN_KERNELS,
+        unneeded=UNNEEDED,
     )
 
 

@@ -50,7 +50,7 @@ def test_unknown_names(tmp_path: Path) -> None:
     assert "unknown provider mkl; known: aotmm" in found.output
     found = _run("random", "llm", "--out", tmp_path)
     assert found.exit_code == SpecError.exit_code
-    assert "random and build_scaling are no part of another run" in found.output
+    assert "random, ampere and build_scaling are no part of another run" in found.output
 
 
 def test_render(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> _Launcher:
         launcher.raced.append((problem.fast_accum, kind))
         return [Candidate("ws", launcher.kernels[plan.kernel].config_name, plan) for plan in kind]
 
-    def race(chosen: Sequence[Candidate], _timer: object, _heartbeat: object) -> Outcome:
+    def race(chosen: Sequence[Candidate], _timer: object, _heartbeat: object, _hopeless: float) -> Outcome:
         samples = [each.sample(found.times_ns[each.plan]) for each in chosen if each.config_name not in found.wrong]
         return Outcome(tuple(samples), found.wrong)
 

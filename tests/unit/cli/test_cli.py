@@ -615,6 +615,15 @@ def test_explain_of_what_does_not_exist(packs: Path, words: tuple[str, ...], tex
     assert text in result.stderr
 
 
+@pytest.mark.parametrize(("arch", "device"), [("sm80", "NVIDIA A11"), ("sm90", "NVIDIA A10")])
+def test_explain_of_a_gpu_that_is_not_listed(packs: Path, arch: str, device: str) -> None:
+    """A GPU that is not in the list, or that runs no kernels of the arch, is refused with those that are and do."""
+    result = run("explain", "--arch", arch, "--device", device, "64", "64", "64", "--pack", packs)
+    assert result.exit_code == SpecError.exit_code
+    assert f"no GPU {device!r} is listed for {arch}; there are: " in result.stderr
+    assert ("NVIDIA A10;" in result.stderr) == (arch == "sm80")
+
+
 @pytest.mark.parametrize(
     "words", [("0", "1", "1"), ("1", "1", "-1"), ("1", "1", str(2**63)), ("--align", "0", "1", "1", "1"), ("1", "1")]
 )

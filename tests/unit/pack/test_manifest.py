@@ -352,7 +352,7 @@ def test_kernels_may_share_an_image() -> None:
     data = write(pack)
     assert read(data[FILE_NAME], data[KERNELS_NAME]).kernels == (first, shared)
     for place, words in (
-        (32, "image of two is at 32, expected at 128"),
+        (32, "image of two is at 32, expected at 64"),
         (128, "images end at 192, their block has 128"),
     ):
         moved = dataclasses.replace(shared, image=dataclasses.replace(first.image, offset=place))
