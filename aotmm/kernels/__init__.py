@@ -188,8 +188,8 @@ class Specialisation:
         unneeded: passes of Triton for NVIDIA GPUs that change nothing in this kernel, by the functions that add them.
             Tests compare images with and without them.
         quantities: the values that a launch gives it, in their order; arguments and guards are called as these.
-        buffers: pointers to matrices of less than 2 GiB each, which AMD's compiler reads by buffer instructions: one
-            address and 32-bit offsets, and no branch for a mask. `guards` has to have the sizes.
+        buffers: pointers to operands of less than 2 GiB, which AMD's compiler reads by buffer instructions: one address
+            and 32-bit offsets, and no branch for a mask. `guards` has to have the reaches.
     """
 
     function: Any
