@@ -33,7 +33,8 @@ class Target(NamedTuple):
         bandwidth: nominal bandwidth of its memory in GB/s, likewise.
         shared_bytes: most shared memory (LDS) that one block can have, in bytes.
         device: its driver's name for the product of these figures, "" if it has no tuning table.
-        clock_mhz: highest clock of that device's multiprocessors, 0 if unknown.
+        clock_mhz: highest clock of the multiprocessors of the product of these figures, 0 if unknown. Estimates are
+            scaled to other products by their clock and bandwidth only if it is known.
         like: the architecture whose entries of config sets are for this one too, "" for none.
         min_driver: lowest value of cuDriverGetVersion, 0 if none is known.
         ptx_version: PTX ISA version times ten of the text shipped beside the image, None for no text.
@@ -112,19 +113,19 @@ _ROWS = (
         name="sm80", gpus="A100; others from 8.0 on through the same cubins or, from 9.0 on, PTX", status=EMULATED,
         executed_on="an H200 through its PTX, and a CPU interpreter for the cubins; never an A100",
         dtypes=_AMPERE, multiprocessors=108, tflops=312.0, bandwidth=1555.0, shared_bytes=166_912,
-        min_driver=12_000, ptx_version=80,
+        clock_mhz=1410, min_driver=12_000, ptx_version=80,
     ),
     Target(
         name="sm86", gpus="A10, A40, RTX A6000, RTX 30", status=EMULATED,
         executed_on="a CPU interpreter; never a GPU of 8.6",
         dtypes=_AMPERE, multiprocessors=84, tflops=149.7, bandwidth=696.0, shared_bytes=101_376,
-        like="sm80", min_driver=12_000, threads=1536,
+        clock_mhz=1740, like="sm80", min_driver=12_000, threads=1536,
     ),
     Target(
         name="sm89", gpus="L4, L40, L40S, RTX 40", status=EMULATED,
         executed_on="a CPU interpreter; never a GPU of 8.9",
         dtypes=_HOPPER, multiprocessors=142, tflops=362.0, bandwidth=864.0, shared_bytes=101_376,
-        like="sm80", min_driver=12_000, threads=1536,
+        clock_mhz=2520, like="sm80", min_driver=12_000, threads=1536,
     ),
     Target(
         name="sm90", gpus="H100, H200", status=EXECUTED, executed_on="an H200",
@@ -173,6 +174,41 @@ _ROWS = (
 TARGETS = {row.name: row for row in _ROWS}
 
 
+class Gpu(NamedTuple):
+    """A product, by its data sheet.
+
+    Attributes:
+        arch: of its kernels.
+        multiprocessors: their number. clock_mhz: the highest of them. memory_gbps: bandwidth of its memory.
+        tflops: dense fp16 products with sums in fp32.
+        l2_megabytes: of its L2 cache, in 2^20 bytes.
+    """
+
+    arch: str
+    multiprocessors: int
+    clock_mhz: int
+    memory_gbps: int
+    tflops: float
+    l2_megabytes: int
+
+
+# By the driver's name. Sources: NVIDIA's data sheets of A100 (2021), A10, A40, L4 and L40S; for multiprocessors, clocks
+# and caches, and for the GeForce cards, whose tensor cores have half of their rate with fp32 sums, its white papers on
+# the architectures of A100 (table 4), GA102 (2.1, tables 2 and 9) and Ada (2.1, appendices A and B).
+GPUS = {
+    "NVIDIA A100-SXM4-40GB": Gpu("sm80", 108, 1410, 1555, 312.0, 40),
+    "NVIDIA A100-PCIE-40GB": Gpu("sm80", 108, 1410, 1555, 312.0, 40),
+    "NVIDIA A100-SXM4-80GB": Gpu("sm80", 108, 1410, 2039, 312.0, 40),
+    "NVIDIA A100 80GB PCIe": Gpu("sm80", 108, 1410, 1935, 312.0, 40),
+    "NVIDIA A10": Gpu("sm86", 72, 1695, 600, 125.0, 6),
+    "NVIDIA A40": Gpu("sm86", 84, 1740, 696, 149.7, 6),
+    "NVIDIA GeForce RTX 3090": Gpu("sm86", 82, 1695, 936, 71.0, 6),
+    "NVIDIA L4": Gpu("sm89", 58, 2040, 300, 121.0, 48),
+    "NVIDIA L40S": Gpu("sm89", 142, 2520, 864, 362.0, 96),
+    "NVIDIA GeForce RTX 4090": Gpu("sm89", 128, 2520, 1008, 165.2, 72),
+}
+
+
 class HiddenFacts(NamedTuple):
     """Speeds of one multiprocessor that follow from no attribute of the driver.
 
@@ -186,11 +222,11 @@ class HiddenFacts(NamedTuple):
 
 
 # By the driver's name. An H20 has the multiprocessors and clock of others, but 148 TFLOP/s (NVIDIA's data sheet;
-# 989.5 of an H100 SXM). Cards have 350 W (H100 PCIe, 114 multiprocessors) and 400 W (H100 NVL) for 700 W: the best
-# products that github.com/mag-/gpu_benchmark lists have 499.5 and 488.5 TFLOP/s for 821.2 of an H100 SXM. For an H200
-# NVL (600 W) there is only its data sheet: 835.5 for 989.5. Not here, because attributes tell all of them: GH200
-# (852.5 for 821.2 there; 4.0 or 4.9 TB/s by the clock of its memory), and slices of MIG, which have bus and L2 cache
-# of their share (measured on an A100: 640 of 5120 bits for 10 of 80 GB;
+# 989.5 of an H100 SXM); GPUs of 8.6 and 8.9 differ likewise from an A100. Cards have 350 W (H100 PCIe, 114
+# multiprocessors) and 400 W (H100 NVL) for 700 W: the best products that github.com/mag-/gpu_benchmark lists have 499.5
+# and 488.5 TFLOP/s for 821.2 of an H100 SXM. For an H200 NVL (600 W) there is only its data sheet: 835.5 for 989.5. Not
+# here, because attributes tell all of them: GH200 (852.5 for 821.2 there; 4.0 or 4.9 TB/s by the clock of its memory),
+# and slices of MIG, which have bus and L2 cache of their share (measured on an A100: 640 of 5120 bits for 10 of 80 GB;
 # arcs-njit-edu.github.io/Docs/MIG/profile-comparison).
 HIDDEN_FACTS = {
     "NVIDIA H20": HiddenFacts(tensor_tflops=148.0 / 78),
@@ -198,6 +234,7 @@ HIDDEN_FACTS = {
     "NVIDIA H100 PCIe": HiddenFacts(sustained=499.5 / 821.2 * 132 / 114),
     "NVIDIA H100 NVL": HiddenFacts(sustained=488.5 / 821.2),
     "NVIDIA H200 NVL": HiddenFacts(sustained=835.5 / 989.5),
+    **{name: HiddenFacts(tensor_tflops=gpu.tflops / gpu.multiprocessors) for name, gpu in GPUS.items()},
 }
 
 # Processors of machines that packs are linked for, by the machine number of their ELF files. Source: ELF-64 gABI.

@@ -63,9 +63,9 @@ class Stopwatch(Protocol):
 class GraphStopwatch:
     """Timer of CUDA graphs by events, and of single calls by the wall clock."""
 
-    def __init__(self) -> None:
-        # Graphs are recorded beside the default stream.
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    def __init__(self, stream: torch.cuda.Stream | None = None) -> None:
+        """Record on `stream`, which is not the default one; by default on a new one."""
+        self._stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
         """Record as `Stopwatch.record`."""

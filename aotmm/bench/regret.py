@@ -25,13 +25,14 @@ from aotmm.bench.results import Results, Row, Times
 from aotmm.bench.session import continued, gpu, keep
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
+from aotmm.runtime.tuning import CDevice
 from aotmm.timing.correctness import Epilogue
 from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, candidates, problem_of
 from aotmm.tune.measure import GpuTimer
-from aotmm.tune.race import race
+from aotmm.tune.race import HOPELESS, race
 
 _COUNT = 150  # problems of the classes that are not apart: each has hundreds of plans
 
@@ -73,25 +74,35 @@ def _measurer(launcher: Launcher, ordinal: int, known: dict[str, Any]) -> Callab
             sets = [replace(x, epilogue=Epilogue()) for x in pool.operands(item.case, known["cache_bytes"])]
             problems = [_problem(item.case, operands) for operands in sets]
             chosen = launcher.plan(problems[0], ordinal, WORKSPACE_LIMIT)
-            best, wrong = fastest(item.case, sets, problems, launcher, ordinal)
-            times, not_run = compared(item.case, sets, problems, launcher, (chosen, best or chosen), stopwatch)
+            plans, wrong = raced(item.case, sets, problems, launcher, launcher.device(ordinal), ordinal)
+            best = min(plans, key=lambda row: row[0])[1].plan if plans else chosen
+            times, not_run = compared(item.case, sets, problems, launcher, (chosen, best), stopwatch)
         return Row(item.case, item.sweeps, times=times, not_run=not_run | wrong)
 
     return measured
 
 
-def fastest(
-    case: Case, sets: Sequence[Operands], problems: Sequence[Problem], launcher: Launcher, ordinal: int
-) -> tuple[Plan | None, dict[str, str]]:
-    """Return the fastest plan of a race of all, and the faults of configs whose products are wrong.
+def raced(
+    case: Case,
+    sets: Sequence[Operands],
+    problems: Sequence[Problem],
+    launcher: Launcher,
+    device: CDevice,
+    ordinal: int,
+    hopeless: float = HOPELESS,
+) -> tuple[list[tuple[int, Candidate]], dict[str, str]]:
+    """Return ns and plan of a race of all plans worth timing, and the faults of configs whose products are wrong.
 
     Products that allow fast sums may use precise ones.
+
+    Args:
+        device: what plans are made for. hopeless: as of `race`.
     """
-    found: list[tuple[int, Plan]] = []
+    found: list[tuple[int, Candidate]] = []
     wrong: dict[str, str] = {}
     for fast_accum in dict.fromkeys((False, case.fast_accum)):
         kind = [replace(problem, fast_accum=fast_accum) for problem in problems]
-        chosen = candidates(launcher, launcher.device(ordinal), kind[0])
+        chosen = candidates(launcher, device, kind[0])
         need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
         workspace = torch.empty(need, device=sets[0].a.device, dtype=torch.uint8)
 
@@ -99,12 +110,12 @@ def fastest(
             stream = torch.cuda.current_stream().cuda_stream
             launcher.run(candidate.plan, problem, ordinal, stream, memory.data_ptr())
 
-        outcome = race(chosen, GpuTimer(launch, kind, sets[0]), lambda _: None)
-        plans = {candidate.sample(0)[:-1]: candidate.plan for candidate in chosen}
+        outcome = race(chosen, GpuTimer(launch, kind, sets[0]), lambda _: None, hopeless)
+        plans = {candidate.sample(0)[:-1]: candidate for candidate in chosen}
         found += [(sample.ns, plans[sample[:-1]]) for sample in outcome.samples]
         wrong |= outcome.wrong
     faults = {"aotmm": "wrong: " + "; ".join(f"{name}: {fault}" for name, fault in wrong.items())} if wrong else {}
-    return min(found, key=lambda pair: pair[0], default=(0, None))[1], faults
+    return found, faults
 
 
 def compared(
@@ -120,7 +131,7 @@ def compared(
     Plans that are the same are timed once.
     """
     by_set = {id(operands): problem for operands, problem in zip(sets, problems, strict=True)}
-    names = ("chosen", "best") if len({_schedule(launcher, plan) for plan in plans}) > 1 else ("chosen",)
+    names = ("chosen", "best") if len({schedule(launcher, plan) for plan in plans}) > 1 else ("chosen",)
 
     def provider(name: str, plan: Plan) -> Provider:
         return Provider(
@@ -137,7 +148,7 @@ def compared(
     return times, not_run
 
 
-def _schedule(launcher: Launcher, plan: Plan) -> tuple[object, ...]:
+def schedule(launcher: Launcher, plan: Plan) -> tuple[object, ...]:
     """Return what makes plans equally fast: kernels of one config differ in epilogues and guards alone."""
     kernel = launcher.kernels[plan.kernel]
     return kernel.config_name, kernel.fast_accum, plan.split, plan.pdl, plan.copies

@@ -28,7 +28,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
 _OPTIONAL = ("models",)  # need a package that nothing else does, so they run if they are asked for
-_ALONE = ("random", "build_scaling")  # runs of other modules
+_ALONE = ("random", "ampere", "build_scaling")  # runs of other modules
 
 
 def run(

@@ -31,6 +31,7 @@ from aotmm.pack.time_model import (
     USABLE,
     beside,
     busy,
+    nominal,
 )
 from aotmm.pack.tuning import UNMEASURED, tuning
 from aotmm.problem import (
@@ -110,21 +111,42 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
 
 
 def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
-    """Return the kernels with the offsets of their images in one block of bytes, and that block."""
-    block, kernels = bytearray(), []
+    """Return the kernels with the offsets of their images in one block of bytes, and that block.
+
+    Those that resemble each other stand side by side, and PTX behind all images: wheels, which find what is repeated
+    within 32 KB, are a tenth smaller.
+    """
+    items = list(compiled)
+    block = bytearray()
     offsets: dict[str, int] = {}  # one image serves all shapes of a cluster
 
-    def added(image: Image, data: bytes) -> Image:
+    def add(image: Image, data: bytes) -> None:
         if image.sha256 not in offsets:
             offsets[image.sha256] = len(block)
             block.extend(data.ljust(room(len(data)), b"\0"))
+
+    def placed(image: Image) -> Image:
         return replace(image, offset=offsets[image.sha256])
 
-    for item in compiled:
-        image = added(item.kernel.image, item.image)
-        ptx = None if item.kernel.ptx is None or item.ptx is None else added(item.kernel.ptx, item.ptx)
-        kernels.append(replace(item.kernel, image=image, ptx=ptx))
+    alike = sorted(items, key=_likeness)
+    for item in alike:
+        add(item.kernel.image, item.image)
+    for item in alike:
+        if item.kernel.ptx is not None and item.ptx is not None:
+            add(item.kernel.ptx, item.ptx)
+    kernels = (
+        replace(kernel, image=placed(kernel.image), ptx=kernel.ptx and placed(kernel.ptx))
+        for kernel in (item.kernel for item in items)
+    )
     return tuple(kernels), bytes(block)
+
+
+def _likeness(item: Compiled) -> tuple[str, ...]:
+    """Return what orders kernels so that the code of neighbours is alike: a bf16 kernel follows its twin in fp16."""
+    kernel = item.kernel
+    types = kernel.dtype_a, kernel.dtype_b, kernel.dtype_c
+    a, b, c = (name.replace("bf16", "fp16") for name in types)
+    return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c, *types[::-1]
 
 
 def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
@@ -156,8 +178,8 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             "guards": guard_lists.index((number, guards)),
             "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
-            "beside": beside(kernel, target.shared_bytes),
-            "busy": busy(kernel),
+            "beside": beside(kernel, target),
+            "busy": busy(kernel, target),
             "occupancy": occupancy(kernel, target),
             "maps": [
                 _map(item.tensor_map)
@@ -203,11 +225,11 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
 
 def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) -> dict[str, object]:
     """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
-    facts = ("multiprocessors", "shared_bytes", "clock_mhz", "memory_gbps", "l2_bytes")
     found = tuning(table, kernels, target)
+    of = nominal(target) if table is None else table
     return {
-        "device": "" if table is None else table.device,
-        "facts": [getattr(table, name, 0) for name in facts],
+        "device": of.device,
+        "facts": [of.multiprocessors, 0, of.clock_mhz, of.memory_gbps, 0 if table is None else table.l2_bytes],
         "network": None if table is None else table.network,
         "place_count": 2 << max(0, len(found.shapes) - 1).bit_length(),
         **{field.name: getattr(found, field.name) for field in fields(found)},

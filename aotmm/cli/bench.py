@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    show_default="bench-results; random: a folder in it, named by the seed",
+    show_default="bench-results; random and ampere: a folder in it, named by the seed",
     help="Folder for results.json, tables and plots; a run that it has results of is continued.",
 )
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
@@ -87,13 +87,14 @@ def bench(
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all. models
     runs whole models in the override; it is never among all, and needs the models extra.
     random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
+    ampere, alone, measures the pack for sm80 on a newer GPU, through its PTX, against CUTLASS' kernels for Ampere.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, int_mm, unfused, addmm, tutorial, cutlass. Every product is checked
     before it is timed.
     """
     of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
     of_products = (*of_sweeps, "providers", *of_random)
-    drawn, builds = what == ("random",), what == ("build_scaling",)
+    drawn, ampere, builds = what == ("random",), what == ("ampere",), what == ("build_scaling",)
     refuse_ignored(
         ("with --render", bool(rendered), ("what", *of_products, "overhead", "ablation")),
         ("with --render", len(rendered) == 1, ("out",)),
@@ -101,7 +102,8 @@ def bench(
         ("with --overhead", overhead, ("what", *of_products)),
         ("on build_scaling", builds, ("out", *of_products)),
         ("on random", drawn, of_sweeps),
-        ("on anything but random", not drawn, of_random),
+        ("on ampere", ampere, (*of_sweeps, "providers", "classes", "regret", "table")),
+        ("on anything but random", not drawn and not ampere, of_random),
         ("with --regret", regret, ("providers",)),
         ("without --regret", not regret, ("table",)),
     )
@@ -110,11 +112,12 @@ def bench(
         return
     with needs_torch("aotmm bench"):
         from aotmm.bench import results, summary
+        from aotmm.bench.ampere import run_ampere
         from aotmm.bench.cases import COMPARISONS
         from aotmm.bench.drawn import run_drawn
         from aotmm.bench.regret import run_regret
         from aotmm.bench.run import run, run_ablation
-    unswept = bool(what) and not drawn and COMPARISONS.keys().isdisjoint(what)
+    unswept = bool(what) and not drawn and not ampere and COMPARISONS.keys().isdisjoint(what)
     refuse_ignored((f"on {', '.join(what)}", unswept, (*of_sweeps, "providers")))
 
     def progress(row: results.Row | str) -> None:
@@ -123,12 +126,14 @@ def bench(
     folder = rendered[0] if len(rendered) == 1 else out or Path("bench-results")
     if rendered:
         runs = [results.read(each) for each in rendered]
-    elif drawn:
+    elif drawn or ampere:
         seed = secrets.randbits(32) if seed is None else seed
         click.echo(f"seed {seed}", err=True)
-        folder = out or folder / f"{'regret' if regret else 'random'}-{seed}"
+        folder = out or folder / f"{'regret' if regret else what[0]}-{seed}"
         names = [name for words in classes for name in words.split(",")]
-        if regret:
+        if ampere:
+            runs = [run_ampere(seed, folder, progress, count=count)]
+        elif regret:
             runs = [run_regret(seed, folder, progress, count=count, classes=names, table=table)]
         else:
             runs = [run_drawn(seed, folder, progress, count=count, classes=names, providers=providers)]

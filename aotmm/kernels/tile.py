@@ -35,6 +35,9 @@ IMPRECISE_K = 128
 # because a buffer of Triton's ends two bytes before 2 GiB.
 BUFFER_BYTES = 2**31 - VECTOR_BYTES
 OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
+# Not for sm80 either: Triton's prefetch of operands into registers costs a third barrier in each step of K, moves and
+# registers (docs/experiments/ampere.md).
+UNNEEDED = (*NOT_FOR_PLAIN_KERNELS, "add_prefetch")
 
 
 @triton.jit
@@ -260,8 +263,7 @@ def specialise(variant: Variant) -> Specialisation:
         }
     guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        unneeded = NOT_FOR_PLAIN_KERNELS
-        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=unneeded)
+        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=UNNEEDED)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
@@ -275,7 +277,7 @@ def specialise(variant: Variant) -> Specialisation:
         {name: number for name, number in multiples.items() if name in types},
         guards + tuple(Guard(name, "below", limit) for name, limit in limits.items()),
         VECTOR_BYTES if variant.aligned else a.bytes,
-        unneeded=NOT_FOR_PLAIN_KERNELS,
+        unneeded=UNNEEDED,
         buffers=("a_ptr", "b_ptr") if buffered else (),
     )
 

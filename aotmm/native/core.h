@@ -27,7 +27,7 @@ typedef struct aotmm_octet {
 
 /* A tuning table in use. */
 typedef struct aotmm_tuning {
-  aotmm_table table;    /* of a device without multiprocessors: there is none, and its constants are estimates */
+  aotmm_table table;    /* of a device without a name: there is none, and its constants are estimates for the arch's GPU */
   aotmm_octet *octets;  /* of the plainest of aotmm_siblings, in their order */
   uint32_t *places;     /* hash table of shape numbers from 1 on, by a sum of their fields; 0: empty */
   uint32_t place_count; /* a power of two above table.shape_count */

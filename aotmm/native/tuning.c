@@ -101,7 +101,6 @@ static double ratio(int32_t device, int32_t table) { return device > 0 && table 
 
 /* Return how selection on a device without a table of its own follows from another one's. */
 static scaling scaling_by(const aotmm_tuning *table, const aotmm_device *device) {
-  if (table->table.device.multiprocessors == 0) return (scaling){table, 0, 1, 1, 1, 1, 0}; /* estimates are of the arch */
   const aotmm_hidden_facts hidden = hidden_facts(device);
   const double clock = ratio(device->clock_mhz, table->table.device.clock_mhz);
   const double sustained = hidden.sustained / hidden_facts(&table->table.device).sustained;
@@ -138,7 +137,9 @@ static int same(const scaling *a, const scaling *b) {
          a->memory == b->memory && a->tensor_tflops == b->tensor_tflops;
 }
 
-static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_kernel *k, const scaling *by) {
+static aotmm_constants scaled_constants(const aotmm_constants *c, uint32_t kernel, const scaling *by) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_tile *tile = aotmm_tiles + kernel;
   aotmm_constants to = *c;
   to.ns_per_k_step /= by->multiply;
   to.ns_per_tile /= by->clock;
@@ -147,7 +148,8 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_ke
   to.ns_per_loaded_byte /= by->load;
   if (by->tensor_tflops > 0 && (k->role == AOTMM_ROLE_PRODUCT || k->role == AOTMM_ROLE_PARTIAL)) {
     double macs = (double)k->block_m * (double)k->block_n * (double)k->block_k;
-    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * num_ctas(k));
+    double part = by->tensor_tflops / (double)(tile->beside > tile->busy ? tile->beside : tile->busy); /* a tile's */
+    double least = macs * k->element_bytes / (1000 * part * num_ctas(k));
     if (to.ns_per_k_step < least) to.ns_per_k_step = least;
   }
   return to;
@@ -156,7 +158,7 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_ke
 /* Return the tuning that a scaling gives: made once, and the table itself where nothing is scaled or memory is short. */
 static const aotmm_tuning *tuning_by(tables *all, const scaling *by) {
   static uint32_t no_places[2];
-  if (by->measured || by->table->table.device.multiprocessors == 0) return by->table;
+  if (by->measured) return by->table;
   scaled *head = __atomic_load_n(&all->others, __ATOMIC_ACQUIRE);
   for (scaled *each = head; each; each = each->next)
     if (same(&each->by, by)) return &each->tuning;
@@ -165,7 +167,7 @@ static const aotmm_tuning *tuning_by(tables *all, const scaling *by) {
   if (!fresh) return by->table;
   fresh->by = *by;
   for (uint32_t i = 0; i < aotmm_kernel_count; i++)
-    fresh->constants[i] = scaled_constants(by->table->table.constants + i, aotmm_kernels + i, by);
+    fresh->constants[i] = scaled_constants(by->table->table.constants + i, i, by);
   fresh->tuning = (aotmm_tuning){.table = by->table->table, .places = no_places, .place_count = 2};
   fresh->tuning.table.constants = fresh->constants;
   fresh->tuning.octets = (aotmm_octet *)(void *)(fresh->constants + aotmm_kernel_count);

@@ -21,7 +21,7 @@ from aotmm.target import STATUSES, TARGETS
 if TYPE_CHECKING:
     from aotmm.pack.schema import Image, Kernel
 
-FORMAT = 6
+FORMAT = 7
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
@@ -256,16 +256,16 @@ def _faults_of_images(manifest: Manifest, where: str) -> list[str]:
     Kernels may share one.
     """
     problems = []
-    found: set[Image] = set()
-    end = 0
+    names: dict[Image, str] = {}
     for kernel in manifest.kernels:
         for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
-            if image is None or image in found:
-                continue
-            found.add(image)
-            if image.offset != end:
-                problems.append(f"{where}: the {kind} of {kernel.name} is at {image.offset}, expected at {end}")
-            end = image.offset + room(image.bytes)
+            if image is not None:
+                names.setdefault(image, f"the {kind} of {kernel.name}")
+    end = 0
+    for image in sorted(names, key=lambda image: image.offset):
+        if image.offset != end:
+            problems.append(f"{where}: {names[image]} is at {image.offset}, expected at {end}")
+        end = image.offset + room(image.bytes)
     images, library = manifest.images, manifest.library
     if end != images.bytes:
         problems.append(f"{where}: the kernels' images end at {end}, their block has {images.bytes} bytes")

@@ -49,8 +49,13 @@ _TF32_PLAIN = 3.0
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
 # threads read for each. Fitted on an H100 (docs/experiments/fp32.md), and taken for other GPUs of NVIDIA's.
 _FP32_PLAIN, _FMA_READS = 3.0, 3.5
-_FMA_BUSY = 3.5  # blocks of `fma` keep a multiprocessor busy, likewise
-_FMA_REGISTERS = 96  # of a thread, and one for each sum: about what the compiler takes
+# Blocks that keep a multiprocessor busy: of `fma`, likewise; and of `tile` on NVIDIA GPUs without wgmma, whose warps
+# wait for each other in every step. Fitted to 47 problems on 104 multiprocessors of an H100, a proxy for an A100
+# (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in.
+_BUSY = {"fma": 3.5, "tile": 1.5}
+_STEP_NS, _STEP_MHZ = 40.0, 1980  # at this clock
+_MMA_TAKE_MACS = 32.0  # as _TAKE_MACS: a multiprocessor takes in 64 bytes per cycle, and multiplies half as fast
+_REGISTERS_BESIDE = 96  # of a thread, and one for each sum: about what the compiler takes
 _REGISTERS, _RESERVED_BYTES = 65_536, 1024  # of a multiprocessor of NVIDIA's, and of shared memory for each block
 _REDUCED = 0.7  # time of a byte of partial sums that is read again, over that of a byte of memory
 SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
@@ -75,6 +80,20 @@ class Device(Protocol):
     @property
     def memory_gbps(self) -> int:
         """Return 10^9 bytes per second."""
+
+
+class Nominal(NamedTuple):
+    """The `Device` that estimates are for; 0 for what they are not scaled by."""
+
+    device: str
+    multiprocessors: int
+    clock_mhz: int
+    memory_gbps: int
+
+
+def nominal(target: Target) -> Nominal:
+    """Return the device that estimates for an arch are for, without a name."""
+    return Nominal("", target.multiprocessors, target.clock_mhz, int(target.bandwidth) if target.clock_mhz else 0)
 
 
 class Constants(NamedTuple):
@@ -157,28 +176,37 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     # fp16 multiply-adds per ns of a multiprocessor
     rate = target.tflops * 1000 / 2 / target.multiprocessors * clock
     macs = config.block_m * config.block_n * config.block_k / kernel.num_ctas
-    shared = max(beside(kernel, target.shared_bytes), busy(kernel))  # a tile has that part of a multiprocessor
-    taken = shared * _TAKE_MACS / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
+    shared = max(beside(kernel, target), busy(kernel, target))  # a tile has that part of a multiprocessor
+    step, take = macs * _mac_cost(kernel, target) / rate, _TAKE_MACS
+    if _by_mma(kernel, target):
+        step, take = step + _STEP_NS * _STEP_MHZ / ((target.clock_mhz or _STEP_MHZ) * clock), _MMA_TAKE_MACS
+    taken = shared * take / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
     loaded = taken / (shared * _LOAD * (device.multiprocessors if device else target.multiprocessors))
-    return Constants(_BASE_NS, macs * shared * _mac_cost(kernel, target) / rate, _TILE_NS, byte, taken, loaded)
+    return Constants(_BASE_NS, shared * step, _TILE_NS, byte, taken, loaded)
 
 
-def beside(kernel: Kernel, shared_bytes: int) -> int:
-    """Return the tiles that share a multiprocessor whose blocks can have so much shared memory.
+def _by_mma(kernel: Kernel, target: Target) -> bool:
+    """Return whether it is a kernel of plain Triton for NVIDIA GPUs without wgmma."""
+    return kernel.family == "tile" and target.backend == "cuda" and not target.fast_accum
+
+
+def beside(kernel: Kernel, target: Target) -> int:
+    """Return the tiles that share a multiprocessor of an arch.
 
     It is about `schema.occupancy`, but the same for kernels that differ in their epilogue alone.
     """
-    if kernel.family != "fma":
+    if kernel.family != "fma" and not _by_mma(kernel, target):
         return 1
     config, threads = kernel.config, 32 * kernel.config.num_warps
-    ring = config.num_stages * config.block_k * (config.block_m + config.block_n) * DTYPES[kernel.dtype_a].bytes
-    registers = config.block_m * config.block_n + threads * _FMA_REGISTERS
-    return max(1, min(_REGISTERS // registers, (shared_bytes + _RESERVED_BYTES) // (ring + _RESERVED_BYTES)))
+    stages = config.num_stages - (kernel.family == "tile")  # the last one's copies wait until there is room
+    ring = stages * config.block_k * (config.block_m + config.block_n) * DTYPES[kernel.dtype_a].bytes
+    registers = config.block_m * config.block_n + threads * _REGISTERS_BESIDE
+    return max(1, min(_REGISTERS // registers, (target.shared_bytes + _RESERVED_BYTES) // (ring + _RESERVED_BYTES)))
 
 
-def busy(kernel: Kernel) -> float:
+def busy(kernel: Kernel, target: Target) -> float:
     """Return the tiles on a multiprocessor that take no longer than one alone: it waits for its own loads."""
-    return _FMA_BUSY if kernel.family == "fma" else 1.0
+    return _BUSY[kernel.family] if kernel.family == "fma" or _by_mma(kernel, target) else 1.0
 
 
 def _mac_cost(kernel: Kernel, target: Target) -> float:

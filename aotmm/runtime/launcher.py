@@ -311,6 +311,11 @@ class Launcher:
         return kernels
 
     @property
+    def arch(self) -> str:
+        """Return the arch of the pack."""
+        return bytes(self._c.arch).decode()
+
+    @property
     def address(self) -> int:
         """Return the address of the C function table, for the torch library."""
         return ctypes.cast(self._table, c_void_p).value or 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aotmm.pack.time_model import HIDDEN, PDL_INPUTS, PLAN_INPUTS, PROBLEM_INPUTS, SECOND, Constants
 from aotmm.problem import DEVICE_NAME_BYTES
-from aotmm.target import TARGETS
+from aotmm.target import GPUS, TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -98,12 +98,12 @@ class CTable(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The tuning table that selection on a device goes by: `aotmm_origin` of launcher.h.
+    """What selection on a device goes by, a tuning table or estimates: `aotmm_origin` of launcher.h.
 
     Attributes:
         table: the device of the table; None if there are estimates only.
         measured: it is the device's own table: measured times count, and nothing is scaled.
-        compute, memory: speed of the device over that of the table's, by which models are scaled.
+        compute, memory: speed of the device over that of the table's or, of estimates, over that of the arch's GPU.
         tensor_tflops: a lower limit of its tensor cores in fp16, None for no limit.
     """
 
@@ -120,12 +120,12 @@ class Origin:
         return cls(origin.name.decode() or None, bool(origin.measured), origin.compute, origin.memory, tflops)
 
     def __str__(self) -> str:
-        if self.table is None:
-            return "estimates from tiles and data sheet"
         if self.measured:
             return f"table of {self.table}"
         limit = "" if self.tensor_tflops is None else f", tensor cores {self.tensor_tflops:.0f} TFLOP/s"
         speeds = f"compute {self.compute:.2f}, memory {self.memory:.2f}{limit}"
+        if self.table is None:
+            return f"estimates from tiles and data sheets, scaled: {speeds}; never measured on such a GPU"
         return f"models scaled from {self.table}: {speeds}, no measured times"
 
 
@@ -133,6 +133,13 @@ def nominal_device(row: Target) -> CDevice:
     """Return the device that stands for an arch where no GPU is asked."""
     facts = (row.multiprocessors, row.shared_bytes, row.clock_mhz, int(row.bandwidth), 0)
     return CDevice(*facts, row.device.encode())
+
+
+def listed_device(name: str) -> CDevice:
+    """Return the GPU called `name` of `target.GPUS`, as its data sheet describes it."""
+    gpu = GPUS[name]
+    facts = (gpu.multiprocessors, TARGETS[gpu.arch].shared_bytes, gpu.clock_mhz, gpu.memory_gbps)
+    return CDevice(*facts, gpu.l2_megabytes << 20, name.encode())
 
 
 def measured_device(table: Table, shared_bytes: int) -> CDevice:

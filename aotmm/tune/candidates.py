@@ -10,6 +10,7 @@ from aotmm.pack.time_model import MOST_WAVES, beside, concurrent_tiles, most_sli
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
+from aotmm.target import TARGETS
 from aotmm.timing.problems import Case
 
 LEAST_WAVES = 0.25  # of work tiles that are slices: fewer leave the GPU idle
@@ -102,7 +103,7 @@ def candidates(
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config
         tiles = problem.batch * math.ceil(problem.M / config.block_m) * math.ceil(problem.N / config.block_n)
-        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas, beside(kernel, device.shared_bytes))
+        at_once = concurrent_tiles(device.multiprocessors, kernel.num_ctas, beside(kernel, TARGETS[launcher.arch]))
         slab = 4 * tiles * config.block_m * config.block_n
         splits = [1]
         if kernel.role == "partial":

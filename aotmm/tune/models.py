@@ -29,6 +29,8 @@ from aotmm.pack.time_model import (
     Constants,
     Device,
     Network,
+    beside,
+    busy,
     concurrent_tiles,
     constants,
     kernel_inputs,
@@ -80,7 +82,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
             found.setdefault((kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum), kernel)
     keys = sorted(found)
     reduce = next((constants(kernel, *gpu) for kernel in kernels if kernel.role == "reduce"), None)
-    table = {key: _row(found[key], constants(found[key], *gpu), number) for number, key in enumerate(keys)}
+    table = {key: _row(found[key], gpu, number) for number, key in enumerate(keys)}
     products, rows = [], []
     for number, shape in enumerate(shapes):
         described = _described(shape)
@@ -149,15 +151,16 @@ def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Ar
 _SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
 _SHAPE_COLUMNS = ("M", "N", "K", "batch", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
 _TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n")
-_KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", *Constants._fields)
+_KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", "beside", "busy", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
 
-def _row(kernel: Kernel, c: Constants, number: int) -> tuple[float, ...]:
+def _row(kernel: Kernel, gpu: Gpu, number: int) -> tuple[float, ...]:
     """Return the values of `_KERNEL_COLUMNS`."""
     config, partial = kernel.config, kernel.role == "partial"
-    blocks = config.block_m, config.block_n, config.block_k
-    return (number, *blocks, config.cluster_m, config.cluster_n, partial, kernel.family == "pingpong", *c)
+    blocks = config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n
+    sharing = beside(kernel, gpu.target), busy(kernel, gpu.target)
+    return (number, *blocks, partial, kernel.family == "pingpong", *sharing, *constants(kernel, *gpu))
 
 
 def _described(shape: ShapeTimes) -> tuple[float, ...]:
@@ -186,13 +189,17 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     M, N, K, batch, split = d["M"], d["N"], d["K"], d["batch"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
     num_ctas = d["cluster_m"] * d["cluster_n"]
-    tiles, concurrent = (
+    tiles, places = (
         down * across * batch,
         np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas),
     )
+    concurrent = places * d["beside"]
     units, at_once = tiles * split, np.minimum(tiles, concurrent)
     waves = units / concurrent
-    rounds = np.ceil(waves)
+    whole = np.floor(waves)
+    rest = np.ceil(np.maximum(0, units - whole * concurrent) / places)
+    shared = np.maximum(d["beside"], d["busy"])
+    rounds = whole + np.minimum(rest, 1) * np.maximum(rest, d["busy"]) / shared
     steps = np.ceil(np.ceil(K / d["block_k"]) / split)
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across

@@ -27,8 +27,10 @@ from aotmm.pack.time_model import (
     PROBLEM_INPUTS,
     Constants,
     Network,
+    Nominal,
     constants,
     kernel_inputs,
+    nominal,
 )
 from aotmm.problem import ACTIVATIONS, DTYPES, EPILOGUES, GROUPS, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
@@ -391,7 +393,7 @@ def rounded(*values: float) -> Floats:
 class Speeds:
     """Those of a device over those of a table's device; `own`: the table is its own."""
 
-    table: Table
+    table: Table | Nominal
     own: bool
     multiprocessors: float = 1.0
     clock: float = 1.0
@@ -415,15 +417,15 @@ def hidden_facts(name: str) -> HiddenFacts:
     return HIDDEN_FACTS.get(name.partition(" MIG ")[0], HiddenFacts())
 
 
-def speeds(table: Table, device: CDevice) -> Speeds:
-    """Those of a device over those of the table's."""
+def speeds(table: Table | Nominal, device: CDevice) -> Speeds:
+    """Those of a device over those of the table's, or of the one that estimates are for."""
 
     def ratio(name: str) -> float:
         mine, theirs = getattr(device, name), getattr(table, name)
         return float(mine / theirs) if mine > 0 and theirs > 0 else 1.0
 
     name = device.name.decode()
-    if name == table.device:
+    if name and name == table.device:
         return Speeds(table, own=True)
     sustained = hidden_facts(name).sustained / hidden_facts(table.device).sustained
     facts = ratio("multiprocessors"), ratio("clock_mhz"), sustained, ratio("memory_gbps")
@@ -460,13 +462,15 @@ class Reference:
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
         if not self.tables:
-            self.constants = self._of_table(None)
+            self.constants = self._scaled(speeds(nominal(self.target), device), device)
             return self
         own = [table for table in self.tables if table.device == device.name.decode()]
-        found = min((speeds(table, device) for table in own or self.tables), key=lambda each: each.distance)
-        self.table = found.table
-        self.constants = self._of_table(found.table) if found.own else self._scaled(found, device)
-        self.shapes, self.timed = self._measured(found.table) if found.own else ({}, set())
+        found, table = min(
+            ((speeds(table, device), table) for table in own or self.tables), key=lambda pair: pair[0].distance
+        )
+        self.table = table
+        self.constants = self._of_table(table) if found.own else self._scaled(found, device)
+        self.shapes, self.timed = self._measured(table) if found.own else ({}, set())
         return self
 
     def _measured(self, table: Table) -> tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]:
@@ -512,11 +516,12 @@ class Reference:
 
     def _scaled(self, by: Speeds, device: CDevice) -> list[Floats]:
         tensor = hidden_facts(device.name.decode()).tensor_tflops
+        table = by.table if isinstance(by.table, Table) else None
         key = (by.table.device, by.multiprocessors, by.clock, by.sustained, by.memory, tensor)
         if key not in self._constants:
             self._constants[key] = [
-                scaled(kernel, each, by, tensor)
-                for kernel, each in zip(self.kernels, self._of_table(by.table), strict=True)
+                scaled(kernel, each, by, tensor / max(sharing(kernel, self.target), keeping_busy(kernel, self.target)))
+                for kernel, each in zip(self.kernels, self._of_table(table), strict=True)
             ]
         return self._constants[key]
 
@@ -782,7 +787,7 @@ class Reference:
         down, across = max(ONE, np.ceil(m / block_m)), max(ONE, np.ceil(n / block_n))
         work_tiles = down * across * batch * F32(split)
         waves = work_tiles / F32(concurrent(kernel, device, self.target))
-        beside, busy = F32(sharing(kernel, self.target)), F32(3.5 if kernel.family == "fma" else 1)
+        beside, busy = F32(sharing(kernel, self.target)), F32(keeping_busy(kernel, self.target))
         whole = np.floor(waves)
         slots = F32(concurrent(kernel, device, self.target))
         rest = np.ceil(max(F32(0), work_tiles - whole * slots) / (slots / beside))
@@ -911,10 +916,20 @@ def concurrent(kernel: Kernel, device: CDevice, target: Target) -> int:
 
 def sharing(kernel: Kernel, target: Target) -> int:
     """Tiles that share a multiprocessor: of its registers a thread has 96 and one for each sum."""
-    if kernel.family != "fma":
+    if keeping_busy(kernel, target) == 1:
         return 1
-    registers = kernel.config.block_m * kernel.config.block_n + kernel.threads * 96
-    return max(1, min(65536 // registers, (target.shared_bytes + 1024) // (kernel.shared_bytes + 1024)))
+    config = kernel.config
+    registers = config.block_m * config.block_n + kernel.threads * 96
+    stages = config.num_stages - 1 if kernel.family == "tile" else config.num_stages
+    ring = stages * config.block_k * (config.block_m + config.block_n) * DTYPES[kernel.dtype_a].bytes
+    return max(1, min(65536 // registers, (target.shared_bytes + 1024) // (ring + 1024)))
+
+
+def keeping_busy(kernel: Kernel, target: Target) -> float:
+    """Tiles on a multiprocessor that take no longer than one alone."""
+    if kernel.family == "tile":
+        return 1.5 if target.backend == "cuda" and not target.fast_accum else 1
+    return 3.5 if kernel.family == "fma" else 1
 
 
 def early_by_formula(kernel: Kernel, terms: Terms | None) -> bool:
@@ -978,10 +993,10 @@ def group(kernel: Kernel, problem: Problem, slots: int) -> int:
 
 
 def scaled(kernel: Kernel, c: Floats, by: Speeds, tensor: float) -> Floats:
-    """Constants of a kernel on another device, whose multiprocessors have `tensor` TFLOP/s, or as they are if 0."""
+    """Constants of a kernel on another device, where a tile has `tensor` TFLOP/s, or as they are if 0."""
     base, step, tile, byte, taken, loaded = map(float, c)
     step, config = step / by.multiply, kernel.config
-    if tensor and kernel.role in ("product", "partial"):
+    if tensor and kernel.role in ("product", "partial"):  # that of a tile's part of a multiprocessor
         macs = float(config.block_m * config.block_n * config.block_k)
         step = max(step, macs * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
     load = by.multiprocessors * by.clock

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aotmm.bench import nvcc
 from aotmm.bench.providers import NAMES, NotRunError, cutlass, library, provider
 from aotmm.timing.check import truth
 from aotmm.timing.operands import Pool
@@ -56,8 +57,9 @@ def test_torch_mm_has_no_epilogue() -> None:
 @pytest.mark.parametrize("config", [*cutlass.HOPPER_CONFIGS, *cutlass.AMPERE_CONFIGS], ids=cutlass.name)
 def test_macros(config: cutlass.Config) -> None:
     """What a configuration defines is what the source reads, and only Hopper's have a config."""
-    macros = dict(text.removeprefix("-D").split("=") for text in cutlass.definitions(config, "bf16"))
+    macros = dict(text.removeprefix("-D").split("=") for text in cutlass.definitions(config, "bf16", "nt"))
     assert macros["ELEMENT"] == "cutlass::bfloat16_t"
+    assert (macros["LAYOUT_A"], macros["LAYOUT_B"]) == ("RowMajor", "ColumnMajor")
     assert ("SCHEDULE" in macros) == (config in cutlass.HOPPER_CONFIGS)
     assert all(re.search(rf"\b{name}\b", SOURCE) for name in macros)
 
@@ -71,10 +73,25 @@ def test_cutlass_is_not_run_without_its_tools(monkeypatch: pytest.MonkeyPatch, t
     ):
         with pytest.raises(NotRunError, match=reason):
             prepare(case, [])
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(NotRunError, match="no nvcc on the PATH"):
-        cutlass.build("fp16", (9, 0), tmp_path)
-    monkeypatch.setattr(shutil, "which", lambda _: "/bin/true")
+    for case, reason in (
+        (Case(Shape(64, 64, 64, "nn"), "tf32"), "plain 16-bit products"),
+        (Case(Shape(64, 60, 64, "nn"), "fp16"), "16-byte rows"),
+        (Case(Shape(60, 64, 64, "tn"), "fp16"), "16-byte rows"),
+    ):
+        with pytest.raises(NotRunError, match=reason):
+            next(cutlass.calls(case, [], cutlass.AMPERE_CONFIGS, 108))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotRunError, match="nvidia-cutlass is not installed: pip install"):
-        cutlass.build("fp16", (9, 0), tmp_path)
+        cutlass.build(cutlass.AMPERE_CONFIGS, "fp16", "nn")
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(NotRunError, match="no nvcc on the PATH"):
+        nvcc.built(tmp_path / "any.cu", "any", [])
+
+
+def test_slices_of_cutlass() -> None:
+    """Its kernels for Ampere split K into slices of four steps at least, where the tiles are too few for two waves."""
+    config = (128, 128, 32, 64, 64, 4)
+    assert cutlass._options(config, Case(Shape(256, 256, 4096, "nn"), "fp16"), 108) == (1, 2, 4, 8)
+    assert cutlass._options(config, Case(Shape(256, 256, 256, "nn"), "fp16"), 108) == (1, 2)
+    assert cutlass._options(config, Case(Shape(1280, 1280, 4096, "nn"), "fp16"), 108) == (1, 2)
+    assert cutlass._options(config, Case(Shape(4096, 4096, 4096, "nn"), "fp16"), 108) == (1,)

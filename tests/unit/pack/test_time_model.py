@@ -43,8 +43,11 @@ def test_a_step_is_bound_by_the_tensor_cores() -> None:
     assert constants(tf32, H200).ns_per_k_step == pytest.approx(2 * step)
     assert constants(replace(tf32, family="tile"), H200).ns_per_k_step == pytest.approx(6 * step), "without wgmma"
     a100 = target("sm80")
-    step_80 = constants(TILE, a100).ns_per_k_step
-    assert constants(replace(tf32, family="tile"), a100).ns_per_k_step == pytest.approx(2 * step_80)
+    (once, _), (twice, _) = (
+        (constants(replace(TILE, dtype_a=name, family="cooperative"), a100).ns_per_k_step, name)
+        for name in ("fp16", "tf32")
+    )
+    assert twice == pytest.approx(2 * once), "no GPU before has wgmma"
     pair = replace(TILE, config=replace(TILE.config, cluster_n=2))
     assert constants(pair, H200).ns_per_k_step == pytest.approx(step / 2), "each has a half"
     slow = replace(TABLE, clock_mhz=H200.clock_mhz // 2)
@@ -56,12 +59,31 @@ def test_blocks_of_fma_share_a_multiprocessor() -> None:
     one = replace(TILE, dtype_a="fp32", config=Config(64, 64, 16, 4, 2))
     six = replace(one, family="fma")
     large = replace(six, config=Config(128, 64, 16, 4, 2))
-    assert [beside(each, H200.shared_bytes) for each in (one, six, large)] == [1, 6, 4]
-    assert beside(six, 99 << 10) == 3
-    assert (busy(one), busy(six)) == (1, 3.5)
+    assert [beside(each, H200) for each in (one, six, large)] == [1, 6, 4]
+    assert beside(six, H200._replace(shared_bytes=99 << 10)) == 3
+    assert (busy(one, H200), busy(six, H200)) == (1, 3.5)
     assert constants(six, H200).ns_per_taken_byte == pytest.approx(6 * constants(one, H200).ns_per_taken_byte)
     assert constants(six, H200).ns_per_loaded_byte == pytest.approx(constants(one, H200).ns_per_loaded_byte)
     assert concurrent_tiles(132, 1, 6) == 792
+
+
+def test_blocks_of_tile_share_a_multiprocessor_without_wgmma() -> None:
+    """Those of large tiles by registers, of many stages by shared memory; each takes as long as its part, and waits."""
+    a100, made = target("sm80"), replace(TILE, family="tile")
+    for config, count in (
+        (Config(128, 256, 64, 3, 8), 1),
+        (Config(128, 128, 32, 4, 4), 2),
+        (Config(64, 64, 64, 4, 4), 3),
+        (Config(16, 64, 128, 4, 4), 2),
+    ):
+        kernel = replace(made, config=config)
+        assert [beside(kernel, row) for row in (a100, H200, target("gfx90a"))] == [count, 1, 1]
+        macs = config.block_m * config.block_n * config.block_k
+        step = macs / (a100.tflops * 1e3 / 2 / a100.multiprocessors) + 40 * 1980 / 1410
+        assert constants(kernel, a100).ns_per_k_step == pytest.approx(max(count, 1.5) * step)
+        bytes_per_ns = max(count, 1.5) / constants(kernel, a100).ns_per_taken_byte
+        assert bytes_per_ns == pytest.approx(64 * 1.410, rel=0.01), "64 in a cycle, for all of them together"
+    assert (busy(made, a100), busy(made, H200), busy(made, target("gfx90a"))) == (1.5, 1, 1)
 
 
 def test_full_precision_costs_what_threads_read() -> None:
@@ -70,9 +92,7 @@ def test_full_precision_costs_what_threads_read() -> None:
     costs = []
     for block, warps in ((32, 2), (32, 1), (64, 4), (64, 2)):
         made = replace(TILE, dtype_a="fp32", family="fma", config=Config(block, block, 16, 4, warps))
-        costs.append(
-            constants(made, H200).ns_per_k_step / beside(made, H200.shared_bytes) / (block * block * 16 / rate * 1e9)
-        )
+        costs.append(constants(made, H200).ns_per_k_step / beside(made, H200) / (block * block * 16 / rate * 1e9))
     assert costs[1] == pytest.approx(costs[2])
     assert costs[0] > costs[1] > costs[3] > 1
     plain = replace(TILE, dtype_a="fp32", config=Config(64, 64, 32, 2, 4))
