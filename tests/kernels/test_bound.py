@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from aotmm.pack.manifest import Manifest
+from aotmm.problem import LAYOUTS
+from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.runtime.tuning import listed_device
 from tests.emulators import bound, core
 from tests.emulators.bound import Bounded, Loop
 
 Pack = Callable[[str], Path]
 
 ASKED = 0.80
+NEAR = 0.85
 LARGE = 128 * 128  # elements of a large tile
 MFMA = "v_mfma_f32_16x16x16f16 v[0:3], v[8:9], v[10:11], v[0:3]"  # 32 clocks
 READ = "ds_read_b128 v[20:23], v90"  # 8 clocks of the LDS
@@ -99,8 +104,23 @@ def test_large_tiles(dtype: str, rows: list[Bounded]) -> None:
         for row in rows
         if row.kernel.dtype_a == dtype and row.kernel.config.block_m * row.kernel.config.block_n >= LARGE
     ]
-    assert {row.kernel.layout for row in large} == {"nn", "nt", "tn", "tt"}
+    assert {row.kernel.layout for row in large} == set(LAYOUTS)
     assert {row.kernel.name: row.bound for row in large if row.bound.use < ASKED} == {}
+
+
+def test_loads_have_no_branches(rows: list[Bounded]) -> None:
+    """Where guards on reaches allow buffers, no load in the loop hangs on a branch."""
+    by_buffers = [row for row in rows if any(guard.value == "a_reach" for guard in row.kernel.guards)]
+    assert {row.kernel.role for row in by_buffers} == {"product", "partial"}
+    assert [row.kernel.name for row in by_buffers if "execz" in " ".join(row.loop.lines)] == []
+
+
+def test_the_lds_is_read_in_vectors(rows: list[Bounded]) -> None:
+    """In 16 bits, tiles of 64 rows and more read no single elements from the LDS, however the operands lie."""
+    wide = [row for row in rows if row.kernel.config.block_m >= 64 and row.kernel.vector_bytes == 16]
+    wide = [row for row in wide if row.kernel.dtype_a in ("fp16", "bf16")]
+    assert {row.kernel.layout for row in wide} == set(LAYOUTS)
+    assert [row.kernel.name for row in wide if "ds_read_u16" in " ".join(row.loop.lines)] == []
 
 
 def test_nothing_spills(manifest: Manifest) -> None:
@@ -115,6 +135,31 @@ def test_best_tiles(rows: list[Bounded]) -> None:
     assert uses == sorted(uses, reverse=True)
     assert uses[0] >= 0.95
     assert uses[-1] == pytest.approx(16 * 4096 * bound.MEMORY_BYTES / (512 * 104 * 2 * (2 * 16 + 4096)), rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI210", "AMD Instinct MI250", "AMD Instinct MI250X"])
+def test_selection_knows_the_device(name: str, rows: list[Bounded], interpreted_pack: Pack) -> None:
+    """The formula chooses tiles whose bound is near the best on the compute units of each device, in every layout."""
+    launcher, device = open_pack(interpreted_pack("gfx90a")).launcher, listed_device(name)
+    assert device.multiprocessors in bound.UNITS.values()
+    kernels = {row.kernel.name: row for row in rows}
+    for (M, N, K), layout in itertools.product(bound.PRODUCTS, LAYOUTS):
+        problem = Problem(
+            M=M,
+            N=N,
+            K=K,
+            strides_a=(K, 1) if layout[0] == "n" else (1, M),
+            strides_b=(N, 1) if layout[1] == "n" else (1, K),
+            strides_c=(N, 1),
+            dtype_a="bf16",
+            dtype_b="bf16",
+            dtype_c="bf16",
+        )
+        plan = launcher.select(problem, device)
+        row = kernels[launcher.kernels[plan.kernel].name]
+        most, _, _ = bound.best(_of(rows, "bf16", layout), (M, N, K), device.multiprocessors)
+        use = bound.product_use(row, (M, N, K), plan.split, device.multiprocessors)
+        assert use >= NEAR * most, (row.kernel.name, plan.split, M, N, K)
 
 
 def _of(rows: list[Bounded], dtype: str, layout: str) -> list[Bounded]:
