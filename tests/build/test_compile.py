@@ -26,7 +26,7 @@ from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
 from aotmm.pack.manifest import room
 from aotmm.pack.schema import Config, Parameter, TensorMap
 from aotmm.pack.verify import verify
-from aotmm.problem import PRODUCT_QUANTITIES
+from aotmm.problem import DTYPES, PRODUCT_QUANTITIES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import SHAPES, clusters_pack, default_pack, run_python

@@ -216,13 +216,16 @@ def test_extents_around_2_31(arch: str, product: Product, interpreted_pack: Call
     ],
 )
 def test_operands_around_2_gib(product: Product, room: str, interpreted_pack: Callable[[str], Path]) -> None:
-    """On AMD, kernels that load by buffers are right up to the last element that these reach; "full" serves the rest."""
+    """On AMD, kernels that load by buffers are right up to the last element that these reach, others beyond it."""
     folder, limit = interpreted_pack("gfx90a"), (2**31 - 16) // 2  # elements
     lines, length = {"nt": (product.M, product.K), "tn": (product.K, product.M), "nn": (2, product.M * product.K)}[
         product.layout
     ]
     most = (limit - length) // (lines - 1) // 8 * 8 - length
-    outcomes = in_worker(execute, folder, [replace(product, **{room: most}), replace(product, **{room: most + 8})])
+    products = [
+        replace(product, padding=size) if room == "padding" else replace(product, gap=size) for size in (most, most + 8)
+    ]
+    outcomes = in_worker(execute, folder, products)
     assert _wrong(outcomes) == []
     epilogues = {kernel.name: kernel.epilogue for kernel in open_pack(folder).manifest.kernels}
     assert [epilogues[outcome.kernel] == "full" for outcome in outcomes] == [False, True]
