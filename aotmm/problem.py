@@ -84,7 +84,8 @@ ROLES = ("product", "partial", "reduce", "copy")
 # Quantities: the values of a kernel's parameters, and the subjects of its guards. Every kernel declares its own, in the
 # order of the array that a launch gives it. A product's, a partial's and a reduce's are these. Pointers are byte
 # addresses, strides count elements, slope is the bits of an fp32, extents are the distance in elements from the first
-# to the last element of one matrix of an operand; bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
+# to the last element of one matrix of an operand, reaches that from the first to the last of all its matrices;
+# bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
 # Partial sums are fp32 (split, batch, M_pad, N_pad), whole tiles, at workspace_ptr, a matrix every workspace_stride_z
 # elements; split is 1 for a product. global_scratch is the address of the memory that Triton's compiler needs. c_span
 # is the number of elements of a row of C that may be written: N, or the whole pitch of a C in the workspace. Tiles are
@@ -98,6 +99,7 @@ PRODUCT_QUANTITIES = (
     "activation", "allow_tf32", "fast_accum", "batch_invariant",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
     "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m",
+    "a_reach", "b_reach", "c_reach",
 )  # fmt: skip
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
 # A copy's: a source and a destination of M rows and N columns, in elements of equal size.

@@ -146,7 +146,7 @@ _ROWS = (
         name="gfx90a", gpus="MI210, MI250, MI250X", status=EMULATED,
         executed_on="a CPU interpreter; never an AMD GPU, nor under ROCm",
         dtypes=_CDNA, multiprocessors=104, tflops=181.0, bandwidth=1638.4, shared_bytes=65_536,
-        warp_size=64, registers=131_072, granule=512, simds=4,
+        clock_mhz=1700, warp_size=64, registers=131_072, granule=512, simds=4,
     ),
     Target(
         name="gfx942", gpus="MI300A, MI300X, MI325X", status=COMPILED, executed_on="nothing",
@@ -206,6 +206,10 @@ GPUS = {
     "NVIDIA L4": Gpu("sm89", 58, 2040, 300, 121.0, 48),
     "NVIDIA L40S": Gpu("sm89", 142, 2520, 864, 362.0, 96),
     "NVIDIA GeForce RTX 4090": Gpu("sm89", 128, 2520, 1008, 165.2, 72),
+    # AMD's data sheets of MI210, MI250 and MI250X. The latter two have two dies, each of which is a device.
+    "AMD Instinct MI210": Gpu("gfx90a", 104, 1700, 1638, 181.0, 8),
+    "AMD Instinct MI250": Gpu("gfx90a", 104, 1700, 1638, 181.0, 8),
+    "AMD Instinct MI250X": Gpu("gfx90a", 110, 1700, 1638, 191.5, 8),
 }
 
 

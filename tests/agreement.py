@@ -145,6 +145,8 @@ def _inputs(kernel: Kernel, a: Array, b: Array) -> tuple[dict[str, Array], dict[
         "stride_bn": bn,
         "a_extent": (a.shape[0] - 1) * am + (a.shape[1] - 1) * ak,
         "b_extent": (b.shape[0] - 1) * bk + (b.shape[1] - 1) * bn,
+        "a_reach": (a.shape[0] - 1) * am + (a.shape[1] - 1) * ak,
+        "b_reach": (b.shape[0] - 1) * bk + (b.shape[1] - 1) * bn,
         "allow_tf32": int(kernel.dtype_a == "tf32"),
         "fast_accum": int(kernel.fast_accum),
         "split": 1,

@@ -43,6 +43,9 @@ _CLUSTER_PASSES = (
     "add_assign_cga_layouts", "add_optimize_cta_locality", "add_check_matmul_two_cta",
     "add_cluster_barrier_mbar_allocator", "add_initialize_ws_cluster_barriers",
 )  # fmt: skip
+# Where operands that do not lie along K are turned in registers on their way to shared memory, so that waves read whole
+# vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
+_TRANSPOSING = ("gfx90a",)
 # Prefixes of the variables that compiler processes keep.
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 
@@ -292,11 +295,14 @@ def _stages(variant: Variant, plan: Specialisation) -> _Stages:
 
     target, arguments = variant.target, plan.function.arg_names
     types = plan.types | {name: _descriptor_type(row) for name, row in plan.descriptors.items()}
+    attributes = {(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()}
+    for name in plan.buffers:
+        attributes.setdefault((arguments.index(name),), []).append(["tt.pointer_range", 32])
     source = (GluonASTSource if plan.function.is_gluon() else ASTSource)(
         fn=plan.function,
         signature={name: types.get(name, "constexpr") for name in arguments},
         constexprs=plan.constants,
-        attrs={(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()},
+        attrs=attributes,
     )
     backend = make_backend(GPUTarget(target.backend, target.triton_arch, target.warp_size))
     chosen = backend.parse_options(options(variant))
@@ -317,7 +323,7 @@ def _lowered(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any
     functions = backend.get_codegen_implementation(stages.options)
     metadata = {**stages.options.__dict__, "target": backend.target}
     text = stages.source.make_ir(backend.target, stages.options, functions, backend.get_module_map(), context)
-    with _only_needed_passes(variant, plan):
+    with _only_needed_passes(variant, plan), _transposing(variant.target):
         for stage in stages.lower:
             text = stage(text, metadata)
     return text, metadata
@@ -350,6 +356,17 @@ def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None
     finally:
         for (module, name), adder in zip(unneeded, adders, strict=True):
             setattr(module, name, adder)
+
+
+@contextmanager
+def _transposing(target: Target) -> Iterator[None]:
+    """Compile for an arch of `_TRANSPOSING` with the pass of that name."""
+    from triton import knobs
+
+    with knobs.amd.scope():
+        if target.name in _TRANSPOSING:
+            knobs.amd.use_in_thread_transpose = True
+        yield
 
 
 def _words(error: BaseException) -> str:

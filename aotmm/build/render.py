@@ -63,6 +63,7 @@ from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 _OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies of operands do not help to keep
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _LANES = 8  # of core.h
+_CDNA_LANES = 64  # of a wave. With 32, on RDNA, HIP counts pairs of compute units. Source: ROCm CLR, "WGP mode"
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
 _GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
@@ -205,7 +206,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             capability=target.triton_arch,
             specific=target.specific,
             min_driver=target.min_driver,
-            multiprocessors=target.multiprocessors,
+            counted_units=_CDNA_LANES // target.warp_size,
             shared_bytes=target.shared_bytes,
             attribute_ids=ATTRIBUTES,
             images_name=IMAGES,

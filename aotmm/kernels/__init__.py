@@ -189,6 +189,8 @@ class Specialisation:
         unneeded: passes of Triton for NVIDIA GPUs that change nothing in this kernel, by the functions that add them.
             Tests compare images with and without them.
         quantities: the values that a launch gives it, in their order; arguments and guards are called as these.
+        buffers: pointers to operands of less than 2 GiB, which AMD's compiler reads by buffer instructions: one address
+            and 32-bit offsets, and no branch for a mask. `guards` has to have the reaches.
     """
 
     function: Any
@@ -204,3 +206,4 @@ class Specialisation:
     pdl: bool = False
     unneeded: tuple[str, ...] = ()
     quantities: tuple[str, ...] = PRODUCT_QUANTITIES
+    buffers: tuple[str, ...] = ()

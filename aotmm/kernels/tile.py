@@ -31,6 +31,9 @@ BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 # Hopper's fp8 tensor cores keep about 14 bits; sums are moved to fp32 after this many products, as cuBLAS does
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
+# Of memory that AMD's buffer instructions reach, as Triton uses them ("tt.pointer_range" 32). The last 16 stay unused,
+# because a buffer of Triton's ends two bytes before 2 GiB.
+BUFFER_BYTES = 2**31 - VECTOR_BYTES
 OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
 # Not for sm80 either: Triton's prefetch of operands into registers costs a third barrier in each step of K, moves and
 # registers (docs/experiments/ampere.md).
@@ -234,7 +237,8 @@ def specialise(variant: Variant) -> Specialisation:
 
     Layout "any" has no guard and computes every offset in 64 bits. The others have guards on the unit strides of their
     layout and on 32-bit offsets within one matrix, so that loads are coalesced. Aligned ones also guard 16-byte rows,
-    so that the compiler issues 16-byte loads and stores.
+    so that the compiler issues 16-byte loads and stores. On AMD those without the epilogue "full" guard operands of
+    less than 2 GiB, too, all matrices of a batch together, which buffer instructions load. "full" serves larger ones.
     """
     config, a, b, c = variant.config, DTYPES[variant.dtype_a], DTYPES[variant.dtype_b], DTYPES[variant.dtype_c]
     precise = variant.dtype_a.startswith("fp8") and not variant.fast_accum
@@ -284,16 +288,20 @@ def specialise(variant: Variant) -> Specialisation:
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
+    buffered = variant.target.backend == "hip" and variant.aligned and variant.epilogue != "full"
+    reaches = {"a_reach": BUFFER_BYTES // a.bytes, "b_reach": BUFFER_BYTES // b.bytes} if buffered else {}
+    limits = {f"{operand}_extent": 2**31 for operand in bytes_} | reaches
     return Specialisation(
         function,
         {name: type_ for name, type_ in types.items() if name not in unit},
         constants | {name: 1 for name in unit if name in types},
         {name: number for name, number in multiples.items() if name in types},
-        guards + tuple(Guard(f"{operand}_extent", "below", 2**31) for operand in bytes_),
+        guards + tuple(Guard(name, "below", limit) for name, limit in limits.items()),
         VECTOR_BYTES if variant.aligned else a.bytes,
         promoted=promoted,
         rounded=rounded,
         unneeded=UNNEEDED,
+        buffers=("a_ptr", "b_ptr") if buffered else (),
     )
 
 

@@ -114,7 +114,7 @@ typedef struct quantities {
 
 /* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
 typedef struct operand_values {
-  uint16_t pointer, rows, cols, row_stride, col_stride, batch_stride, extent;
+  uint16_t pointer, rows, cols, row_stride, col_stride, batch_stride, extent, reach;
 } operand_values;
 extern const operand_values operands[OPERANDS];
 

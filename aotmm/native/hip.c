@@ -6,7 +6,7 @@
 
 #include "core.h"
 
-extern const int aotmm_multiprocessors, aotmm_shared_bytes; /* of the arch */
+extern const int aotmm_counted_units, aotmm_shared_bytes; /* of the arch: compute units that HIP counts as one, LDS of a block */
 
 /* Source: HIP runtime API reference, hipModuleLaunchKernel: grid times block is below 2^32. */
 const uint64_t driver_max_threads = UINT32_MAX;
@@ -18,6 +18,7 @@ enum {
   ATTRIBUTE_L2 = 19,   /* bytes */
   ATTRIBUTE_MEMORY_BUS = 59,   /* bits */
   ATTRIBUTE_MEMORY_CLOCK = 60, /* kHz */
+  ATTRIBUTE_MULTIPROCESSORS = 63,
 };
 
 static struct {
@@ -83,18 +84,19 @@ static void *open_library(void) {
   return handle;
 }
 
-/* Read a device's facts. Multiprocessors and shared memory are the arch's. */
+/* Read a device's facts; a die of an MI250 is a device. */
 static int read_device(int ordinal) {
   aotmm_device *to = facts + ordinal;
-  int clock = 0, memory_clock = 0, bus = 0;
+  int clock = 0, memory_clock = 0, bus = 0, count = 0;
   result code;
   if ((code = hip.hipDeviceGetAttribute(&clock, ATTRIBUTE_CLOCK, ordinal)) ||
       (code = hip.hipDeviceGetAttribute(&memory_clock, ATTRIBUTE_MEMORY_CLOCK, ordinal)) ||
       (code = hip.hipDeviceGetAttribute(&bus, ATTRIBUTE_MEMORY_BUS, ordinal)) ||
+      (code = hip.hipDeviceGetAttribute(&count, ATTRIBUTE_MULTIPROCESSORS, ordinal)) ||
       (code = hip.hipDeviceGetAttribute(&to->l2_bytes, ATTRIBUTE_L2, ordinal)))
     return failed(code, ordinal, "hipDeviceGetAttribute", "");
   if ((code = hip.hipDeviceGetName(to->name, sizeof to->name, ordinal))) return failed(code, ordinal, "hipDeviceGetName", "");
-  to->multiprocessors = aotmm_multiprocessors;
+  to->multiprocessors = count * aotmm_counted_units;
   to->shared_bytes = aotmm_shared_bytes;
   set_speeds(to, clock, memory_clock, bus);
   return AOTMM_OK;

@@ -87,17 +87,21 @@ void set_speeds(aotmm_device *device, int clock_khz, int memory_clock_khz, int b
 
 const operand_values operands[OPERANDS] = {
     {AOTMM_PRODUCT_A_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_K, AOTMM_PRODUCT_STRIDE_AM, AOTMM_PRODUCT_STRIDE_AK,
-     AOTMM_PRODUCT_STRIDE_AZ, AOTMM_PRODUCT_A_EXTENT},
+     AOTMM_PRODUCT_STRIDE_AZ, AOTMM_PRODUCT_A_EXTENT, AOTMM_PRODUCT_A_REACH},
     {AOTMM_PRODUCT_B_PTR, AOTMM_PRODUCT_K, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_BK, AOTMM_PRODUCT_STRIDE_BN,
-     AOTMM_PRODUCT_STRIDE_BZ, AOTMM_PRODUCT_B_EXTENT},
+     AOTMM_PRODUCT_STRIDE_BZ, AOTMM_PRODUCT_B_EXTENT, AOTMM_PRODUCT_B_REACH},
     {AOTMM_PRODUCT_C_PTR, AOTMM_PRODUCT_M, AOTMM_PRODUCT_N, AOTMM_PRODUCT_STRIDE_CM, AOTMM_PRODUCT_STRIDE_CN,
-     AOTMM_PRODUCT_STRIDE_CZ, AOTMM_PRODUCT_C_EXTENT},
+     AOTMM_PRODUCT_STRIDE_CZ, AOTMM_PRODUCT_C_EXTENT, AOTMM_PRODUCT_C_REACH},
 };
 
 void set_extent(quantities *q, int operand) {
-  int64_t *value = q->value;
-  value[operands[operand].extent] = extent(value[operands[operand].rows], value[operands[operand].row_stride],
-                                           value[operands[operand].cols], value[operands[operand].col_stride]);
+  const operand_values *o = operands + operand;
+  int64_t *value = q->value, reach;
+  value[o->extent] = extent(value[o->rows], value[o->row_stride], value[o->cols], value[o->col_stride]);
+  if (__builtin_mul_overflow(value[AOTMM_PRODUCT_BATCH] - 1, value[o->batch_stride], &reach) ||
+      __builtin_add_overflow(reach, value[o->extent], &reach))
+    reach = INT64_MAX;
+  value[o->reach] = reach;
 }
 
 /* Make the strides of a dimension free if its size is 1. */

@@ -41,6 +41,8 @@ _BASE_NS = 2500.0  # of a launch and its first loads
 _TILE_NS = 600.0  # from the last product of a tile to the first of the next
 _READ = 0.9  # of the memory's bandwidth
 _TAKE_MACS = 64.0  # fp16 multiply-adds in the time in which a multiprocessor takes in one element of 2 bytes
+# fp16 elements that a compute unit of AMD's takes in per clock. Source: CDNA 2 white paper, 64 bytes. Never measured.
+_TAKE_ELEMENTS = 32.0
 _LOAD = 0.6  # of what all multiprocessors could take in, the L2 cache gives
 _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over that of memory's: L2 keeps a part
 _REDUCE_NS = 1000.0
@@ -180,6 +182,8 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
     step, take = macs * _mac_cost(kernel, target) / rate, _TAKE_MACS
     if _by_mma(kernel, target):
         step, take = step + _STEP_NS * _STEP_MHZ / ((target.clock_mhz or _STEP_MHZ) * clock), _MMA_TAKE_MACS
+    elif target.backend == "hip" and target.clock_mhz:
+        take = 1000 * rate / (clock * target.clock_mhz) / _TAKE_ELEMENTS
     taken = shared * take / 2 / rate * (16 // kernel.vector_bytes)  # narrow loads are slower
     loaded = taken / (shared * _LOAD * (device.multiprocessors if device else target.multiprocessors))
     return Constants(_BASE_NS, shared * step, _TILE_NS, byte, taken, loaded)

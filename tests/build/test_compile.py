@@ -26,7 +26,7 @@ from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
 from aotmm.pack.manifest import room
 from aotmm.pack.schema import Config, Parameter, TensorMap
 from aotmm.pack.verify import verify
-from aotmm.problem import PRODUCT_QUANTITIES
+from aotmm.problem import DTYPES, PRODUCT_QUANTITIES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS, target
 from tests.build.packs import SHAPES, clusters_pack, default_pack, run_python
@@ -303,7 +303,11 @@ def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
         for kind, number in attributes
         if kind == "tt.divisibility"
     }
-    assert len(expected) == sum(len(attributes) for attributes in source.attrs.values())
+    buffers = {names[place[0]] for place, hints in source.attrs.items() if ["tt.pointer_range", 32] in hints}
+    assert len(expected) + len(buffers) == sum(len(attributes) for attributes in source.attrs.values())
+    assert buffers == ({"a_ptr", "b_ptr"} if variant.target.backend == "hip" and variant.layout != "any" else set())
+    reach = (2**31 - 16) // DTYPES[variant.dtype_a].bytes
+    expected |= {(f"{name.removesuffix('_ptr')}_reach", "below", reach) for name in buffers}
     expected |= {
         (names[place[0]], "equals", value)
         for place, value in source.constants.items()

@@ -207,6 +207,30 @@ def test_extents_around_2_31(arch: str, product: Product, interpreted_pack: Call
     assert [layouts[outcome.kernel] for outcome in outcomes] == [product.layout, "any", "any"]
 
 
+@pytest.mark.parametrize(
+    ("product", "room"),
+    [
+        pytest.param(Product(8, 8, 128, layout="nt"), "padding", id="rows"),
+        pytest.param(Product(8, 8, 128, layout="tn"), "padding", id="along-k"),
+        pytest.param(Product(8, 8, 64, batch=2), "gap", id="batch"),
+    ],
+)
+def test_operands_around_2_gib(product: Product, room: str, interpreted_pack: Callable[[str], Path]) -> None:
+    """On AMD, kernels that load by buffers are right up to the last element that these reach, others beyond it."""
+    folder, limit = interpreted_pack("gfx90a"), (2**31 - 16) // 2  # elements
+    lines, length = {"nt": (product.M, product.K), "tn": (product.K, product.M), "nn": (2, product.M * product.K)}[
+        product.layout
+    ]
+    most = (limit - length) // (lines - 1) // 8 * 8 - length
+    products = [
+        replace(product, padding=size) if room == "padding" else replace(product, gap=size) for size in (most, most + 8)
+    ]
+    outcomes = in_worker(execute, folder, products)
+    assert _wrong(outcomes) == []
+    epilogues = {kernel.name: kernel.epilogue for kernel in open_pack(folder).manifest.kernels}
+    assert [epilogues[outcome.kernel] == "full" for outcome in outcomes] == [False, True]
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_strides_beyond_2_31(arch: str, interpreted_pack: Callable[[str], Path]) -> None:
     """C as well: rows 2^31 elements apart need a generic kernel, matrices that far apart do not."""

@@ -75,13 +75,15 @@ class Operand:
     cols: str
     row_stride: str
     col_stride: str
+    batch_stride: str
     extent: str
+    reach: str
 
 
 OPERANDS = (
-    Operand("a_ptr", "M", "K", "stride_am", "stride_ak", "a_extent"),
-    Operand("b_ptr", "K", "N", "stride_bk", "stride_bn", "b_extent"),
-    Operand("c_ptr", "M", "N", "stride_cm", "stride_cn", "c_extent"),
+    Operand("a_ptr", "M", "K", "stride_am", "stride_ak", "stride_az", "a_extent", "a_reach"),
+    Operand("b_ptr", "K", "N", "stride_bk", "stride_bn", "stride_bz", "b_extent", "b_reach"),
+    Operand("c_ptr", "M", "N", "stride_cm", "stride_cn", "stride_cz", "c_extent", "c_reach"),
 )
 A, B, C = range(3)
 
@@ -121,6 +123,8 @@ def with_extents(values: Values) -> Values:
         strides = (values[operand.row_stride], values[operand.col_stride])
         last = sum((size - 1) * (stride or 0) for size, stride in zip((rows, cols), strides, strict=True))
         found[operand.extent] = min(last, 2**63 - 1) if rows and cols else 0
+        others = (sized(values, "batch") - 1) * (values[operand.batch_stride] or 0)
+        found[operand.reach] = min(others + sized(found, operand.extent), 2**63 - 1)
     return found
 
 

@@ -40,7 +40,7 @@ def test_numbers_of_the_c_interface() -> None:
     assert PRODUCT_QUANTITIES[STATED_QUANTITIES] == "slope"
     sums = ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split")
     assert PRODUCT_QUANTITIES[34:39] == (*sums, "global_scratch")
-    assert PRODUCT_QUANTITIES[39:] == ("c_span", "group_m")
+    assert PRODUCT_QUANTITIES[39:] == ("c_span", "group_m", "a_reach", "b_reach", "c_reach")
 
 
 @pytest.mark.parametrize("name", DTYPES)
