@@ -32,9 +32,6 @@ BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
 IMPRECISE_K = 128
 OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
-# Not for sm80 either: Triton's prefetch of operands into registers costs a third barrier in each step of K, moves and
-# registers (docs/experiments/ampere.md).
-UNNEEDED = (*NOT_FOR_PLAIN_KERNELS, "add_prefetch")
 
 
 @triton.jit
@@ -259,7 +256,8 @@ def specialise(variant: Variant) -> Specialisation:
         }
     guards = (Guard("fast_accum", "equals", 1),) if variant.fast_accum else ()
     if variant.layout == "any":
-        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=UNNEEDED)
+        unneeded = NOT_FOR_PLAIN_KERNELS
+        return Specialisation(function, types, constants, guards=guards, vector_bytes=1, unneeded=unneeded)
 
     unit = (*unit_strides(variant.layout), "stride_cn")
     multiples = _multiples(unit, bytes_) | WORKSPACE_MULTIPLES if variant.aligned else {}
@@ -270,7 +268,7 @@ def specialise(variant: Variant) -> Specialisation:
         {name: number for name, number in multiples.items() if name in types},
         guards + tuple(Guard(f"{operand}_extent", "below", 2**31) for operand in bytes_),
         VECTOR_BYTES if variant.aligned else a.bytes,
-        unneeded=UNNEEDED,
+        unneeded=NOT_FOR_PLAIN_KERNELS,
     )
 
 
