@@ -35,9 +35,6 @@ IMPRECISE_K = 128
 # because a buffer of Triton's ends two bytes before 2 GiB.
 BUFFER_BYTES = 2**31 - VECTOR_BYTES
 OF_TENSOR_CORES = ("PRECISION", "MAX_IMPRECISE")  # constants
-# Not for sm80 either: Triton's prefetch of operands into registers costs a third barrier in each step of K, moves and
-# registers (docs/experiments/ampere.md).
-UNNEEDED = (*NOT_FOR_PLAIN_KERNELS, "add_prefetch")
 
 
 @triton.jit
@@ -283,7 +280,7 @@ def specialise(variant: Variant) -> Specialisation:
             vector_bytes=1,
             promoted=promoted,
             rounded=rounded,
-            unneeded=UNNEEDED,
+            unneeded=NOT_FOR_PLAIN_KERNELS,
         )
 
     unit = (*unit_strides(variant.layout), "stride_cn")
@@ -300,7 +297,7 @@ def specialise(variant: Variant) -> Specialisation:
         VECTOR_BYTES if variant.aligned else a.bytes,
         promoted=promoted,
         rounded=rounded,
-        unneeded=UNNEEDED,
+        unneeded=NOT_FOR_PLAIN_KERNELS,
         buffers=("a_ptr", "b_ptr") if buffered else (),
     )
 

@@ -104,8 +104,8 @@ const aotmm_kernel aotmm_kernels[] = {
      .map_count = 0, .maps = maps_1},
 };
 const aotmm_tile aotmm_tiles[] = {
-    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
-    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
+    {64, 128, 32, 2, 4, 3, 1.5, 64, 0},
+    {64, 128, 32, 2, 4, 3, 1.5, 64, 0},
 };
 const aotmm_guard_test aotmm_guard_tests[] = {
     {0xf, 0x0, 0x0, of_0_a_ptr},
@@ -158,7 +158,7 @@ const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
 static const aotmm_constants constants_0[] = {
-    {2500.0, 22.685538461538464, 600.0, 0.0007145409074669524, 0.022153846153846156, 0.00034188034188034193},
+    {2500.0, 236.56725368248775, 600.0, 0.0007145409074669524, 0.03323076923076923, 0.00017094017094017097},
     {1800.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
 };
 static const uint16_t config_numbers_0[] = {65535, 65535};
@@ -172,7 +172,7 @@ static uint32_t places_0[2];
 static aotmm_octet octets_0[1];
 
 const aotmm_tuning aotmm_built_tunings[] = {
-    {.table = {.device = {0, 0, 0, 0, 0, ""},
+    {.table = {.device = {108, 0, 1410, 1555, 0, ""},
                .config_count = 0, .shape_count = 0,
                .constants = constants_0,
                .config_numbers = config_numbers_0, .shapes = shapes_0, .times = times_0},
@@ -185,6 +185,16 @@ const aotmm_hidden_facts aotmm_hidden[] = {
     {"NVIDIA H100 PCIe", 0.0, 0.7042966647012076},
     {"NVIDIA H100 NVL", 0.0, 0.5948611787627861},
     {"NVIDIA H200 NVL", 0.0, 0.844365841334007},
+    {"NVIDIA A100-SXM4-40GB", 2.888888888888889, 1.0},
+    {"NVIDIA A100-PCIE-40GB", 2.888888888888889, 1.0},
+    {"NVIDIA A100-SXM4-80GB", 2.888888888888889, 1.0},
+    {"NVIDIA A100 80GB PCIe", 2.888888888888889, 1.0},
+    {"NVIDIA A10", 1.7361111111111112, 1.0},
+    {"NVIDIA A40", 1.782142857142857, 1.0},
+    {"NVIDIA GeForce RTX 3090", 0.8658536585365854, 1.0},
+    {"NVIDIA L4", 2.086206896551724, 1.0},
+    {"NVIDIA L40S", 2.5492957746478875, 1.0},
+    {"NVIDIA GeForce RTX 4090", 1.290625, 1.0},
     {0},
 };
 

@@ -55,7 +55,7 @@ def test_equal_tiles() -> None:
         (config, slices): (us / slices, (config, slices)) for config, us in times.items() for slices in (1, 2)
     }
     assert set(times) < {*cutlass.AMPERE_CONFIGS}
-    found = ampere._same_tile(CASE, LAUNCHER, plans, theirs)
+    found: Any = ampere._same_tile(CASE, LAUNCHER, plans, theirs)
     assert found == (Plan(1), ((64, 256, 32, 64, 64, 4), 1)), "the product is lower than the third"
     small = replace(CASE, shape=Shape(16, 16, 32, "nn"))
     assert ampere._same_tile(small, LAUNCHER, plans, theirs) is None
