@@ -136,7 +136,7 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
         ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
         ("config_name", kernel.config_name),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
-        ("order", str(kernel.order)),
+        ("sums", str(kernel.order)),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", _config(kernel.config)),
         ("source", kernel.source),
@@ -187,6 +187,7 @@ def selection_text(
                     ("launches", _launches(best)),
                     ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
                     ("order", f"tiles in groups of {best.group_m} rows"),
+                    ("sums", str(chosen.kernel.order)),
                     ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
                     ("workspace", f"{best.workspace_bytes} B"),
                 ]
