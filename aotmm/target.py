@@ -192,9 +192,9 @@ class Gpu(NamedTuple):
     l2_megabytes: int
 
 
-# By the driver's name. Sources: NVIDIA's data sheets of A100 (2021), A10, A40, L4 and L40S; for multiprocessors, clocks
-# and caches, and for the GeForce cards, whose tensor cores have half of their rate with fp32 sums, its white papers on
-# the architectures of A100 (table 4), GA102 (2.1, tables 2 and 9) and Ada (2.1, appendices A and B).
+# By the driver's name. Sources: NVIDIA's data sheets of A100, A10, A40, L4 and L40S; for multiprocessors, clocks and
+# caches, and for the GeForce cards, whose tensor cores have half of their rate with fp32 sums, its white papers on the
+# architectures of A100, GA102 and Ada.
 GPUS = {
     "NVIDIA A100-SXM4-40GB": Gpu("sm80", 108, 1410, 1555, 312.0, 40),
     "NVIDIA A100-PCIE-40GB": Gpu("sm80", 108, 1410, 1555, 312.0, 40),

@@ -44,6 +44,7 @@ ROOMS = {
     "aotmm.tune.models": HALL | {"aotmm.tune.cases", "numpy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers"},
+    "aotmm.bench.ampere": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.bench.regret": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.timing", "aotmm.tune", "aotmm.bench", "click", "rich"},
     "aotmm.__main__": {"aotmm.errors", "aotmm.cli"},
