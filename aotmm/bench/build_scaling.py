@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aotmm.build import build
-from aotmm.build.compile import Compiled, linked_later, said_of
+from aotmm.build.compile import Compiled, linked_later
+from aotmm.build.products import said_of
 from aotmm.kernels import Variant
 from aotmm.pack.schema import Guard, Kernel, Parameter
 from aotmm.problem import QUANTITIES

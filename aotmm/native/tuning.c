@@ -138,7 +138,8 @@ static int same(const scaling *a, const scaling *b) {
          a->memory == b->memory && a->tensor_tflops == b->tensor_tflops;
 }
 
-static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_kernel *k, const scaling *by) {
+static aotmm_constants scaled_constants(const aotmm_constants *c, uint32_t kernel, const scaling *by) {
+  const aotmm_product *k = aotmm_products + kernel;
   aotmm_constants to = *c;
   to.ns_per_k_step /= by->multiply;
   to.ns_per_tile /= by->clock;
@@ -147,7 +148,7 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, const aotmm_ke
   to.ns_per_loaded_byte /= by->load;
   if (by->tensor_tflops > 0 && (k->role == AOTMM_ROLE_PRODUCT || k->role == AOTMM_ROLE_PARTIAL)) {
     double macs = (double)k->block_m * (double)k->block_n * (double)k->block_k;
-    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * num_ctas(k));
+    double least = macs * k->element_bytes / (1000 * by->tensor_tflops * num_ctas(aotmm_kernels + kernel));
     if (to.ns_per_k_step < least) to.ns_per_k_step = least;
   }
   return to;
@@ -165,7 +166,7 @@ static const aotmm_tuning *tuning_by(tables *all, const scaling *by) {
   if (!fresh) return by->table;
   fresh->by = *by;
   for (uint32_t i = 0; i < aotmm_kernel_count; i++)
-    fresh->constants[i] = scaled_constants(by->table->table.constants + i, aotmm_kernels + i, by);
+    fresh->constants[i] = scaled_constants(by->table->table.constants + i, i, by);
   fresh->tuning = (aotmm_tuning){.table = by->table->table, .places = no_places, .place_count = 2};
   fresh->tuning.table.constants = fresh->constants;
   fresh->tuning.octets = (aotmm_octet *)(void *)(fresh->constants + aotmm_kernel_count);
