@@ -29,21 +29,9 @@ def test_in_c(expression: str, wanted: str) -> None:
 @pytest.mark.parametrize(
     "expression",
     [
-        "",
-        "n +",
-        "n / 2",
-        "n % 2",
-        "-n",
-        "n ** 2",
-        "1.5",
-        "True",
-        "cdiv(n)",
-        "cdiv(n, 2, 3)",
-        "pow(n, 2)",
-        "n[0]",
-        "n if n else 1",
-    ]
-    + ["min(n, b=2)", "'text'", "n; n", "9007199254740992", "(" * 300 + "n" + ")" * 300],
+        *("", "n +", "n / 2", "n % 2", "-n", "n ** 2", "1.5", "True", "n[0]", "n if n else 1", "'text'", "n; n"),
+        *("cdiv(n)", "cdiv(n, 2, 3)", "pow(n, 2)", "min(n, b=2)", "9007199254740992", "(" * 300 + "n" + ")" * 300),
+    ],
 )
 def test_refused(expression: str) -> None:
     """All else is refused with the expression and what is allowed."""

@@ -157,14 +157,14 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 6"),
-        (b'{"format": 7}', "pack format 7, this version of aotmm reads 6; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 7"),
+        (b'{"format": 6}', "pack format 6, this version of aotmm reads 7; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 6}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 6, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 6, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 6, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 7}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 7, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 7, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 7, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -362,4 +362,4 @@ def test_kernels_may_share_an_image() -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 6
+    assert FORMAT == 7
