@@ -223,7 +223,10 @@ def _filter(packs: Sequence[Pack], values_of: dict[str, tuple[str, ...]]) -> Cal
 
 def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel | OwnKernel]:
     """Return the kernel called `name` and its pack. Raises SpecError if there is none, or one in several packs."""
-    every = [(pack, kernel) for pack in packs for kernel in (*pack.manifest.kernels, *pack.manifest.own)]
+    every: list[tuple[Pack, Kernel | OwnKernel]] = []
+    for pack in packs:
+        every += [(pack, kernel) for kernel in pack.manifest.kernels]
+        every += [(pack, kernel) for kernel in pack.manifest.own]
     found = [(pack, kernel) for pack, kernel in every if kernel.name == name]
     if not found:
         names = sorted({kernel.name for _, kernel in every})

