@@ -163,3 +163,23 @@ def unit_strides(layout: str) -> tuple[str, str]:
         "stride_ak" if layout[0] == "n" else "stride_am",
         "stride_bn" if layout[1] == "n" else "stride_bk",
     )
+
+
+# Element types behind pointers of a user's own functions, in Triton's spelling, with torch's. In C a type is its place
+# from 1 on; 0 is None, no pointer.
+POINTER_TYPES = {
+    "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64",
+    "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2", "fp8e4b8": "float8_e4m3fnuz", "fp8e5b16": "float8_e5m2fnuz",
+    "i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+NO_POINTER = "None"
+POINTER_CODES = (NO_POINTER, *(f"*{name}" for name in POINTER_TYPES))
+# Types of its numbers, with the least value and the first that is too large; of floats a launch passes the bits.
+INTEGER_TYPES = {
+    "i1": (0, 2), "i8": (-(2**7), 2**7), "i16": (-(2**15), 2**15), "i32": (-(2**31), 2**31), "i64": None,
+    "u8": (0, 2**8), "u16": (0, 2**16), "u32": (0, 2**32), "u64": None,
+}  # fmt: skip
+FLOAT_TYPES = {"fp32": "f", "fp64": "d"}  # with struct's letter
+# Arguments that a kernel was compiled for: the caller says which value, or @triton.autotune had several, in order.
+CONSTEXPR, AUTOTUNE = "constexpr", "autotune"

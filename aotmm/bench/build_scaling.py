@@ -19,7 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aotmm.build import build
-from aotmm.build.compile import Compiled, linked_later, said_of
+from aotmm.build.compile import Buildable, Compiled, linked_later
+from aotmm.build.products import said_of
 from aotmm.kernels import Variant
 from aotmm.pack.schema import Guard, Kernel, Parameter
 from aotmm.problem import QUANTITIES
@@ -123,7 +124,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
     return Compiled(kernel, image, ptx)
 
 
-def anything(_variant: Variant, _key: str, _compiled: Compiled) -> list[str]:
+def anything(_variant: Buildable, _key: str, _compiled: Compiled) -> list[str]:
     """Accept everything, as a gate: simulated images are no kernels."""
     return []
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aotmm import __version__
 from aotmm.build import compile as compiling
-from aotmm.build import link, render
+from aotmm.build import link, own, products, render
 from aotmm.build.cache import Cache
-from aotmm.build.compile import Compiled
+from aotmm.build.compile import Buildable, Compiled
 from aotmm.build.gate import Gate, mismatches
 from aotmm.build.pack import new_pack
 from aotmm.build.torch_library import link_torch_library
-from aotmm.build.variants import ConfigSet, config_set, variants
+from aotmm.build.variants import config_set, variants
 from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
-from aotmm.kernels import Variant
 from aotmm.pack import manifest, table
 from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.files import in_checkout
 from aotmm.pack.manifest import FORMAT, File, Manifest, Provenance, Span
+from aotmm.pack.schema import AnyKernel, Kernel, OwnKernel
 from aotmm.target import HOSTS, Target, host, target, targets
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool, completed, local
@@ -50,7 +52,7 @@ Progress = Callable[[str, int, int], None]
 
 It is called for every arch with 0 at the start, then with the kernels that need no compiling, then after each kernel.
 """
-Compiler = Callable[[Variant, str], Compiled]
+Compiler = Callable[[Buildable, str], Compiled]
 """Compile a variant with its key, in another process, perhaps on another machine. Raises CompileError."""
 
 TIMEOUTS = Timeouts(silence_s=900.0)  # far more than any kernel takes
@@ -62,6 +64,7 @@ def build(
     *,
     configs: str = "default",
     dtypes: tuple[str, ...] = (),
+    kernels: tuple[str, ...] = (),
     machine: str = "",
     jobs: int | None = None,
     scheduler: str | None = None,
@@ -76,6 +79,7 @@ def build(
         archs: names of `aotmm.target.TARGETS`; "all" stands for every one.
         configs: name of a config set, or the path of a TOML file.
         dtypes: input types, instead of the config set's own.
+        kernels: functions of a user's own, "FILE.py:NAME", instead of products: docs/own-kernels.md.
         machine: processor of the machines that load the packs, one of `HOSTS`; "" for one like this.
         jobs: compiler processes; all processors by default.
         scheduler: address of a Dask scheduler, whose workers compile instead.
@@ -83,8 +87,8 @@ def build(
         compiler, gate: compile a variant and check the result; a benchmark may replace them.
 
     Raises:
-        SpecError: an unknown arch, dtype, processor or config set, or a wrong entry in one;
-            nothing was done.
+        SpecError: an unknown arch, dtype, processor or config set, a wrong entry in one, or a wrong fact of a
+            function; nothing was done.
         CompileError: a kernel or the launcher does not compile. PackError: a pack cannot be written.
             In both cases, as after Ctrl-C, earlier packs are unchanged, and compiled kernels are kept for the next
             build.
@@ -93,23 +97,92 @@ def build(
     if machine and machine not in HOSTS:
         raise SpecError(f"unknown host {machine!r}; known: {', '.join(HOSTS)}")
     rows = targets(archs)
-    chosen = config_set(configs)
-    work = {row.name: variants(chosen, row, dtypes) for row in rows}
-    for name, wanted in work.items():
-        if not wanted:
-            has = ", ".join(target(name).dtypes)
-            raise SpecError(
-                f"config set {configs!r} has no kernel for {name}, which is {target(name).backend} and has {has}"
-            )
+    content = _functions(kernels, rows) if kernels else _products(configs, dtypes, rows)
+    for row in rows:
+        _check_replaced(out / row.name, content)
     with _locked(out):
-        for name, wanted in work.items():
+        for name, wanted in content.variants.items():
             progress(name, 0, len(wanted))
         if in_checkout():  # wheels bring it along
             link_torch_library(None if host(machine) == host() else out, machine)
         kept = cache or Cache(out / ".cache")
         with _worker_pool(jobs, scheduler, compiler) as pool, kept.settled():
             compilers = _Compilers(pool, kept, gate, progress)
-            return [_build_pack(row, work[row.name], chosen, out, machine, compilers) for row in rows]
+            return [_build_pack(row, content, out, machine, compilers) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What packs hold: products, or functions of a user's own.
+
+    Attributes:
+        name: the config set, or the functions, as provenance has them.
+        sources: digest of the kernels' sources.
+        variants: the kernels to compile, by arch.
+        core: the files of `native` that their launcher is linked from.
+        render: returns launcher.c and launcher.h of compiled kernels.
+        tuning: returns what provenance says of the tables of an arch.
+    """
+
+    name: str
+    sources: str
+    variants: Mapping[str, Sequence[Buildable]]
+    core: tuple[str, ...]
+    render: Callable[[Target, tuple[Any, ...]], tuple[str, str]]
+    tuning: Callable[[Target], str]
+
+
+def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> _Content:
+    """Return the products of a config set. Raises SpecError."""
+    chosen = config_set(configs)
+    work = {row.name: variants(chosen, row, dtypes) for row in rows}
+    for row in rows:
+        if not work[row.name]:
+            raise SpecError(
+                f"config set {configs!r} has no kernel for {row.name}, which is {row.backend} and has "
+                f"{', '.join(row.dtypes)}"
+            )
+    return _Content(
+        name=chosen.name,
+        sources=products.kernel_sources(),
+        variants=work,
+        core=link.LAUNCH_CORE,
+        render=lambda row, kernels: (
+            render.source(row, kernels, table.shipped(row.name)),
+            render.header((row.name,)),
+        ),
+        tuning=lambda row: "; ".join(
+            f"{each.device}, driver {each.driver}, {each.date}" for each in table.shipped(row.name)
+        ),
+    )
+
+
+def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
+    """Return functions of a user's own ("FILE.py:NAME"). Raises SpecError."""
+    compiling.toolchain()  # says so if there is no Triton
+    work = {row.name: own.variants(wanted, row) for row in rows}
+    sources = sorted({variant.sources for row in rows for variant in work[row.name]})
+    return _Content(
+        name=", ".join(dict.fromkeys(f"{v.source}:{v.function}" for v in work[rows[0].name])),
+        sources=hashlib.sha256("".join(sources).encode()).hexdigest(),
+        variants=work,
+        core=link.OWN_CORE,
+        render=lambda row, kernels: (render.own_source(row, kernels), render.own_header(row, kernels)),
+        tuning=lambda _row: "",
+    )
+
+
+def _check_replaced(folder: Path, content: _Content) -> None:
+    """Refuse to replace a pack of products by one of functions, or the other way round. Raises SpecError."""
+    try:
+        previous = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), str(folder))
+    except (OSError, ArtifactError):
+        return  # none, or one that is built again in any case
+    if bool(previous.functions) != (content.core is link.OWN_CORE):
+        raise SpecError(
+            f"{folder} is a pack of {previous.provenance.config_set}, and a pack has products or functions, not both; "
+            "use another --out"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +195,12 @@ class _Compilers:
     progress: Progress
 
 
-def _build_pack(
-    row: Target, wanted: list[Variant], chosen: ConfigSet, out: Path, machine: str, compilers: _Compilers
-) -> Report:
+def _build_pack(row: Target, content: _Content, out: Path, machine: str, compilers: _Compilers) -> Report:
     start = time.monotonic()
     folder = out / row.name
-    sources, assembler = compiling.kernel_sources(), compiling.assembler(row)
+    assembler = compiling.assembler(row)
     previous, known = _previous(folder)
-    results, compiled = _compile(row, wanted, assembler, known, compilers)
+    results, compiled = _compile(row, content.variants[row.name], assembler, known, compilers)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
     dropped = tuple(
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
@@ -138,22 +209,21 @@ def _build_pack(
     )
     kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
-    tables = table.shipped(row.name)
-    source, header = render.source(row, kernels, tables), render.header((row.name,))
-    library_key = link.library_key(row, source, header, compiler_name, machine)
+    source, header = content.render(row, kernels)
+    library_key = link.library_key(row, source, header, compiler_name, machine, content.core)
     provenance = Provenance(
         aotmm=__version__,
         triton=compiling.toolchain()[0],
         assembler=assembler,
         c_compiler=compiler_name,
-        config_set=chosen.name,
-        kernel_sources=sources,
-        tuning="; ".join(f"{each.device}, driver {each.driver}, {each.date}" for each in tables),
+        config_set=content.name,
+        kernel_sources=content.sources,
+        tuning=content.tuning(row),
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
         status=row.status,
     )
-    linked = previous is None or (previous.library_key, previous.provenance, previous.kernels) != (
+    linked = previous is None or (previous.library_key, previous.provenance, previous.every) != (
         library_key,
         provenance,
         kernels,
@@ -162,7 +232,7 @@ def _build_pack(
         with new_pack(folder) as fresh:
             (fresh / "launcher.c").write_text(source)
             (fresh / "launcher.h").write_text(header)
-            library, begin = link.link_launcher(row, fresh, images, command, machine)
+            library, begin = link.link_launcher(row, fresh, images, command, machine, content.core)
             entry = Manifest(
                 format=FORMAT,
                 arch=row.name,
@@ -176,20 +246,27 @@ def _build_pack(
                     manifest.file("launcher.c", source.encode()),
                     manifest.file("launcher.h", header.encode()),
                 ),
-                kernels=kernels,
+                functions=_names(kernels),
+                kernels=tuple(kernel for kernel in kernels if isinstance(kernel, Kernel)),
+                own=tuple(kernel for kernel in kernels if isinstance(kernel, OwnKernel)),
             )
             _write_manifest(fresh, entry)
     size = sum(item.bytes for item in {item for kernel in kernels for item in (kernel.image, kernel.ptx)} if item)
     return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
 
 
+def _names(kernels: tuple[AnyKernel, ...]) -> tuple[str, ...]:
+    """Return the functions that `kernels` are of, in their order; none of products."""
+    return tuple(dict.fromkeys(kernel.function for kernel in kernels if isinstance(kernel, OwnKernel)))
+
+
 def _compile(
-    row: Target, wanted: list[Variant], assembler: str, known: dict[str, Compiled], compilers: _Compilers
+    row: Target, wanted: Sequence[Buildable], assembler: str, known: dict[str, Compiled], compilers: _Compilers
 ) -> tuple[list[Compiled], int]:
     """Return every variant's kernel, in order, and the number of kernels that had to be compiled."""
     pool, progress = compilers.pool, compilers.progress
-    sources = {family: compiling.kernel_sources(family) for family in {variant.family for variant in wanted}}
-    keys = [compiling.key(variant, sources[variant.family], assembler) for variant in wanted]
+    sources = compiling.rules(wanted[0]).sources_of(wanted)
+    keys = [compiling.key(variant, digest, assembler) for variant, digest in zip(wanted, sources, strict=True)]
     found = {key: _found(variant, key, known, compilers) for variant, key in zip(wanted, keys, strict=True)}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
     done = len(wanted) - len(missing)
@@ -217,22 +294,22 @@ def _compile(
     return [item for key in keys if (item := found[key]) is not None], len(missing)
 
 
-_Task = list[tuple[Variant, str]]
+_Task = list[tuple[Buildable, str]]
 
 
 def _tasks(missing: _Task) -> list[_Task]:
     """Return the variants to compile, with their keys, by process: those of one image, and their twins after them."""
-    same: dict[Variant, _Task] = {}
+    same: dict[Buildable, _Task] = {}
     for variant, key in missing:
-        same.setdefault(compiling.code_of(variant), []).append((variant, key))
+        same.setdefault(compiling.rules(variant).code_of(variant), []).append((variant, key))
     for code in list(same):
-        twin = compiling.twin_of(code)
+        twin = compiling.rules(code).twin_of(code)
         if twin in same:
             same[code] += same.pop(twin)
     return list(same.values())
 
 
-def _found(variant: Variant, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:
+def _found(variant: Buildable, key: str, known: dict[str, Compiled], compilers: _Compilers) -> Compiled | None:
     """Return the kernel of the previous pack or the cache; one that the gate refuses counts as absent."""
     for get in (known.get, compilers.cache.get):
         item = get(key)
@@ -278,7 +355,7 @@ def _write_manifest(folder: Path, entry: Manifest) -> None:
         head = manifest.read_head(written[manifest.FILE_NAME], manifest.FILE_NAME)
         manifest.read_kernels(head, written[manifest.KERNELS_NAME], manifest.KERNELS_NAME)
     except ArtifactError as error:
-        many = len(entry.kernels) > MAX_ITEMS or max(map(len, written.values())) > manifest.MAX_MANIFEST_BYTES
+        many = len(entry.every) > MAX_ITEMS or max(map(len, written.values())) > manifest.MAX_MANIFEST_BYTES
         advice = "; build fewer kernels" if many else ""
         raise PackError(f"pack {entry.arch} cannot be read back: {error}{advice}") from error
     for name, data in written.items():
@@ -295,7 +372,7 @@ def _previous(folder: Path) -> tuple[Manifest | None, dict[str, Compiled]]:
             _read(folder, source)
         library = _read(folder, head.library)
         kernels = {}
-        for kernel in entry.kernels:
+        for kernel in entry.every:
             image = manifest.code(head, kernel.image, library, where)
             ptx = None if kernel.ptx is None else manifest.code(head, kernel.ptx, library, where)
             kernels[kernel.key] = Compiled(kernel, image, ptx)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,52 +11,38 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-import aotmm.kernels
+from aotmm.build import own, products
 from aotmm.build import parameters as reading
-from aotmm.build.parameters import instruction, parameters, resources
+from aotmm.build.parameters import parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
-from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Order
+from aotmm.kernels import Descriptor, Specialisation, Variant
+from aotmm.pack.schema import Image
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
-# 32-bit sizes leave room for the last tile to pass the edge without wrapping.
-I32_LIMIT = 2**31 - 2**16
-_SAID = (
-    "name", "family", "role", "config_name", "source", "dtype_a", "dtype_b", "dtype_c", "layout", "epilogue",
-    "fast_accum", "config",
-)  # fmt: skip
-BLACKWELL = 100
-# Passes for tensor memory, which only Blackwell has, and for clusters.
-_TENSOR_MEMORY_PASSES = (
-    "add_optimize_tmem_layouts", "add_tmem_load_reduce", "add_interleave_tmem", "add_lower_mma",
-    "add_allocate_tensor_memory", "add_tmem_barrier_insertion", "add_tmem_wait_insertion",
-)  # fmt: skip
-_CLUSTER_PASSES = (
-    "add_assign_cga_layouts", "add_optimize_cta_locality", "add_check_matmul_two_cta",
-    "add_cluster_barrier_mbar_allocator", "add_initialize_ws_cluster_barriers",
-)  # fmt: skip
-# Where operands that do not lie along K are turned in registers on their way to shared memory, so that waves read whole
-# vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
+# Where operands of products that do not lie along K are turned in registers on their way to shared memory, so that waves
+# read whole vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
 _TRANSPOSING = ("gfx90a",)
+Buildable = Variant | own.OwnVariant
 # Prefixes of the variables that compiler processes keep.
 _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 
 
 # What the last kernel's variants are made of, by `code_of`: the text, facts about it, and the image once it is there.
-_known: dict[Variant, tuple[str, dict[str, Any], bytes | None]] = {}
+_known: dict[Buildable, tuple[str, dict[str, Any], bytes | None]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled variant: its manifest entry and the bytes of its files."""
+    """A compiled variant: its manifest entry, a Kernel or an OwnKernel, and the bytes of its files."""
 
-    kernel: Kernel
+    kernel: Any
     image: bytes
     ptx: bytes | None
 
@@ -91,140 +75,39 @@ def assembler(target: Target) -> str:
     return f"ptxas {re.findall(r'V([0-9.]+)', done.stdout)[0]}"
 
 
-def kernel_sources(family: str | None = None) -> str:
-    """Return the digest of all kernel sources, or of those that one family uses, and of their vocabulary."""
-    folder = Path(aotmm.kernels.__file__).parent
-    paths = set(folder.rglob("*.py")) if family is None else _used_by(family, folder)
-    digest = hashlib.sha256()
-    for path in [*sorted(paths, key=lambda path: (path.name, path.parent.name)), folder.parent / "problem.py"]:
-        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def rules(variant: Buildable) -> ModuleType:
+    """Return the module that knows how variants of this kind are compiled and entered: `products` or `own`.
+
+    Both have these: `entry`, the type of the manifest's entry; `specialise`; `options`, of the compiler; `said_of` and
+    `planned_of`, fields of the entry, and `read_of` and `read_again`, those that tell of the compiler's text; `facts_of` and `sources_of`, for keys; `code_of` and `twin_of`, variants of equal
+    image and of nearly equal text; `unneeded_passes`.
+    """
+    return products if isinstance(variant, Variant) else own
 
 
-def _used_by(family: str, folder: Path) -> set[Path]:
-    """Return the files that a family's module imports from `folder` and beside it, directly or not, and itself."""
-    shared = aotmm.kernels.__name__
-    package, folders = shared, {shared: folder}
-    if "." in family:  # a user's own
-        package, _, _ = family.rpartition(".")
-        folders[package] = Path(str(module_of(family).__file__)).parent
-    found, waiting = {folder / "__init__.py"}, [module_name(family)]
-    while waiting:
-        name = waiting.pop()
-        parent = next((parent for parent in folders if name.startswith(f"{parent}.")), None)
-        if parent is None:
-            continue
-        stem = folders[parent].joinpath(*name.removeprefix(f"{parent}.").split("."))
-        path = stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
-        if path in found or not path.exists():
-            continue
-        found.add(path)
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                waiting += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                source = ".".join(filter(None, [package if node.level else "", node.module]))
-                waiting += [source, *(f"{source}.{alias.name}" for alias in node.names)]
-    return found
-
-
-def options(variant: Variant) -> dict[str, Any]:
+def options(variant: Buildable) -> dict[str, Any]:
     """Return every compiler option that is not the target's default."""
-    config, target = variant.config, variant.target
-    chosen: dict[str, Any] = {
-        "num_warps": variant.first_warps,
-        "num_stages": config.num_stages,
-        "enable_fp_fusion": FP_FUSION,
-    }
-    if target.backend == "hip":
-        chosen |= {
-            "waves_per_eu": config.waves_per_eu,
-            "matrix_instr_nonkdim": config.matrix_instr_nonkdim,
-            "kpack": config.kpack,
-        }
-    if target.ptx_version is not None:
-        chosen["ptx_version"] = target.ptx_version
+    chosen: dict[str, Any] = {**rules(variant).options(variant), "enable_fp_fusion": FP_FUSION}
+    if variant.target.ptx_version is not None:
+        chosen["ptx_version"] = variant.target.ptx_version
     return chosen
 
 
-def key(variant: Variant, sources: str, assembled_by: str) -> str:
+def key(variant: Buildable, sources: str, assembled_by: str) -> str:
     """Return the digest of everything that the binary of `variant` depends on."""
+    ways = (__file__, reading.__file__, str(rules(variant).__file__))
     facts = {
-        "variant": asdict(
-            dataclasses.replace(variant, target=variant.target._replace(gpus="", status="", executed_on=""))
-        ),
+        "variant": rules(variant).facts_of(variant),
         "options": options(variant),
         "sources": sources,
-        "compile": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (__file__, reading.__file__)],
+        "compile": [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in ways],
         "triton": toolchain()[0],
         "assembler": assembled_by,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def said_of(variant: Variant) -> dict[str, Any]:
-    """Return the fields of a kernel's manifest entry that are known before it is compiled."""
-    return {name: getattr(variant, name) for name in _SAID}
-
-
-def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
-    """Return the fields of a kernel's manifest entry that follow from the specialisation."""
-    return {
-        "symbol": plan.function.__name__,
-        "persistent": plan.persistent,
-        "pdl": plan.pdl,
-        "vector_bytes": plan.vector_bytes,
-        "quantities": plan.quantities,
-        "guards": _guards(variant, plan),
-        "attributes": _attributes(variant.config),
-    }
-
-
-def order_of(variant: Variant, plan: Specialisation, instruction: str, k: int) -> Order:
-    """Return the order of a kernel's sums, whose instructions multiply `k` steps of K at once."""
-    if variant.role not in ("product", "partial"):
-        return Order("none")
-    if "." in variant.family:
-        return Order("unknown")
-    if DTYPES[variant.dtype_a].output == "int32":
-        return Order("exact")
-    packed = variant.config.kpack if instruction == "mfma" else 1
-    return Order(instruction, k, packed, plan.promoted, plan.rounded)
-
-
-def code_of(variant: Variant) -> Variant:
-    """Return the variant that has the same image: one serves all shapes of clusters of the same blocks."""
-    config = variant.config
-    if config.num_ctas == 1:
-        return variant
-    pair = dataclasses.replace(
-        config,
-        block_m=2 * config.block_m // config.cluster_m,
-        block_n=config.block_n // config.cluster_n,
-        cluster_m=2,
-        cluster_n=1,
-    )
-    return dataclasses.replace(variant, config=pair)
-
-
-def twin_of(variant: Variant) -> Variant | None:
-    """Return the bf16 kernel that differs from this fp16 kernel in names of types only, up to the compiler's text.
-
-    So it is for NVIDIA GPUs in the families of `aotmm.kernels`, which calculate in fp32. Kernels of fp8 have none:
-    their conversions go through fp16.
-    """
-    types = {name: getattr(variant, name) for name in ("dtype_a", "dtype_b", "dtype_c")}
-    if (
-        variant.target.backend != "cuda"
-        or "." in variant.family
-        or not {"fp16"} <= {*types.values()} <= {"fp16", "fp32"}
-    ):
-        return None
-    changes: dict[str, Any] = {name: "bf16" for name, type_ in types.items() if type_ == "fp16"}
-    return dataclasses.replace(variant, **changes)
-
-
-def compile_variant(variant: Variant, digest: str) -> Compiled:
+def compile_variant(variant: Buildable, digest: str) -> Compiled:
     """Return the image of `variant` and its manifest entry; `digest` is its `key`.
 
     If the last kernel of this process had the same image (`code_of`), or was its twin (`twin_of`), it is made of that
@@ -233,10 +116,10 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
     Raises:
         CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
     """
-    target = variant.target
-    plan: Specialisation = module_of(variant.family).specialise(variant)
+    target, ways = variant.target, rules(variant)
+    plan: Specialisation = ways.specialise(variant)
     try:
-        code = code_of(variant)
+        code = ways.code_of(variant)
         if code not in _known:
             _known.clear()
             _known[code] = *_lowered(variant, plan), None
@@ -244,30 +127,35 @@ def compile_variant(variant: Variant, digest: str) -> Compiled:
         image = _stages(variant, plan).assemble(text, metadata) if known is None else known
     except Exception as error:  # the compiler raises many kinds
         raise CompileError(
-            f"{target.name}: {variant.name} does not compile ({variant.config}, options {options(variant)}, "
+            f"{target.name}: {variant.name} does not compile ({variant.config_name}, options {options(variant)}, "
             f"from {variant.source}):\n{_words(error)}"
         ) from error
     _known[code] = text, metadata, image
-    if (twin := twin_of(code)) is not None and twin not in _known:
+    if (twin := ways.twin_of(code)) is not None and twin not in _known:
         _known[twin] = re.sub(r"\bf16(x2)?\b", r"bf16\1", text), metadata, None
     symbol = metadata["name"]
     if metadata["profile_scratch_size"]:
         raise CompileError(
             f"{target.name}: {variant.name} needs {metadata['profile_scratch_size']} B of profile scratch, which no "
-            f"launch has; take the profiler's instructions out of family {variant.family}"
+            f"launch has; take the profiler's instructions out of it"
+        )
+    if metadata["global_scratch_size"] and not isinstance(variant, Variant):
+        raise CompileError(
+            f"{target.name}: {variant.name} needs {metadata['global_scratch_size']} B of global scratch per block, "
+            "which a launch of a function does not have"
         )
     registers, spill_bytes = resources(target, image, text, symbol, _ptxas(toolchain()[1]).with_name("cuobjdump"))
     ptx = text.encode() if target.ptx_version is not None else None
-    kernel = Kernel(
-        **said_of(variant),
-        **planned_of(variant, plan),
+    kernel = ways.entry(
+        **ways.said_of(variant),
+        **ways.planned_of(variant, plan),
         threads=metadata["num_warps"] * target.warp_size,
         shared_bytes=metadata["shared"],
         registers=registers,
         spill_bytes=spill_bytes,
         global_scratch_bytes=metadata["global_scratch_size"],
         profile_scratch_bytes=0,
-        order=order_of(variant, plan, *instruction(target, text)),
+        **ways.read_of(variant, plan, text),
         parameters=parameters(target, text, symbol, plan, metadata),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),
@@ -286,7 +174,7 @@ class _Stages(NamedTuple):
     assemble: Callable[[str, dict[str, Any]], bytes]
 
 
-def _stages(variant: Variant, plan: Specialisation) -> _Stages:
+def _stages(variant: Buildable, plan: Specialisation) -> _Stages:
     """Return the steps of `triton.compile`, whose cache on disk aotmm does not need."""
     prepare()
     from triton.backends.compiler import GPUTarget
@@ -312,7 +200,7 @@ def _stages(variant: Variant, plan: Specialisation) -> _Stages:
     return _Stages(source, chosen, backend, lower, assemble)
 
 
-def _lowered(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+def _lowered(variant: Buildable, plan: Specialisation) -> tuple[str, dict[str, Any]]:
     """Return PTX or the AMD assembler's text, and the compiler's facts about the kernel."""
     stages = _stages(variant, plan)
     from triton._C.libtriton import ir
@@ -323,30 +211,24 @@ def _lowered(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any
     functions = backend.get_codegen_implementation(stages.options)
     metadata = {**stages.options.__dict__, "target": backend.target}
     text = stages.source.make_ir(backend.target, stages.options, functions, backend.get_module_map(), context)
-    with _only_needed_passes(variant, plan), _transposing(variant.target):
+    with _only_needed_passes(variant, plan), _transposing(variant):
         for stage in stages.lower:
             text = stage(text, metadata)
     return text, metadata
 
 
 @contextmanager
-def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None]:
-    """Compile without the Triton passes that have nothing to do in this kernel.
-
-    The passes that add missing fences and barriers list every byte of shared memory that each operation may touch. In
-    most kernels for Hopper they take more time than all others. Each other pass visits every operation.
-    """
+def _only_needed_passes(variant: Buildable, plan: Specialisation) -> Iterator[None]:
+    """Compile without the Triton passes that have nothing to do in this kernel."""
     if variant.target.backend != "cuda":
         yield
         return
     from triton._C.libtriton import nvidia, passes
 
-    names = set(plan.unneeded)
-    names |= set(_TENSOR_MEMORY_PASSES if int(variant.target.triton_arch) < BLACKWELL else ())
-    names |= set(_CLUSTER_PASSES)  # the clusters of `aotmm.kernels` are not the compiler's
-    names |= set(() if plan.descriptors else ("add_proxy_fence_insertion",))
-    shared, own = (passes.common, passes.ttir, passes.ttgpuir, passes.gluon, passes.convert), nvidia.passes
-    modules = (*shared, own.ttgpuir, own.ttnvgpuir, own.hopper)
+    names = rules(variant).unneeded_passes(variant, plan)
+    shared = (passes.common, passes.ttir, passes.ttgpuir, passes.gluon, passes.convert)
+    nvidias = nvidia.passes
+    modules = (*shared, nvidias.ttgpuir, nvidias.ttnvgpuir, nvidias.hopper)
     unneeded = [(module, name) for module in modules for name in names if hasattr(module, name)]
     adders = [getattr(module, name) for module, name in unneeded]
     for module, name in unneeded:
@@ -359,12 +241,12 @@ def _only_needed_passes(variant: Variant, plan: Specialisation) -> Iterator[None
 
 
 @contextmanager
-def _transposing(target: Target) -> Iterator[None]:
-    """Compile for an arch of `_TRANSPOSING` with the pass of that name."""
+def _transposing(variant: Buildable) -> Iterator[None]:
+    """Compile a product for an arch of `_TRANSPOSING` with the pass of that name."""
     from triton import knobs
 
     with knobs.amd.scope():
-        if target.name in _TRANSPOSING:
+        if isinstance(variant, Variant) and variant.target.name in _TRANSPOSING:
             knobs.amd.use_in_thread_transpose = True
         yield
 
@@ -408,31 +290,6 @@ def prepare() -> None:
 
 def _ptxas(folder: Path) -> Path:
     return folder / "backends" / "nvidia" / "bin" / "ptxas"
-
-
-def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
-    """Return the guards that selection checks before a launch: exactly the specialisation's assumptions."""
-    found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in plan.quantities]
-    found += [Guard(name, "multiple_of", number) for name, number in plan.multiples.items()]
-    if variant.dtype_a == "tf32":
-        found.append(Guard("allow_tf32", "equals", 1))
-    found += plan.guards
-    found += [
-        Guard(name, "below", I32_LIMIT)
-        for name, type_ in plan.types.items()
-        if type_ == "i32" and name not in ("split", "group_m")  # plans have small ones
-    ]
-    return tuple(found)
-
-
-def _attributes(config: Config) -> tuple[Attribute, ...]:
-    """Return the launch attributes of clusters, whose blocks are spread over multiprocessors."""
-    if config.num_ctas == 1:
-        return ()
-    return (
-        Attribute("cluster_dimension", (config.cluster_m, config.cluster_n, 1)),
-        Attribute("cluster_scheduling_policy_preference", (1, 0, 0)),
-    )
 
 
 def _descriptor_type(row: Descriptor) -> str:

@@ -9,25 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from aotmm.build.compile import Compiled, linked_later, order_of, planned_of, said_of
+from aotmm.build.compile import Buildable, Compiled, linked_later, rules
 from aotmm.build.parameters import passed
 from aotmm.errors import ArtifactError
-from aotmm.kernels import Specialisation, Variant, module_of
+from aotmm.kernels import Specialisation
 from aotmm.pack.binary import differences, guarded, read_image, read_ptx
-from aotmm.pack.schema import Kernel, Parameter
+from aotmm.pack.schema import AnyKernel, Parameter
 
-Gate = Callable[[Variant, str, Compiled], list[str]]
+Gate = Callable[[Buildable, str, Compiled], list[str]]
 """Return how a compiled kernel differs from the variant with that key; an empty list if it does not."""
 
 
-def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
+def mismatches(variant: Buildable, key: str, compiled: Compiled) -> list[str]:
     """Return how `compiled` differs from any result for `variant`, whose key is `key`; [] if it may be one."""
     kernel, target = compiled.kernel, variant.target
     if (compiled.ptx is None) != (target.ptx_version is None):
         return [f"its PTX is {'missing' if compiled.ptx is None else 'not wanted'}"]
-    plan: Specialisation = module_of(variant.family).specialise(variant)
-    wanted = said_of(variant) | planned_of(variant, plan) | {"key": key, "profile_scratch_bytes": 0}
-    wanted["order"] = order_of(variant, plan, kernel.order.instruction, kernel.order.k)
+    ways = rules(variant)
+    if not isinstance(kernel, ways.entry):
+        return [f"it is the entry of another kind of kernel, {type(kernel).__name__}"]
+    plan: Specialisation = ways.specialise(variant)
+    wanted = ways.said_of(variant) | ways.planned_of(variant, plan) | {"key": key, "profile_scratch_bytes": 0}
+    wanted |= ways.read_again(variant, plan, kernel)
     found = [
         f"its {name} is {getattr(kernel, name)!r}, not {value!r}"
         for name, value in wanted.items()
@@ -43,7 +46,7 @@ def mismatches(variant: Variant, key: str, compiled: Compiled) -> list[str]:
     return found or _files(variant, compiled)
 
 
-def _parameters(kernel: Kernel, plan: Specialisation) -> list[str]:
+def _parameters(kernel: AnyKernel, plan: Specialisation) -> list[str]:
     """Return the faults of the parameters; if the first is at 0, the image confirms offsets and sizes."""
     rows = [_known(item) for item in kernel.parameters]
     wanted = [
@@ -73,7 +76,7 @@ def _known(item: Parameter) -> tuple[object, ...]:
     )
 
 
-def _files(variant: Variant, compiled: Compiled) -> list[str]:
+def _files(variant: Buildable, compiled: Compiled) -> list[str]:
     """Return the differences between the facts of image and PTX and the manifest entry."""
     wanted, found = guarded(compiled.kernel, variant.target), []
     for data, reader in ((compiled.image, read_image), (compiled.ptx, read_ptx)):

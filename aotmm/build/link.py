@@ -29,10 +29,12 @@ _ELF_MACHINE = 18  # offset of the machine in an ELF file
 GLIBC = "2.17"  # manylinux2014, the oldest that torch's own wheels accept
 # Without contraction, predicted times are the same on every machine. Functions of vectors are inlined: no ABI matters.
 _STRICT = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-ffp-contract=off")
+KERNEL_CORE = ("arithmetic.h", "kernel.h", "driver.c", "guards.c", "kernel.c")  # of any pack
 LAUNCH_CORE = (
-    *("arithmetic.h", "core.h", "problem.c", "guards.c", "order.c"),
-    *("tuning.c", "time_model.c", "select.c", "remember.c", "launch.c", "kernel.c"),
+    *KERNEL_CORE,
+    *("core.h", "problem.c", "fit.c", "order.c", "tuning.c", "time_model.c", "select.c", "remember.c", "launch.c"),
 )
+OWN_CORE = (*KERNEL_CORE, "own.h", "own.c")
 FLAGS = ("-std=gnu11", "-O2", *_STRICT, "-s", "-shared", "-fPIC", "-fvisibility=hidden")
 
 
@@ -60,16 +62,23 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
     return command, f"ziglang {importlib.metadata.version('ziglang')}, glibc {GLIBC}"
 
 
-def library_key(target: Target, source: str, header: str, compiler_name: str, machine: str = "") -> str:
+def library_key(
+    target: Target, source: str, header: str, compiler_name: str, machine: str = "", core: tuple[str, ...] = LAUNCH_CORE
+) -> str:
     """Return the digest of all inputs of the launcher of `target`; the images' digests are in its source."""
     digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0{source}\0{header}\0".encode())
-    for path in _launcher_sources(target):
+    for path in _launcher_sources(target, core):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
 def link_launcher(
-    target: Target, folder: Path, images: bytes, command: tuple[str, ...], machine: str = ""
+    target: Target,
+    folder: Path,
+    images: bytes,
+    command: tuple[str, ...],
+    machine: str = "",
+    core: tuple[str, ...] = LAUNCH_CORE,
 ) -> tuple[Path, int]:
     """Link launcher.c of the pack in `folder` to libaotmm_<arch>.so beside it, which holds `images`.
 
@@ -79,7 +88,7 @@ def link_launcher(
         CompileError: the C compiler failed, or the library does not hold the images' bytes, or is for another machine.
     """
     output = folder / f"libaotmm_{target.name}.so"
-    sources = [path for path in _launcher_sources(target) if path.suffix == ".c"]
+    sources = [path for path in _launcher_sources(target, core) if path.suffix == ".c"]
     embedded = folder / render.IMAGES
     embedded.write_bytes(images)
     # zig's cache knows a header by its name beside the sources: the digest keeps another folder's launcher.h apart
@@ -120,8 +129,8 @@ def _temporary_folder() -> str:
     return folder
 
 
-def _launcher_sources(target: Target) -> list[Path]:
-    return [NATIVE / name for name in (*LAUNCH_CORE, f"{target.backend}.c")]
+def _launcher_sources(target: Target, core: tuple[str, ...]) -> list[Path]:
+    return [NATIVE / name for name in (*core, f"{target.backend}.c")]
 
 
 def link(command: list[str], output: Path, folder: Path, machine: str) -> None:

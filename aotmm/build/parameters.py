@@ -67,7 +67,7 @@ class Passed(NamedTuple):
         """Return its size."""
         if self.type == "tensordesc":
             return DESCRIPTOR_BYTES
-        return 8 if self.type[0] == "*" or self.type == "i64" else 4
+        return 8 if self.type[0] == "*" else max(1, int(re.findall(r"\d+", self.type)[0]) // 8)
 
 
 def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:

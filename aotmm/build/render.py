@@ -6,15 +6,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.build.compile import Compiled
+from aotmm.build.own import TRAILING, grid_values
 from aotmm.kernels import MOST_BLOCKS
 from aotmm.pack.files import data_folder
+from aotmm.pack.grid import in_c
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
-from aotmm.pack.schema import Guard, Image, Kernel, Parameter, TensorMap, occupancy
+from aotmm.pack.schema import AnyKernel, Guard, Image, Kernel, OwnKernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
     HIDDEN,
@@ -39,14 +42,18 @@ from aotmm.problem import (
     ABI,
     ACTIVATIONS,
     ATTRIBUTES,
+    AUTOTUNE,
+    CONSTEXPR,
     DEVICE_NAME_BYTES,
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
+    FLOAT_TYPES,
     GROUPS,
     LAYOUTS,
     LONGEST_K,
     NEIGHBOURS,
+    POINTER_CODES,
     PRODUCT_QUANTITIES,
     QUANTITIES,
     RELATIONS,
@@ -64,6 +71,15 @@ _OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies
 IMAGES = "images.bin"  # the file that launcher.c embeds
 _LANES = 8  # of core.h
 _CDNA_LANES = 64  # of a wave. With 32, on RDNA, HIP counts pairs of compute units. Source: ROCm CLR, "WGP mode"
+# Words that arguments of a C function cannot be called. Source: C11 and C++17, keywords.
+_TAKEN = frozenset(
+    """
+    alignas alignof and asm auto bool break case catch char class const constexpr continue default delete do double else
+    enum explicit export extern false float for friend goto if inline int long mutable namespace new not operator or
+    private protected public register restrict return short signed sizeof static struct switch template this throw true
+    try typedef typeid typename union unsigned using virtual void volatile while xor grid device stream values
+    """.split()  # noqa: SIM905 - sixty quotes less
+)
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
 _GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
@@ -113,7 +129,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
     )
 
 
-def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
+def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Any, ...], bytes]:
     """Return the kernels with the offsets of their images in one block of bytes, and that block.
 
     Those that resemble each other stand side by side, and PTX behind all images: wheels, which find what is repeated
@@ -147,6 +163,8 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Kernel, ...], bytes]:
 def _likeness(item: Compiled) -> tuple[str, ...]:
     """Return what orders kernels so that the code of neighbours is alike: a bf16 kernel follows its twin in fp16."""
     kernel = item.kernel
+    if not isinstance(kernel, Kernel):
+        return (kernel.name,)
     types = kernel.dtype_a, kernel.dtype_b, kernel.dtype_c
     a, b, c = (name.replace("bf16", "fp16") for name in types)
     return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c, *types[::-1]
@@ -157,64 +175,27 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
 
     `tables` have their times on one device each; missing constants are estimated.
     """
-    quantity_lists = list(dict.fromkeys(kernel.quantities for kernel in kernels))
-    own_guards = [(quantity_lists.index(kernel.quantities), kernel.guards) for kernel in kernels]
-    map_guards = [
-        (number, row.tensor_map.guards)
-        for (number, _), kernel in zip(own_guards, kernels, strict=True)
-        for row in kernel.parameters
-        if row.tensor_map is not None and row.tensor_map.guards
-    ]
-    guard_lists = list(dict.fromkeys((*own_guards, *map_guards)))
     config_names = sorted({kernel.config_name for kernel in kernels})
     orders = sorted({_order(kernel) for kernel in kernels})
     made = _groups(kernels)
-    guard_tests: list[_GuardTest] = []
-    guarded: dict[_GuardList, tuple[int, int]] = {}  # begin and count of their tests
-    for number, guards in dict.fromkeys(own_guards):
-        guarded[number, guards] = len(guard_tests), len(guards)
-        guard_tests += _guard_tests(number, quantity_lists[number], guards)
-    rows = [
-        {
-            "kernel": kernel,
+    shared = _shared(target, kernels)
+    for row, kernel in zip(shared["rows"], kernels, strict=True):
+        row |= {
+            "persistent": kernel.persistent,
+            "pdl": kernel.pdl,
+            "cluster": (kernel.config.cluster_m, kernel.config.cluster_n),
             "config_name": config_names.index(kernel.config_name),
             "order": orders.index(_order(kernel)),
-            "quantities": number,
-            "guards": guard_lists.index((number, guards)),
-            "guard_tests": guarded[number, guards],
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
             "beside": beside(kernel, target),
             "busy": busy(kernel, target),
             "occupancy": occupancy(kernel, target),
-            "maps": [
-                _map(item.tensor_map)
-                | {"guards": guard_lists.index((number, item.tensor_map.guards)) if item.tensor_map.guards else None}
-                for item in kernel.parameters
-                if item.tensor_map is not None
-            ],
-            "parameters": _numbered_maps(kernel.parameters),
         }
-        for kernel, (number, guards) in zip(kernels, own_guards, strict=True)
-    ]
     return (
         _environment()
         .get_template("launcher.c.jinja")
         .render(
-            version=__version__,
-            arch=target.name,
-            backend=target.backend,
-            capability=target.triton_arch,
-            specific=target.specific,
-            min_driver=target.min_driver,
-            counted_units=_CDNA_LANES // target.warp_size,
-            shared_bytes=target.shared_bytes,
-            attribute_ids=ATTRIBUTES,
-            images_name=IMAGES,
-            image_alignment=IMAGE_ALIGNMENT,
-            rows=rows,
-            quantity_lists=quantity_lists,
-            guard_lists=guard_lists,
-            guard_tests=guard_tests,
+            **shared,
             config_names=config_names,
             orders=orders,
             classes=[(*key, orders.index(order), sliced) for key, (order, sliced) in sorted(_classes(kernels).items())],
@@ -228,6 +209,158 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             hidden=[(name, *facts) for name, facts in HIDDEN_FACTS.items()],
         )
     )
+
+
+def _shared(target: Target, kernels: Sequence[AnyKernel]) -> dict[str, Any]:
+    """Return what templates/kernels.c.jinja needs: the tables of any kernels.
+
+    Each row still lacks `persistent`, `pdl` and the shape of a `cluster`.
+    """
+    quantity_lists = list(dict.fromkeys(kernel.quantities for kernel in kernels))
+    own_guards = [(quantity_lists.index(kernel.quantities), kernel.guards) for kernel in kernels]
+    map_guards = [
+        (number, row.tensor_map.guards)
+        for (number, _), kernel in zip(own_guards, kernels, strict=True)
+        for row in kernel.parameters
+        if row.tensor_map is not None and row.tensor_map.guards
+    ]
+    guard_lists = list(dict.fromkeys((*own_guards, *map_guards)))
+    guard_tests: list[_GuardTest] = []
+    guarded: dict[_GuardList, tuple[int, int]] = {}  # begin and count of their tests
+    for number, guards in dict.fromkeys(own_guards):
+        guarded[number, guards] = len(guard_tests), len(guards)
+        guard_tests += _guard_tests(number, quantity_lists[number], guards)
+    rows = [
+        {
+            "kernel": kernel,
+            "quantities": number,
+            "guards": guard_lists.index((number, guards)),
+            "guard_tests": guarded[number, guards],
+            "maps": [
+                _map(item.tensor_map)
+                | {"guards": guard_lists.index((number, item.tensor_map.guards)) if item.tensor_map.guards else None}
+                for item in kernel.parameters
+                if item.tensor_map is not None
+            ],
+            "parameters": _numbered_maps(kernel.parameters),
+        }
+        for kernel, (number, guards) in zip(kernels, own_guards, strict=True)
+    ]
+    return {
+        "version": __version__,
+        "arch": target.name,
+        "backend": target.backend,
+        "capability": target.triton_arch,
+        "specific": target.specific,
+        "min_driver": target.min_driver,
+        "counted_units": _CDNA_LANES // target.warp_size,
+        "shared_bytes": target.shared_bytes,
+        "attribute_ids": ATTRIBUTES,
+        "images_name": IMAGES,
+        "image_alignment": IMAGE_ALIGNMENT,
+        "rows": rows,
+        "quantity_lists": quantity_lists,
+        "guard_lists": guard_lists,
+        "guard_tests": guard_tests,
+    }
+
+
+def own_source(target: Target, kernels: tuple[OwnKernel, ...]) -> str:
+    """Return launcher.c of a pack of a user's own functions: `source` without what products add, and the grids."""
+    shared, grids = _shared(target, kernels), []
+    for row, kernel in zip(shared["rows"], kernels, strict=True):
+        known = grid_values(kernel.arguments, kernel.quantities)
+        row |= {"persistent": False, "pdl": False, "cluster": (1, 1)}
+        grids.append(tuple(in_c(expression, known) for expression in kernel.grid))
+    unique = [grid for grid in dict.fromkeys(grids) if grid]
+    shared |= {"grids": unique, "grid_numbers": [unique.index(grid) if grid else None for grid in grids]}
+    return _environment().get_template("own.c.jinja").render(**shared, functions=_functions(kernels))
+
+
+def own_header(target: Target, kernels: tuple[OwnKernel, ...]) -> str:
+    """Return launcher.h of a pack of a user's own functions: the C interface, and a typed function of each."""
+    return (
+        _environment()
+        .get_template("own.h.jinja")
+        .render(
+            version=__version__,
+            abi=ABI,
+            arch=target.name,
+            relations=RELATIONS,
+            name_bytes=DEVICE_NAME_BYTES,
+            most_blocks=MOST_BLOCKS,
+            pointer_codes=POINTER_CODES,
+            functions=_functions(kernels),
+        )
+    )
+
+
+def _functions(kernels: Sequence[OwnKernel]) -> list[dict[str, Any]]:
+    """Return each function: its place in the list of kernels, and its arguments in C."""
+    found = []
+    for name in dict.fromkeys(kernel.function for kernel in kernels):
+        numbers = [number for number, kernel in enumerate(kernels) if kernel.function == name]
+        members = [kernels[number] for number in numbers]
+        found.append(
+            {
+                "name": name,
+                "source": members[0].source.replace("*/", ""),
+                "first": numbers[0],
+                "count": len(numbers),
+                "value_count": len(members[0].quantities) - len(TRAILING),
+                "grid": members[0].grid,
+                **_c_arguments(members),
+            }
+        )
+    return found
+
+
+def _c_arguments(members: Sequence[OwnKernel]) -> dict[str, Any]:
+    """Return the arguments of a function in C with their comments, the values of a call, and those left open."""
+    arguments, comments, values, open_ = [], [], [], 0
+    of_name = {row.name: row for row in members[0].arguments}
+    for number, name in enumerate(members[0].quantities[: -len(TRAILING)]):
+        argument, _, is_type = name.partition(".")
+        types = dict.fromkeys(row.type for kernel in members for row in kernel.arguments if row.name == argument)
+        choice = {
+            guard.operand: next((row.value for row in kernel.arguments if row.name == argument), "")
+            for kernel in members
+            for guard in kernel.guards
+            if (guard.value, guard.relation) == (name, "equals")
+        }
+        c_name = _c_name(f"{argument}_type" if is_type else argument)
+        if is_type:
+            comments.append(f"{c_name}: {', '.join(_c_type(type_) for type_ in types)}")
+        elif name not in of_name or of_name[name].type == AUTOTUNE:  # the order of kernels decides
+            open_ |= 1 << number
+            values.append("0")
+            continue
+        elif of_name[name].type == CONSTEXPR:
+            listed = [text if str(key) == text else f"{key} for {text}" for key, text in choice.items()]
+            comments.append(f"{c_name}: {', '.join(listed)}".replace("*/", ""))
+        else:
+            comments.append(f"{c_name}: {', '.join(types)}")
+        first = next(iter(types), "")
+        if not is_type and first in POINTER_CODES:
+            arguments.append(f"const void *{c_name}")
+            values.append(f"(int64_t)(intptr_t){c_name}")
+        elif not is_type and first in FLOAT_TYPES:
+            arguments.append(f"{'float' if first == 'fp32' else 'double'} {c_name}")
+            values.append(f"aotmm_bits_{first}({c_name})")
+        else:
+            arguments.append(f"int64_t {c_name}")
+            values.append(c_name)
+    return {"c_arguments": arguments, "comments": comments, "c_values": values, "open": open_}
+
+
+def _c_name(name: str) -> str:
+    """Return the C name of an argument: Python allows keywords of C, other letters, and names of the function's own."""
+    plain = name.encode("ascii", "replace").decode().replace("?", "_")
+    return f"{plain}_" if plain in _TAKEN or plain != name else plain
+
+
+def _c_type(name: str) -> str:
+    return f"AOTMM_TYPE_{name.lstrip('*').upper()}"
 
 
 def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) -> dict[str, object]:
@@ -408,9 +541,11 @@ def _contiguous(guards: Iterable[Guard]) -> int:
 
 
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(data_folder("templates")),
         undefined=StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - the output is C
     )
+    environment.filters["c"] = lambda name: name.replace(".", "__")  # of a quantity
+    return environment

@@ -13,7 +13,7 @@ from aotmm.errors import CompileError, SpecError
 from aotmm.target import target
 
 if TYPE_CHECKING:
-    from aotmm.pack.schema import Kernel
+    from aotmm.pack.schema import AnyKernel
     from aotmm.runtime.pack import Pack
 
 FORMS = ("ptx", "sass", "amdgcn")
@@ -29,7 +29,7 @@ _INSTALL = {
 _ROCM = Path("/opt/rocm/llvm/bin")
 
 
-def assembly(pack: Pack, kernel: Kernel, form: str) -> str:
+def assembly(pack: Pack, kernel: AnyKernel, form: str) -> str:
     """Return the code of `kernel` as `form`, one of `FORMS`; the pack's bytes are compared with its manifest first.
 
     Raises:

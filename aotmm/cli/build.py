@@ -13,7 +13,7 @@ from aotmm.cli import report
 from aotmm.cli.options import dtypes_option, jobs_option, json_option, refuse_ignored, scheduler_option
 from aotmm.cli.output import kernels_done, needs_build_extra, print_json, processes
 from aotmm.pack.files import data_folder, in_checkout
-from aotmm.target import HOSTS, TARGETS, host
+from aotmm.target import HOSTS, TARGETS, host, targets
 
 if TYPE_CHECKING:
     from aotmm.build import Report
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     help="Config set: tutorial, classic, default, or a TOML file.",
 )
 @dtypes_option
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="FILE.py:NAME",
+    help="Build this Triton kernel of your own instead of products, for what FILE.toml says; repeatable.",
+)
+@click.option("--describe", is_flag=True, help="Print a TOML to start from for each --kernel, and build nothing.")
 @click.option(
     "--host",
     "machine",
@@ -69,6 +77,8 @@ def build(
     archs: tuple[str, ...],
     configs: str,
     dtypes: tuple[str, ...],
+    kernels: tuple[str, ...],
+    describe: bool,
     machine: str,
     out: Path | None,
     jobs: int,
@@ -81,8 +91,14 @@ def build(
 
     Kernels that an earlier build compiled are reused, and a pack that is up to date is left alone.
     """
+    refuse_ignored(("with --kernel", bool(kernels), ("configs", "dtypes")))
+    if describe:
+        _describe(kernels, archs)
+        return
     if not archs:
         raise click.UsageError(f"say at least one --arch; known: {', '.join(TARGETS)}, or all")
+    if kernels and click.get_current_context().get_parameter_source("out") is ParameterSource.DEFAULT:
+        raise click.UsageError("say --out with --kernel: a folder for packs of your own")
     if host(machine) != host() and click.get_current_context().get_parameter_source("out") is ParameterSource.DEFAULT:
         raise click.UsageError(f"say --out: the packs of a checkout are for {host()}, not for {host(machine)}")
     if out is None:
@@ -101,6 +117,7 @@ def build(
                 out,
                 configs=configs,
                 dtypes=dtypes,
+                kernels=kernels,
                 machine=machine,
                 jobs=jobs,
                 scheduler=scheduler,
@@ -115,6 +132,18 @@ def build(
         print_json([_report_to(row) for row in reports])
     else:
         click.echo(report.build_text(reports))
+
+
+def _describe(kernels: tuple[str, ...], archs: tuple[str, ...]) -> None:
+    """Print a TOML to start from for each of `kernels`, as their files are for the first of `archs`."""
+    if not kernels:
+        raise click.UsageError("--describe is for --kernel FILE.py:NAME")
+    with needs_build_extra():
+        from aotmm.build.compile import toolchain
+        from aotmm.build.own import describe
+    toolchain()  # says so if there is no Triton
+    (row, *_) = targets(archs or ("sm80",))
+    click.echo("\n".join(describe(words, row) for words in kernels), nl=False)
 
 
 def _bytes(text: str) -> int:

@@ -126,7 +126,8 @@ def explain(
         bias_ptr=align if bias else 0,
         bias_strides=(m * n, n, 1) if bias == "matrix" else (0, 0, 1),
     )
-    for pack in packs_of(find_packs(folder), arch, folder):
+    found = [pack for pack in find_packs(folder) if not pack.head.functions]
+    for pack in packs_of(found, arch, folder):
         try:
             selection = pack.launcher.explain(problem, device)
         except ValueError as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from aotmm.pack.manifest import Head
-    from aotmm.pack.schema import Kernel
+    from aotmm.pack.schema import Kernel, OwnKernel
     from aotmm.pack.verify import Rebuild, Verification
     from aotmm.runtime.pack import Pack
 
@@ -67,14 +67,16 @@ def list_(
     from aotmm.runtime.installed import find_packs
 
     packs = find_packs(folder)
+    narrowed = bool(dtypes or families or layouts)
     is_wanted = _filter(packs, {"dtype": dtypes, "family": families, "layout": layouts})
     if arch is not None:
         packs = packs_of(packs, arch, folder)
     rows = [(pack, [kernel for kernel in pack.manifest.kernels if is_wanted(kernel)]) for pack in packs]
+    own = [] if narrowed else [(pack, pack.manifest.own) for pack in packs]
     if as_json:
-        print_json([_pack_to(pack, kernels) for pack, kernels in rows])
+        print_json([_pack_to(pack, kernels, narrowed=narrowed) for pack, kernels in rows])
     else:
-        click.echo(report.list_text(rows))
+        click.echo(report.list_text(rows, own))
 
 
 @click.command()
@@ -154,6 +156,11 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
         with needs_build_extra():
             from aotmm import build as builder
             from aotmm.build.variants import set_names
+        if head.functions:
+            raise SpecError(
+                f"the pack for {head.arch} is of {head.provenance.config_set}, whose files are not here; build them "
+                "into another folder with aotmm build --kernel, and compare: equal inputs give equal bytes"
+            )
         chosen = configs or head.provenance.config_set
         if configs is None and chosen not in set_names():
             raise SpecError(
@@ -214,11 +221,15 @@ def _filter(packs: Sequence[Pack], values_of: dict[str, tuple[str, ...]]) -> Cal
     )
 
 
-def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
+def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel | OwnKernel]:
     """Return the kernel called `name` and its pack. Raises SpecError if there is none, or one in several packs."""
-    found = [(pack, kernel) for pack in packs for kernel in pack.manifest.kernels if kernel.name == name]
+    every: list[tuple[Pack, Kernel | OwnKernel]] = []
+    for pack in packs:
+        every += [(pack, kernel) for kernel in pack.manifest.kernels]
+        every += [(pack, kernel) for kernel in pack.manifest.own]
+    found = [(pack, kernel) for pack, kernel in every if kernel.name == name]
     if not found:
-        names = sorted({kernel.name for pack in packs for kernel in pack.manifest.kernels})
+        names = sorted({kernel.name for _, kernel in every})
         near = difflib.get_close_matches(name, names, cutoff=0.3)
         hint = f"did you mean {', '.join(near)}?" if near else "aotmm list shows them all"
         raise SpecError(f"no kernel {name!r} among {len(names)} of {', '.join(pack.arch for pack in packs)}; {hint}")
@@ -228,8 +239,8 @@ def _kernel(packs: Sequence[Pack], name: str) -> tuple[Pack, Kernel]:
     return found[0]
 
 
-def _pack_to(pack: Pack, shown: Sequence[Kernel]) -> dict[str, object]:
-    kernels = [
+def _pack_to(pack: Pack, shown: Sequence[Kernel], *, narrowed: bool) -> dict[str, object]:
+    kernels: list[dict[str, object]] = [
         {
             "name": kernel.name,
             "role": kernel.role,
@@ -247,6 +258,17 @@ def _pack_to(pack: Pack, shown: Sequence[Kernel]) -> dict[str, object]:
             "shared_bytes": kernel.shared_bytes,
         }
         for kernel in shown
+    ]
+    kernels += [
+        {
+            "name": kernel.name,
+            "function": kernel.function,
+            "arguments": [asdict(row) for row in kernel.arguments],
+            "registers": kernel.registers,
+            "spill_bytes": kernel.spill_bytes,
+            "shared_bytes": kernel.shared_bytes,
+        }
+        for kernel in (() if narrowed else pack.manifest.own)
     ]
     head = pack.head
     where = {"arch": pack.arch, "folder": str(pack.folder), "owner": pack.owner, "host": head.host}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aotmm.build import Report
-    from aotmm.pack.schema import Config, Kernel
+    from aotmm.pack.schema import Config, Kernel, OwnKernel
     from aotmm.pack.verify import Verification
     from aotmm.runtime.diagnosis import Diagnosis
     from aotmm.runtime.launcher import Evaluation, Plan, Selection
@@ -76,12 +76,14 @@ def build_text(reports: Sequence[Report]) -> str:
     return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "")
 
 
-def list_text(packs: Sequence[tuple[Pack, Sequence[Kernel]]]) -> str:
-    """Return a line per pack, and a row per kernel to show."""
+def list_text(
+    packs: Sequence[tuple[Pack, Sequence[Kernel]]], own: Sequence[tuple[Pack, Sequence[OwnKernel]]] = ()
+) -> str:
+    """Return a line per pack, and a row per kernel to show: those of products, and those of `own` functions."""
     found = table(
         ("arch", "kernels", "config set", "triton", "folder"),
         [
-            (pack.arch, len(pack.manifest.kernels), made.config_set, made.triton, _where(pack.folder, pack.owner))
+            (pack.arch, len(pack.manifest.every), made.config_set, made.triton, _where(pack.folder, pack.owner))
             for pack, _ in packs
             for made in [pack.head.provenance]
         ],
@@ -102,21 +104,25 @@ def list_text(packs: Sequence[tuple[Pack, Sequence[Kernel]]]) -> str:
         for pack, kernels in packs
         for kernel in kernels
     ]
-    if not rows:
+    functions = [
+        (
+            pack.arch,
+            kernel.function,
+            kernel.name,
+            ", ".join(f"{row.name}={row.value}" if row.value else row.type for row in kernel.arguments),
+            kernel.registers,
+            kernel.spill_bytes,
+            kernel.shared_bytes,
+        )
+        for pack, kernels in own
+        for kernel in kernels
+    ]
+    resources = ("registers", "spill bytes", "shared bytes")
+    parts = [table(("arch", "function", "kernel", "arguments", *resources), functions)] if functions else []
+    if not rows and not parts:
         return f"{found}\n\nno kernel of these packs is of that dtype, family and layout"
-    header = (
-        "arch",
-        "kernel",
-        "role",
-        "types",
-        "layout",
-        "tile",
-        "epilogue",
-        "registers",
-        "spill bytes",
-        "shared bytes",
-    )
-    return f"{found}\n\n{table(header, rows)}"
+    header = ("arch", "kernel", "role", "types", "layout", "tile", "epilogue", *resources)
+    return "\n\n".join([found, *([table(header, rows)] if rows else []), *parts])
 
 
 def targets_text(rows: Sequence[Target]) -> str:
@@ -127,25 +133,21 @@ def targets_text(rows: Sequence[Target]) -> str:
     )
 
 
-def kernel_text(pack: Pack, kernel: Kernel) -> str:
+def kernel_text(pack: Pack, kernel: Kernel | OwnKernel) -> str:
     """Return everything in the manifest about one kernel."""
+    from aotmm.pack.schema import OwnKernel  # as late as the manifest's own
+
     begin = pack.head.images.offset
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
-        ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
-        ("config_name", kernel.config_name),
-        ("types", f"{types(kernel)}, layout {kernel.layout}"),
-        ("sums", str(kernel.order)),
-        ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
-        ("config", _config(kernel.config)),
+        *(_of_function(kernel) if isinstance(kernel, OwnKernel) else _of_product(kernel)),
         ("source", kernel.source),
-        ("threads", f"{kernel.threads} per block, clusters of {kernel.num_ctas}"),
+        ("symbol", kernel.symbol),
+        ("threads", f"{kernel.threads} per block"),
         ("registers", f"{kernel.registers} per thread, {kernel.spill_bytes} B spilled"),
         ("shared memory", f"{kernel.shared_bytes} B per block"),
         ("scratch", f"{kernel.global_scratch_bytes} B, for profiling {kernel.profile_scratch_bytes} B per block"),
-        ("widest access", f"{kernel.vector_bytes} B"),
-        ("family, symbol", f"{kernel.family}, {kernel.symbol}"),
         *(
             (name, f"{image.bytes} B at {begin + image.offset} of {pack.head.library.path}, sha256 {image.sha256}")
             for name, image in (("image", kernel.image), ("ptx", kernel.ptx))
@@ -166,6 +168,28 @@ def kernel_text(pack: Pack, kernel: Kernel) -> str:
             *([table(("attribute", "x", "y", "z"), attributes)] if attributes else []),
         ]
     )
+
+
+def _of_product(kernel: Kernel) -> list[tuple[str, str]]:
+    return [
+        ("role", kernel.role + ", persistent" * kernel.persistent + ", may start early" * kernel.pdl),
+        ("family", kernel.family),
+        ("config_name", kernel.config_name),
+        ("types", f"{types(kernel)}, layout {kernel.layout}"),
+        ("sums", str(kernel.order)),
+        ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
+        ("config", f"{_config(kernel.config)}, clusters of {kernel.num_ctas}"),
+        ("widest access", f"{kernel.vector_bytes} B"),
+    ]
+
+
+def _of_function(kernel: OwnKernel) -> list[tuple[str, str]]:
+    return [
+        ("function", kernel.function),
+        *((f"argument {row.name}", f"{row.value} ({row.type})" if row.value else row.type) for row in kernel.arguments),
+        ("options", ", ".join(f"{row.name}={row.value}" for row in kernel.options) or "Triton's"),
+        ("grid", f"({', '.join(kernel.grid)})" if kernel.grid else "the caller's"),
+    ]
 
 
 def selection_text(

@@ -1,19 +1,11 @@
-/* The launch core, linked into every launcher: problems (problem.c), guards (guards.c), tuning tables (tuning.c), the
-   time model (time_model.c), the choice of a plan (select.c, remember.c), its launches (launch.c), and the launch of
-   one kernel (kernel.c) through a driver (cuda.c or hip.c). Tables declared `extern` here are in the generated launcher.c. */
+/* What products add to the launch of kernels (kernel.h): problems (problem.c), the kernels that fit them (fit.c), tuning
+   tables (tuning.c), the time model (time_model.c), the choice of a plan (select.c, remember.c) and its launches
+   (launch.c). Tables declared `extern` here are in the generated launcher.c. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 
 #include "arithmetic.h"
-#include "launcher.h"
-
-#include <stddef.h>
-
-enum { AOTMM_MAX_DEVICES = 32, AOTMM_MAX_PARAMETERS = 80, AOTMM_MAX_PARAMETER_BYTES = 4096, AOTMM_MAX_ATTRIBUTES = 8 };
-enum { AOTMM_TENSOR_MAP_BYTES = 128, AOTMM_TENSOR_MAP_ALIGNMENT = 64, AOTMM_MAX_MAPS = 8 };
-enum { AOTMM_MAX_QUANTITIES = 64 /* bits of quantities.free */ };
-
-typedef void *aotmm_function; /* a loaded kernel of one device, NULL until its first use */
+#include "kernel.h"
 
 enum { LANES = 8 }; /* plans whose times are computed side by side */
 typedef float lanes[LANES];
@@ -40,16 +32,6 @@ typedef struct aotmm_hidden_facts {
   double sustained;     /* speed of large products of one multiprocessor, over that of an H100 SXM */
 } aotmm_hidden_facts;
 
-/* A guard: (value & mask) - least, unsigned, is at most `span`. */
-typedef struct aotmm_guard_test {
-  uint64_t mask, least, span;
-  uint16_t value; /* number of a quantity */
-} aotmm_guard_test;
-
-typedef struct aotmm_group {
-  uint16_t first, count;
-} aotmm_group;
-
 /* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings, tiles of fewest rows first. */
 typedef struct aotmm_alike {
   uint16_t first, count; /* `first` is a multiple of LANES */
@@ -65,14 +47,8 @@ typedef struct aotmm_tile {
   float sum_bytes; /* weighed bytes of an element of partial sums; 0: it writes none */
 } aotmm_tile;
 
-extern const aotmm_kernel aotmm_kernels[];
-extern const aotmm_tile aotmm_tiles[]; /* by kernel */
-extern const uint32_t aotmm_kernel_count;
-/* Those of a kernel are in the order of its quantities. */
-extern const aotmm_guard_test aotmm_guard_tests[];
-extern const aotmm_group aotmm_guard_tests_of[]; /* in aotmm_guard_tests, by kernel */
-extern aotmm_function aotmm_functions[][AOTMM_MAX_DEVICES];
-extern const char aotmm_arch[];
+extern const aotmm_product aotmm_products[]; /* by kernel, as these: */
+extern const aotmm_tile aotmm_tiles[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and times depend only on an address modulo it */
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
@@ -99,18 +75,11 @@ extern const aotmm_group aotmm_copies[5];                  /* by bytes of an ele
 
 /* ---- problem.c */
 
-enum { OPERANDS = 3, MAX_GRID = 0x7fffffff };
-enum { SECTOR_BYTES = 32, LINE_BYTES = 128 /* lines in the workspace start at multiples of it */, VECTOR_BYTES = 16 };
+enum { OPERANDS = 3 };
+enum { SECTOR_BYTES = 32, LINE_BYTES = 128 /* lines in the workspace start at multiples of it */ };
 enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
-
-/* The values that a launch gives a kernel: of its quantities, in its order (AOTMM_PRODUCT_*, AOTMM_COPY_*). The stride of
-   a dimension of size 1 is free: it counts as 0, and every guard on it holds. */
-typedef struct quantities {
-  int64_t value[AOTMM_MAX_QUANTITIES];
-  uint64_t free; /* bit set: a free stride */
-} quantities;
 
 /* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
 typedef struct operand_values {
@@ -133,14 +102,10 @@ static inline uint64_t rest_of(int64_t stride, int64_t element_bytes, uint64_t p
 /* The address `bytes` behind another; any address may be given, it wraps around. */
 static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)((uint64_t)address + (uint64_t)bytes); }
 
-/* The blocks of a kernel's cluster. */
-static inline uint32_t num_ctas(const aotmm_kernel *k) { return k->cluster_m * k->cluster_n; }
-
 static inline int contiguous(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
 
 int valid(const aotmm_problem *);
 int valid_device(const aotmm_device *);
-void set_speeds(aotmm_device *, int clock_khz, int memory_clock_khz, int bus_bits);
 void set_quantities(quantities *, const aotmm_problem *);
 void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
@@ -153,22 +118,19 @@ void set_copy(quantities *copy, const quantities *, const quantities *moved, int
 int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);
 void set_no_sums(quantities *);
 
-/* ---- guards.c */
+/* ---- fit.c */
 
 static inline int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
-  return saturated(ceil_div(M, aotmm_kernels[kernel].block_m), ceil_div(N, aotmm_kernels[kernel].block_n));
+  return saturated(ceil_div(M, aotmm_products[kernel].block_m), ceil_div(N, aotmm_products[kernel].block_n));
 }
 
 /* Steps along K. */
-static inline int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, aotmm_kernels[kernel].block_k); }
+static inline int64_t steps_of(uint32_t kernel, int64_t K) { return ceil_div(K, aotmm_products[kernel].block_k); }
 
-int guards_hold(uint32_t kernel, const quantities *);
 int sum_guards_hold(uint32_t kernel, const quantities *);
-uint32_t first_failed_guard(const aotmm_kernel *, const quantities *);
-int uses_map(const aotmm_tensor_map *, const quantities *);
-int same_types(const aotmm_kernel *, const aotmm_problem *);
+int same_types(uint32_t kernel, const aotmm_problem *);
 int32_t epilogue(const aotmm_problem *);
-uint32_t grid_of(const aotmm_kernel *, int64_t work_tiles, const aotmm_device *);
+uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *);
 uint32_t helper_grid(uint32_t kernel, const quantities *, const aotmm_device *);
 int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
 int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
@@ -183,7 +145,7 @@ typedef struct order {
 } order;
 
 order order_of(const aotmm_problem *);
-int keeps_order(order, const aotmm_kernel *);
+int keeps_order(order, uint32_t kernel);
 
 /* ---- time_model.c */
 
@@ -273,7 +235,7 @@ enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network
 extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[SHORTLIST]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
-  const aotmm_time *all = is_measured(s) ? s->measured[aotmm_kernels[kernel].fast_accum] : NULL;
+  const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].fast_accum] : NULL;
   if (!all) return NULL;
   const uint16_t number = s->table->config_numbers[kernel];
   return number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;
@@ -293,49 +255,14 @@ uint32_t slice_limit(const aotmm_problem *);
 /* Find the best plan for a valid problem and device. */
 int choose(const aotmm_problem *, const aotmm_device *, uint64_t limit, aotmm_plan *);
 
-/* ---- kernel.c */
-
-int launch(uint32_t kernel, const quantities *, uint32_t grid, int pdl, int ordinal, void *stream);
-
 /* ---- the functions of aotmm_launcher */
 
 int aotmm_check(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, uint32_t kernel, aotmm_evaluation *);
 int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace_limit, aotmm_plan *);
-int aotmm_device_facts(int ordinal, aotmm_device *);
 int aotmm_origin_of(const aotmm_device *, aotmm_origin *);
 int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_run(const aotmm_plan *, const aotmm_problem *, int ordinal, void *stream, void *workspace);
 int aotmm_matmul(const aotmm_problem *, int ordinal, void *stream);
 int aotmm_retune(const aotmm_table *);
-int aotmm_preload(int ordinal);
-const aotmm_error *aotmm_last_error(void);
-
-/* Record the calling thread's failure and return `status`. */
-int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
-/* The failure of calls that need the driver in a child that was forked after the driver had been opened. */
-int aotmm_fail_forked(int ordinal);
-
-/* ---- the driver. Functions return an aotmm_status, after aotmm_fail if they fail. */
-
-extern const uint64_t driver_max_threads; /* of a whole grid */
-/* Open the driver once and read the device's facts; the pointer stays valid. To be called before the others. */
-int driver_device(int ordinal, const aotmm_device **);
-/* Make the device current in this thread; driver_leave restores *saved. */
-int driver_enter(int ordinal, void **saved);
-void driver_leave(void *saved);
-/* Load a kernel for the current device; allowed during stream capture. */
-int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
-/* A batch of matrices in memory, as a tensor map has it: sizes in elements, the contiguous one first, and the distances
-   of lines and matrices in bytes. */
-typedef struct boxed_memory {
-  int64_t address;
-  uint64_t sizes[3], strides[2];
-} boxed_memory;
-
-/* Write the tensor map of `memory` to `encoded`. */
-int driver_encode(const aotmm_kernel *, const aotmm_tensor_map *, const boxed_memory *memory, int ordinal, void *encoded);
-int driver_launch(aotmm_function, const aotmm_kernel *, uint32_t grid, int pdl, void *stream,
-                  void **parameters, int ordinal);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "core.h"
+#include "kernel.h"
 
 extern const int aotmm_capability, aotmm_specific, aotmm_min_driver; /* of the images; for it alone; lowest driver */
 
@@ -227,13 +227,13 @@ void driver_leave(void *saved) {
   if (saved) cu.cuCtxPopCurrent(&popped);
 }
 
-/* Describe a launch of `grid` blocks, for which `attributes` has room. */
-static launch_config config_of(const aotmm_kernel *kernel, uint32_t grid, launch_attribute *attributes) {
+/* Describe a launch, for which `attributes` has room. */
+static launch_config config_of(const aotmm_kernel *kernel, const uint32_t grid[3], launch_attribute *attributes) {
   for (uint32_t i = 0; i < kernel->attribute_count; i++) {
     attributes[i].id = kernel->attributes[i].id;
     memcpy(attributes[i].value.number, kernel->attributes[i].value, sizeof attributes[i].value.number);
   }
-  return (launch_config){.grid = {grid / kernel->cluster_n, kernel->cluster_n, 1},
+  return (launch_config){.grid = {grid[0], grid[1], grid[2]},
                          .block = {kernel->threads, 1, 1},
                          .shared_bytes = kernel->shared_bytes,
                          .attributes = attributes,
@@ -251,7 +251,7 @@ static uint32_t at_once(const aotmm_kernel *kernel, int ordinal) {
 static result ask_clusters(const aotmm_kernel *kernel, void *function, int ordinal) {
   launch_attribute attributes[AOTMM_MAX_ATTRIBUTES];
   const uint32_t blocks = num_ctas(kernel);
-  const launch_config config = config_of(kernel, blocks, attributes);
+  const launch_config config = config_of(kernel, (const uint32_t[]){kernel->cluster_m, kernel->cluster_n, 1}, attributes);
   int clusters = 0;
   const result code = cu.cuOccupancyMaxActiveClusters(&clusters, function, &config);
   if (!code && clusters > 0)
@@ -297,11 +297,12 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const
   return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, const uint32_t grid[3], int pdl, void *stream,
                   void **parameters, int ordinal) {
   launch_attribute attributes[AOTMM_MAX_ATTRIBUTES + 1];
   const uint32_t most = at_once(kernel, ordinal);
-  launch_config config = config_of(kernel, kernel->persistent && most && grid > most ? most : grid, attributes);
+  launch_config config = config_of(kernel, grid, attributes);
+  if (kernel->persistent && most && grid[0] * grid[1] > most) config.grid[0] = most / grid[1];
   config.stream = stream;
   if (pdl) attributes[config.attribute_count++] = (launch_attribute){.id = LAUNCH_PDL, .value.number = {1}};
   result code = cu.cuLaunchKernelEx(&config, function, parameters, NULL);

@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "core.h"
+#include "kernel.h"
 
 extern const int aotmm_counted_units, aotmm_shared_bytes; /* of the arch: compute units that HIP counts as one, LDS of a block */
 
@@ -179,10 +179,10 @@ int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const
   return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "kernel %s takes tensor maps, which HIP does not have", kernel->name);
 }
 
-int driver_launch(aotmm_function function, const aotmm_kernel *kernel, uint32_t grid, int pdl, void *stream,
+int driver_launch(aotmm_function function, const aotmm_kernel *kernel, const uint32_t grid[3], int pdl, void *stream,
                   void **parameters, int ordinal) {
   (void)pdl; /* HIP has no pdl, and no kernel there asks for it */
-  result code = hip.hipModuleLaunchKernel(function, grid, 1, 1, kernel->threads, 1, 1, kernel->shared_bytes, stream,
-                                          parameters, NULL);
+  result code = hip.hipModuleLaunchKernel(function, grid[0], grid[1], grid[2], kernel->threads, 1, 1,
+                                          kernel->shared_bytes, stream, parameters, NULL);
   return code ? failed(code, ordinal, "hipModuleLaunchKernel", kernel->name) : AOTMM_OK;
 }

@@ -1,5 +1,6 @@
 /* One kernel of any kind: load it, encode its tensor maps, and launch it with the values of its quantities. */
-#include "core.h"
+#include "arithmetic.h"
+#include "kernel.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -63,7 +64,7 @@ static int encode(const aotmm_kernel *kernel, const aotmm_parameter *parameter, 
 }
 
 /* Launch a kernel on the current device with the values of its quantities. */
-int launch(uint32_t number, const quantities *q, uint32_t grid, int pdl, int ordinal, void *stream) {
+int launch(uint32_t number, const quantities *q, const uint32_t grid[3], int pdl, int ordinal, void *stream) {
   const aotmm_kernel *kernel = aotmm_kernels + number;
   _Alignas(AOTMM_TENSOR_MAP_ALIGNMENT) unsigned char encoded[AOTMM_MAX_MAPS][AOTMM_TENSOR_MAP_BYTES];
   void *parameters[AOTMM_MAX_PARAMETERS]; /* the driver copies the low bytes of narrow ones: all is little-endian */

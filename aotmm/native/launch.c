@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-int aotmm_device_facts(int ordinal, aotmm_device *device) {
-  const aotmm_device *facts;
-  int status = driver_device(ordinal, &facts);
-  if (status == AOTMM_OK) *device = *facts;
-  return status;
-}
-
 /* The launches of a plan. */
 typedef struct launches {
   quantities q; /* of the main kernel and the reduce */
@@ -72,7 +65,8 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   const uint32_t kernel = plan->kernel;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  int partial = k->role == AOTMM_ROLE_PARTIAL;
+  const int32_t role = aotmm_products[kernel].role;
+  const int partial = role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
   if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
   set_quantities(&all->q, p);
@@ -81,10 +75,10 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   const order wanted = order_of(p);
   const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
-  if ((!partial && k->role != AOTMM_ROLE_PRODUCT) || !same_types(k, p) ||
+  if ((!partial && role != AOTMM_ROLE_PRODUCT) || !same_types(kernel, p) ||
       (partial ? plan->split < 2 || plan->split > slice_limit(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
-      !keeps_order(wanted, k) || (wanted.slices && plan->split != wanted.slices) ||
+      !keeps_order(wanted, kernel) || (wanted.slices && plan->split != wanted.slices) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
       (p->batch != 1 && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
@@ -111,7 +105,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
   int64_t work_tiles = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
-  all->grid = grid_of(k, work_tiles, device);
+  all->grid = grid_of(kernel, work_tiles, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_PRODUCT_GLOBAL_SCRATCH] = address;
     used += scratch_of(k, all->grid);
@@ -125,9 +119,15 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   return AOTMM_OK;
 }
 
+/* Launch one kernel of a plan: blocks of a cluster lie beside each other along both axes of the grid. */
+static int launch_tiles(uint32_t kernel, const quantities *q, uint32_t blocks, int pdl, int ordinal, void *stream) {
+  const uint32_t across = aotmm_kernels[kernel].cluster_n;
+  return launch(kernel, q, (const uint32_t[]){blocks / across, across, 1}, pdl, ordinal, stream);
+}
+
 static int launch_copy(const aotmm_plan *plan, const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
-  return launch((uint32_t)all->copies[i], all->copied + i, helper_grid((uint32_t)all->copies[i], all->copied + i, device),
-                (int)plan->pdl, ordinal, stream);
+  const uint32_t kernel = (uint32_t)all->copies[i];
+  return launch_tiles(kernel, all->copied + i, helper_grid(kernel, all->copied + i, device), (int)plan->pdl, ordinal, stream);
 }
 
 /* Launch everything. `copied` has the previous panel's copies of A and B, which are not made again. */
@@ -138,10 +138,10 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
     if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
         (status = launch_copy(plan, all, i, device, ordinal, stream)))
       return status;
-  status = launch(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
+  status = launch_tiles(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device), (int)plan->pdl,
-                    ordinal, stream);
+    status = launch_tiles((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device),
+                          (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(plan, all, 2, device, ordinal, stream);
   return status;
 }

@@ -25,6 +25,7 @@ order order_of(const aotmm_problem *p) {
 }
 
 /* Return whether plans with this kernel, a product or a partial, may add up in that order. */
-int keeps_order(order wanted, const aotmm_kernel *k) {
+int keeps_order(order wanted, uint32_t kernel) {
+  const aotmm_product *k = aotmm_products + kernel;
   return !wanted.kernels || (k->order == wanted.kernels && (k->role == AOTMM_ROLE_PRODUCT) == (wanted.slices == 1));
 }

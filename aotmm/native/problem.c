@@ -1,32 +1,7 @@
 /* A problem: its validity, its quantities, and the placement of copies of its operands in the workspace. */
 #include "core.h"
 
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
-
-static __thread aotmm_error last_error;
-
-int aotmm_fail(int status, int code, int device, const char *call, const char *format, ...) {
-  va_list list;
-  last_error.status = status;
-  last_error.code = code;
-  last_error.device = device;
-  snprintf(last_error.call, sizeof last_error.call, "%s", call);
-  va_start(list, format);
-  vsnprintf(last_error.text, sizeof last_error.text, format, list);
-  va_end(list);
-  return status;
-}
-
-int aotmm_fail_forked(int ordinal) {
-  return aotmm_fail(AOTMM_NO_DRIVER, 0, ordinal, "fork",
-                    "device %d cannot be used: this process was forked after the GPU's driver had been opened, and GPU "
-                    "contexts do not survive fork; start such processes with multiprocessing.get_context(\"spawn\")",
-                    ordinal);
-}
-
-const aotmm_error *aotmm_last_error(void) { return &last_error; }
 
 /* Return the distance in elements from the first to the last element of a (rows, cols) operand, at most INT64_MAX. */
 static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t col_stride) {
@@ -76,13 +51,6 @@ int valid_device(const aotmm_device *device) {
   if (!memchr(device->name, 0, sizeof device->name))
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "the name of the device has no end in its %d bytes", AOTMM_NAME_BYTES);
   return AOTMM_OK;
-}
-
-/* Set the speeds of a device from its driver's figures, 0 for those that it does not tell. Memory moves data twice in a
-   clock. */
-void set_speeds(aotmm_device *device, int clock_khz, int memory_clock_khz, int bus_bits) {
-  device->clock_mhz = clock_khz / 1000;
-  device->memory_gbps = (int32_t)((int64_t)memory_clock_khz * 2 * bus_bits / 8 / 1000000);
 }
 
 const operand_values operands[OPERANDS] = {
@@ -231,7 +199,7 @@ void set_copy(quantities *copy, const quantities *q, const quantities *moved, in
 
 /* Place the partial sums of a kernel in `q` and return their bytes. */
 int64_t set_sums(quantities *q, uint32_t kernel, int64_t split, int64_t address) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_product *k = aotmm_products + kernel;
   int64_t rows = saturated(ceil_div(q->value[AOTMM_PRODUCT_M], k->block_m), k->block_m);
   int64_t cols = saturated(ceil_div(q->value[AOTMM_PRODUCT_N], k->block_n), k->block_n);
   q->value[AOTMM_PRODUCT_WORKSPACE_PTR] = address;

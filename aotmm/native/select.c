@@ -102,7 +102,7 @@ static int guards_hold_in_last(const query *s, int placement, uint32_t kernel) {
 /* Return whether the guards of a kernel hold in a placement, for all panels. A partial's reduce writes any C, so C is
    not copied. Guards on a partial's sums count as held here; `consider` checks them. */
 static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
-  uint32_t not_copied = aotmm_kernels[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
+  uint32_t not_copied = aotmm_products[kernel].role == AOTMM_ROLE_PARTIAL ? AOTMM_COPY_C : 0;
   return !(s->placements[placement].copies & not_copied) && guards_hold(kernel, &s->placements[placement].q) &&
          (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
@@ -137,7 +137,7 @@ static int bits(uint32_t copies) { return __builtin_popcount(copies); }
 
 /* Return whether `a` is chosen over `b` at the same time. */
 static int preferred(uint32_t copies_a, uint32_t kernel_a, uint32_t split_a, uint32_t copies_b, uint32_t kernel_b, uint32_t split_b) {
-  const aotmm_kernel *a = aotmm_kernels + kernel_a, *b = aotmm_kernels + kernel_b;
+  const aotmm_product *a = aotmm_products + kernel_a, *b = aotmm_products + kernel_b;
   if (bits(copies_a) != bits(copies_b)) return bits(copies_a) < bits(copies_b);
   if (a->epilogue != b->epilogue) return a->epilogue < b->epilogue;
   if (a->vector_bytes != b->vector_bytes) return a->vector_bytes > b->vector_bytes;
@@ -161,13 +161,12 @@ static int faster(const search *to, const candidate *a, float time, int b) {
 
 /* Set the grid and the workspace of a plan, or return the reason why it does not fit. */
 static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan, int64_t *found) {
-  const aotmm_kernel *k = aotmm_kernels + from->kernel;
   const int64_t tiles = saturated(tiles_of(from->kernel, s->problem->M, s->problem->N), s->problem->batch);
   const int64_t work_tiles = saturated(tiles, from->split);
   *found = work_tiles;
-  plan->grid = grid_of(k, work_tiles, s->device);
+  plan->grid = grid_of(from->kernel, work_tiles, s->device);
   if (!plan->grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
-  *found = from->place->bytes + from->sum_bytes + scratch_of(k, plan->grid);
+  *found = from->place->bytes + from->sum_bytes + scratch_of(aotmm_kernels + from->kernel, plan->grid);
   if (*found > s->limit) return AOTMM_TOO_MUCH_WORKSPACE;
   plan->kernel = from->kernel, plan->split = from->split, plan->copies = from->place->copies;
   plan->workspace_bytes = (uint64_t)*found;
@@ -202,7 +201,7 @@ static int fits(const query *s, const candidate *each, float work_tiles, search 
 
 /* Put a plan into the list if it fits and is among the fastest. Its `time` by the formula lacks reduce and copies. */
 static void consider(const query *s, candidate *each, float time, float work_tiles, search *to) {
-  if (aotmm_kernels[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
+  if (aotmm_products[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
   time = time + each->reduce + each->place->time;
   if (to->count == to->limit && !faster(to, each, time, to->slowest)) return;
   if (!fits(s, each, work_tiles, to)) return;
@@ -234,7 +233,7 @@ static int64_t deepest(uint32_t kernel, const aotmm_problem *p) {
 /* Return the numbers to try with kernels like this one. */
 static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
-  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const aotmm_product *k = aotmm_products + kernel;
   const uint8_t *given = &s->order.slices;
   if (*given) return (slicings){*given == 1 ? whole : given, (k->role == AOTMM_ROLE_PRODUCT) == (*given == 1) && (*given == 1 || (p->M && p->N))};
   if (k->role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
@@ -252,15 +251,14 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
 
 /* Consider the measured plan of a kernel, and return whether there is one. */
 static int consider_measured(const query *s, placement *place, uint32_t kernel, search *to) {
-  const aotmm_kernel *k = aotmm_kernels + kernel;
   const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
-  const int partial = k->role == AOTMM_ROLE_PARTIAL;
+  const int partial = aotmm_products[kernel].role == AOTMM_ROLE_PARTIAL;
   if (!measured || (partial && s->order.slices && measured->split != s->order.slices)) return 0;
   candidate each = {.place = place, .kernel = kernel, .split = partial ? measured->split : 1};
   if (partial && (each.split < splits[0] || each.split > slice_limit(s->problem) ||
                   each.split > deepest(kernel, s->problem) || !set_sums_of(s, &each, to)))
     return 1;
-  aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && k->pdl};
+  aotmm_plan plan = {.measured = 1, .cost = measured->ns, .pdl = measured->pdl && aotmm_kernels[kernel].pdl};
   to->reason = complete(s, &each, &plan, &to->found);
   if (to->reason == AOTMM_FITS && better(&plan, &to->best)) to->best = plan;
   return 1;
@@ -268,9 +266,9 @@ static int consider_measured(const query *s, placement *place, uint32_t kernel, 
 
 /* Return whether a launch is `pdl` by the formula alone. */
 static int starts_early(const candidate *each, const terms *t, int i) {
-  const aotmm_kernel *k = aotmm_kernels + each->kernel;
   const int full = t->waves[i] > 0.5f && t->waves[i] <= 1;
-  return k->pdl && k->role == AOTMM_ROLE_PRODUCT && t->time[i] < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
+  return aotmm_kernels[each->kernel].pdl && aotmm_products[each->kernel].role == AOTMM_ROLE_PRODUCT &&
+         t->time[i] < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
 }
 
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
@@ -335,9 +333,10 @@ enum { NO_KERNEL = UINT32_MAX };
 static uint32_t plainest(const query *s, aotmm_group siblings) {
   const uint16_t *kernel = aotmm_order + siblings.first, *end = kernel + siblings.count;
   for (; kernel < end; kernel++) {
-    const aotmm_kernel *k = aotmm_kernels + *kernel;
-    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) && k->shared_bytes <= (uint32_t)s->device->shared_bytes)
-      return keeps_order(s->order, k) ? *kernel : NO_KERNEL; /* siblings have one order */
+    const aotmm_product *k = aotmm_products + *kernel;
+    if ((k->role == AOTMM_ROLE_PARTIAL || k->epilogue >= s->epilogue) &&
+        aotmm_kernels[*kernel].shared_bytes <= (uint32_t)s->device->shared_bytes)
+      return keeps_order(s->order, *kernel) ? *kernel : NO_KERNEL; /* siblings have one order */
   }
   return NO_KERNEL;
 }
@@ -346,7 +345,7 @@ static uint32_t plainest(const query *s, aotmm_group siblings) {
 static int is_timed(const query *s, const placement *place, uint32_t kernel) {
   const aotmm_time *measured;
   if (s->order.slices > 1) return !place->copies && (measured = measured_time(s, kernel)) && measured->split == s->order.slices;
-  return !place->copies && is_measured(s) && s->measured[aotmm_kernels[kernel].fast_accum] &&
+  return !place->copies && is_measured(s) && s->measured[aotmm_products[kernel].fast_accum] &&
          s->table->config_numbers[kernel] != AOTMM_UNMEASURED;
 }
 
@@ -478,7 +477,7 @@ static panels cut_at(const query *s, int64_t most_cols) {
 /* Return the group_m of launcher.h. */
 static uint32_t group_of(const query *s, uint32_t kernel) {
   static const uint8_t groups[] = AOTMM_GROUPS;
-  const int64_t block_m = aotmm_kernels[kernel].block_m, block_n = aotmm_kernels[kernel].block_n;
+  const int64_t block_m = aotmm_products[kernel].block_m, block_n = aotmm_products[kernel].block_n;
   const int64_t down = ceil_div(s->problem->M, block_m), tiles = tiles_of(kernel, s->problem->M, s->problem->N);
   int64_t near = concurrent_tiles(s, kernel);
   double fewest = DBL_MAX;
@@ -590,13 +589,13 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
   if (status || (status = valid_device(device))) return status;
   if (kernel >= aotmm_kernel_count)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
-  const aotmm_kernel *k = aotmm_kernels + kernel;
+  const int32_t role = aotmm_products[kernel].role;
   memset(evaluation, 0, sizeof *evaluation);
-  if (k->role != AOTMM_ROLE_PRODUCT && k->role != AOTMM_ROLE_PARTIAL)
+  if (role != AOTMM_ROLE_PRODUCT && role != AOTMM_ROLE_PARTIAL)
     evaluation->reason = AOTMM_NO_PRODUCT;
-  else if (!same_types(k, problem))
+  else if (!same_types(kernel, problem))
     evaluation->reason = AOTMM_OTHER_TYPES;
-  else if (!keeps_order(order_of(problem), k))
+  else if (!keeps_order(order_of(problem), kernel))
     evaluation->reason = AOTMM_OTHER_ORDER;
   else
     return evaluate(problem, device, limit, kernel, evaluation);

@@ -97,10 +97,10 @@ static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm
 void set_octets(const aotmm_tuning *tuning) {
   for (uint32_t i = 0; i < LANES * aotmm_octet_count; i++) {
     const uint16_t *kernels = aotmm_order + aotmm_siblings[i].first;
-    const int count = aotmm_siblings[i].count, partial = aotmm_kernels[*kernels].role == AOTMM_ROLE_PARTIAL;
+    const int count = aotmm_siblings[i].count, partial = aotmm_products[*kernels].role == AOTMM_ROLE_PARTIAL;
     aotmm_octet *to = tuning->octets + i / LANES;
     set_lane(to, (int)(i % LANES), *kernels, tuning->table.constants);
-    to->epilogue[i % LANES] = !count ? -1 : partial ? AOTMM_EPILOGUE_COUNT : aotmm_kernels[kernels[count - 1]].epilogue;
+    to->epilogue[i % LANES] = !count ? -1 : partial ? AOTMM_EPILOGUE_COUNT : aotmm_products[kernels[count - 1]].epilogue;
   }
 }
 

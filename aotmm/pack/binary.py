@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aotmm.errors import ArtifactError
-from aotmm.pack.schema import Kernel
+from aotmm.pack.schema import AnyKernel
 from aotmm.target import Target
 
 # Source: ELF-64 object file format.
@@ -77,7 +77,7 @@ class Facts:
     debug: tuple[str, ...] = ()
 
 
-def guarded(kernel: Kernel, target: Target) -> Facts:
+def guarded(kernel: AnyKernel, target: Target) -> Facts:
     """Return the facts that the files of `kernel` must have; all of its shared memory is dynamic."""
     return Facts(
         arch=target.name,

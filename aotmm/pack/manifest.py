@@ -8,6 +8,7 @@ it is needed. `docs/format.md` is the same contract in words. Reading is strict:
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import Sha256, check_format, decode, parse_json, refuse
-from aotmm.problem import QUANTITIES
+from aotmm.problem import MAX_QUANTITIES, QUANTITIES
 from aotmm.target import STATUSES, TARGETS
 
 if TYPE_CHECKING:
-    from aotmm.pack.schema import Image, Kernel
+    from aotmm.pack.schema import AnyKernel, Image, Kernel, OwnKernel
 
 FORMAT = 7
 _MAX_SHOWN = 40  # characters of a wrong name
@@ -76,7 +77,8 @@ class Head:
 
     `min_driver` is the lowest CUDA driver version that takes the images, as cuDriverGetVersion spells it; 0 for HIP.
     `library_key` is the digest of everything that the launcher library was linked from. `images` is the part of the
-    library that holds the code of all kernels. `write` computes `digest`, the manifest's own, and `kernels_file`, the
+    library that holds the code of all kernels. `functions` are those of a user's own that the pack launches; a pack of
+    products has none. `write` computes `digest`, the manifest's own, and `kernels_file`, the
     other half.
     """
 
@@ -89,15 +91,22 @@ class Head:
     images: Span
     library_key: str
     sources: tuple[File, ...]
+    functions: tuple[str, ...] = ()
     kernels_file: File = File(KERNELS_NAME, "", 0)
     digest: Sha256 = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest(Head):
-    """A whole pack."""
+    """A whole pack: of `kernels` of products, or of `own` kernels of functions, by their numbers in its library."""
 
     kernels: "tuple[Kernel, ...]" = ()
+    own: "tuple[OwnKernel, ...]" = ()
+
+    @property
+    def every(self) -> "tuple[AnyKernel, ...]":
+        """Return the pack's kernels, of whichever kind."""
+        return (*self.kernels, *self.own)
 
 
 def write(manifest: Manifest) -> dict[str, bytes]:
@@ -106,10 +115,10 @@ def write(manifest: Manifest) -> dict[str, bytes]:
     `digest` is the sha256 of manifest.json with zeros in its place.
     """
     # A line for each: indented, the list would be larger by a quarter, most of it spaces.
-    kernels = ("[\n" + ",\n".join(_json(kernel_to(kernel)) for kernel in manifest.kernels) + "\n]\n").encode()
+    kernels = ("[\n" + ",\n".join(_json(kernel_to(kernel)) for kernel in manifest.every) + "\n]\n").encode()
     entry = file(KERNELS_NAME, kernels)
-    body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=()))
-    del body["kernels"]
+    body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=(), own=()))
+    del body["kernels"], body["own"]
     blank = (_json(body, indent=1) + "\n").encode()
     head = blank.replace(_stated(_NO_DIGEST), _stated(hashlib.sha256(blank).hexdigest()))
     return {KERNELS_NAME: kernels, FILE_NAME: head}
@@ -139,28 +148,49 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     Raises:
         ArtifactError: as `read_head`, or two entries of one name, or a kernel that needs more than a launch gives.
     """
-    from aotmm.pack.schema import Kernel  # not to open a pack: defining these types takes milliseconds
+    from aotmm.pack.schema import Kernel, OwnKernel  # not to open a pack: defining these types takes milliseconds
 
-    kernels = decode(tuple[Kernel, ...], parse_json(data, where, "manifest", MAX_MANIFEST_BYTES), where)
+    body = parse_json(data, where, "manifest", MAX_MANIFEST_BYTES)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
-    manifest = Manifest(**fields, kernels=kernels)
+    if head.functions:
+        manifest = Manifest(**fields, own=decode(tuple[OwnKernel, ...], body, where))
+    else:
+        manifest = Manifest(**fields, kernels=decode(tuple[Kernel, ...], body, where))
     problems = _faults_of_images(manifest, where)
-    for name, count in collections.Counter(kernel.name for kernel in kernels).items():
+    for name, count in collections.Counter(kernel.name for kernel in manifest.every).items():
         if count > 1:
             problems.append(f"{where}: {count} kernels have the same name {name!r}")
-    for kernel in kernels:
+    for kernel in manifest.every:
         if kernel.profile_scratch_bytes:
             words = f"needs {kernel.profile_scratch_bytes} B of profile scratch, which no launch has"
             problems.append(f"{where}: {kernel.name} {words}; build it without a profiler's instructions")
         _check_quantities(kernel, where, problems)
+    if head.functions:
+        problems += _faults_of_functions(manifest, where)
     refuse(problems)
     return manifest
 
 
-def _check_quantities(kernel: "Kernel", where: str, problems: list[str]) -> None:
-    """Add to `problems` quantities that a launch of the kernel's role does not give, or that it does not declare."""
-    if kernel.quantities != QUANTITIES[kernel.role]:
-        problems.append(f"{where}: {kernel.name} declares other quantities than a {kernel.role} of this version has")
+def _faults_of_functions(manifest: Manifest, where: str) -> list[str]:
+    """Return the faults of a pack of functions: their kernels lie side by side, in order, with equal arguments."""
+    problems = []
+    found = [name for name, _ in itertools.groupby(kernel.function for kernel in manifest.own)]
+    if found != list(manifest.functions):
+        problems.append(f"{where}: its kernels are of {found}, {FILE_NAME} has {list(manifest.functions)}")
+    for name, members in itertools.groupby(manifest.own, lambda kernel: kernel.function):
+        kinds = {(kernel.quantities, tuple(row.name for row in kernel.arguments)) for kernel in members}
+        if len(kinds) > 1:
+            problems.append(f"{where}: kernels of {name} have different arguments or quantities")
+    return problems
+
+
+def _check_quantities(kernel: "AnyKernel", where: str, problems: list[str]) -> None:
+    """Add to `problems` quantities that a launch does not give, or that the kernel does not declare."""
+    role = getattr(kernel, "role", None)
+    if len(kernel.quantities) > MAX_QUANTITIES:
+        problems.append(f"{where}: {kernel.name} has {len(kernel.quantities)} quantities, at most {MAX_QUANTITIES}")
+    if role is not None and kernel.quantities != QUANTITIES[role]:
+        problems.append(f"{where}: {kernel.name} declares other quantities than a {role} of this version has")
     maps = [row.tensor_map for row in kernel.parameters if row.tensor_map is not None]
     used = [row.value for row in kernel.parameters]
     used += [guard.value for guards in (kernel.guards, *(row.guards for row in maps)) for guard in guards]
@@ -217,16 +247,16 @@ def mismatch(file: File, size: int, sha256: str) -> str | None:
     )
 
 
-def kernel_to(kernel: "Kernel") -> object:
+def kernel_to(kernel: "AnyKernel") -> object:
     """Return one kernel as plain JSON values."""
     return json.loads(json.dumps(dataclasses.asdict(kernel)))
 
 
-def kernel_from(body: object, where: str) -> "Kernel":
-    """Return the kernel in plain JSON values; raises ArtifactError as `read_kernels`."""
-    from aotmm.pack.schema import Kernel
+def kernel_from(body: object, where: str) -> "AnyKernel":
+    """Return the kernel in plain JSON values, of either kind; raises ArtifactError as `read_kernels`."""
+    from aotmm.pack.schema import Kernel, OwnKernel
 
-    return decode(Kernel, body, where)
+    return decode(OwnKernel if isinstance(body, dict) and "function" in body else Kernel, body, where)
 
 
 def _json(body: object, indent: int | None = None) -> str:
@@ -257,7 +287,7 @@ def _faults_of_images(manifest: Manifest, where: str) -> list[str]:
     """
     problems = []
     names: dict[Image, str] = {}
-    for kernel in manifest.kernels:
+    for kernel in manifest.every:
         for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
             if image is not None:
                 names.setdefault(image, f"the {kind} of {kernel.name}")

@@ -18,7 +18,7 @@ class Guard:
 
     value: str
     relation: Annotated[str, RELATIONS]
-    operand: int
+    operand: Annotated[int, range(1 - 2**53, 2**53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +151,51 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
-    """One compiled kernel.
+class AnyKernel:
+    """What every compiled kernel has: all that its launch needs.
 
     Attributes:
         name: label, unique in the pack; nothing is parsed from it.
-        family: module of `aotmm/kernels` that it comes from.
-        role: one of `problem.ROLES`.
-        config_name: determines its time, with types and epilogue; tuning tables refer to it.
-        source: where its configuration was published.
+        source: where its configuration was published, or the file that it comes from.
         symbol: entry point in the image.
+        threads: threads per block.
+        shared_bytes: dynamic shared memory per block, in bytes.
+        registers: per thread (VGPRs on AMD).
+        spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
+        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
+            latter is always 0.
+        quantities: names of the values that a launch gives it, in their order; parameters, guards and tensor maps
+            refer to them.
+        image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
+        key: digest of everything the binary depends on.
+    """
+
+    name: str
+    source: str
+    symbol: str
+    threads: int
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    global_scratch_bytes: int
+    profile_scratch_bytes: int
+    quantities: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+    guards: tuple[Guard, ...]
+    attributes: tuple[Attribute, ...]
+    image: Image
+    ptx: Image | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel(AnyKernel):
+    """One compiled kernel of products: its part of a product, beside what every kernel has.
+
+    Attributes:
+        family: module of `aotmm/kernels` that it comes from.
+        role: one of `problem.ROLES`, which says its quantities (`problem.QUANTITIES`).
+        config_name: determines its time, with types and epilogue; tuning tables refer to it.
         dtype_a, dtype_b, dtype_c: element types of A, B and C (`problem.DTYPES`).
         layout: memory order of A and B that it was specialised for; "any" for a kernel without such a guard.
         epilogue: one of `problem.EPILOGUES`.
@@ -169,25 +204,12 @@ class Kernel:
         persistent: blocks take one tile after another, so that a grid needs no more blocks than fit the device.
         pdl: waits for the previous kernel before its first access to memory, so that a launch may let it start
             early.
-        threads: threads per block.
-        shared_bytes: dynamic shared memory per block, in bytes.
-        registers: per thread (VGPRs on AMD).
-        spill_bytes: per thread; on CUDA the stack frame, which these kernels use for nothing else.
-        global_scratch_bytes, profile_scratch_bytes: per block, behind the two trailing pointers; 0 means null. The
-            latter is always 0.
-        quantities: names of the values that a launch gives it, in their order (`problem.QUANTITIES`); parameters,
-            guards and tensor maps refer to them.
         vector_bytes: width of the global accesses that the guards allow; 1 without a guard on contiguity.
-        image: the binary. ptx: the same kernel as text, where the arch ships one; a zero byte follows it.
-        key: digest of everything the binary depends on.
     """
 
-    name: str
     family: str
     role: Annotated[str, ROLES]
     config_name: str
-    source: str
-    symbol: str
     dtype_a: Dtype
     dtype_b: Dtype
     dtype_c: Dtype
@@ -198,25 +220,51 @@ class Kernel:
     persistent: bool
     pdl: bool
     config: Config
-    threads: int
-    shared_bytes: int
-    registers: int
-    spill_bytes: int
-    global_scratch_bytes: int
-    profile_scratch_bytes: int
     vector_bytes: int
-    quantities: tuple[str, ...]
-    parameters: tuple[Parameter, ...]
-    guards: tuple[Guard, ...]
-    attributes: tuple[Attribute, ...]
-    image: Image
-    ptx: Image | None
-    key: str
 
     @property
     def num_ctas(self) -> int:
         """Return the blocks of a cluster."""
         return self.config.num_ctas
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a function: its name, its type, and its value if it is compiled in.
+
+    `type` is Triton's ("*fp16", "i32"), or "constexpr", or "autotune" for a constexpr that a caller need not say.
+    `value` is the JSON text of a constexpr, "" for an argument that a launch passes.
+    """
+
+    name: str
+    type: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of the compiler that the function's file or its author chose, as num_warps."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKernel(AnyKernel):
+    """One compiled variant of a function of a user's own, beside what every kernel has.
+
+    Attributes:
+        function: name of the function. Of its variants, which are in order, the first whose guards hold is launched.
+        arguments: those of the function, in order; all variants have the same names.
+        options: those of the compiler.
+        grid: expressions of the blocks along x, y and z, of integer arguments and constexprs (`aotmm.pack.grid`); the
+            last ones may be missing and are 1, none at all means that the caller says the grid.
+    """
+
+    function: str
+    arguments: tuple[Argument, ...]
+    options: tuple[Option, ...]
+    grid: Annotated[tuple[str, ...], range(4)]
 
 
 def occupancy(kernel: Kernel, target: Target) -> int:

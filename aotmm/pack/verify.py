@@ -173,7 +173,7 @@ def _pack(source: _Source, rebuild: Rebuild | None) -> Verification:
         violations += _images(whole, library)
     if rebuild is not None and not violations:
         violations = _compared(source, _folder(rebuild(whole)))
-    return Verification(source.place, whole.arch, len(source.names), len(whole.kernels), tuple(violations))
+    return Verification(source.place, whole.arch, len(source.names), len(whole.every), tuple(violations))
 
 
 def _manifest(source: _Source) -> Manifest:
@@ -221,7 +221,7 @@ def _unlisted(source: _Source, listed: list[File], name: str) -> list[str]:
 def _images(whole: Manifest, library: bytes) -> list[str]:
     """Return the faults of the kernels' code in `library`, each by itself."""
     row, violations = target(whole.arch), []
-    for kernel in whole.kernels:
+    for kernel in whole.every:
         wanted = guarded(kernel, row)
         if kernel.shared_bytes > row.shared_bytes:
             violations.append(f"{kernel.name} needs {kernel.shared_bytes} B of shared memory, {row.name} has less")

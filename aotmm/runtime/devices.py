@@ -50,10 +50,11 @@ def what_to_build(arch: str, folder: Path | None) -> str:
 
 
 def best_pack(packs: Sequence[Pack], arch: str) -> tuple[Pack, str] | None:
-    """Return the pack for a GPU of `arch`, and how it runs there (`aotmm.target.ranked`); None if none runs.
+    """Return the pack of products for a GPU of `arch`, and how it runs there (`target.ranked`); None if none runs.
 
     Of several packs for one arch the first is used.
     """
-    for name, way in ranked(dict.fromkeys(pack.arch for pack in packs), arch):
-        return next(pack for pack in packs if pack.arch == name), way
+    found = [pack for pack in packs if not pack.head.functions]
+    for name, way in ranked(dict.fromkeys(pack.arch for pack in found), arch):
+        return next(pack for pack in found if pack.arch == name), way
     return None

@@ -122,6 +122,7 @@ class _CLauncher(Structure):
         ("kernel_count", c_uint32),
         ("arch", c_char_p),
         ("kernels", c_void_p),
+        ("products", c_void_p),
         ("check", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, c_uint32, POINTER(CEvaluation))),
         ("select", CFUNCTYPE(c_int, POINTER(CProblem), POINTER(CDevice), c_uint64, POINTER(CPlan))),
         ("device", CFUNCTYPE(c_int, c_int, POINTER(CDevice))),

@@ -15,8 +15,10 @@ from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
 from aotmm.runtime import autograd, composite, direct_call, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
+from aotmm.runtime.functions import Function
 from aotmm.runtime.installed import find_packs
 from aotmm.runtime.views import products, result_shape
+from aotmm.target import ranked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +58,7 @@ class Library:
         }
         self._path = path
         self._table = table
+        self._functions: dict[str, Function] = {}
         self._ops = ops.register(_resolve)
         composite.register()
         self._direct_call = self._ops.direct_call
@@ -348,7 +351,33 @@ class Library:
             packs = ", ".join(f"{pack.arch} ({pack.folder})" for pack in self.packs)
             advice = what_to_build(gpu.arch, self._path)
             raise NoKernelError(f"no kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {packs}; {advice}")
-        return tuple(pack for pack in self.packs if pack.arch == found[0].arch)
+        return tuple(pack for pack in self.packs if pack.arch == found[0].arch and not pack.head.functions)
+
+    def __getitem__(self, name: str) -> Function:
+        """Return the function called `name`, of a user's own (docs/own-kernels.md): `lib[name][grid](*arguments)`.
+
+        Raises:
+            NoKernelError: no pack has it.
+        """
+        if name not in self._functions:
+            packs = tuple(pack for pack in self.packs if name in pack.head.functions)
+            if not packs:
+                known = sorted({each for pack in self.packs for each in pack.head.functions})
+                raise NoKernelError(f"no pack has a function {name!r}; there are: {', '.join(known) or 'none'}")
+            self._functions[name] = Function(name, packs, functools.partial(self._own_packs_for, name, packs))
+        return self._functions[name]
+
+    def _own_packs_for(self, name: str, packs: tuple[Pack, ...], ordinal: int) -> list[Pack]:
+        """Return those of `packs` that run on GPU number `ordinal`, the best first. Raises NoKernelError."""
+        gpu = device(ordinal)
+        archs = [arch for arch, _ in ranked(dict.fromkeys(pack.arch for pack in packs), gpu.arch)]
+        if not archs:
+            has = ", ".join(f"{pack.arch} ({pack.folder})" for pack in packs)
+            raise NoKernelError(
+                f"{name}: no kernels for cuda:{ordinal}, {gpu.name} ({gpu.arch}); found: {has}; "
+                f"build them: aotmm build --kernel FILE.py:{name} --arch {gpu.arch}"
+            )
+        return sorted((pack for pack in packs if pack.arch in archs), key=lambda pack: archs.index(pack.arch))
 
 
 def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
@@ -440,7 +469,7 @@ def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
 
 def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) -> None:
     """Give the table in the file `name` to the packs of its arch."""
-    mine = [pack for pack in packs if pack.arch == table.arch]
+    mine = [pack for pack in packs if pack.arch == table.arch and not pack.head.functions]
     if not mine:
         raise ArtifactError(
             f"tuning table {name} is for {table.arch} ({table.device}), the packs in {path or 'the installation'} are "

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aotmm.pack.schema import Image
     from aotmm.pack.table import Table
     from aotmm.runtime.launcher import Launcher
+    from aotmm.runtime.own import OwnLauncher
 
 _PIECE_BYTES = 1 << 20  # of a file: few enough for a processor's cache
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -83,6 +84,18 @@ class Pack:
         if self.table is not None:
             launcher.retune(self.table)
         return launcher
+
+    @property
+    def own_launcher(self) -> OwnLauncher:
+        """Return the launcher of a pack of functions, opened once. Raises ArtifactError as `launcher`."""
+        with self._lock:
+            return self._own_launcher
+
+    @cached_property
+    def _own_launcher(self) -> OwnLauncher:
+        from aotmm.runtime.own import OwnLauncher
+
+        return OwnLauncher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.own)
 
 
 def _reopen(folder: Path, owner: str, table: Table | None) -> Pack:

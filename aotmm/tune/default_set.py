@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aotmm.build.compile import code_of
+from aotmm.build.products import code_of
 from aotmm.build.variants import FOLDER, Entry, config_set, variants
 from aotmm.errors import SpecError
 from aotmm.kernels import VECTOR_BYTES, Variant
@@ -51,7 +51,7 @@ _Problems = list[tuple[str, ShapeTimes]]  # with their classes
 class _Candidates:
     """The candidates: entries of the config set, a kernel of each by group and config, and their times.
 
-    `images` has the config whose kernel has the same image (`compile.code_of`), by config.
+    `images` has the config whose kernel has the same image (`products.code_of`), by config.
     """
 
     entries: tuple[Entry, ...]

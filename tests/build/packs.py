@@ -16,7 +16,8 @@ from pathlib import Path
 
 from aotmm.build import build, link, render
 from aotmm.build.cache import Cache
-from aotmm.build.compile import Compiled, kernel_sources
+from aotmm.build.compile import Compiled
+from aotmm.build.products import kernel_sources
 from aotmm.errors import ArtifactError
 from aotmm.pack import manifest, table
 from aotmm.pack.files import data_folder
@@ -172,6 +173,16 @@ def other_host(machine: str, arch: str) -> Path:
     folder = _folder() / machine
     build((arch,), folder, machine=machine, cache=Cache(default_pack(arch).parent / ".cache"))
     return folder
+
+
+OWN = ("add.py:add_kernel", "softmax.py:softmax_kernel", "layer_norm.py:layer_norm_kernel")  # in examples/own
+
+
+@functools.cache
+def own_pack(arch: str) -> Path:
+    """A pack of the functions in examples/own, built once per session."""
+    places = tuple(str(ROOT / "examples" / "own" / words) for words in OWN)
+    return build((arch,), _folder() / "own", kernels=places)[0].folder
 
 
 def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel], tables: Sequence[Table] = ()) -> Path:

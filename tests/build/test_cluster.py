@@ -19,10 +19,9 @@ from click.testing import CliRunner
 from aotmm import build as building
 from aotmm.build import Progress, Report, build
 from aotmm.build.cache import Cache
-from aotmm.build.compile import Compiled
+from aotmm.build.compile import Buildable, Compiled
 from aotmm.cli import INTERRUPTED, main
 from aotmm.errors import AotmmError, CompileError
-from aotmm.kernels import Variant
 from aotmm.workers import dask as clusters
 from aotmm.workers.pool import Timeouts
 from tests.build.packs import ROOT, checkout, content
@@ -69,7 +68,7 @@ def cluster(tmp_path: Path, local: Path) -> Iterator[Dask]:
         yield running
 
 
-def recalled(variant: Variant, key: str) -> Compiled:
+def recalled(variant: Buildable, key: str) -> Compiled:
     """What the local build compiled, after a while; notes the worker's name, and hangs or waits where it is told to."""
     home = Path.cwd()
     with (home.parent / "begun").open("a") as file:

@@ -18,8 +18,9 @@ import pytest
 from aotmm import build as building
 from aotmm import kernels as sources
 from aotmm.build import compile as compiling
-from aotmm.build import parameters
-from aotmm.build.compile import I32_LIMIT, Compiled, compile_variant, kernel_sources, key
+from aotmm.build import parameters, products
+from aotmm.build.compile import Compiled, compile_variant, key
+from aotmm.build.products import I32_LIMIT, kernel_sources
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import CompileError
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
@@ -88,12 +89,12 @@ def _after_its_twin(variant: Variant) -> tuple[Compiled, Compiled, int]:
     """The bf16 kernel made of this kernel's text, the same compiled alone, and how often the compiler ran for these."""
     lowered, count = compiling._lowered, 0
 
-    def counted(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+    def counted(variant: compiling.Buildable, plan: Specialisation) -> tuple[str, dict[str, Any]]:
         nonlocal count
         count += 1
         return lowered(variant, plan)
 
-    twin = compiling.twin_of(variant)
+    twin = products.twin_of(variant)
     assert twin is not None
     compiling._lowered = counted
     try:
@@ -111,7 +112,7 @@ def _one_of_each_kind() -> list[Variant]:
     found: dict[object, Variant] = {}
     for arch in ("sm80", "sm90"):
         for row in variants(config_set("default"), target(arch)):
-            if compiling.twin_of(row) is not None:
+            if products.twin_of(row) is not None:
                 kind = arch, row.family, row.role, row.epilogue, row.aligned, row.layout == "any", row.num_ctas > 1
                 found.setdefault(kind, row)
     return list(found.values())
@@ -127,7 +128,7 @@ def test_a_twin_is_as_if_compiled_alone(variant: Variant) -> None:
 
 def test_which_kernels_have_twins() -> None:
     """Kernels with fp8, with bf16 or without fp16, for AMD, and of users' own families have none."""
-    twin = compiling.twin_of(dataclasses.replace(FP16, dtype_c="fp32"))
+    twin = products.twin_of(dataclasses.replace(FP16, dtype_c="fp32"))
     assert twin is not None
     assert (twin.dtype_a, twin.dtype_b, twin.dtype_c) == ("bf16", "bf16", "fp32")
     for changes in (
@@ -137,7 +138,7 @@ def test_which_kernels_have_twins() -> None:
         {"target": target("gfx90a")},
         {"family": "mine.rowvector"},
     ):
-        assert compiling.twin_of(dataclasses.replace(FP16, **changes)) is None, changes
+        assert products.twin_of(dataclasses.replace(FP16, **changes)) is None, changes
 
 
 def _in_shapes(family: str, epilogue: str) -> list[Variant]:
@@ -171,7 +172,7 @@ def _together(rows: list[Variant]) -> tuple[list[Compiled], Counter[str]]:
 
         return run
 
-    def counted(variant: Variant, plan: Specialisation) -> compiling._Stages:
+    def counted(variant: compiling.Buildable, plan: Specialisation) -> compiling._Stages:
         found = stages(variant, plan)
         first, *others = found.lower
         lower = [counting("compiler", first), *others]
@@ -451,13 +452,13 @@ def test_modules_that_families_use() -> None:
     folder = Path(sources.__file__).parent
 
     def used(name: str) -> set[str]:
-        return {path.relative_to(folder).as_posix() for path in compiling._used_by(name, folder)}
+        return {path.relative_to(folder).as_posix() for path in products._used_by(name, folder)}
 
     hopper = {path.relative_to(folder).as_posix() for path in (folder / "hopper").glob("*.py")}
     assert used("tile") == {"__init__.py", "tile.py", "epilogue.py", "order.py"}
     for name in sources.WARP_SPECIALISED:
         assert used(name) == {"__init__.py", "epilogue.py", "order.py", *hopper}
-    program = "import sys; from aotmm.build.compile import kernel_sources as of; of('swapped'); print(*sys.modules)"
+    program = "import sys; from aotmm.build.products import kernel_sources as of; of('swapped'); print(*sys.modules)"
     assert "triton" not in run_python(program).stdout.split()
 
 
@@ -550,13 +551,13 @@ def test_profile_scratch_is_refused() -> None:
     """A kernel that wants profile scratch, which no launch gives, does not compile, and the error says for what."""
     lowered = compiling._lowered
 
-    def instrumented(variant: Variant, plan: Specialisation) -> tuple[str, dict[str, Any]]:
+    def instrumented(variant: compiling.Buildable, plan: Specialisation) -> tuple[str, dict[str, Any]]:
         text, metadata = lowered(variant, plan)
         return text, metadata | {"profile_scratch_size": 256}
 
     compiling._lowered = instrumented
     try:
-        with pytest.raises(CompileError, match=rf"sm80: {FP16.name} needs 256 B of profile scratch.* family tile$"):
+        with pytest.raises(CompileError, match=rf"sm80: {FP16.name} needs 256 B of profile scratch.* out of it$"):
             compile_variant(FP16, "key")
     finally:
         compiling._lowered = lowered

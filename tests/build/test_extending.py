@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.build import build
-from aotmm.build.compile import kernel_sources
+from aotmm.build.products import kernel_sources
 from aotmm.build.variants import config_set, variants
 from aotmm.errors import SpecError
 from aotmm.pack.verify import verify

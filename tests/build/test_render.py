@@ -88,8 +88,8 @@ class CAttribute(Structure):
 
 
 TABLES = {"parameters": CParameter, "guards": CGuard, "attributes": CAttribute, "maps": CTensorMap}
-FLAGS = ("fast_accum", "persistent", "pdl")
-SAME = ("threads", "shared_bytes", "global_scratch_bytes", "vector_bytes")
+FLAGS = ("persistent", "pdl")
+SAME = ("threads", "shared_bytes", "global_scratch_bytes")
 CLUSTER = ("cluster_m", "cluster_n")
 BLOCK = ("block_m", "block_n", "block_k")
 
@@ -98,13 +98,13 @@ class CKernel(Structure):
     """aotmm_kernel."""
 
     _fields_ = (
-        *((name, c_char_p) for name in ("name", "symbol", "config_name", "order")),
+        *((name, c_char_p) for name in ("name", "symbol")),
         ("image", c_void_p),
         ("ptx", c_void_p),
         ("image_bytes", c_uint64),
         ("ptx_bytes", c_uint64),
-        *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", *FLAGS)),
-        *((name, c_uint32) for name in (*BLOCK, *SAME, *CLUSTER, "occupancy")),
+        *((name, c_int32) for name in FLAGS),
+        *((name, c_uint32) for name in (*SAME, *CLUSTER)),
         ("quantity_count", c_uint32),
         *((f"{table[:-1]}_count", c_uint32) for table in TABLES),
         ("quantities", POINTER(c_char_p)),
@@ -112,8 +112,19 @@ class CKernel(Structure):
     )
 
 
+class CProduct(Structure):
+    """aotmm_product."""
+
+    _fields_ = (
+        ("config_name", c_char_p),
+        ("order", c_char_p),
+        *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", "fast_accum")),
+        *((name, c_uint32) for name in (*BLOCK, "vector_bytes", "occupancy")),
+    )
+
+
 def expected(entry: Kernel, arch: str) -> dict[str, Any]:
-    """What the C table has to say of a kernel."""
+    """What the C tables have to say of a kernel."""
     maps = [(p.offset, p.tensor_map) for p in entry.parameters if p.tensor_map is not None]
     numbers = {offset: number for number, (offset, _) in enumerate(maps, 1)}  # equal ones have numbers of their own
     of = entry.quantities.index
@@ -134,7 +145,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "dtype_c": DTYPE_CODES.index(entry.dtype_c),
         "epilogue": EPILOGUES.index(entry.epilogue),
         "width": DTYPES[entry.dtype_a].bytes,
-        **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME)},
+        **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME, "fast_accum", "vector_bytes")},
         **{name: getattr(entry.config, name) for name in (*BLOCK, *CLUSTER)},
         "occupancy": occupancy(entry, target(arch)),
         "parameters": [(of(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
@@ -156,8 +167,8 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
     }
 
 
-def found(entry: CKernel) -> dict[str, Any]:
-    """What the C table says of a kernel."""
+def found(entry: CKernel, product: CProduct) -> dict[str, Any]:
+    """What the C tables say of a kernel."""
     counts = {table: f"{table[:-1]}_count" for table in TABLES}
     plain = {name for name, *_ in CKernel._fields_}
     plain -= {"image", "ptx", "quantity_count", "quantities", *counts, *counts.values()}
@@ -166,7 +177,8 @@ def found(entry: CKernel) -> dict[str, Any]:
         for table in TABLES
     }
     names = [entry.quantities[number] for number in range(entry.quantity_count)]
-    return {name: getattr(entry, name) for name in plain} | tables | {"quantities": names}
+    said = {name: getattr(entry, name) for name in plain} | tables | {"quantities": names}
+    return said | {name: getattr(product, name) for name, *_ in CProduct._fields_}
 
 
 def fields_of(row: Structure) -> tuple[object, ...]:
@@ -184,9 +196,10 @@ def test_tables_say_what_the_manifest_says(arch: str) -> None:
     folder = default_pack(arch)
     pack, code = open_pack(folder), code_in(folder)
     table = ctypes.cast(pack.launcher._c.kernels, POINTER(CKernel))
+    products = ctypes.cast(pack.launcher._c.products, POINTER(CProduct))
     for number, entry in enumerate(pack.manifest.kernels):
         row = table[number]
-        assert found(row) == expected(entry, arch)
+        assert found(row, products[number]) == expected(entry, arch)
         assert ctypes.string_at(row.image, row.image_bytes) == code(entry.image)
         assert row.image % 64 == 0
         if entry.ptx is None:

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from aotmm.build import compile  # noqa: A004 (the step of that name)
-from aotmm.build.compile import I32_LIMIT, compile_variant
+from aotmm.build.compile import compile_variant
+from aotmm.build.products import I32_LIMIT
 from aotmm.kernels import Specialisation, Variant
 from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
@@ -175,7 +176,7 @@ def make(made: Variant) -> Made:
 
         return run
 
-    def listening(variant: Variant, plan: Specialisation) -> compile._Stages:
+    def listening(variant: compile.Buildable, plan: Specialisation) -> compile._Stages:
         found = stages(variant, plan)
         return found._replace(lower=[kept(stage) for stage in found.lower])
 

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from aotmm.build.compile import I32_LIMIT
+from aotmm.build.products import I32_LIMIT
 from aotmm.pack.schema import Kernel
 from aotmm.problem import GROUPS
 from aotmm.runtime.pack import open_pack

@@ -52,7 +52,7 @@ if __name__ == "__main__":
     build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1, cache=Cache(sys.argv[3]))
 """
 KERNEL, EPILOGUE = "kernels/tile.py", "kernels/epilogue.py"
-PROBLEM, GUARDS, LAUNCH = "native/problem.c", "native/guards.c", "native/launch.c"
+PROBLEM, GUARDS, LAUNCH = "native/problem.c", "native/kernel.h", "native/launch.c"
 REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"
 
 EDGE = Product(40, 72, 104)

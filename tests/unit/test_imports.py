@@ -30,6 +30,8 @@ ROOMS = {
     "aotmm.build": BUILD,
     "aotmm.build.cache": BUILD | {"fsspec"},
     "aotmm.build.compile": BUILD | {"triton"},
+    "aotmm.build.own": BUILD | {"tomli"},
+    "aotmm.build.own_file": BUILD | {"triton", "torch"},  # torch: a device, for a file that asks the driver for it
     "aotmm.build.render": BUILD | {"jinja2"},
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
@@ -39,7 +41,7 @@ ROOMS = {
     "aotmm.tune": RUNTIME | {"aotmm.timing", "aotmm.tune", "aotmm.workers.dask"},
     "aotmm.tune.choose": {"numpy"},
     "aotmm.tune.default_set": HALL
-    | {"aotmm.kernels", "aotmm.build.compile", "aotmm.build.variants", "aotmm.timing", "aotmm.tune", "numpy"},
+    | {"aotmm.kernels", "aotmm.build.products", "aotmm.build.variants", "aotmm.timing", "aotmm.tune", "numpy"},
     "aotmm.tune.fit": {"aotmm.pack", "aotmm.tune.models", "numpy", "torch"},
     "aotmm.tune.models": HALL | {"aotmm.tune.cases", "numpy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},

@@ -1,0 +1,69 @@
+/* The kernels that fit a problem, and the grids of their launches. */
+#include "core.h"
+
+/* Return whether the guards on the sums of slices hold. */
+int sum_guards_hold(uint32_t kernel, const quantities *q) {
+  const aotmm_guard_test *first = aotmm_guard_tests + aotmm_guard_tests_of[kernel].first;
+  const aotmm_guard_test *c = first + aotmm_guard_tests_of[kernel].count;
+  for (; c > first && c[-1].value >= AOTMM_PRODUCT_WORKSPACE_PTR; c--)
+    if (!guard_test_holds(c - 1, q)) return 0;
+  return 1;
+}
+
+/* Return the blocks of a launch of `work_tiles`; 0 if a grid cannot have so many. */
+uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *device) {
+  const aotmm_kernel *k = aotmm_kernels + kernel;
+  if (work_tiles > MAX_GRID || work_tiles * num_ctas(k) > MAX_GRID) return 0;
+  if (k->persistent) {
+    int64_t most = (int64_t)aotmm_products[kernel].occupancy * device->multiprocessors / num_ctas(k);
+    if (work_tiles > most) work_tiles = most ? most : 1;
+  }
+  uint64_t blocks = (uint64_t)work_tiles * num_ctas(k);
+  return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
+}
+
+/* Return the blocks of a copy or a reduce; 0 if a grid cannot have so many. */
+uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *device) {
+  const int copy = aotmm_products[kernel].role == AOTMM_ROLE_COPY;
+  int64_t M = q->value[copy ? AOTMM_COPY_M : AOTMM_PRODUCT_M], N = q->value[copy ? AOTMM_COPY_N : AOTMM_PRODUCT_N];
+  return grid_of(kernel, saturated(tiles_of(kernel, M, N), copy ? 1 : q->value[AOTMM_PRODUCT_BATCH]), device);
+}
+
+/* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */
+static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
+  for (int i = 0; i < group.count; i++) {
+    uint32_t number = aotmm_order[group.first + i];
+    if (aotmm_products[number].epilogue >= epilogue &&
+        aotmm_kernels[number].shared_bytes <= (uint32_t)device->shared_bytes && guards_hold(number, q) && helper_grid(number, q, device))
+      return (int)number;
+  }
+  return -1;
+}
+
+/* Return the plainest epilogue that the problem needs. */
+int32_t epilogue(const aotmm_problem *p) {
+  static const int32_t least[] = AOTMM_ACTIVATION_EPILOGUES;
+  return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_BIAS_RELU ? AOTMM_EPILOGUE_BIAS_RELU : least[p->activation];
+}
+
+int copy_for(const aotmm_problem *p, const quantities *copy, int i, const aotmm_device *device) {
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  return helper_for(aotmm_copies[bytes_of_dtype[types[i]]], 0, copy, device);
+}
+
+int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *device) {
+  return helper_for(aotmm_reduces[p->dtype_c], epilogue(p), q, device);
+}
+
+int same_types(uint32_t kernel, const aotmm_problem *p) {
+  const aotmm_product *k = aotmm_products + kernel;
+  int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
+  if (a != p->dtype_a || b != p->dtype_b) return 0;
+  if (k->role == AOTMM_ROLE_PARTIAL) return (k->dtype_c == AOTMM_INT32) == (p->dtype_c == AOTMM_INT32); /* its sums */
+  return k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
+}
+
+/* Return the bytes of scratch memory of a kernel's blocks. */
+int64_t scratch_of(const aotmm_kernel *k, uint32_t grid) {
+  return k->global_scratch_bytes ? region((int64_t)grid * k->global_scratch_bytes) : 0;
+}
