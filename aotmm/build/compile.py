@@ -26,8 +26,8 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
-# Where operands of products that do not lie along K are turned in registers on their way to shared memory, so that waves
-# read whole vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
+# Where operands of products that do not lie along K are turned in registers on their way to shared memory, so that
+# waves read whole vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
 _TRANSPOSING = ("gfx90a",)
 Buildable = Variant | own.OwnVariant
 # Prefixes of the variables that compiler processes keep.
@@ -79,8 +79,9 @@ def rules(variant: Buildable) -> ModuleType:
     """Return the module that knows how variants of this kind are compiled and entered: `products` or `own`.
 
     Both have these: `entry`, the type of the manifest's entry; `specialise`; `options`, of the compiler; `said_of` and
-    `planned_of`, fields of the entry, and `read_of` and `read_again`, those that tell of the compiler's text; `facts_of` and `sources_of`, for keys; `code_of` and `twin_of`, variants of equal
-    image and of nearly equal text; `unneeded_passes`.
+    `planned_of`, fields of the entry; `read_of`, those that follow from the compiler's text, and `read_again`, which
+    checks them; `facts_of` and `sources_of`, for keys; `code_of` and `twin_of`, variants of equal image and of nearly
+    equal text; `unneeded_passes`.
     """
     return products if isinstance(variant, Variant) else own
 
