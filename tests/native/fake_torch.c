@@ -131,9 +131,9 @@ static tensor *matrix(int64_t rows, int64_t cols, int64_t address, const int64_t
 
 /* mm or mm.out of (M, K) and (K, N) on device 3, for library 0. */
 EXPORT void multiply(int into_out, int64_t M, int64_t N, int64_t K) {
-  uint64_t stack[11] = {(uint64_t)matrix(M, K, 1 << 20, strides[0]), (uint64_t)matrix(K, N, 2 << 20, strides[1])};
-  stack[10] = into_out ? (uint64_t)matrix(M, N, 3 << 20, strides[2]) : (uint64_t)-1;
+  uint64_t stack[12] = {(uint64_t)matrix(M, K, 1 << 20, strides[0]), (uint64_t)matrix(K, N, 2 << 20, strides[1])};
+  stack[11] = into_out ? (uint64_t)matrix(M, N, 3 << 20, strides[2]) : (uint64_t)-1;
   events[0] = raised[0] = 0;
-  kernels[into_out](stack, 11, 1);
+  kernels[into_out](stack, 12, 1);
   if (!raised[0]) aoti_torch_delete_tensor_object((tensor *)stack[0]);
 }

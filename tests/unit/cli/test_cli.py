@@ -676,7 +676,7 @@ def test_explain_shows_the_best() -> None:
     ]
     assert types.startswith("7 kernels of the pack are for other types")
     whole = report.selection_text(found, rejected, 7, everything=True).split("\n\n")
-    assert [len(part.splitlines()) for part in whole] == [7, 1 + 7, 1 + 6, 1]
+    assert [len(part.splitlines()) for part in whole] == [8, 1 + 7, 1 + 6, 1]
     assert "--all" not in "".join(whole)
 
 
