@@ -7,9 +7,9 @@
 __asm__(".section .rodata\n.balign 64\naotmm_images:\n.incbin \"images.bin\"\n.previous\n");
 extern const unsigned char aotmm_images[];
 
-enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m };
-static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m"};
-_Static_assert(40 <= AOTMM_MAX_QUANTITIES, "quantities");
+enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_batch_invariant, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m, of_0_a_reach, of_0_b_reach, of_0_c_reach };
+static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "batch_invariant", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m", "a_reach", "b_reach", "c_reach"};
+_Static_assert(44 <= AOTMM_MAX_QUANTITIES, "quantities");
 enum { of_1_source_ptr, of_1_dest_ptr, of_1_M, of_1_N, of_1_stride_sm, of_1_stride_sn, of_1_stride_dm, of_1_stride_dn, of_1_zero };
 static const char *const quantities_1[] = {"source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "zero"};
 _Static_assert(9 <= AOTMM_MAX_QUANTITIES, "quantities");
@@ -75,7 +75,7 @@ const aotmm_kernel aotmm_kernels[] = {
      .persistent = 1, .pdl = 1,
      .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0,
-     .quantity_count = 40, .quantities = quantities_0,
+     .quantity_count = 44, .quantities = quantities_0,
      .parameter_count = 3, .parameters = parameters_0,
      .guard_count = 2, .guards = guards_0,
      .attribute_count = 1, .attributes = attributes_0,
@@ -100,6 +100,31 @@ const aotmm_group aotmm_guard_tests_of[] = {
     {0, 2},
     {2, 0},
 };
+const uint32_t aotmm_kernel_count = 2;
+aotmm_function aotmm_functions[2][AOTMM_MAX_DEVICES];
+const char aotmm_arch[] = "sm80";
+const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
+
+
+static const char config_0[] = "tile_64x128x32_s3_w4";
+
+static const char order_0[] = "wgmma k32, promoted every 128";
+const aotmm_product aotmm_products[] = {
+    {.config_name = config_0, .order = order_0, .role = AOTMM_ROLE_PRODUCT,
+     .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
+     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
+     .block_m = 64, .block_n = 128, .block_k = 32,
+     .vector_bytes = 16, .occupancy = 3},
+    {.config_name = config_0, .order = order_0, .role = AOTMM_ROLE_COPY,
+     .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
+     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
+     .block_m = 64, .block_n = 128, .block_k = 32,
+     .vector_bytes = 16, .occupancy = 3},
+};
+const aotmm_tile aotmm_tiles[] = {
+    {64, 128, 32, 2, 4, 3, 1.5, 64, 0},
+    {64, 128, 32, 2, 4, 3, 1.5, 64, 0},
+};
 const char *const aotmm_order_names[] = {0, order_0, };
 const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {
     [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_BIAS_RELU][1][0] = 1,
@@ -110,29 +135,6 @@ const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_D
     [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][0] = 0,
     [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_NONE][1][1] = 1,
     [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][1] = 0,
-};
-const uint32_t aotmm_kernel_count = 2;
-aotmm_function aotmm_functions[2][AOTMM_MAX_DEVICES];
-const char aotmm_arch[] = "sm80";
-const int aotmm_capability = 80, aotmm_specific = 0, aotmm_min_driver = 12000;
-
-
-static const char config_0[] = "tile_64x128x32_s3_w4";
-const aotmm_product aotmm_products[] = {
-    {.config_name = config_0, .role = AOTMM_ROLE_PRODUCT,
-     .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
-     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
-     .block_m = 64, .block_n = 128, .block_k = 32,
-     .vector_bytes = 16, .occupancy = 3},
-    {.config_name = config_0, .role = AOTMM_ROLE_COPY,
-     .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
-     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
-     .block_m = 64, .block_n = 128, .block_k = 32,
-     .vector_bytes = 16, .occupancy = 3},
-};
-const aotmm_tile aotmm_tiles[] = {
-    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
-    {64, 128, 32, 2, 4, 1, 1.0, 64, 0},
 };
 const int64_t aotmm_pointer_alignment = 128;
 const uint16_t aotmm_order[] = {0, 1};
@@ -197,6 +199,9 @@ const aotmm_hidden_facts aotmm_hidden[] = {
     {"NVIDIA L4", 2.086206896551724, 1.0},
     {"NVIDIA L40S", 2.5492957746478875, 1.0},
     {"NVIDIA GeForce RTX 4090", 1.290625, 1.0},
+    {"AMD Instinct MI210", 1.7403846153846154, 1.0},
+    {"AMD Instinct MI250", 1.7403846153846154, 1.0},
+    {"AMD Instinct MI250X", 1.740909090909091, 1.0},
     {0},
 };
 
