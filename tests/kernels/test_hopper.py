@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from aotmm.build import compile  # noqa: A004 (the step of that name)
+from aotmm.build import compile, products  # noqa: A004 (the step of that name)
 from aotmm.build.compile import compile_variant
 from aotmm.build.products import I32_LIMIT
 from aotmm.kernels import Specialisation, Variant
@@ -213,8 +213,8 @@ def make_optimised(made: Variant) -> Made:
             "_only_needed_passes",
             lambda variant, plan: left_out(variant, replace(plan, unneeded=tuple(still & set(plan.unneeded)))),
         )
-        patch.setattr(compile, "_TENSOR_MEMORY_PASSES", ())
-        patch.setattr(compile, "_CLUSTER_PASSES", ())
+        patch.setattr(products, "_TENSOR_MEMORY_PASSES", ())
+        patch.setattr(products, "_CLUSTER_PASSES", ())
         return make(made)
 
 
