@@ -22,7 +22,7 @@ from aotmm.build import build
 from aotmm.build.compile import Buildable, Compiled, linked_later
 from aotmm.build.products import said_of
 from aotmm.kernels import Variant
-from aotmm.pack.schema import Guard, Kernel, Parameter
+from aotmm.pack.schema import Guard, Kernel, Order, Parameter
 from aotmm.problem import QUANTITIES
 
 ARCHS = ("sm80", "sm90", "gfx90a")
@@ -111,6 +111,7 @@ def simulated(variant: Variant, key: str, *, latency_s: float = 0.0) -> Compiled
         global_scratch_bytes=0,
         profile_scratch_bytes=0,
         vector_bytes=16,
+        order=Order("wgmma", 16),
         parameters=tuple(
             Parameter(name, "i64", name, 8 * number, 8) for number, name in enumerate(quantities[:_PARAMETERS])
         ),

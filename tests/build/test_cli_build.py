@@ -480,8 +480,8 @@ def test_explain_tf32(tmp_path: Path) -> None:
 ESTIMATES = {"table": None, "measured": False, "compute": 1.0, "memory": 1.0, "tensor_tflops": None}
 # Of a GPU with 100 multiprocessors and nearly an H200's bandwidth, by pack.
 TUNINGS = {
-    "sm80": ESTIMATES,
-    "sm86": ESTIMATES,
+    "sm80": ESTIMATES | {"compute": 100 / 108, "memory": 4800 / 1555},
+    "sm86": ESTIMATES | {"compute": 100 / 84, "memory": 4800 / 696},
     "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132, "memory": 4800 / 4916},
 }
 
