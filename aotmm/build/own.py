@@ -209,6 +209,8 @@ def describe(words: str, target: Target) -> str:
     for param in found.function.params:
         if param.name in tuned:
             lines.append(f"# {param.name}: by @triton.autotune")
+        elif param.name in found.heuristics:
+            lines.append(f"# {param.name}: by @triton.heuristics")
         elif param.is_constexpr and param.has_default:
             lines.append(f"# {param.name} = {json.dumps(param.default)}  # its default")
         elif param.is_constexpr:
@@ -277,7 +279,8 @@ class _Facts:
     def _types(self, name: str) -> tuple[str, ...]:
         param = self.params[name]
         if param.is_constexpr:
-            return (AUTOTUNE if any(name in config for config in self.tuned) else CONSTEXPR,)
+            chosen = any(name in config for config in self.tuned) or self._is_derived(name)
+            return (AUTOTUNE if chosen else CONSTEXPR,)
         found = self.given.get(self.like(name), self.params[self.like(name)].annotation_type or None)
         line = f'under [{self.name}.arguments], as {name} = "*fp16" or {name} = "i32"'
         if found is None:
@@ -292,6 +295,31 @@ class _Facts:
         if len(chosen) > 1 and not all(pointers):
             raise self.error(f"argument {name} has types {list(chosen)}; a number has one: the widest that it needs")
         return chosen
+
+    def _is_derived(self, name: str) -> bool:
+        """Return whether @triton.heuristics computes a constexpr, and the TOML does not say its values instead."""
+        return name in self.found.heuristics and name not in self.given
+
+    def derived(self, types: dict[str, str], constants: dict[str, Any]) -> dict[str, Any]:
+        """Return what @triton.heuristics computes for a variant: of constexprs, and of which pointers are None.
+
+        Raises:
+            SpecError: it asks for more, which only a launch would know.
+        """
+        known = {name: None if type_ == NO_POINTER else _Unknown(name) for name, type_ in types.items()} | constants
+        found = {}
+        for name, compute in self.found.heuristics.items():
+            if not self._is_derived(name):
+                continue
+            try:
+                found[name] = known[name] = compute(dict(known))
+                json.dumps(found[name])
+            except Exception as error:
+                raise self.error(
+                    f"@triton.heuristics computes {name} of what only a launch knows ({error}); say its values under "
+                    f"[{self.name}.arguments], as {name} = [true, false], and name one in each call"
+                ) from error
+        return found
 
     def like(self, name: str) -> str:
         """Return the argument that says the types of `name`: itself, or the one that its TOML names instead."""
@@ -325,9 +353,8 @@ class _Facts:
         elif param.has_default:
             chosen = (param.default,)
         else:
-            why = ", which @triton.heuristics computes for the JIT" if name in self.found.heuristics else ""
             line = f"under [{self.name}.arguments], as {name} = 128 or {name} = [128, 256]"
-            raise self.error(f"constexpr {name}{why} has no value; add its values {line}")
+            raise self.error(f"constexpr {name} has no value; add its values {line}")
         if not chosen or not all(each is None or isinstance(each, bool | int | float | str) for each in chosen):
             raise self.error(f"constexpr {name} = {list(chosen)}: expected numbers, texts, true or false")
         return chosen
@@ -363,6 +390,21 @@ class _Facts:
         """Return whether the file forbids to specialise an argument."""
         param = self.params[name]
         return bool(param.do_not_specialize or param.do_not_specialize_on_alignment)
+
+
+class _Unknown:
+    """An argument whose value only a launch knows; to ask whether it is None is all that can be asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ValueError(f"the value of {self._name}")
+
+    __bool__ = __int__ = __index__ = __float__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __getattr__ = _refuse
+    __hash__ = object.__hash__
 
 
 def _is_pointer(types: tuple[str, ...]) -> bool:
@@ -412,6 +454,7 @@ def _choices(facts: _Facts) -> Iterator[_Choice]:
                     whole = dict(zip(values, constants, strict=True)) | tuned
                     chosen = {key: whole[key] for key in whole if key not in facts.params} | options_
                     kept = {key: value for key, value in whole.items() if key in facts.params}
+                    kept |= facts.derived(types, kept)
                     yield _Choice(types, kept, chosen)
 
 

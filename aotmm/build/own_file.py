@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from aotmm.errors import SpecError
@@ -18,12 +21,12 @@ class Found(NamedTuple):
     Attributes:
         function: Triton's jit function.
         configs: the configs of @triton.autotune, in their order: values of constexprs and of the compiler's options.
-        heuristics: constexprs that @triton.heuristics computes at each launch of the JIT.
+        heuristics: functions of the arguments by name, by which @triton.heuristics computes constexprs, in their order.
     """
 
     function: Any
     configs: tuple[dict[str, Any], ...]
-    heuristics: tuple[str, ...]
+    heuristics: dict[str, Callable[[dict[str, Any]], Any]]
 
 
 def kernel_in(path: Path, name: str, target: Target) -> Found:
@@ -35,7 +38,7 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
         SpecError: there is no such file, it cannot be imported, or has no such kernel.
     """
     found: Any = getattr(_imported(path, target), name, None)
-    configs, heuristics = [], []
+    configs, heuristics = [], {}
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
@@ -43,7 +46,7 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
         if isinstance(found, Autotuner):
             configs += [config.all_kwargs() for config in found.configs]
         else:
-            heuristics += list(found.values)
+            heuristics |= found.values
         found = found.fn
     if not isinstance(found, JITFunction):
         module = _imported(path, target)
@@ -51,46 +54,66 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
         raise SpecError(
             f"{path}: {name} is no kernel of it; those with @triton.jit are: {', '.join(kernels) or 'none'}"
         )
-    return Found(found, tuple(configs), tuple(heuristics))
+    return Found(found, tuple(configs), heuristics)
+
+
+# Modules of users' own that were imported, and the target that they were imported for.
+_mine: dict[str, Target] = {}
 
 
 @functools.cache
 def _imported(path: Path, target: Target) -> Any:
-    """Return the module in `path`, imported anew for `target`, with its folder on the path as for a script."""
+    """Return the module in `path`, imported for `target`; modules from its folder are not those of another target."""
     if not path.is_file():
         raise SpecError(f"{path} is not a file")
     from triton.runtime import driver
 
-    name = f"aotmm_own_{target.name}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise SpecError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    before = driver._active  # noqa: SLF001 - `active` would look for a GPU
+    root, name = _module_name(path)
+    for known in [known for known, of in _mine.items() if of != target]:
+        del _mine[known]
+        sys.modules.pop(known, None)
+    others, before = set(sys.modules), driver._active  # noqa: SLF001 - `active` would look for a GPU
     driver.set_active(_answers(target))
-    sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(root))
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(name) if "." in name else _script(path)
     except ModuleNotFoundError as error:
-        del sys.modules[name]
         raise SpecError(
             f"{path} imports {error.name}, which is not installed here; install it beside Triton in this environment"
             + (" (a CPU build of torch is enough)" if (error.name or "").partition(".")[0] == "torch" else "")
         ) from error
     except Exception as error:
-        del sys.modules[name]
         raise SpecError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
-        sys.path.remove(str(path.parent))
+        sys.path.remove(str(root))
         driver._active = before  # noqa: SLF001
+        fresh = {key: getattr(sys.modules[key], "__file__", None) for key in set(sys.modules) - others}
+        _mine.update({key: target for key, file in fresh.items() if file and Path(file).is_relative_to(root)})
+
+
+def _module_name(path: Path) -> tuple[Path, str]:
+    """Return the folder from which the module in `path` is imported, and its name with those of its packages."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    return folder, ".".join(parts)
+
+
+def _script(path: Path) -> Any:
+    """Import a file that is in no package, under a name that no other module has."""
+    name = f"aotmm_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
     return module
 
 
 def _answers(target: Target) -> Any:
-    """Return a driver of Triton that answers for `target`, and has no device behind it."""
+    """Return a driver of Triton that answers for `target` as far as a file may ask, and has no device behind it."""
     from triton.backends.compiler import GPUTarget
-    from triton.backends.driver import DriverBase
 
     facts = {
         "multiprocessor_count": target.multiprocessors,
@@ -98,41 +121,22 @@ def _answers(target: Target) -> Any:
         "warpSize": target.warp_size,
         "max_num_regs": target.registers,
     }
+    return SimpleNamespace(
+        is_active=lambda: True,
+        get_current_target=lambda: GPUTarget(target.backend, target.triton_arch, target.warp_size),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=None: 0,
+        get_active_torch_device=_torch_device,
+        get_benchmarker=lambda: _refuse_to_measure,
+        utils=SimpleNamespace(get_device_properties=lambda _device: facts),
+    )
 
-    class Utils:
-        """The part of a driver that loads images; here it knows the target's facts alone."""
 
-        def get_device_properties(self, _device: Any) -> dict[str, int]:
-            return facts
+def _torch_device() -> Any:
+    import torch
 
-    class Answers(DriverBase):  # type: ignore[misc]
-        """The driver of a machine with one GPU of the target, as far as a module may ask while it is imported."""
+    return torch.device("cuda", 0)
 
-        def __init__(self) -> None:
-            self.utils = Utils()
 
-        @classmethod
-        def is_active(cls) -> bool:
-            return True
-
-        def get_current_target(self) -> Any:
-            return GPUTarget(target.backend, target.triton_arch, target.warp_size)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, _device: Any = None) -> int:
-            return 0
-
-        def get_active_torch_device(self) -> Any:
-            import torch
-
-            return torch.device("cuda", 0)
-
-        def map_python_to_cpp_type(self, type_: str) -> str:
-            raise NotImplementedError(type_)
-
-        def get_benchmarker(self) -> Any:
-            raise SpecError("a module measures while it is imported, which aotmm build cannot do without a GPU")
-
-    return Answers()
+def _refuse_to_measure(*_arguments: Any, **_named: Any) -> Any:
+    raise SpecError("a module measures while it is imported, which needs a GPU")

@@ -213,6 +213,74 @@ STEP = tl.constexpr(1000 * (target.backend == "hip") + target.warp_size + facts[
     assert driver._active is None  # as it was
 
 
+HEURISTICS = """
+import triton
+import triton.language as tl
+from .parts import copied
+
+
+@triton.heuristics({"HAS_BIAS": lambda args: args["bias_ptr"] is not None, "TWICE": lambda args: args["BLOCK"] * 2})
+@triton.jit
+def kernel(x_ptr, bias_ptr, n, BLOCK: tl.constexpr, TWICE: tl.constexpr, HAS_BIAS: tl.constexpr):
+    copied(x_ptr, n, TWICE)
+    if HAS_BIAS:
+        copied(bias_ptr, n, BLOCK)
+
+
+@triton.heuristics({"EVEN": lambda args: args["n"] % 16 == 0})
+@triton.jit
+def even(x_ptr, n, EVEN: tl.constexpr):
+    copied(x_ptr, n, 16)
+"""
+PARTS = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def copied(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at < n), mask=at < n)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A module in a package, which imports a part of its package, and has heuristics."""
+    folder = tmp_path / f"package_{tmp_path.name}" / "kernels"
+    folder.mkdir(parents=True)
+    for place, text in (("__init__", ""), ("../__init__", ""), ("parts", PARTS), ("module", HEURISTICS)):
+        (folder / f"{place}.py").write_text(text)
+    return folder / "module.py"
+
+
+def test_heuristics(package: Path) -> None:
+    """A file may be a package's module. Constexprs that follow from others, and from None, are computed."""
+    package.with_suffix(".toml").write_text(
+        '[kernel.arguments]\nx_ptr = "*fp32"\nbias_ptr = ["*fp32", "None"]\nn = "i32"\nBLOCK = 16'
+    )
+    found = {arch: variants([f"{package}:kernel"], target(arch)) for arch in ("sm80", "gfx90a")}
+    for rows in found.values():
+        constants = [{row.name: (row.type, row.value) for row in variant.arguments if row.value} for variant in rows]
+        assert [each["HAS_BIAS"] for each in constants[::2]] == [("autotune", "true"), ("autotune", "false")]
+        assert {each["TWICE"] for each in constants} == {("autotune", "32")}
+    (report,) = build(("sm80",), package.parent / "packs", kernels=(f"{package}:kernel",), jobs=1)
+    assert report.kernels == 4
+
+
+def test_heuristics_of_a_launch(package: Path) -> None:
+    """A constexpr that only a launch could compute is refused by name; values in the TOML are taken instead."""
+    facts = '[even.arguments]\nx_ptr = "*fp32"\nn = "i32"\n'
+    package.with_suffix(".toml").write_text(facts)
+    with pytest.raises(
+        SpecError, match=r"computes EVEN of what only a launch knows \(the value of n\); say its values"
+    ):
+        variants([f"{package}:even"], target("sm80"))
+    package.with_suffix(".toml").write_text(facts + "EVEN = [true, false]")
+    rows = [row.arguments[-1] for row in variants([f"{package}:even"], target("sm80"))]
+    assert [(row.type, row.value) for row in rows[::2]] == [("constexpr", "true"), ("constexpr", "false")]
+
+
 @pytest.mark.parametrize("words", OWN)
 def test_described(words: str, tmp_path: Path) -> None:
     """What --describe prints is a TOML that the function can be built by, once its guesses are right."""
