@@ -279,8 +279,8 @@ class _Facts:
     def _types(self, name: str) -> tuple[str, ...]:
         param = self.params[name]
         if param.is_constexpr:
-            chosen = any(name in config for config in self.tuned) or self._is_derived(name)
-            return (AUTOTUNE if chosen else CONSTEXPR,)
+            is_chosen = any(name in config for config in self.tuned) or self._is_derived(name)
+            return (AUTOTUNE if is_chosen else CONSTEXPR,)
         found = self.given.get(self.like(name), self.params[self.like(name)].annotation_type or None)
         line = f'under [{self.name}.arguments], as {name} = "*fp16" or {name} = "i32"'
         if found is None:

@@ -38,7 +38,8 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
         SpecError: there is no such file, it cannot be imported, or has no such kernel.
     """
     found: Any = getattr(_imported(path, target), name, None)
-    configs, heuristics = [], {}
+    configs: list[dict[str, Any]] = []
+    heuristics: dict[str, Callable[[dict[str, Any]], Any]] = {}
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.jit import JITFunction
 
@@ -68,7 +69,7 @@ def _imported(path: Path, target: Target) -> Any:
         raise SpecError(f"{path} is not a file")
     from triton.runtime import driver
 
-    root, name = _module_name(path)
+    root, own_module = _module_name(path)
     for known in [known for known, of in _mine.items() if of != target]:
         del _mine[known]
         sys.modules.pop(known, None)
@@ -76,7 +77,7 @@ def _imported(path: Path, target: Target) -> Any:
     driver.set_active(_answers(target))
     sys.path.insert(0, str(root))
     try:
-        return importlib.import_module(name) if "." in name else _script(path)
+        return importlib.import_module(own_module) if "." in own_module else _script(path)
     except ModuleNotFoundError as error:
         raise SpecError(
             f"{path} imports {error.name}, which is not installed here; install it beside Triton in this environment"
