@@ -1,6 +1,6 @@
 """Functions of a user's own on this GPU: examples/own against torch, with any alignment, grids, streams and graphs.
 
-They need packs: aotmm build --kernel FILE.py:NAME ... --arch sm90 --out artifacts/own, for the three of examples/own.
+They need packs: aotmm build --kernel FILE.py:NAME ... --arch sm90 --out build/own, for the three of examples/own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.runtime.library import Library
 
-PACKS = Path(__file__).parents[2] / "artifacts" / "own"
+PACKS = Path(__file__).parents[2] / "build" / "own"
 NAMES = ("add_kernel", "softmax_kernel", "layer_norm_kernel")
 
 
