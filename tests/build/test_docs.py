@@ -66,11 +66,20 @@ def test_targets_are_those_of_the_table() -> None:
     assert rows == [f"| `{row.name}` | {row.gpus} | {row.status} | {row.executed_on} |" for row in TARGETS.values()]
 
 
+def _headings(document: Path) -> list[str]:
+    """The names by which links reach the headings of a document."""
+    found = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found]
+
+
 def test_paths_exist() -> None:
-    """Every file that the documents link to or name in `code` is there."""
+    """Every file that the documents link to or name in `code` is there, with the heading that a link names."""
     for document in [*ROOT.glob("[A-Z]*.md"), *(ROOT / "docs").glob("*.md")]:
         text = document.read_text()
         for target in re.findall(r"\]\(([^):]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            path, _, heading = target.partition("#")
+            linked = document.parent / path if path else document
+            assert linked.exists(), f"{document.name} links to {target}"
+            assert not heading or heading in _headings(linked), f"{document.name} links to {target}"
         for name in re.findall(r"`(?:aotmm|docs|tests|examples|templates)/[\w./]*`", text):
             assert list(ROOT.glob(name.strip("`").rstrip("/"))), f"{document.name} names {name}"
