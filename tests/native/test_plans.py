@@ -44,7 +44,7 @@ def pack(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(params=[arch for arch in ARCHS if arch != "sm80"])
 def lone_pack(request: pytest.FixtureRequest) -> Path:
-    """The same for archs on which the formula gives a tile a multiprocessor alone; reference.py has sm80's, which share."""
+    """The same where the formula gives a tile a multiprocessor alone; reference.py has sm80, whose tiles share."""
     if reason := missing(request.param):
         pytest.skip(reason)
     return plans_pack(request.param)
