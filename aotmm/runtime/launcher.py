@@ -21,7 +21,7 @@ from ctypes import (
 )
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
 from aotmm.problem import (
@@ -282,6 +282,19 @@ class Selection:
         return "\n".join(lines)
 
 
+_AnyKernel = TypeVar("_AnyKernel")
+
+
+def of_library(kernels: tuple[_AnyKernel, ...], count: int, arch: bytes) -> tuple[_AnyKernel, ...]:
+    """Return the kernels of a manifest. Raises ArtifactError if the library of the pack for `arch` has not so many."""
+    if len(kernels) != count:
+        raise ArtifactError(
+            f"the manifest of pack {arch.decode()} has {len(kernels)} kernels, its library {count}; "
+            "build the pack again"
+        )
+    return kernels
+
+
 class Launcher:
     """The functions of one launcher library. It is thread-safe."""
 
@@ -305,13 +318,7 @@ class Launcher:
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         """Return the kernels by number. Raises ArtifactError if the list is not that of the library."""
-        kernels = self._read_kernels()
-        if len(kernels) != self._c.kernel_count:
-            raise ArtifactError(
-                f"the manifest of pack {self._c.arch.decode()} has {len(kernels)} kernels, its library "
-                f"{self._c.kernel_count}; build the pack again"
-            )
-        return kernels
+        return of_library(self._read_kernels(), self._c.kernel_count, self._c.arch)
 
     @property
     def arch(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import ABI, CONSTEXPR, POINTER_CODES
-from aotmm.runtime.launcher import NO_KERNEL, OK, CError, error_of
+from aotmm.runtime.launcher import NO_KERNEL, OK, CError, error_of, of_library
 from aotmm.runtime.tuning import CDevice
 
 if TYPE_CHECKING:
@@ -70,13 +70,7 @@ class OwnLauncher:
     @cached_property
     def kernels(self) -> tuple[OwnKernel, ...]:
         """Return the kernels by number. Raises ArtifactError if the list is not that of the library."""
-        kernels = self._read_kernels()
-        if len(kernels) != self._c.kernel_count:
-            raise ArtifactError(
-                f"the manifest of pack {self._c.arch.decode()} has {len(kernels)} kernels, its library "
-                f"{self._c.kernel_count}; build the pack again"
-            )
-        return kernels
+        return of_library(self._read_kernels(), self._c.kernel_count, self._c.arch)
 
     def choose(self, function: int, values: Values) -> OwnKernel:
         """Return the first kernel whose guards hold; needs no GPU. Raises NoKernelError, ValueError."""
