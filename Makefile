@@ -34,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Of numpy and torch: more, beside another part of the tests, wait for each other and burn most of the time so.
 check test: export OMP_NUM_THREADS := 1
 
-.PHONY: help artifacts setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts own setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,12 +46,17 @@ else
 	.venv-build/bin/aotmm build $(PACKS:%=--arch %) --host $(FOR) --out build/$(FOR) --cache artifacts/.cache
 endif
 
+OWN := add softmax layer_norm
+own: .venv-build/.stamp ## packs of examples/own in build/own, which tests with torch and `aotmm bench own` launch
+	.venv-build/bin/aotmm build $(foreach name,$(OWN),--kernel examples/own/$(name).py:$(name)_kernel) \
+		$(PACKS:%=--arch %) --out build/own
+
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 
 check: setup ## lint, types and the tests that need no packs, no GPU and no network
 	@$(SIDE_BY_SIDE) lint unit
 
-test: artifacts setup ## every test that can run on this machine
+test: artifacts own setup ## every test that can run on this machine
 	@$(SIDE_BY_SIDE) building executing with-torch
 
 unit: setup

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -69,10 +70,11 @@ class WheelHook(BuildHookInterface[BuilderConfig]):
         build_data["tag"] = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine or platform.machine()}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002 - hatchling's
-        """Writes SBOM and provenance beside the wheel."""
+        """Makes the wheel as small as deflate gets it, and writes SBOM and provenance beside it."""
         if version == "editable":
             return
         wheel = Path(artifact_path)
+        _compress(wheel)
         wheel.with_name(f"{wheel.name}.cdx.json").write_bytes(self._sbom.read_bytes())
         wheel.with_name(f"{wheel.name}.provenance.json").write_bytes(_json(_provenance(wheel, self._made)))
         self._folder.cleanup()
@@ -91,6 +93,15 @@ def _tools(made: dict[str, Provenance]) -> list[str]:
     names = {f"triton {row.triton}" for row in made.values()} | {row.c_compiler for row in made.values()}
     names |= {row.assembler for row in made.values()}
     return sorted([*names, f"hatchling {importlib.metadata.version('hatchling')}"])
+
+
+def _compress(wheel: Path) -> None:
+    """Writes the files of a wheel again, by zlib's best level: hatchling takes the usual one, which is 3 % larger."""
+    smaller = wheel.with_suffix(".smaller")
+    with ZipFile(wheel) as given, ZipFile(smaller, "w") as written:
+        for entry in given.infolist():
+            written.writestr(entry, given.read(entry), ZIP_DEFLATED, 9)
+    smaller.replace(wheel)
 
 
 def _sbom(

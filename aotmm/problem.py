@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 10  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 13  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {
@@ -78,8 +78,11 @@ ACTIVATIONS = {
 LEAKY_SLOPE = 0.01  # torch's default
 
 # Roles of kernels: a product writes C; a partial writes the sums of slices of K, which a reduce adds up in
-# order before the epilogue; a copy brings an operand to an aligned place, or C from one.
-ROLES = ("product", "partial", "reduce", "copy")
+# order before the epilogue; a copy brings an operand to an aligned place, or C from one. Of grouped products, a
+# grouped_m multiplies groups of rows of A, each by its own B; a grouped_k sums groups of K, each to its own C.
+ROLES = ("product", "partial", "reduce", "copy", "grouped_m", "grouped_k")
+# The dimension of a product that is in groups of any sizes, by the role of the kernels for it. `batch` is their number.
+GROUPED = {"none": "product", "M": "grouped_m", "K": "grouped_k"}
 
 # Quantities: the values of a kernel's parameters, and the subjects of its guards. Every kernel declares its own, in the
 # order of the array that a launch gives it. A product's, a partial's and a reduce's are these. Pointers are byte
@@ -87,20 +90,26 @@ ROLES = ("product", "partial", "reduce", "copy")
 # to the last element of one matrix of an operand, reaches that from the first to the last of all its matrices;
 # bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
 # Partial sums are fp32 (split, batch, M_pad, N_pad), whole tiles, at workspace_ptr, a matrix every workspace_stride_z
-# elements; split is 1 for a product. global_scratch is the address of the memory that Triton's compiler needs. c_span
+# elements; split is 1 for a product. grouped is the place of a dimension in GROUPED, and offsets_ptr the address of the
+# int32 ends of its groups. global_scratch is the address of the memory that Triton's compiler needs. c_span
 # is the number of elements of a row of C that may be written: N, or the whole pitch of a C in the workspace. Tiles are
 # computed in groups of group_m rows of tiles of C.
+# Block scales are one factor for BLOCK_SCALE_K products along K of a row of A, and of block_columns columns of B: 1 or
+# BLOCK_SCALE_K. Both addresses are 0 without them.
 PRODUCT_QUANTITIES = (
     "a_ptr", "b_ptr", "c_ptr", "M", "N", "K",
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
     "batch", "stride_az", "stride_bz", "stride_cz",
     "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n",
     "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
-    "activation", "allow_tf32", "fast_accum", "batch_invariant",
+    "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr",
+    "block_scale_a_ptr", "block_scale_b_ptr", "stride_block_az", "stride_block_am", "stride_block_ak",
+    "stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",
     "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m",
     "a_reach", "b_reach", "c_reach",
 )  # fmt: skip
+BLOCK_SCALE_K = 128
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
 # A copy's: a source and a destination of M rows and N columns, in elements of equal size.
 COPY_QUANTITIES = (
@@ -111,8 +120,11 @@ QUANTITIES = {  # by role
     "partial": PRODUCT_QUANTITIES,
     "reduce": PRODUCT_QUANTITIES,
     "copy": COPY_QUANTITIES,
+    "grouped_m": PRODUCT_QUANTITIES,
+    "grouped_k": PRODUCT_QUANTITIES,
 }
 MAX_QUANTITIES = 64  # of one kernel
+MAX_SIZES = 8  # that measured choices of a function go by
 
 # Numbers of slices of K. Those above USUAL_SPLIT are for few tiles and a K so large that each slice is long. From
 # LONGEST_K on there are none of them: steps along K, of 16 elements at least, times the number of slices fit 32 bits.
@@ -174,6 +186,7 @@ POINTER_TYPES = {
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
 }  # fmt: skip
 NO_POINTER = "None"
+DESCRIPTOR = "tensordesc<"  # begins the type of a host's tensor descriptor: tensordesc<fp16[64,32]>
 POINTER_CODES = (NO_POINTER, *(f"*{name}" for name in POINTER_TYPES))
 # Types of its numbers, with the least value and the first that is too large; of floats a launch passes the bits.
 INTEGER_TYPES = {
@@ -183,3 +196,5 @@ INTEGER_TYPES = {
 FLOAT_TYPES = {"fp32": "f", "fp64": "d"}  # with struct's letter
 # Arguments that a kernel was compiled for: the caller says which value, or @triton.autotune had several, in order.
 CONSTEXPR, AUTOTUNE = "constexpr", "autotune"
+# What Triton kernels may call and no kernel of a pack does.
+LEFT_OUT = ("device_print", "device_assert")

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from aotmm.kernels import BLOCK_SCALED
 from aotmm.pack.schema import Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES
+from aotmm.problem import ACTIVATIONS, BLOCK_SCALE_K, DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # Largest operands, such that K may be hundreds: fp32 sums stay below 2^24, those of int8 below 2^31.
@@ -58,7 +59,7 @@ class Launch:
             found = values.get(guard.value, 0)
             assert {
                 "equals": found == guard.operand,
-                "multiple_of": found % guard.operand == 0,
+                "multiple_of": found % max(guard.operand, 1) == 0,
                 "below": found < guard.operand,
                 "at_least": found >= guard.operand,
             }[guard.relation], (kernel.name, guard, found)
@@ -71,7 +72,15 @@ class Launch:
 
 def launch_of(kernel: Kernel) -> Launch:
     """The launch for `kernel`: tiles with edges and more steps of K than the pipeline is deep."""
-    return {"product": _product, "partial": _partial, "reduce": _reduce, "copy": _copy}[kernel.role](kernel)
+    makers = {
+        "product": _product,
+        "partial": _partial,
+        "reduce": _reduce,
+        "copy": _copy,
+        "grouped_m": _grouped_m,
+        "grouped_k": _grouped_k,
+    }
+    return makers[kernel.role](kernel)
 
 
 def encode(values: Array, dtype: str) -> Array:
@@ -155,6 +164,28 @@ def _inputs(kernel: Kernel, a: Array, b: Array) -> tuple[dict[str, Array], dict[
     return {"a_ptr": stored_a, "b_ptr": stored_b}, values
 
 
+def _scaled(
+    kernel: Kernel, a: Array, b: Array, memory: dict[str, Array], values: dict[str, int]
+) -> tuple[Array, Array]:
+    """A and B as they count: times their block scales, 1 or 2, if the kernel takes some."""
+    if BLOCK_SCALED not in kernel.guards:
+        return a, b
+    (m, k), n = a.shape, b.shape[1]
+    width = next((guard.operand for guard in kernel.guards if guard.value == "block_columns"), 1)
+    blocks = -(-k // BLOCK_SCALE_K)
+    of_a, of_b = _integers(m, blocks, 1, 3) + 1, _integers(blocks, -(-n // width), 1, 5) + 1
+    memory |= {"block_scale_a_ptr": of_a.astype(np.float32), "block_scale_b_ptr": of_b.astype(np.float32)}
+    values |= {
+        "stride_block_am": blocks,
+        "stride_block_ak": 1,
+        "stride_block_bk": of_b.shape[1],
+        "stride_block_bn": 1,
+        "block_columns": width,
+    }
+    whole_b = of_b.repeat(BLOCK_SCALE_K, 0)[:k].repeat(width, 1)[:, :n]
+    return a * of_a.repeat(BLOCK_SCALE_K, 1)[:, :k], b * whole_b
+
+
 def _finished(kernel: Kernel, x: Array, memory: dict[str, Array], values: dict[str, int]) -> Array:
     """What the epilogue makes of the sums, if the kernel has one: a bias per column and a leaky_relu that is exact."""
     if kernel.epilogue == "none":
@@ -185,15 +216,58 @@ def _tiles(kernel: Kernel, m: int, n: int) -> int:
     return -(-m // kernel.config.block_m) * -(-n // kernel.config.block_n)
 
 
-def _product(kernel: Kernel) -> Launch:
+def _sizes(kernel: Kernel) -> tuple[int, int, int]:
+    """M, N and K of two tiles, the second with edges, and of more steps than the pipeline is deep."""
     step, config = _steps(kernel), kernel.config
     m, n = 2 * config.block_m - step.get("M", 1), 2 * config.block_n - step.get("N", 1)
-    k = -(-((config.num_stages + 1) * config.block_k + 1) // step.get("K", 1)) * step.get("K", 1)
+    return m, n, -(-((config.num_stages + 1) * config.block_k + 1) // step.get("K", 1)) * step.get("K", 1)
+
+
+def _product(kernel: Kernel) -> Launch:
+    m, n, k = _sizes(kernel)
     a, b = _operands(kernel, m, n, k)
     memory, values = _inputs(kernel, a, b)
+    a, b = _scaled(kernel, a, b, memory, values)
     x = _finished(kernel, a @ b, memory, values)
     want = _into_c(kernel, x, memory, values, pad=_pad(kernel))
     return Launch(memory, values, _tiles(kernel, m, n), "c_ptr", want)
+
+
+def _ends(size: int, block: int) -> Array:
+    """The ends of three groups, of which the second is empty, with an element behind the last."""
+    first = block // 2 + 1
+    return np.array([first, first, size - 1], np.int32)
+
+
+def _grouped_m(kernel: Kernel) -> Launch:
+    """Three groups of rows, each with a matrix of its own; there are more blocks than tiles."""
+    m, n, k = _sizes(kernel)
+    ends = _ends(m, kernel.config.block_m)
+    a, b = _operands(kernel, m, n, k)
+    members = b, b[::-1], np.roll(b, 1, axis=0)
+    memory, values = _inputs(kernel, a, b)
+    stored = np.stack([_inputs(kernel, a, each)[0]["b_ptr"] for each in members])
+    x = np.zeros((m, n), np.int64)
+    for each, first, end in zip(members, [0, *ends], ends, strict=False):
+        x[first:end] = a[first:end] @ each
+    want = _into_c(kernel, _finished(kernel, x, memory, values), memory, values, pad=_pad(kernel))
+    want[ends[-1] :] = _poison(want[ends[-1] :])
+    memory |= {"b_ptr": stored, "offsets_ptr": ends}
+    values |= {"batch": len(ends), "stride_bz": stored[0].size}
+    return Launch(memory, values, _tiles(kernel, m + len(ends) * kernel.config.block_m, n), "c_ptr", want)
+
+
+def _grouped_k(kernel: Kernel) -> Launch:
+    """Three groups of K, each with a C of its own."""
+    m, n, k = _sizes(kernel)
+    ends = _ends(k, kernel.config.block_k)
+    a, b = _operands(kernel, m, n, k)
+    memory, values = _inputs(kernel, a, b)
+    parts = [a[:, first:end] @ b[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+    want = np.stack([_into_c(kernel, part, memory, values, pad=_pad(kernel)) for part in parts])
+    memory |= {"c_ptr": _poison(want), "offsets_ptr": ends}
+    values |= {"batch": len(ends), "stride_cz": want[0].size}
+    return Launch(memory, values, len(ends) * _tiles(kernel, m, n), "c_ptr", want)
 
 
 def _partial(kernel: Kernel) -> Launch:
@@ -208,8 +282,9 @@ def _partial(kernel: Kernel) -> Launch:
     want = np.zeros((split, batch, 2 * config.block_m, 2 * config.block_n), SUMS[kernel.dtype_c])
     for part in range(split):
         ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
-        for z, a in enumerate(members):
-            want[part, z, :m, :n] = a[:, ks] @ b[ks]
+        for z, member in enumerate(members):
+            a, scaled_b = _scaled(kernel, member, b, memory, values)
+            want[part, z, :m, :n] = a[:, ks] @ scaled_b[ks]
     memory |= {"a_ptr": stored, "workspace_ptr": _poison(want)}
     values |= {"batch": batch, "stride_az": stored[0].size, "stride_bz": 0}
     values |= {"split": split, "workspace_stride_z": want[0, 0].size, "workspace_stride_m": want.shape[3]}

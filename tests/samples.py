@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotmm.pack.manifest import FILE_NAME, FORMAT, Manifest, Provenance, Span, code, file, read_head, room
-from aotmm.pack.schema import Attribute, Config, Guard, Image, Kernel, Order, Parameter, TensorMap
+from aotmm.pack.schema import WHOLE, Attribute, Config, Guard, Image, Kernel, Order, Parameter, TensorMap
 from aotmm.problem import PRODUCT_QUANTITIES
 from aotmm.target import EMULATED
 
@@ -22,7 +22,7 @@ SHIPPED = tuple(re.findall(r"^ARCHS := (.*)$", _MAKEFILE, re.MULTILINE)[0].split
 
 def image(data: bytes, offset: int = 0) -> Image:
     """The entry of code with the bytes `data`."""
-    return Image(offset, len(data), hashlib.sha256(data).hexdigest())
+    return Image(offset, len(data), hashlib.sha256(data).hexdigest(), len(data), WHOLE)
 
 
 def code_in(folder: Path) -> Callable[[Image], bytes]:

@@ -146,19 +146,7 @@ def _measured(
     except NotRunError as reason:
         not_run["cutlass"] = str(reason)
     times, refused = _in_turns(case, sets, entries, stopwatch)
-    shape = case.shape
-    samples = ShapeTimes(
-        element_bytes=case.element_bytes,
-        layout=shape.layout,
-        fast_accum=case.fast_accum,
-        M=shape.M,
-        N=shape.N,
-        K=shape.K,
-        offset_a=case.offset_a,
-        offset_b=case.offset_b,
-        held_out=False,
-        times=tuple(candidate.sample(ns) for ns, candidate in plans),
-    )
+    samples = case.timed((candidate.sample(ns) for ns, candidate in plans), drawn=True)
     return Row(case, item.sweeps, times, not_run | refused), samples
 
 
@@ -191,12 +179,12 @@ def _same_tile(
     plans: Sequence[tuple[int, Candidate]],
     theirs: Mapping[tuple[cutlass.Config, int], tuple[float, _Entry]],
 ) -> tuple[Plan, _Entry] | None:
-    """Return a plan of ours, and CUTLASS' fastest kernel with its tile, steps and stages; None if there is none.
+    """Return our fastest plan of a tile, and CUTLASS' fastest kernel with its steps and stages; None if there is none.
 
     The product has one whole tile at least: ours load the rest of a tile again, theirs do not.
     """
     ours, shape = {}, case.shape
-    for _, candidate in plans:
+    for _, candidate in sorted(plans, key=lambda row: row[0], reverse=True):  # the fastest of a tile stays
         config = launcher.kernels[candidate.plan.kernel].config
         whole = config.block_m <= shape.M and config.block_n <= shape.N
         if whole and candidate.plan.split == 1 and not candidate.plan.copies:

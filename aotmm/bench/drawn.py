@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from aotmm.bench.summary import Goal
 from aotmm.timing import problems
 from aotmm.timing.draw import Distribution, distribution, draw
 from aotmm.timing.operands import Pool
+from aotmm.timing.problems import Case
 
 _PROVIDERS = ("aotmm", "torch", "scaled_mm", "int_mm")
 _COUNT = 1500  # problems of the classes that are not apart: about 5 minutes
@@ -65,20 +66,27 @@ def work(
 ) -> list[Work]:
     """Return held-out problems that are drawn, so that no table has their times.
 
-    Classes are mixed evenly, so that a run that stops early has seen the same part of each.
-
     Raises:
         SpecError: as `draw.draw`.
     """
     found = []
-    for name, cases in draw(known, seed, count, classes, among=problems.read().held_out).items():
-        for number, case in enumerate(cases):
-            theirs = "int_mm" if case.dtype == "int8" else "scaled_mm" if case.element_bytes == 1 else "torch"
-            multipliers = ("aotmm", theirs)
-            chosen = tuple(x for x in multipliers if not providers or x in providers)
-            if chosen:
-                found.append(((number + 0.5) / len(cases), Work(case, (name,), chosen)))
-    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+    for name, case in mixed(draw(known, seed, count, classes, among=problems.read().held_out)):
+        theirs = "int_mm" if case.dtype == "int8" else "scaled_mm" if case.element_bytes == 1 else "torch"
+        multipliers = ("aotmm", theirs)
+        chosen = tuple(x for x in multipliers if not providers or x in providers)
+        if chosen:
+            found.append(Work(case, (name,), chosen))
+    return found
+
+
+def mixed(classes: Mapping[str, Sequence[Case]]) -> list[tuple[str, Case]]:
+    """Return the problems with their classes, mixed evenly: a run that stops early has seen the same part of each."""
+    found = [
+        ((number + 0.5) / len(cases), name, case)
+        for name, cases in classes.items()
+        for number, case in enumerate(cases)
+    ]
+    return [(name, case) for _, name, case in sorted(found, key=lambda row: row[0])]
 
 
 def left(todo: Sequence[Work], found: Results) -> list[Work]:

@@ -14,7 +14,7 @@ from aotmm.bench.results import Results, Row
 from aotmm.bench.summary import MET, MISSED, NO_TARGET, OURS, Goal, figure, goals, targets
 from aotmm.errors import SpecError
 
-RATIO, REGRET, AMPERE = "ratio", "regret", "ampere"  # the figures of a run (its fact "figure")
+RATIO, REGRET, AMPERE, GROUPED = "ratio", "regret", "ampere", "grouped"  # the figures of a run (its fact "figure")
 _COMMON = ("figure", "table", "device", "aotmm", "packs", "torch", "cuda")  # facts that runs of one report share
 _WORST = 30  # problems in a list
 _WIDTH = 200  # characters of a reason
@@ -23,17 +23,21 @@ _TITLES = {
     RATIO: "Random problems against torch",
     REGRET: "Regret of the chosen plans",
     AMPERE: "Kernels for sm80 on another GPU, a proxy for an A100",
-}
-_TEXTS = {
-    RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, or torch._scaled_mm "
-    "with the same kind of sums.",
-    REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
-    "turns: 1 is perfect, also if the race's best is slower in turns. Means are geometric.",
-    AMPERE: "A ratio is the time of CUTLASS' kernels for Ampere over ours, which run through their PTX; a regret is "
-    "the time of the chosen plan over that of the best. No figure tells the speed of an A100: it has other clocks, "
-    "caches and memory. Means are geometric.",
+    GROUPED: "Grouped products against torch",
 }
 _UNSEEN = "All problems are of the tenth of which no table has times."
+_TEXTS = {
+    RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, or torch._scaled_mm "
+    f"with the same kind of sums. {_UNSEEN}",
+    REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
+    f"turns: 1 is perfect, also if the race's best is slower in turns. Means are geometric. {_UNSEEN}",
+    AMPERE: "A ratio is the time of CUTLASS' kernels for Ampere over ours, which run through their PTX; a regret is "
+    "the time of the chosen plan over that of the best. No figure tells the speed of an A100: it has other clocks, "
+    f"caches and memory. Means are geometric. {_UNSEEN}",
+    GROUPED: "A ratio is the time of torch's grouped_mm over ours: above 1 is faster. A regret is the time of the "
+    "chosen kernel over that of the fastest that fits, itself among them: 1 is perfect. All are timed in turns. "
+    "Means are geometric.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +103,8 @@ def drawn_goals(facts: dict[str, Any]) -> list[Goal]:
 
     Regrets have a target over those classes alone. An H100 has other targets than an H200.
     """
-    if facts["figure"] == AMPERE:
-        return goals("ampere")
+    if facts["figure"] in (AMPERE, GROUPED):
+        return goals(facts["figure"])
     known, found = targets(), goals("random")
     if facts["figure"] == REGRET:
         limits = known["regret_of_another_table" if facts.get("table") else "regret"]
@@ -174,7 +178,7 @@ def sections(runs: Sequence[Results]) -> list[Section]:
         SpecError: as `lines`.
     """
     kind = runs[0].facts["figure"]
-    found = [Section(_title(runs), f"{_TEXTS[kind]} {_UNSEEN}", *_target_table(runs))]
+    found = [Section(_title(runs), _TEXTS[kind], *_target_table(runs))]
     for words, apart in (("", False), (" of the classes apart", True)):
         rows = worst(runs, apart=apart)
         if rows:
@@ -229,6 +233,7 @@ def _target_table(runs: Sequence[Results]) -> tuple[tuple[str, ...], list[tuple[
 def _worst_table(kind: str, found: Sequence[Found]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     header = {
         RATIO: ("problem", "class", "ratio", "our us", "torch's us", "our plan", "torch's kernels"),
+        GROUPED: ("problem", "class", "ratio", "our us", "torch's us", "our kernel", ""),
         REGRET: ("problem", "class", "regret", "chosen us", "best us", "chosen", "best"),
         AMPERE: ("problem", "class", "ratio", "our us", "CUTLASS' us", "our plan", "CUTLASS' kernel"),
     }[kind]

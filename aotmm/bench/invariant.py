@@ -13,27 +13,47 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
+from aotmm.bench import facts, results
+from aotmm.bench.drawn_summary import quantile
 from aotmm.bench.protocol import GraphStopwatch, in_turn, repeated
 from aotmm.bench.providers import Call
 from aotmm.bench.providers.own import library
+from aotmm.bench.results import Results
+from aotmm.bench.session import continued, gpu
 from aotmm.timing.check import truth
 from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case, Shape
 
-_SEED, _COUNT, _MOST = 20261125, 120, 8192
+_COUNT, _MOST = 120, 8192  # products: about 4 minutes; rows
 _BANDS = {"1 to 64 rows": (1, 64), "65 to 1023 rows": (65, 1023), "1024 rows on": (1024, _MOST), "all": (1, _MOST)}
 _STARVED = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 _OWN, _TILE, _CUBLAS = "own choice", "one Triton tile", "cuBLAS without workspace"
 
 
-def measure(count: int = _COUNT) -> dict[str, dict[str, float]]:
-    """Return by band of rows the others' times over ours: the mean, the 5 % quantile and the least. bf16, layout nt."""
-    cases = drawn(count)
+def run_invariant(seed: int, folder: Path, progress: Callable[[str], None], *, count: int | None = None) -> Results:
+    """Measure `count` random layers, by default as many as take 4 minutes, and write `folder`/results.json.
+
+    Raises:
+        SpecError: torch sees no GPU, or `folder` has results of another seed or software.
+        AotmmError: as `aotmm.load` and `matmul`.
+    """
+    found = continued(folder, facts.collect(gpu()) | {"seed": seed})
+    if "invariant" not in found.other:
+        found.other["invariant"] = _measure(drawn(seed, count or _COUNT))
+        results.write(found, folder)
+        progress("invariant")
+    return found
+
+
+def _measure(cases: list[Case]) -> dict[str, dict[str, float]]:
+    """Return by band of rows the others' times over ours: geometric mean, 5 % quantile and least."""
     others = _starved(cases)
     ratios: list[dict[str, float]] = []
     for case, starved in zip(cases, others, strict=True):
@@ -49,9 +69,9 @@ def measure(count: int = _COUNT) -> dict[str, dict[str, float]]:
     }
 
 
-def drawn(count: int) -> list[Case]:
-    """Return layers of the distribution with log-uniform rows, the same in every run, those of each band among them."""
-    source, layers = random.Random(_SEED), distribution().layers  # noqa: S311 - no secret
+def drawn(seed: int, count: int) -> list[Case]:
+    """Return layers of the distribution on log-uniform rows, bf16, layout nt."""
+    source, layers = random.Random(seed), distribution().layers  # noqa: S311 - no secret
     found = []
     for _ in range(count):
         layer = source.choice(layers)
@@ -60,14 +80,13 @@ def drawn(count: int) -> list[Case]:
 
 
 def _figures(ratios: list[float]) -> dict[str, float]:
-    ordered = sorted(ratios)
-    if not ordered:
+    if not ratios:
         return {}
     return {
-        "mean": statistics.mean(ordered),
-        "5 %": ordered[len(ordered) // 20],
-        "least": ordered[0],
-        "products": len(ordered),
+        "mean": statistics.geometric_mean(ratios),
+        "5 %": quantile(ratios, at_most=False),
+        "least": min(ratios),
+        "products": len(ratios),
     }
 
 

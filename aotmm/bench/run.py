@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import ablation, epilogue_cost, facts, first_result, invariant, models, overhead, results, scaling
+from aotmm.bench import ablation, epilogue_cost, facts, first_result, models, overhead, own, results, scaling
 from aotmm.bench.cases import COMPARISONS, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
@@ -25,11 +25,11 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "epilogue_cost": epilogue_cost.measure,
     "scaling": scaling.measure,
     "models": models.measure,
-    "invariant": invariant.measure,
+    "own": own.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
-_OPTIONAL = ("models", "invariant")  # need a package that nothing else does, or are of one use: only if asked for
-_ALONE = ("random", "ampere", "build_scaling")  # runs of other modules
+_OPTIONAL = ("models", "own")  # need packages, or packs, that nothing else does: only if asked for
+_ALONE = ("random", "invariant", "grouped", "ampere", "build_scaling")  # runs of other modules
 
 
 def run(

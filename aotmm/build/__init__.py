@@ -17,8 +17,9 @@ from aotmm import __version__
 from aotmm.build import compile as compiling
 from aotmm.build import link, own, products, render
 from aotmm.build.cache import Cache
-from aotmm.build.compile import Buildable, Compiled
+from aotmm.build.compile import Buildable, Compiled, RefusedError
 from aotmm.build.gate import Gate, mismatches
+from aotmm.build.own import OwnVariant
 from aotmm.build.pack import new_pack
 from aotmm.build.torch_library import link_torch_library
 from aotmm.build.variants import config_set, variants
@@ -35,7 +36,11 @@ from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, Wor
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Result of building one pack. `dropped` has (kernel, reason); `compiled` counts kernels that no cache held."""
+    """Result of building one pack.
+
+    `compiled` counts kernels that no cache held. `dropped` has (kernel, reason); of a reason the last line is shown.
+    `notes` says what of functions' files a pack does not do, or does not know.
+    """
 
     arch: str
     folder: Path
@@ -45,6 +50,7 @@ class Report:
     compiled: int
     linked: bool
     dropped: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...] = ()
 
 
 Progress = Callable[[str, int, int], None]
@@ -122,6 +128,7 @@ class _Content:
         core: the files of `native` that their launcher is linked from.
         render: returns launcher.c and launcher.h of compiled kernels.
         tuning: returns what provenance says of the tables of an arch.
+        notes: what authors should know of the files of an arch.
     """
 
     name: str
@@ -130,6 +137,7 @@ class _Content:
     core: tuple[str, ...]
     render: Callable[[Target, tuple[Any, ...]], tuple[str, str]]
     tuning: Callable[[Target], str]
+    notes: Callable[[Target], Sequence[str]]
 
 
 def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> _Content:
@@ -154,6 +162,7 @@ def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> 
         tuning=lambda row: "; ".join(
             f"{each.device}, driver {each.driver}, {each.date}" for each in table.shipped(row.name)
         ),
+        notes=lambda _row: (),
     )
 
 
@@ -169,6 +178,7 @@ def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
         core=link.OWN_CORE,
         render=lambda row, kernels: (render.own_source(row, kernels), render.own_header(row, kernels)),
         tuning=lambda _row: "",
+        notes=lambda row: own.notes(wanted, row),
     )
 
 
@@ -200,13 +210,15 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
     folder = out / row.name
     assembler = compiling.assembler(row)
     previous, known = _previous(folder)
-    results, compiled = _compile(row, content.variants[row.name], assembler, known, compilers)
+    wanted = content.variants[row.name]
+    results, dropped, compiled = _compile(row, wanted, assembler, known, compilers)
     kept = [item for item in results if item.kernel.shared_bytes <= row.shared_bytes]
-    dropped = tuple(
+    dropped += [
         (item.kernel.name, f"needs {item.kernel.shared_bytes} B of shared memory, {row.name} has {row.shared_bytes} B")
         for item in results
         if item.kernel.shared_bytes > row.shared_bytes
-    )
+    ]
+    _check_cases(row, wanted, dict(dropped))
     kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
     source, header = content.render(row, kernels)
@@ -252,7 +264,30 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
             )
             _write_manifest(fresh, entry)
     size = sum(item.bytes for item in {item for kernel in kernels for item in (kernel.image, kernel.ptx)} if item)
-    return Report(row.name, folder, len(kernels), size, time.monotonic() - start, compiled, linked, dropped)
+    seconds, notes = time.monotonic() - start, (*content.notes(row), *_left_out(kernels))
+    return Report(row.name, folder, len(kernels), size, seconds, compiled, linked, tuple(dropped), notes)
+
+
+def _check_cases(row: Target, wanted: Sequence[Buildable], dropped: Mapping[str, str]) -> None:
+    """Refuse a pack of functions that would miss calls. Raises CompileError.
+
+    Of a function without configs of @triton.autotune no variant can be dropped; of one with them, one config of each
+    case has to stay.
+    """
+    cases: dict[str, list[str]] = {}
+    for variant in wanted:
+        if isinstance(variant, OwnVariant):
+            cases.setdefault(variant.case or variant.name, []).append(variant.name)
+    for names in cases.values():
+        if all(name in dropped for name in names):
+            reasons = "; ".join(f"{name}: {dropped[name]}" for name in names)
+            raise CompileError(f"{row.name}: no variant is left for some calls. {reasons}")
+
+
+def _left_out(kernels: tuple[AnyKernel, ...]) -> Iterator[str]:
+    """Yield a note for each function whose kernels lack what its source calls."""
+    found = dict.fromkeys((each.function, each.left_out) for each in kernels if isinstance(each, OwnKernel))
+    yield from (f"{name}: {' and '.join(calls)} are compiled out" for name, calls in found if calls)
 
 
 def _names(kernels: tuple[AnyKernel, ...]) -> tuple[str, ...]:
@@ -262,13 +297,17 @@ def _names(kernels: tuple[AnyKernel, ...]) -> tuple[str, ...]:
 
 def _compile(
     row: Target, wanted: Sequence[Buildable], assembler: str, known: dict[str, Compiled], compilers: _Compilers
-) -> tuple[list[Compiled], int]:
-    """Return every variant's kernel, in order, and the number of kernels that had to be compiled."""
+) -> tuple[list[Compiled], list[tuple[str, str]], int]:
+    """Return the variants' kernels, in order, what was dropped and why, and the number that had to be compiled.
+
+    A config of @triton.autotune that the compiler refuses is dropped, as Triton's own tuning does.
+    """
     pool, progress = compilers.pool, compilers.progress
     sources = compiling.rules(wanted[0]).sources_of(wanted)
     keys = [compiling.key(variant, digest, assembler) for variant, digest in zip(wanted, sources, strict=True)]
     found = {key: _found(variant, key, known, compilers) for variant, key in zip(wanted, keys, strict=True)}
     missing = [(variant, key) for variant, key in zip(wanted, keys, strict=True) if found[key] is None]
+    refused: dict[str, str] = {}
     done = len(wanted) - len(missing)
     progress(row.name, done, len(wanted))
     tasks = {pool.submit(task): task for task in _tasks(missing)}
@@ -281,7 +320,13 @@ def _compile(
             names = " and ".join(variant.name for variant, _ in task)
             raise CompileError(f"{row.name}: what compiled {names} was lost: {error.why}{advice}") from error
         if isinstance(results, CompileError):
-            raise results
+            tuned = all(isinstance(variant, OwnVariant) and variant.case for variant, _ in task)
+            if not tuned or not isinstance(results, RefusedError):
+                raise results
+            refused |= {variant.name: str(results) for variant, _ in task}
+            done += len(task)
+            progress(row.name, done, len(wanted))
+            continue
         for (variant, key), result in zip(task, results, strict=True):
             wrong = compilers.gate(variant, key, result)
             if wrong:
@@ -291,7 +336,8 @@ def _compile(
             found[key] = result
             done += 1
             progress(row.name, done, len(wanted))
-    return [item for key in keys if (item := found[key]) is not None], len(missing)
+    dropped = [(variant.name, refused[variant.name]) for variant in wanted if variant.name in refused]
+    return [item for key in keys if (item := found[key]) is not None], dropped, len(missing)
 
 
 _Task = list[tuple[Buildable, str]]

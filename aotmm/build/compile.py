@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ from aotmm.build import own, products
 from aotmm.build import parameters as reading
 from aotmm.build.parameters import parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
-from aotmm.kernels import Descriptor, Specialisation, Variant
-from aotmm.pack.schema import Image
-from aotmm.problem import DTYPES
+from aotmm.kernels import Specialisation, Variant
+from aotmm.pack.schema import WHOLE, Image
+from aotmm.problem import LEFT_OUT
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
@@ -36,6 +37,10 @@ _KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
 
 # What the last kernel's variants are made of, by `code_of`: the text, facts about it, and the image once it is there.
 _known: dict[Buildable, tuple[str, dict[str, Any], bytes | None]] = {}
+
+
+class RefusedError(CompileError):
+    """The compiler refused a kernel, as it would on any machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +83,11 @@ def assembler(target: Target) -> str:
 def rules(variant: Buildable) -> ModuleType:
     """Return the module that knows how variants of this kind are compiled and entered: `products` or `own`.
 
-    Both have these: `entry`, the type of the manifest's entry; `specialise`; `options`, of the compiler; `said_of` and
-    `planned_of`, fields of the entry; `read_of`, those that follow from the compiler's text, and `read_again`, which
-    checks them; `facts_of` and `sources_of`, for keys; `code_of` and `twin_of`, variants of equal image and of nearly
-    equal text; `unneeded_passes`.
+    Both have these: `entry`, the type of the manifest's entry; `specialise`; `options`, of the compiler;
+    `descriptor_type`, its word for the type of a descriptor; `said_of` and `planned_of`, fields of the entry;
+    `seen_in`, facts of the first stage's module; `read_of`, fields that follow from these and from the compiler's text,
+    and `read_again`, which checks them; `facts_of` and `sources_of`, for keys; `code_of` and `twin_of`, variants of
+    equal image and of nearly equal text; `unneeded_passes`.
     """
     return products if isinstance(variant, Variant) else own
 
@@ -96,7 +102,9 @@ def options(variant: Buildable) -> dict[str, Any]:
 
 def key(variant: Buildable, sources: str, assembled_by: str) -> str:
     """Return the digest of everything that the binary of `variant` depends on."""
-    ways = (__file__, reading.__file__, str(rules(variant).__file__))
+    own_folder = getattr(rules(variant), "__path__", ())
+    ways = [__file__, reading.__file__, str(rules(variant).__file__)]
+    ways += sorted(str(path) for folder in own_folder for path in Path(folder).glob("[!_]*.py"))
     facts = {
         "variant": rules(variant).facts_of(variant),
         "options": options(variant),
@@ -115,7 +123,8 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
     one's image or text. The bytes are the same, in no time or in a quarter of it.
 
     Raises:
-        CompileError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
+        RefusedError: the compiler refused it; the message has the arch, the configuration and the compiler's words.
+        CompileError: the same for want of files or memory; the source changed; or no launch has what the kernel needs.
     """
     target, ways = variant.target, rules(variant)
     plan: Specialisation = ways.specialise(variant)
@@ -127,7 +136,8 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
         text, metadata, known = _known[code]
         image = _stages(variant, plan).assemble(text, metadata) if known is None else known
     except Exception as error:  # the compiler raises many kinds
-        raise CompileError(
+        kind = CompileError if isinstance(error, OSError | MemoryError) else RefusedError
+        raise kind(
             f"{target.name}: {variant.name} does not compile ({variant.config_name}, options {options(variant)}, "
             f"from {variant.source}):\n{_words(error)}"
         ) from error
@@ -140,11 +150,6 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
             f"{target.name}: {variant.name} needs {metadata['profile_scratch_size']} B of profile scratch, which no "
             f"launch has; take the profiler's instructions out of it"
         )
-    if metadata["global_scratch_size"] and not isinstance(variant, Variant):
-        raise CompileError(
-            f"{target.name}: {variant.name} needs {metadata['global_scratch_size']} B of global scratch per block, "
-            "which a launch of a function does not have"
-        )
     registers, spill_bytes = resources(target, image, text, symbol, _ptxas(toolchain()[1]).with_name("cuobjdump"))
     ptx = text.encode() if target.ptx_version is not None else None
     kernel = ways.entry(
@@ -156,7 +161,7 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
         spill_bytes=spill_bytes,
         global_scratch_bytes=metadata["global_scratch_size"],
         profile_scratch_bytes=0,
-        **ways.read_of(variant, plan, text),
+        **ways.read_of(variant, plan, text, metadata),
         parameters=parameters(target, text, symbol, plan, metadata),
         image=linked_later(image),
         ptx=None if ptx is None else linked_later(ptx),
@@ -180,14 +185,18 @@ def _stages(variant: Buildable, plan: Specialisation) -> _Stages:
     prepare()
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
-    from triton.experimental.gluon import GluonASTSource
+
+    if plan.function.is_gluon():
+        from triton.experimental.gluon import GluonASTSource as Source
+    else:
+        Source = ASTSource
 
     target, arguments = variant.target, plan.function.arg_names
-    types = plan.types | {name: _descriptor_type(row) for name, row in plan.descriptors.items()}
+    types = plan.types | {name: rules(variant).descriptor_type(row) for name, row in plan.descriptors.items()}
     attributes = {(arguments.index(name),): [["tt.divisibility", number]] for name, number in plan.multiples.items()}
     for name in plan.buffers:
         attributes.setdefault((arguments.index(name),), []).append(["tt.pointer_range", 32])
-    source = (GluonASTSource if plan.function.is_gluon() else ASTSource)(
+    source = Source(
         fn=plan.function,
         signature={name: types.get(name, "constexpr") for name in arguments},
         constexprs=plan.constants,
@@ -210,11 +219,16 @@ def _lowered(variant: Buildable, plan: Specialisation) -> tuple[str, dict[str, A
     ir.load_dialects(context)
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(stages.options)
-    metadata = {**stages.options.__dict__, "target": backend.target}
-    text = stages.source.make_ir(backend.target, stages.options, functions, backend.get_module_map(), context)
+    none = dict.fromkeys(("global_scratch_size", "profile_scratch_size"), 0)  # of Triton 3.6 for AMD
+    metadata = {**none, **stages.options.__dict__, "target": backend.target}
+    with _without_prints() as left_out:
+        text = stages.source.make_ir(backend.target, stages.options, functions, backend.get_module_map(), context)
+    metadata["left_out"] = tuple(sorted(left_out))
     with _only_needed_passes(variant, plan), _transposing(variant):
-        for stage in stages.lower:
+        for number, stage in enumerate(stages.lower):
             text = stage(text, metadata)
+            if number == 0:
+                metadata |= rules(variant).seen_in(plan, text)
     return text, metadata
 
 
@@ -242,6 +256,30 @@ def _only_needed_passes(variant: Buildable, plan: Specialisation) -> Iterator[No
 
 
 @contextmanager
+def _without_prints() -> Iterator[set[str]]:
+    """Leave prints and assertions out of kernels; yield the names of those in the kernels that are compiled."""
+    from triton.language.semantic import TritonSemantic
+
+    found: set[str] = set()
+    before = {name: getattr(TritonSemantic, name) for name in LEFT_OUT}
+
+    def leave_out(name: str) -> Callable[..., None]:
+        def called(*_arguments: Any, **_named: Any) -> None:
+            if sys._getframe(1).f_code.co_name == name:  # noqa: SLF001 - else it is an assertion of Triton's own
+                found.add(name)
+
+        return called
+
+    for name in LEFT_OUT:
+        setattr(TritonSemantic, name, leave_out(name))
+    try:
+        yield found
+    finally:
+        for name, function in before.items():
+            setattr(TritonSemantic, name, function)
+
+
+@contextmanager
 def _transposing(variant: Buildable) -> Iterator[None]:
     """Compile a product for an arch of `_TRANSPOSING` with the pass of that name."""
     from triton import knobs
@@ -262,7 +300,7 @@ def _words(error: BaseException) -> str:
 
 def linked_later(data: bytes) -> Image:
     """Return the manifest entry of the image or PTX `data`, whose offset is not known yet."""
-    return Image(0, len(data), hashlib.sha256(data).hexdigest())
+    return Image(0, len(data), hashlib.sha256(data).hexdigest(), len(data), WHOLE)
 
 
 def isolate() -> None:
@@ -291,13 +329,3 @@ def prepare() -> None:
 
 def _ptxas(folder: Path) -> Path:
     return folder / "backends" / "nvidia" / "bin" / "ptxas"
-
-
-def _descriptor_type(row: Descriptor) -> str:
-    """Return Gluon's spelling of a tensor descriptor's type, with the layout of a box in shared memory."""
-    from triton.experimental.gluon.language import NVMMASharedLayout
-    from triton.language import str_to_ty
-
-    element = DTYPES[row.dtype].triton
-    layout = NVMMASharedLayout.get_default_for([1, *row.box], str_to_ty(element, None))
-    return f"tensordesc<{element}[1,{row.box[0]},{row.box[1]}],{layout!r}>"

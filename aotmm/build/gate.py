@@ -14,7 +14,7 @@ from aotmm.build.parameters import passed
 from aotmm.errors import ArtifactError
 from aotmm.kernels import Specialisation
 from aotmm.pack.binary import differences, guarded, read_image, read_ptx
-from aotmm.pack.schema import AnyKernel, Parameter
+from aotmm.pack.schema import WHOLE, AnyKernel, Parameter
 
 Gate = Callable[[Buildable, str, Compiled], list[str]]
 """Return how a compiled kernel differs from the variant with that key; an empty list if it does not."""
@@ -40,7 +40,8 @@ def mismatches(variant: Buildable, key: str, compiled: Compiled) -> list[str]:
         found.append(f"it has {kernel.threads} threads, not {variant.first_warps} warps or more")
     for name, entry, data in (("image", kernel.image, compiled.image), ("PTX", kernel.ptx, compiled.ptx)):
         expected = None if data is None else linked_later(data)
-        if expected != (entry and replace(entry, offset=0)):  # earlier offsets do not matter
+        # how an earlier pack stored it does not matter
+        if expected != (entry and replace(entry, offset=0, stored=entry.bytes, base=WHOLE)):
             found.append(f"its {name} is {entry}, not {expected}")
     found += _parameters(kernel, plan)
     return found or _files(variant, compiled)
@@ -55,7 +56,8 @@ def _parameters(kernel: AnyKernel, plan: Specialisation) -> list[str]:
             row.type,
             row.value,
             row.bytes,
-            row.descriptor and (row.descriptor.dtype, *row.descriptor.quantities, row.descriptor.guards),
+            row.descriptor
+            and (row.descriptor.dtype, *row.descriptor.quantities, row.descriptor.guards, len(row.descriptor.sizes)),
         )
         for row in passed(plan, kernel.global_scratch_bytes)
     ]
@@ -72,7 +74,7 @@ def _known(item: Parameter) -> tuple[object, ...]:
         item.type,
         item.value,
         item.bytes,
-        row and (row.dtype, row.inner, row.outer, row.batch, row.stride, row.batch_stride, row.guards),
+        row and (row.dtype, row.inner, row.outer, row.batch, row.stride, row.batch_stride, row.guards, row.rank),
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aotmm.errors import CompileError
 from aotmm.kernels import Descriptor, Specialisation
 from aotmm.pack.schema import Parameter, TensorMap
+from aotmm.problem import DTYPES
 from aotmm.target import Target
 
 _PTX_INSTRUCTION = r"\b(wgmma|mma)\.(?:mma_async\.)?sync\.aligned\.m\d+n\d+k(\d+)"
@@ -32,7 +34,7 @@ def parameters(
     Raises:
         CompileError: the two do not fit: this Triton passes a parameter that aotmm does not know.
     """
-    transfers = iter(metadata.get("tensordesc_meta") or ())  # of every tensor descriptor, in order
+    transfers = iter(metadata.get("tensordesc_meta") or ())  # of every tensor map, in order
     expected = passed(plan, metadata["global_scratch_size"])
     slots = _ptx_slots(text, symbol) if target.backend == "cuda" else _amd_slots(text)
     if [size for _, size in slots] != [row.bytes for row in expected]:
@@ -78,19 +80,36 @@ def passed(plan: Specialisation, global_scratch_bytes: int) -> list[Passed]:
             expected.append(Passed(name, plan.types[name], name))
         elif name in plan.descriptors:
             row = plan.descriptors[name]
-            expected.append(Passed(name, "tensordesc", row.value, row))
+            expected += _descriptor(name, row)
             expected += [Passed(f"{name}.{size}", "i32", size) for size in row.sizes]
             expected += [Passed(f"{name}.{stride}", "i64", stride) for stride in row.strides]
     scratch = {"global_scratch": global_scratch_bytes}
     return expected + [Passed(name, "*i8", name if scratch.get(name) else "zero") for name in SCRATCH]
 
 
+def _descriptor(name: str, row: Descriptor) -> list[Passed]:
+    """Return what stands for a tensor descriptor itself; its sizes and strides follow it.
+
+    Without tensor maps these are its address, sizes and strides, and whether it pads with NaN and rounds to tf32.
+    """
+    if row.mapped:
+        return [Passed(name, "tensordesc", row.value, row)]
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    flags = {field.name for field in fields(TensorDescriptor)} & {"padding", "round_f32_to_tf32"}  # by Triton's version
+    return [
+        Passed(name, f"*{DTYPES[row.dtype].triton}", row.value),
+        *(Passed(f"{name}.{value}", "i64", value) for value in (*row.sizes, *row.strides)),
+        *(Passed(f"{name}.{flag}", "i1", "zero") for flag in sorted(flags)),
+    ]
+
+
 def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
     """Return the tensor map of a descriptor, with the compiler's box of one transfer; a wide box takes several."""
-    _, box_outer, box_inner = transfer["block_size"]
+    *_, box_outer, box_inner = transfer["block_size"]
     outer = row.outer or box_outer
     swizzle = transfer["swizzle"]
-    return TensorMap(row.dtype, *row.quantities, box_inner, outer, swizzle, row.guards)
+    return TensorMap(row.dtype, *row.quantities, box_inner, outer, swizzle, row.guards, rank=len(row.sizes))
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import aotmm.kernels
 from aotmm.build.parameters import instruction
-from aotmm.kernels import Specialisation, Variant, module_name, module_of
+from aotmm.kernels import Descriptor, Specialisation, Variant, module_name, module_of
 from aotmm.pack.schema import Attribute, Config, Guard, Kernel, Order
 from aotmm.problem import DTYPES
 
@@ -117,6 +117,16 @@ def options(variant: Variant) -> dict[str, Any]:
     return chosen
 
 
+def descriptor_type(row: Descriptor) -> str:
+    """Return Gluon's spelling of a tensor descriptor's type, with the layout of a box in shared memory."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.language import str_to_ty
+
+    element = DTYPES[row.dtype].triton
+    layout = NVMMASharedLayout.get_default_for([1, *row.box], str_to_ty(element, None))
+    return f"tensordesc<{element}[1,{row.box[0]},{row.box[1]}],{layout!r}>"
+
+
 def said_of(variant: Variant) -> dict[str, Any]:
     """Return the fields of a kernel's manifest entry that are known before it is compiled."""
     return {name: getattr(variant, name) for name in _SAID}
@@ -135,7 +145,12 @@ def planned_of(variant: Variant, plan: Specialisation) -> dict[str, Any]:
     }
 
 
-def read_of(variant: Variant, plan: Specialisation, text: str) -> dict[str, Any]:
+def seen_in(_plan: Specialisation, _module: Any) -> dict[str, Any]:
+    """Return no fact of the first stage's module."""
+    return {}
+
+
+def read_of(variant: Variant, plan: Specialisation, text: str, _metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a kernel's manifest entry that follow from the compiler's text."""
     return {"order": _order_of(variant, plan, *instruction(variant.target, text))}
 
@@ -147,7 +162,7 @@ def read_again(variant: Variant, plan: Specialisation, kernel: Kernel) -> dict[s
 
 def _order_of(variant: Variant, plan: Specialisation, instruction: str, k: int) -> Order:
     """Return the order of a kernel's sums, whose instructions multiply `k` steps of K at once."""
-    if variant.role not in ("product", "partial"):
+    if variant.role in ("reduce", "copy"):
         return Order("none")
     if "." in variant.family:
         return Order("unknown")
@@ -191,7 +206,8 @@ def twin_of(variant: Variant) -> Variant | None:
 
 def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     """Return the guards that selection checks before a launch: exactly the specialisation's assumptions."""
-    found = [Guard(name, "equals", value) for name, value in plan.constants.items() if name in plan.quantities]
+    fixed = {name: value for name, value in plan.constants.items() if name in plan.quantities and value is not None}
+    found = [Guard(name, "equals", value) for name, value in fixed.items()]
     found += [Guard(name, "multiple_of", number) for name, number in plan.multiples.items()]
     if variant.dtype_a == "tf32":
         found.append(Guard("allow_tf32", "equals", 1))
@@ -199,7 +215,7 @@ def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     found += [
         Guard(name, "below", I32_LIMIT)
         for name, type_ in plan.types.items()
-        if type_ == "i32" and name not in ("split", "group_m")  # plans have small ones
+        if type_ == "i32" and name not in ("split", "group_m", "block_columns")  # these are small
     ]
     return tuple(found)
 

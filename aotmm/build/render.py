@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -12,12 +13,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aotmm import __version__
 from aotmm.build.compile import Compiled
-from aotmm.build.own import TRAILING, grid_values
-from aotmm.kernels import MOST_BLOCKS
+from aotmm.build.own.choices import TRAILING, grid_values
+from aotmm.kernels import BLOCK_SCALED, MOST_BLOCKS
+from aotmm.pack.edits import edits
 from aotmm.pack.files import data_folder
 from aotmm.pack.grid import in_c
 from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
-from aotmm.pack.schema import AnyKernel, Guard, Image, Kernel, OwnKernel, Parameter, TensorMap, occupancy
+from aotmm.pack.schema import WHOLE, AnyKernel, Guard, Image, Kernel, OwnKernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
     HIDDEN,
@@ -43,15 +45,19 @@ from aotmm.problem import (
     ACTIVATIONS,
     ATTRIBUTES,
     AUTOTUNE,
+    BLOCK_SCALE_K,
     CONSTEXPR,
+    DESCRIPTOR,
     DEVICE_NAME_BYTES,
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
     FLOAT_TYPES,
+    GROUPED,
     GROUPS,
     LAYOUTS,
     LONGEST_K,
+    MAX_SIZES,
     NEIGHBOURS,
     POINTER_CODES,
     PRODUCT_QUANTITIES,
@@ -80,6 +86,7 @@ _TAKEN = frozenset(
     try typedef typeid typename union unsigned using virtual void volatile while xor grid device stream values
     """.split()  # noqa: SIM905 - sixty quotes less
 )
+_OF_OWN_TABLE: dict[str, Any] = {"pointer_codes": POINTER_CODES, "most_sizes": MAX_SIZES}
 _GuardTest = tuple[int, str, int, int, int]  # number of the list of quantities, and `_guard_test`
 _GuardList = tuple[int, tuple[Guard, ...]]  # likewise
 
@@ -99,6 +106,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             epilogues=EPILOGUES,
             least_epilogues=[EPILOGUES.index(name) for name in ACTIVATIONS.values()],
             roles=ROLES,
+            grouped=GROUPED,
             layouts=LAYOUTS,
             quantities={role: QUANTITIES[role] for role in ("product", "copy")},
             stated=PRODUCT_QUANTITIES[:STATED_QUANTITIES],
@@ -125,6 +133,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             sums=SUMS,
             most_blocks=MOST_BLOCKS,
             usable=USABLE,
+            block_scale_k=BLOCK_SCALE_K,
         )
     )
 
@@ -133,26 +142,34 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Any, ...], bytes]:
     """Return the kernels with the offsets of their images in one block of bytes, and that block.
 
     Those that resemble each other stand side by side, and PTX behind all images: wheels, which find what is repeated
-    within 32 KB, are a tenth smaller.
+    within 32 KB, are a tenth smaller. Of kernels that differ in types of one size, code of all but the first is stored
+    as edits of that one's, where it then takes less than half.
     """
     items = list(compiled)
     block = bytearray()
-    offsets: dict[str, int] = {}  # one image serves all shapes of a cluster
+    added: dict[str, Image] = {}  # one image serves all shapes of a cluster
+    bases: dict[tuple[str, ...], tuple[int, bytes]] = {}
 
-    def add(image: Image, data: bytes) -> None:
-        if image.sha256 not in offsets:
-            offsets[image.sha256] = len(block)
-            block.extend(data.ljust(room(len(data)), b"\0"))
+    def add(image: Image, data: bytes, kind: tuple[str, ...]) -> None:
+        if image.sha256 in added:
+            return
+        offset, base = bases.setdefault(kind, (len(block), data))
+        stored = data if base is data else edits(base, data)
+        if 2 * len(stored) > len(data):
+            stored = data
+        whole = stored is data
+        added[image.sha256] = replace(image, offset=len(block), stored=len(stored), base=WHOLE if whole else offset)
+        block.extend(stored.ljust(room(len(stored)), b"\0"))
 
     def placed(image: Image) -> Image:
-        return replace(image, offset=offsets[image.sha256])
+        return added[image.sha256]
 
     alike = sorted(items, key=_likeness)
     for item in alike:
-        add(item.kernel.image, item.image)
+        add(item.kernel.image, item.image, ("image", *_twins(item)))
     for item in alike:
         if item.kernel.ptx is not None and item.ptx is not None:
-            add(item.kernel.ptx, item.ptx)
+            add(item.kernel.ptx, item.ptx, ("ptx", *_twins(item)))
     kernels = (
         replace(kernel, image=placed(kernel.image), ptx=kernel.ptx and placed(kernel.ptx))
         for kernel in (item.kernel for item in items)
@@ -163,11 +180,18 @@ def arranged(compiled: Iterable[Compiled]) -> tuple[tuple[Any, ...], bytes]:
 def _likeness(item: Compiled) -> tuple[str, ...]:
     """Return what orders kernels so that the code of neighbours is alike: a bf16 kernel follows its twin in fp16."""
     kernel = item.kernel
+    types = (kernel.dtype_c, kernel.dtype_b, kernel.dtype_a) if isinstance(kernel, Kernel) else ()
+    return *_twins(item), *types
+
+
+def _twins(item: Compiled) -> tuple[str, ...]:
+    """Return what kernels have in common that differ in types of one size: fp16 and bf16, both kinds of fp8."""
+    kernel = item.kernel
     if not isinstance(kernel, Kernel):
         return (kernel.name,)
     types = kernel.dtype_a, kernel.dtype_b, kernel.dtype_c
-    a, b, c = (name.replace("bf16", "fp16") for name in types)
-    return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c, *types[::-1]
+    a, b, c = (name.replace("bf16", "fp16").replace("fp8e5", "fp8e4") for name in types)
+    return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c
 
 
 def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
@@ -270,11 +294,21 @@ def own_source(target: Target, kernels: tuple[OwnKernel, ...]) -> str:
     shared, grids = _shared(target, kernels), []
     for row, kernel in zip(shared["rows"], kernels, strict=True):
         known = grid_values(kernel.arguments, kernel.quantities)
-        row |= {"persistent": False, "pdl": False, "cluster": (1, 1)}
+        chosen = {option.name: option.value for option in kernel.options}
+        row |= {
+            "persistent": False,
+            "pdl": bool(chosen.get("launch_pdl")),
+            "cluster": (chosen.get("num_ctas", 1), 1),
+        }
         grids.append(tuple(in_c(expression, known) for expression in kernel.grid))
     unique = [grid for grid in dict.fromkeys(grids) if grid]
     shared |= {"grids": unique, "grid_numbers": [unique.index(grid) if grid else None for grid in grids]}
     return _environment().get_template("own.c.jinja").render(**shared, functions=_functions(kernels))
+
+
+def own_table() -> str:
+    """Return own_table.h: the part of `own_header` that is the same for all packs."""
+    return _environment().get_template("own_table.h.jinja").render(**_OF_OWN_TABLE)
 
 
 def own_header(target: Target, kernels: tuple[OwnKernel, ...]) -> str:
@@ -289,7 +323,7 @@ def own_header(target: Target, kernels: tuple[OwnKernel, ...]) -> str:
             relations=RELATIONS,
             name_bytes=DEVICE_NAME_BYTES,
             most_blocks=MOST_BLOCKS,
-            pointer_codes=POINTER_CODES,
+            **_OF_OWN_TABLE,
             functions=_functions(kernels),
         )
     )
@@ -308,6 +342,7 @@ def _functions(kernels: Sequence[OwnKernel]) -> list[dict[str, Any]]:
                 "first": numbers[0],
                 "count": len(numbers),
                 "value_count": len(members[0].quantities) - len(TRAILING),
+                "sizes": [members[0].quantities.index(size) for size in members[0].sizes],
                 "grid": members[0].grid,
                 **_c_arguments(members),
             }
@@ -320,7 +355,7 @@ def _c_arguments(members: Sequence[OwnKernel]) -> dict[str, Any]:
     arguments, comments, values, open_ = [], [], [], 0
     of_name = {row.name: row for row in members[0].arguments}
     for number, name in enumerate(members[0].quantities[: -len(TRAILING)]):
-        argument, _, is_type = name.partition(".")
+        argument, _, part = name.partition(".")
         types = dict.fromkeys(row.type for kernel in members for row in kernel.arguments if row.name == argument)
         choice = {
             guard.operand: next((row.value for row in kernel.arguments if row.name == argument), "")
@@ -328,9 +363,11 @@ def _c_arguments(members: Sequence[OwnKernel]) -> dict[str, Any]:
             for guard in kernel.guards
             if (guard.value, guard.relation) == (name, "equals")
         }
-        c_name = _c_name(f"{argument}_type" if is_type else argument)
-        if is_type:
+        c_name = _c_name(f"{argument}_{part}" if part else argument)
+        if part == "type":
             comments.append(f"{c_name}: {', '.join(_c_type(type_) for type_ in types)}")
+        elif part:  # a size or a stride of a descriptor
+            comments.append(f"{c_name}: elements")
         elif name not in of_name or of_name[name].type == AUTOTUNE:  # the order of kernels decides
             open_ |= 1 << number
             values.append("0")
@@ -341,10 +378,10 @@ def _c_arguments(members: Sequence[OwnKernel]) -> dict[str, Any]:
         else:
             comments.append(f"{c_name}: {', '.join(types)}")
         first = next(iter(types), "")
-        if not is_type and first in POINTER_CODES:
+        if not part and (first in POINTER_CODES or first.startswith(DESCRIPTOR)):
             arguments.append(f"const void *{c_name}")
             values.append(f"(int64_t)(intptr_t){c_name}")
-        elif not is_type and first in FLOAT_TYPES:
+        elif not part and first in FLOAT_TYPES:
             arguments.append(f"{'float' if first == 'fp32' else 'double'} {c_name}")
             values.append(f"aotmm_bits_{first}({c_name})")
         else:
@@ -367,12 +404,16 @@ def _tuning(kernels: tuple[Kernel, ...], target: Target, table: Table | None) ->
     """Return a row of aotmm_built_tunings: a table, or the estimates of a pack without one."""
     found = tuning(table, kernels, target)
     of = nominal(target) if table is None else table
+    rows = list(dict.fromkeys(found.corrections))
+    numbers = {row: number for number, row in enumerate(rows)}
     return {
         "device": of.device,
         "facts": [of.multiprocessors, 0, of.clock_mhz, of.memory_gbps, 0 if table is None else table.l2_bytes],
         "network": None if table is None else table.network,
         "place_count": 2 << max(0, len(found.shapes) - 1).bit_length(),
         **{field.name: getattr(found, field.name) for field in fields(found)},
+        "corrections": [numbers[row] for row in found.corrections],
+        "correction_rows": rows,
     }
 
 
@@ -436,17 +477,24 @@ def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
     reduces = _numbers(kernels, "reduce", lambda k: (_storage(k.dtype_c),))
     sums = {out: {kernels[number].dtype_a for number in numbers} for out, numbers in reduces.items()}
     copies = _numbers(kernels, "copy", lambda k: (DTYPES[k.dtype_a].bytes,))
-    mains = _numbers(kernels, "product", lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c)))
+    mains = {
+        (f"AOTMM_GROUPED_{grouped}".upper(), *storage): numbers
+        for grouped, role in GROUPED.items()
+        for storage, numbers in _numbers(
+            kernels, role, lambda k: (_storage(k.dtype_a), _storage(k.dtype_b), _storage(k.dtype_c))
+        ).items()
+    }
     for number, kernel in enumerate(kernels):
         for out in reduces:
             if kernel.role == "partial" and kernel.dtype_c in sums[out]:
-                mains.setdefault((_storage(kernel.dtype_a), _storage(kernel.dtype_b), *out), []).append(number)
+                key = "AOTMM_GROUPED_NONE", _storage(kernel.dtype_a), _storage(kernel.dtype_b), *out
+                mains.setdefault(key, []).append(number)
     entries = []
     for key in sorted(mains, key=str):
         first = len(made.alikes)
         _add_mains(kernels, mains[key], made)
         entries.append((key, first, len(made.alikes) - first))
-    made.groups.append({"name": "mains", "dimensions": (types,) * 3, "entries": entries})
+    made.groups.append({"name": "mains", "dimensions": ("AOTMM_GROUPED_COUNT", *(types,) * 3), "entries": entries})
     for name, size, helpers in (("reduces", types, reduces), ("copies", widths, copies)):
         entries = []
         for key in sorted(helpers, key=str):
@@ -461,9 +509,8 @@ def _order(kernel: Kernel) -> str:
     return f"unknown, {kernel.config_name}" if kernel.order.instruction == "unknown" else str(kernel.order)
 
 
-_Class = tuple[
-    tuple[str, ...], str, int, int
-]  # types in memory, epilogue; whether tf32 or fast sums are allowed, scales
+# Types in memory, epilogue; whether tf32 or fast sums are allowed; the kind of scales, as core.h has it.
+_Class = tuple[tuple[str, ...], str, int, str]
 
 
 def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
@@ -483,15 +530,21 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
         if kernel.role != "product" or kernel.order.instruction == "exact":
             continue
         able = EPILOGUES[: EPILOGUES.index(kernel.epilogue) + 1]
-        unscaled = Guard("scale_a_ptr", "equals", 0) in kernel.guards
-        for epilogue, relaxed, scaled in itertools.product(able, (0, 1), (0, 1)):
-            if special <= relaxed and unscaled + scaled <= 1:
-                orders = found.setdefault((types, epilogue, relaxed, scaled), {})
+        for epilogue, relaxed, scales in itertools.product(able, (0, 1), _scales(kernel)):
+            if special <= relaxed:
+                orders = found.setdefault((types, epilogue, relaxed, scales), {})
                 any_operands, *_, count = orders.get(order, (False, 0))
                 any_operands |= not any((g.value, g.relation) in _OF_SIZES for g in kernel.guards)
                 orders[order] = any_operands, special, kernel.order.promoted or math.inf, count + 1
     chosen = {key: max(orders, key=lambda order: (*orders[order], order)) for key, orders in found.items()}
     return {key: (order, int((key[0][:2], order) in summed)) for key, order in chosen.items()}
+
+
+def _scales(kernel: Kernel) -> tuple[str, ...]:
+    """Return the kinds of scales that a kernel takes, by its guards."""
+    if BLOCK_SCALED in kernel.guards:
+        return ("BLOCK_SCALES",)
+    return ("NO_SCALES",) if Guard("scale_a_ptr", "equals", 0) in kernel.guards else ("NO_SCALES", "SCALES")
 
 
 def _storage(dtype: str) -> str:
@@ -548,4 +601,12 @@ def _environment() -> Environment:
         autoescape=False,  # noqa: S701 - the output is C
     )
     environment.filters["c"] = lambda name: name.replace(".", "__")  # of a quantity
+    environment.filters["floats"] = lambda numbers: ", ".join(map(_float, numbers))
     return environment
+
+
+def _float(number: float) -> str:
+    """Return the shortest text of those with 6 to 9 digits that C reads as the float nearest to `number`."""
+    (nearest,) = struct.unpack("f", struct.pack("f", number))
+    texts = [f"{nearest:.{digits}g}" for digits in range(6, 10)]  # nine digits tell any float from its neighbours
+    return next((text for text in texts if struct.pack("f", float(text)) == struct.pack("f", nearest)), texts[-1])

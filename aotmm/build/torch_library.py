@@ -16,7 +16,10 @@ from aotmm.target import host
 NATIVE = link.NATIVE
 LIBRARY = NATIVE / "libaotmm_torch.so"
 DIRECT_CALL = NATIVE / "_direct_call.abi3.so"
-SOURCES = ("arithmetic.h", "torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c", "direct_call.c")
+SOURCES = (
+    *("arithmetic.h", "torch_ops.h", "torch_ops.c", "torch_memory.c", "override.c"),
+    *("limited_api.h", "function_call.h", "direct_call.c", "function_call.c"),
+)
 
 
 def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
@@ -29,12 +32,15 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
         CompileError: the C compiler failed. PackError: a library cannot be written.
     """
     command, name = link.compiler(machine)
-    header = render.header()
-    digest = hashlib.sha256(f"{name}\0{host(machine)}\0{link.FLAGS}\0{header}\0".encode())
+    headers = {"launcher.h": render.header(), "own_table.h": render.own_table()}
+    digest = hashlib.sha256(f"{name}\0{host(machine)}\0{link.FLAGS}\0{headers}\0".encode())
     for source in SOURCES:
         digest.update((NATIVE / source).read_bytes() + b"\0")
     key = digest.hexdigest()
-    sources_of = {LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"), DIRECT_CALL: ("direct_call.c",)}
+    sources_of = {
+        LIBRARY: ("torch_ops.c", "torch_memory.c", "override.c"),
+        DIRECT_CALL: ("direct_call.c", "function_call.c"),
+    }
     libraries = {(folder or path.parent) / path.name: sources for path, sources in sources_of.items()}
     if all(library.exists() and key.encode() in library.read_bytes() for library in libraries):
         return False
@@ -44,7 +50,8 @@ def link_torch_library(folder: Path | None = None, machine: str = "") -> bool:
         try:
             with tempfile.TemporaryDirectory(prefix=".torch-", dir=library.parent) as place:
                 work = Path(place)
-                (work / "launcher.h").write_text(header)
+                for file, text in headers.items():
+                    (work / file).write_text(text)
                 output = work / library.name
                 paths = [str(NATIVE / source) for source in sources]
                 link.link([*command, *flags, "-I.", f"-I{NATIVE}", *paths, "-ldl"], output, work, machine)

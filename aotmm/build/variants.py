@@ -12,9 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
-from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, MOST_COLUMNS, NUMBERS, WARP, Family, Variant, module_of
+from aotmm.kernels import (
+    BLOCK_SCALES,
+    LINE_BYTES,
+    MOST_BLOCKS,
+    MOST_COLUMNS,
+    NUMBERS,
+    WARP,
+    WARP_SPECIALISED,
+    Family,
+    Variant,
+    module_of,
+)
 from aotmm.pack.schema import Config
-from aotmm.problem import DTYPES, EPILOGUES, INPUTS, LAYOUTS, OUTPUTS, input_types
+from aotmm.problem import BLOCK_SCALE_K, DTYPES, EPILOGUES, GROUPED, INPUTS, LAYOUTS, OUTPUTS, input_types
 from aotmm.target import TARGETS, Target
 
 if sys.version_info >= (3, 11):
@@ -62,17 +73,27 @@ _FMA = NUMBERS | {
     "num_stages": tuple(range(2, 9)),
     "num_warps": (1, 2, 4, 8),
 }
+_MULTISTAGE = _FMA | {"block_m": (64, 128, 256), "block_n": (64, 128, 256), "num_warps": (4, 8)}
 _NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
-    "tile": Family(),
+    "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k")),
     "fma": Family(_FMA, _NVIDIA, ("fp32",), sums=range(16, 129)),
-    "cooperative": Family(_WGMMA, ("sm90",), _WGMMA_DTYPES, warpgroups="block_m", width="block_n", any_rows=False),
+    "multistage": Family(_MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows=False, sums=range(16, 129)),
+    "cooperative": Family(
+        _WGMMA,
+        ("sm90",),
+        _WGMMA_DTYPES,
+        warpgroups="block_m",
+        width="block_n",
+        roles=("product", "partial", "grouped_m"),
+        any_rows=False,
+    ),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,)},
         ("sm90",),
         _WGMMA_DTYPES,
         width="block_n",
-        roles=("product",),
+        roles=("product", "grouped_m"),
         any_rows=False,
     ),
     "swapped": Family(
@@ -81,6 +102,7 @@ FAMILIES = {
         _WGMMA_DTYPES,
         warpgroups="block_n",
         width="block_m",
+        roles=("product", "partial", "grouped_m"),
         any_rows=False,
     ),
 }
@@ -93,7 +115,9 @@ class Entry:
     Attributes:
         dtypes: the only types that it is for; empty for every type that is built.
         outputs: output types; empty means each input type's default.
-        split: its kernels give partial sums of a slice of K.
+        role: of its kernels: "product"; "partial" for sums of slices of K; "grouped_m" and "grouped_k" for products
+            that are grouped along M or K.
+        block_scales: block scales of B that its kernels take, "" for none.
     """
 
     family: str
@@ -106,8 +130,14 @@ class Entry:
     outputs: tuple[str, ...]
     aligned: bool
     fast_accum: bool
-    split: bool
+    role: str
+    block_scales: str
     source: str
+
+    @property
+    def split(self) -> bool:
+        """Return whether its kernels give partial sums."""
+        return self.role == "partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +203,7 @@ def variants(chosen: ConfigSet, target: Target, dtypes: tuple[str, ...] = ()) ->
             raise SpecError(f"dtype {name!r} does not exist on {target.name}; it has: {', '.join(target.dtypes)}")
     wanted = dtypes or tuple(name for name in chosen.dtypes if name in target.dtypes)
     own = [variant for entry in chosen.entries for variant in _expand(entry, target, wanted)]
-    split = any(variant.role == "partial" for variant in own)
-    generic = _generic_entries(chosen, split=split)
+    generic = _generic_entries(chosen, own)
     products = own + [variant for entry in generic for variant in _expand(entry, target, wanted)]
     found = {variant.name: variant for variant in (*products, *_helpers(products, target))}
     return [found[name] for name in sorted(found)]
@@ -191,7 +220,7 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
         default = DTYPES[a].output
         integer = default not in OUTPUTS  # has one output type and no epilogue
         outputs = (default,) if integer or not entry.outputs else entry.outputs
-        if "any" in entry.layouts and not integer and not entry.split:
+        if "any" in entry.layouts and not integer and entry.role != "partial":
             outputs = tuple(sorted({default, *outputs}))
         epilogues = ("none",) if integer else entry.epilogues
         for output, layout, epilogue in itertools.product(outputs, entry.layouts, epilogues):
@@ -207,7 +236,8 @@ def _expand(entry: Entry, target: Target, wanted: tuple[str, ...]) -> Iterator[V
                 fast_accum=entry.fast_accum,
                 config=_config(entry.numbers, target),
                 source=entry.source,
-                role="partial" if entry.split else "product",
+                role=entry.role,
+                block_scales=entry.block_scales,
             )
 
 
@@ -222,7 +252,8 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
     """
     table = tomllib.loads((FOLDER / "helpers.toml").read_text())
     generic = [variant for variant in products if variant.layout == "any" and variant.role == "product"]
-    special = [variant for variant in products if variant.layout != "any" and variant.aligned]
+    roles = ("product", "partial")  # operands of grouped products are not copied
+    special = [variant for variant in products if variant.layout != "any" and variant.aligned and variant.role in roles]
     summed = {variant.dtype_c for variant in products if variant.role == "partial"}
     sums = sorted({(_sums(v), v.dtype_c, v.epilogue) for v in generic if _sums(v) in summed})
     moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product"}
@@ -255,11 +286,12 @@ def _sums(variant: Variant) -> str:
     return "fp32" if variant.dtype_c in OUTPUTS else variant.dtype_c
 
 
-def _generic_entries(chosen: ConfigSet, *, split: bool) -> list[Entry]:
+def _generic_entries(chosen: ConfigSet, own: list[Variant]) -> list[Entry]:
     """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue.
 
-    Args:
-        split: whether there are generic kernels that split K, too.
+    If the set's `own` variants split K, there are generic ones that do so, too. If some are grouped, there are generic
+    ones of their types, for results of the default type, and of fp32 if the set has them. Types of which some have
+    block scales get generic ones with these, too.
     """
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
@@ -271,15 +303,40 @@ def _generic_entries(chosen: ConfigSet, *, split: bool) -> list[Entry]:
         )
         for row in table["config"]
     ]
-    if split:
-        found += [dataclasses.replace(each, split=True, epilogues=("none",), outputs=("fp32",)) for each in found]
+    scaled = {(variant.dtype_a, variant.dtype_b) for variant in own if variant.block_scales}
+    in_blocks = tuple(name for name in INPUTS if input_types(name) in scaled)
+    found += [
+        dataclasses.replace(each, dtypes=dtypes, block_scales="any")
+        for each in found
+        if (dtypes := tuple(name for name in in_blocks if not each.dtypes or name in each.dtypes))
+    ]
+    found += [
+        changed
+        for role in dict.fromkeys(variant.role for variant in own if variant.role != "product")
+        for each in found
+        if (changed := _generic_of(role, each, [variant for variant in own if variant.role == role]))
+    ]
     return found
+
+
+def _generic_of(role: str, entry: Entry, own: list[Variant]) -> Entry | None:
+    """Return the generic entry of another role than "product", of which the set's `own` variants are; None for none."""
+    if role != "grouped_m":
+        entry = dataclasses.replace(entry, epilogues=("none",))
+    if role == "partial":
+        return dataclasses.replace(entry, role=role, outputs=("fp32",))
+    if entry.block_scales:
+        return None
+    dtypes = sorted({variant.dtype_a for variant in own if not entry.dtypes or variant.dtype_a in entry.dtypes})
+    outputs = tuple(name for name in entry.outputs if name == "fp32")
+    return dataclasses.replace(entry, role=role, dtypes=tuple(dtypes), outputs=outputs) if dtypes else None
 
 
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
     if not isinstance(row, dict):
         raise SpecError(f"{where}: expected a table, found {row!r}")
-    _known(row, {*_LISTS, *NUMBERS, "source", "backend", "family", "aligned", "fast_accum", "split"}, where)
+    flags = {"aligned", "fast_accum", "split"}
+    _known(row, {*_LISTS, *NUMBERS, *flags, "source", "backend", "family", "grouped", "block_scales"}, where)
     name = row.get("family", "tile")
     family = _family(name, where)
     numbers = _numbers(row, family, where)
@@ -301,13 +358,37 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
         outputs=_choices(row, "outputs", where, default=()),
         aligned=_flag(row, "aligned", where, default=True),
         fast_accum=_flag(row, "fast_accum", where, default=False),
-        split=_flag(row, "split", where, default=False),
+        role=_role(row, where),
+        block_scales=_choice(row.get("block_scales", ""), "block_scales", ("", *BLOCK_SCALES), where),
         source=text,
     )
     if entry.fast_accum and not (entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes)):
         raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
+    _check_block_scales(entry, where)
     _check_family(entry, family, where)
-    return _split(entry, family, row, where) if entry.split else entry
+    return entry if entry.role == "product" else _with_role(entry, family, row, where)
+
+
+def _check_block_scales(entry: Entry, where: str) -> None:
+    """Refuse an entry with block scales whose kernels do not move their sums at every block of K.
+
+    Raises:
+        SpecError: with what it needs.
+    """
+    if not entry.block_scales:
+        return
+    hopper = entry.family in WARP_SPECIALISED
+    steps = (BLOCK_SCALE_K,) if hopper else tuple(size for size in NUMBERS["block_k"] if size <= BLOCK_SCALE_K)
+    needs = {
+        "family = tile, or one for Hopper": hopper or entry.family == "tile",
+        "dtypes, of fp8 alone": entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes),
+        "no fast_accum": not entry.fast_accum,
+        "no groups": entry.role in ("product", "partial"),
+        f"block_k = {' or '.join(map(str, steps))}": entry.numbers["block_k"] in steps,
+        'block_scales = "any", which is what family tile has': hopper or entry.block_scales == "any",
+    }
+    if lacking := [need for need, met in needs.items() if not met]:
+        raise SpecError(f"{where}: block_scales = {entry.block_scales!r}: the entry needs {'; '.join(lacking)}")
 
 
 def _family(name: Any, where: str) -> Family:
@@ -408,15 +489,31 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
         )
 
 
-def _split(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Entry:
-    """Return an entry of partial sums: fp32, of int8 int32, and before the epilogue.
+def _role(row: dict[str, Any], where: str) -> str:
+    """Return the role of an entry's kernels. Raises SpecError for one that is both split and grouped."""
+    split = _flag(row, "split", where, default=False)
+    grouped = _choice(row.get("grouped", "none"), "grouped", tuple(GROUPED), where)
+    if split and grouped != "none":
+        raise SpecError(f"{where}: grouped products do not split K; leave out split or grouped")
+    return "partial" if split else GROUPED[grouped]
+
+
+def _with_role(entry: Entry, family: Family, row: dict[str, Any], where: str) -> Entry:
+    """Return an entry of a role beside "product". Partial sums are fp32, of int8 int32, and before the epilogue.
 
     Raises:
-        SpecError: its family has none, or the entry sets other types or an epilogue.
+        SpecError: its family does not have the role, or the entry sets what the role does not have.
     """
-    if "partial" not in family.roles:
-        able = ", ".join(name for name, other in FAMILIES.items() if "partial" in other.roles)
-        raise SpecError(f"{where}: family {entry.family} does not split K; families that do: {able}")
+    does = "split K" if entry.role == "partial" else f"multiply groups of {entry.role[-1].upper()}"
+    if entry.role not in family.roles:
+        able = ", ".join(name for name, other in FAMILIES.items() if entry.role in other.roles)
+        raise SpecError(f"{where}: family {entry.family} does not {does}; families that do: {able}")
+    if entry.role == "grouped_m":
+        return entry
+    if entry.role == "grouped_k" and "epilogues" in row:
+        raise SpecError(f'{where}: epilogues has no meaning with grouped = "K": sums of groups of K have no epilogue')
+    if entry.role == "grouped_k":
+        return dataclasses.replace(entry, epilogues=("none",))
     for key in ("epilogues", "outputs"):
         if key in row:
             raise SpecError(f"{where}: {key} has no meaning with split: partial sums have one type and no epilogue")

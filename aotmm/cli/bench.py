@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    show_default="bench-results; random and ampere: a folder in it, named by the seed",
+    show_default="bench-results; random, invariant, grouped and ampere: a folder in it, named by the seed",
     help="Folder for results.json, tables and plots; a run that it has results of is continued.",
 )
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
@@ -85,9 +85,12 @@ def bench(
 
     WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs); by default all. models
-    runs whole models in the override, and needs the models extra. invariant measures the price of batch_invariant. Both
-    are never among all.
+    runs whole models in the override, and needs the models extra. own measures launches of the functions in
+    examples/own against the driver and Triton's JIT. Both are never among all.
     random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
+    invariant, alone, measures the price of batch_invariant on layers that are drawn now.
+    grouped, alone, measures grouped products of expert layers that are drawn now, of the models in
+    aotmm/timing/experts.json, against torch's grouped_mm, and the choice of their kernels.
     ampere, alone, measures the pack for sm80 on a newer GPU, through its PTX, against CUTLASS' kernels for Ampere.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, int_mm, unfused, addmm, tutorial, cutlass. Every product is checked
@@ -95,7 +98,8 @@ def bench(
     """
     of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
     of_products = (*of_sweeps, "providers", *of_random)
-    drawn, ampere, builds = what == ("random",), what == ("ampere",), what == ("build_scaling",)
+    drawn, builds = what == ("random",), what == ("build_scaling",)
+    seeded = drawn or what in (("invariant",), ("grouped",), ("ampere",))
     refuse_ignored(
         ("with --render", bool(rendered), ("what", *of_products, "overhead", "ablation")),
         ("with --render", len(rendered) == 1, ("out",)),
@@ -103,8 +107,8 @@ def bench(
         ("with --overhead", overhead, ("what", *of_products)),
         ("on build_scaling", builds, ("out", *of_products)),
         ("on random", drawn, of_sweeps),
-        ("on ampere", ampere, (*of_sweeps, "providers", "classes", "regret", "table")),
-        ("on anything but random", not drawn and not ampere, of_random),
+        (f"on {', '.join(what)}", seeded and not drawn, (*of_sweeps, "providers", "classes", "regret", "table")),
+        ("on anything but random", not seeded, of_random),
         ("with --regret", regret, ("providers",)),
         ("without --regret", not regret, ("table",)),
     )
@@ -116,9 +120,11 @@ def bench(
         from aotmm.bench.ampere import run_ampere
         from aotmm.bench.cases import COMPARISONS
         from aotmm.bench.drawn import run_drawn
+        from aotmm.bench.grouped import run_grouped
+        from aotmm.bench.invariant import run_invariant
         from aotmm.bench.regret import run_regret
         from aotmm.bench.run import run, run_ablation
-    unswept = bool(what) and not drawn and not ampere and COMPARISONS.keys().isdisjoint(what)
+    unswept = bool(what) and not seeded and COMPARISONS.keys().isdisjoint(what)
     refuse_ignored((f"on {', '.join(what)}", unswept, (*of_sweeps, "providers")))
 
     def progress(row: results.Row | str) -> None:
@@ -127,13 +133,17 @@ def bench(
     folder = rendered[0] if len(rendered) == 1 else out or Path("bench-results")
     if rendered:
         runs = [results.read(each) for each in rendered]
-    elif drawn or ampere:
+    elif seeded:
         seed = secrets.randbits(32) if seed is None else seed
         click.echo(f"seed {seed}", err=True)
         folder = out or folder / f"{'regret' if regret else what[0]}-{seed}"
         names = [name for words in classes for name in words.split(",")]
-        if ampere:
+        if what == ("ampere",):
             runs = [run_ampere(seed, folder, progress, count=count)]
+        elif what == ("grouped",):
+            runs = [run_grouped(seed, folder, progress, count=count)]
+        elif what == ("invariant",):
+            runs = [run_invariant(seed, folder, progress, count=count)]
         elif regret:
             runs = [run_regret(seed, folder, progress, count=count, classes=names, table=table)]
         else:

@@ -116,6 +116,13 @@ def inspect(*, name: str, arch: str | None, folder: Path | None, asm: str | None
     metavar="SET|FILE",
     help="Config set that it was built with, for --rebuild.  [default: the one that the pack names]",
 )
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="FILE.py:NAME",
+    help="Where a function of the packs is, for --rebuild; repeatable.",
+)
 @dtypes_option
 @jobs_option
 @json_option
@@ -124,6 +131,7 @@ def verify(
     path: Path | None,
     rebuild: bool,
     configs: str | None,
+    kernels: tuple[str, ...],
     dtypes: tuple[str, ...],
     jobs: int,
     as_json: bool,
@@ -134,11 +142,11 @@ def verify(
     that aotmm.load() finds are verified: those that other packages add, and this installation's own. DTYPE is for
     --rebuild of a pack that was built with it.
     """
-    refuse_ignored(("without --rebuild", not rebuild, ("configs", "dtypes", "jobs")))
+    refuse_ignored(("without --rebuild", not rebuild, ("configs", "kernels", "dtypes", "jobs")))
     from aotmm.pack.verify import verify as verify_path
 
     with TemporaryDirectory(prefix="aotmm-") as folder:
-        again = _builder(Path(folder), configs, dtypes, jobs) if rebuild else None
+        again = _builder(Path(folder), configs, kernels, dtypes, jobs) if rebuild else None
         found = _installed_verified(again) if path is None else verify_path(path, again)
     if as_json:
         print_json([asdict(row) for row in found])
@@ -149,20 +157,19 @@ def verify(
         raise ArtifactError("\n".join([f"{len(violations)} violations", *violations]))
 
 
-def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int) -> Rebuild:
-    """Return a function that builds the pack of a manifest again in `out`, of `configs` or the set that it names."""
+def _builder(out: Path, configs: str | None, kernels: tuple[str, ...], dtypes: tuple[str, ...], jobs: int) -> Rebuild:
+    """Return a function that builds the pack of a manifest again in `out`, of `configs` or the set that it names.
+
+    A pack of functions is built of those of `kernels`, "FILE.py:NAME", that it names.
+    """
 
     def build(head: Head) -> Path:
         with needs_build_extra():
             from aotmm import build as builder
             from aotmm.build.variants import set_names
-        if head.functions:
-            raise SpecError(
-                f"the pack for {head.arch} is of {head.provenance.config_set}, whose files are not here; build them "
-                "into another folder with aotmm build --kernel, and compare: equal inputs give equal bytes"
-            )
+        mine = _of_pack(head, kernels)
         chosen = configs or head.provenance.config_set
-        if configs is None and chosen not in set_names():
+        if not mine and configs is None and chosen not in set_names():
             raise SpecError(
                 f"the pack for {head.arch} was built from {chosen}.toml, which aotmm does not bring along; "
                 f"name the pack and that file: aotmm verify PACK --rebuild --configs {chosen}.toml"
@@ -173,6 +180,7 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
                 out,
                 configs=chosen,
                 dtypes=dtypes,
+                kernels=mine,
                 machine=head.host.partition("-")[0],
                 jobs=jobs,
                 progress=progress,
@@ -180,6 +188,25 @@ def _builder(out: Path, configs: str | None, dtypes: tuple[str, ...], jobs: int)
         return done.folder
 
     return build
+
+
+def _of_pack(head: Head, kernels: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `kernels` that a pack was built of, in its order; none for a pack of products.
+
+    Raises:
+        SpecError: one is not among them.
+    """
+    if not head.functions:
+        return ()
+    found = {Path(words).name: words for words in kernels}
+    wanted = head.provenance.config_set.split(", ")
+    missing = [words for words in wanted if words not in found]
+    if missing:
+        raise SpecError(
+            f"the pack for {head.arch} was built of {', '.join(wanted)}; say where they are: "
+            "aotmm verify PACK --rebuild " + " ".join(f"--kernel {words}" for words in missing)
+        )
+    return tuple(found[words] for words in wanted)
 
 
 def _installed_verified(rebuild: Rebuild | None) -> list[Verification]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from aotmm.build import Report
-    from aotmm.pack.schema import Config, Kernel, OwnKernel
+    from aotmm.pack.schema import Config, Image, Kernel, OwnKernel
     from aotmm.pack.verify import Verification
     from aotmm.runtime.diagnosis import Diagnosis
     from aotmm.runtime.launcher import Evaluation, Plan, Selection
@@ -55,7 +55,7 @@ def types(kernel: Kernel) -> str:
 
 
 def build_text(reports: Sequence[Report]) -> str:
-    """Return one row per arch, and one per dropped kernel."""
+    """Return one row per arch, one per dropped kernel, and one per note."""
     text = table(
         ("arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"),
         [
@@ -72,8 +72,9 @@ def build_text(reports: Sequence[Report]) -> str:
             for row in reports
         ],
     )
-    dropped = [(row.arch, name, reason) for row in reports for name, reason in row.dropped]
-    return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "")
+    dropped = [(row.arch, name, reason.splitlines()[-1]) for row in reports for name, reason in row.dropped]
+    notes = [f"\n{row.arch}: {words}" for row in reports for words in row.notes]
+    return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "") + "".join(notes)
 
 
 def list_text(
@@ -137,7 +138,7 @@ def kernel_text(pack: Pack, kernel: Kernel | OwnKernel) -> str:
     """Return everything in the manifest about one kernel."""
     from aotmm.pack.schema import OwnKernel  # as late as the manifest's own
 
-    begin = pack.head.images.offset
+    begin, library = pack.head.images.offset, pack.head.library.path
     rows = [
         ("kernel", kernel.name),
         ("arch", pack.arch),
@@ -149,7 +150,7 @@ def kernel_text(pack: Pack, kernel: Kernel | OwnKernel) -> str:
         ("shared memory", f"{kernel.shared_bytes} B per block"),
         ("scratch", f"{kernel.global_scratch_bytes} B, for profiling {kernel.profile_scratch_bytes} B per block"),
         *(
-            (name, f"{image.bytes} B at {begin + image.offset} of {pack.head.library.path}, sha256 {image.sha256}")
+            (name, f"{image.bytes} B{_edits(image)} at {begin + image.offset} of {library}, sha256 {image.sha256}")
             for name, image in (("image", kernel.image), ("ptx", kernel.ptx))
             if image is not None
         ),
@@ -168,6 +169,10 @@ def kernel_text(pack: Pack, kernel: Kernel | OwnKernel) -> str:
             *([table(("attribute", "x", "y", "z"), attributes)] if attributes else []),
         ]
     )
+
+
+def _edits(image: Image) -> str:
+    return "" if image.whole else f", by {image.stored} B of edits of other code,"
 
 
 def _of_product(kernel: Kernel) -> list[tuple[str, str]]:
@@ -189,6 +194,9 @@ def _of_function(kernel: OwnKernel) -> list[tuple[str, str]]:
         *((f"argument {row.name}", f"{row.value} ({row.type})" if row.value else row.type) for row in kernel.arguments),
         ("options", ", ".join(f"{row.name}={row.value}" for row in kernel.options) or "Triton's"),
         ("grid", f"({', '.join(kernel.grid)})" if kernel.grid else "the caller's"),
+        ("may write", ", ".join(kernel.writes) or "nothing"),
+        ("measured by", ", ".join(kernel.sizes) or "types and constexprs alone"),
+        ("licence", kernel.license or "not stated"),
     ]
 
 
@@ -294,9 +302,11 @@ def doctor_text(found: Diagnosis) -> str:
             rows.append(("pack", pack.error))
         else:
             size, where = f"{pack.bytes / 1e6:.1f} MB", _where(pack.folder, pack.owner)
-            rows.append(("pack", f"{pack.arch}: {pack.kernels} kernels, {size}, intact, {where}"))
-            rows.append(("", f"kernels that aotmm ships for it were run on {pack.executed_on}"))
-            rows.append(("", f"times: {f'measured on {pack.tuning}' if pack.tuning else 'estimates'}"))
+            of = f" of {', '.join(pack.functions)}" * bool(pack.functions)
+            rows.append(("pack", f"{pack.arch}: {pack.kernels} kernels{of}, {size}, intact, {where}"))
+            if not pack.functions:
+                rows.append(("", f"kernels that aotmm ships for it were run on {pack.executed_on}"))
+                rows.append(("", f"times: {f'measured on {pack.tuning}' if pack.tuning else 'estimates'}"))
     for gpu in found.devices:
         rows.append((f"device {gpu.ordinal}", f"{gpu.name}, {gpu.arch}"))
         if gpu.error is not None:
@@ -304,7 +314,10 @@ def doctor_text(found: Diagnosis) -> str:
         else:
             rows.append(("", f"uses pack {gpu.pack}: {_WAYS[gpu.way or '']}"))
             rows.append(("", f"{gpu.multiprocessors} multiprocessors, {gpu.shared_bytes} B shared memory per block"))
-            rows.append(("", f"times: {gpu.tuning}"))
+            if gpu.tuning is not None:
+                rows.append(("", f"times: {gpu.tuning}"))
+            if gpu.functions:
+                rows.append(("", f"functions: {', '.join(gpu.functions)}"))
     if found.load_error is not None:
         rows.append(("aotmm.load", found.load_error))
     if found.direct_call is not None:

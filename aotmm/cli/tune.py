@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from aotmm.cli.options import FILE, json_option, pack_option, packs_of, refuse_ignored, scheduler_option
 from aotmm.cli.output import needs_torch, print_json, shapes_done
-from aotmm.errors import AotmmError
+from aotmm.errors import AotmmError, SpecError
 from aotmm.pack.files import in_checkout
 from aotmm.pack.table import shipped_path
 from aotmm.target import TARGETS, target
@@ -63,6 +64,19 @@ from aotmm.target import TARGETS, target
 @click.option(
     "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."
 )
+@click.option(
+    "--kernel",
+    "functions",
+    multiple=True,
+    metavar="NAME",
+    help="Time the variants of this function of your own instead of products; repeatable.",
+)
+@click.option(
+    "--calls",
+    metavar="FILE.py",
+    type=FILE,
+    help="For --kernel: the calls to time. A function NAME(launch) in it calls launch[grid](...) for each.",
+)
 @scheduler_option
 @pack_option
 @json_option
@@ -78,6 +92,8 @@ def tune(
     keep: bool,
     refit: bool,
     choose: bool,
+    functions: tuple[str, ...],
+    calls: Path | None,
     scheduler: str | None,
     folder: Path | None,
     as_json: bool,
@@ -88,13 +104,25 @@ def tune(
     models fitted to them, go to a table. aotmm build puts the checkout's table into its packs;
     aotmm.load(table=FILE) selects by any other. A kernel that hangs is killed, and a wrong one is not timed; both are
     named, and are an error in the end. A tenth of the random problems tests the selection.
+
+    With --kernel and --calls the variants of functions of your own are timed (docs/own-kernels.md), on the current GPU.
     """
     measuring = ("file", "seed", "count", "keep", "budget", "scheduler")
+    of_functions = ("functions", "calls")
     refuse_ignored(
-        ("with --choose", choose, (*measuring, "dtypes", "out", "refit", "folder")),
-        ("with --refit", refit, measuring),
+        ("with --choose", choose, (*measuring, *of_functions, "dtypes", "out", "refit", "folder")),
+        ("with --refit", refit, (*measuring, *of_functions)),
         ("with --shapes", file is not None, ("seed", "count")),
+        (
+            "with --kernel",
+            bool(functions),
+            ("file", "seed", "count", "budget", "scheduler", "dtypes"),
+        ),
+        ("without --kernel", not functions, ("calls",)),
     )
+    if functions:
+        _tune_functions(arch, functions, calls, out, folder, keep=keep, as_json=as_json)
+        return
     if choose:
         _choose(arch, as_json=as_json)
         return
@@ -138,6 +166,45 @@ def tune(
         click.echo(f"wrote {out}")
     if measured is not None and measured.left_out:
         raise AotmmError(f"{len(measured.left_out)} left out: {', '.join(measured.left_out)}; the others are in {out}")
+
+
+def _tune_functions(
+    arch: str,
+    names: tuple[str, ...],
+    calls: Path | None,
+    out: Path | None,
+    folder: Path | None,
+    *,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Write a table of functions, and print the fastest variant of each call."""
+    if calls is None or out is None:
+        raise click.UsageError("say --calls and --out with --kernel")
+    import aotmm
+    from aotmm.pack import function_table
+
+    with needs_torch("aotmm tune"):
+        from aotmm.tune import functions
+    lib = aotmm.load(folder)
+    packs = [pack for pack in packs_of(lib.packs, arch, folder) if set(names) <= set(pack.head.functions)]
+    if not packs:
+        raise SpecError(f"no pack for {arch} in {folder or 'the installation'} has {', '.join(names)}")
+    table, left = functions.tune(lib, packs[0], names, calls)
+    if keep and out.exists():
+        before = function_table.read(out)
+        table = replace(table, measured=function_table.joined(before.measured, table.measured))
+    out.write_bytes(function_table.write(table))
+    if as_json:
+        print_json(asdict(table) | {"left_out": [row._asdict() for row in left], "table": str(out)})
+    else:
+        for row in table.measured:
+            ns = {time.kernel: time.ns for time in row.times}
+            both = ", ".join(f"{name} {ns[name] / 1e3:.2f} us" for name in dict.fromkeys((row.chosen, row.first)))
+            click.echo(f"{row.function} at {list(row.sizes)}: {both}")
+        click.echo(f"wrote {out}")
+    if left:
+        raise AotmmError("\n".join([f"{len(left)} left out", *(f"{row.kernel}: {row.reason}" for row in left)]))
 
 
 def _choose(arch: str, *, as_json: bool) -> None:

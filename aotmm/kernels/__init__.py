@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from aotmm.pack.schema import Config, Guard
-from aotmm.problem import EPILOGUES, INPUTS, PRODUCT_QUANTITIES
+from aotmm.problem import BLOCK_SCALE_K, EPILOGUES, INPUTS, PRODUCT_QUANTITIES
 from aotmm.target import TARGETS, Target
 
 VECTOR_BYTES = 16  # of the widest access to global memory
@@ -29,6 +29,16 @@ MOST_COLUMNS = 256
 LINE_BYTES = 128
 # Of a cluster that every GPU with clusters can launch. Source: CUDA programming guide, "Thread Block Clusters".
 MOST_BLOCKS = 8
+_SUFFIXES = {"partial": "_split", "grouped_m": "_grouped_m", "grouped_k": "_grouped_k"}  # of names, by role
+# Block scales of B that a kernel takes: of any number of columns, which it learns at run time, or of BLOCK_SCALE_K.
+BLOCK_SCALES = ("any", f"{BLOCK_SCALE_K}x{BLOCK_SCALE_K}")
+BLOCK_SCALED = Guard("block_scale_a_ptr", "at_least", 1)  # of kernels with block scales
+BLOCK_SCALE_TYPES = {
+    **dict.fromkeys(("block_scale_a_ptr", "block_scale_b_ptr"), "*fp32"),
+    **dict.fromkeys(("stride_block_az", "stride_block_am", "stride_block_ak"), "i64"),
+    **dict.fromkeys(("stride_block_bz", "stride_block_bk", "stride_block_bn"), "i64"),
+    "block_columns": "i32",
+}
 WARP_SPECIALISED = ("cooperative", "pingpong", "swapped")  # families whose warps have roles
 
 # Passes of Triton (`Specialisation.unneeded`) for tensor descriptors, warps with roles, nested or unrolled loops,
@@ -99,7 +109,7 @@ class Variant:
     """The unit of building: one kernel of one family for one arch.
 
     `layout` "any" makes the kernel generic: it has no guard. The others guard unit strides and, if `aligned`, 16-byte
-    rows. `role` is one of `problem.ROLES`.
+    rows. `role` is one of `problem.ROLES`. `block_scales` is one of BLOCK_SCALES, or "" for a kernel without.
     """
 
     target: Target
@@ -114,6 +124,7 @@ class Variant:
     config: Config
     source: str
     role: str = "product"
+    block_scales: str = ""
 
     @property
     def first_warps(self) -> int:
@@ -127,9 +138,9 @@ class Variant:
 
     @property
     def config_name(self) -> str:
-        """Return the config's name, which determines the kernel's time together with types and epilogue."""
+        """Return the config's name, which with types, epilogue and block scales determines the kernel's time."""
         access = "_any" if self.layout == "any" else "" if self.aligned else "_unaligned"
-        return f"{self.family}_{self.config}{access}" + ("_split" if self.role == "partial" else "")
+        return f"{self.family}_{self.config}{access}{_SUFFIXES.get(self.role, '')}"
 
     @property
     def name(self) -> str:
@@ -137,37 +148,51 @@ class Variant:
         inputs = self.dtype_a if self.dtype_a == self.dtype_b else f"{self.dtype_a}_{self.dtype_b}"
         name = f"{self.family}_{inputs}_{self.dtype_c}_{self.layout}_{self.config}_{self.epilogue}"
         access = "" if self.aligned or self.layout == "any" else "_unaligned"
-        return name + access + ("_fast" if self.fast_accum else "") + ("_split" if self.role == "partial" else "")
+        name += f"_blocks_{self.block_scales}" if self.block_scales else ""
+        return name + access + ("_fast" if self.fast_accum else "") + _SUFFIXES.get(self.role, "")
+
+
+def block_guards(variant: Variant) -> tuple[Guard, ...]:
+    """Return the guards on block scales, which products of fp8 alone may have."""
+    if not variant.dtype_a.startswith("fp8"):
+        return ()
+    if not variant.block_scales:
+        return (Guard("block_scale_a_ptr", "equals", 0),)
+    narrow = variant.block_scales == "any"
+    return (BLOCK_SCALED,) if narrow else (BLOCK_SCALED, Guard("block_columns", "equals", BLOCK_SCALE_K))
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """A batch of matrices in global memory that the kernel reads or writes in boxes, through a tensor map.
+    """A batch of matrices, or one, in global memory that the kernel reads or writes in boxes, through a tensor map.
 
     Attributes:
         value: the quantity of its address ("a_ptr").
         dtype: element type (`problem.DTYPES`).
-        sizes: the quantities of its sizes, the matrices first, the contiguous dimension last.
-        strides: the quantities of its strides, in elements, in the same order; the last one is 1. If the first one is
-            0, there is one matrix, number 0.
+        sizes: the quantities of its sizes, the matrices first (unless there is but one), the contiguous dimension last.
+        strides: the quantities of its strides, in elements, in the same order; the last one is 1. If that of the
+            matrices is 0, there is one matrix, number 0.
         box: elements of one transfer within a matrix, in the same order.
         outer: the box's outer size, if it differs from the compiler's.
         guards: conditions without which a launch leaves the map zero, because the kernel does not use it then.
+        mapped: whether the arch has tensor maps; else the kernel gets the address, sizes and strides themselves.
     """
 
     value: str
     dtype: str
-    sizes: tuple[str, str, str]
-    strides: tuple[str, str, str]
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
     box: tuple[int, int]
     outer: int = 0
     guards: tuple[Guard, ...] = ()
+    mapped: bool = True
 
     @property
     def quantities(self) -> tuple[str, str, str, str, str]:
         """Return those of the tensor map, in the order of `schema.TensorMap`."""
-        batch, outer, inner = self.sizes
-        return inner, outer, batch, self.strides[1], self.strides[0]
+        *batch, outer, inner = self.sizes
+        *between, stride, _ = self.strides
+        return inner, outer, (batch or ["zero"])[0], stride, (between or ["zero"])[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ swizzle moves those of eight lanes to different banks. docs/experiments/fp32.md 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,9 +20,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES, WARP, Specialisation, Variant, tile
 from aotmm.kernels.epilogue import finish
+from aotmm.problem import DTYPES
 
 VECTOR = VECTOR_BYTES // 4  # elements of the widest access
-LINE = LINE_BYTES // 4  # elements that shared memory gives at once
 
 
 @gluon.constexpr_function
@@ -33,12 +34,16 @@ def copy_layout(shape, vector, warps):
 
 
 @gluon.constexpr_function
-def shared_layout(shape, along_k):
-    """Return the place of a step of an operand. Rows along K are shorter than a line, or eight of them share banks."""
-    slots = shape[1] // VECTOR
-    if not along_k:
+def shared_layout(shape, along_k, bits):
+    """Return the place of a step of an operand with elements of so many bits.
+
+    What threads or ldmatrix read at once, eight rows from one column on, lies in different banks. Of fp32 that does not
+    lie along K, threads read a part of one row.
+    """
+    if bits == 32 and not along_k:
         return gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    return gl.SwizzledSharedLayout(VECTOR, max(1, LINE // shape[1]), min(LINE // VECTOR, slots), [1, 0])
+    vector, line = VECTOR_BYTES * 8 // bits, LINE_BYTES * 8 // bits  # elements
+    return gl.SwizzledSharedLayout(vector, max(1, line // shape[1]), min(line, shape[1]) // vector, [1, 0])
 
 
 @gluon.constexpr_function
@@ -97,8 +102,18 @@ def operand(
         ks = ks[:, None]
         rows = rows[None, :]
     offsets = (rows * stride + ks * stride_k).to(gl.uint32).to(gl.uint64)
-    ring = gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES] + SHAPE, shared_layout(SHAPE, ALONG_K))
+    PLACE: gl.constexpr = shared_layout(SHAPE, ALONG_K, ptr.dtype.element_ty.primitive_bitwidth)
+    ring = gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES] + SHAPE, PLACE)
     return Operand(ptr, BLOCK_K * stride_k, offsets, ks, ring)
+
+
+@gluon.jit
+def fill(a, b, stage, left):
+    """Start copying the next step of both operands, as one group. Return the operands of the step after it."""
+    a = a.fill(stage, left)
+    b = b.fill(stage, left)
+    async_copy.commit_group()
+    return a, b
 
 
 @gluon.jit
@@ -109,20 +124,14 @@ def multiply(
     """Return the product of two operands over K from first_k, where they begin, to last_k."""
     acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, SUMS)
     for stage in gl.static_range(STAGES - 1):
-        left = K - first_k - stage * BLOCK_K
-        a = a.fill(stage, left)
-        b = b.fill(stage, left)
-        async_copy.commit_group()
+        a, b = fill(a, b, stage, K - first_k - stage * BLOCK_K)
     stage = 0
     for k in range(first_k, last_k, BLOCK_K):
         async_copy.wait_group(STAGES - 2)
         # All copies of this step are there, and all threads have read the one whose place is filled next.
         gl.barrier()
         free = gl.where(stage == 0, STAGES - 1, stage - 1)
-        left = K - k - (STAGES - 1) * BLOCK_K
-        a = a.fill(free, left)
-        b = b.fill(free, left)
-        async_copy.commit_group()
+        a, b = fill(a, b, free, K - k - (STAGES - 1) * BLOCK_K)
         a_step = a.ring.index(stage)
         b_step = b.ring.index(stage)
         if not A_ALONG_K:
@@ -185,21 +194,23 @@ def partial(
     gl.store(slab + rows.to(gl.int64)[:, None] * workspace_stride_m + cols[None, :], acc)
 
 
-def specialise(variant: Variant) -> Specialisation:
-    """Return the kernel of `variant`, with the guards of family `tile` for the same layout and alignment."""
-    of_tile, config = tile.specialise(variant), variant.config
-    constants = {name: value for name, value in of_tile.constants.items() if name not in tile.OF_TENSOR_CORES}
+def of_ring(variant: Variant, product: Any, partial: Any) -> Specialisation:
+    """Return that of the two functions which has the role of `variant`, with the guards of family `tile` for it.
+
+    Every barrier between threads that share memory stands in its source.
+    """
+    of_tile, function = tile.specialise(variant), partial if variant.role == "partial" else product
+    constants = {name: value for name, value in of_tile.constants.items() if name in function.arg_names}
     constants |= {
-        "STAGES": config.num_stages,
+        "STAGES": variant.config.num_stages,
         "A_ALONG_K": variant.layout[0] == "n",
         "B_ALONG_K": variant.layout[1] == "t",
-        "WIDTH": VECTOR if variant.aligned else 1,
+        "WIDTH": of_tile.vector_bytes // DTYPES[variant.dtype_a].bytes,
     }
-    # Every barrier between threads that share memory stands in the source, and no layout is left to the compiler, so
-    # none is converted through shared memory (tests/kernels/test_fma.py).
-    return replace(
-        of_tile,
-        function=partial if variant.role == "partial" else fma,
-        constants=constants,
-        unneeded=("add_membar",),
-    )
+    return replace(of_tile, function=function, constants=constants, unneeded=("add_membar",))
+
+
+def specialise(variant: Variant) -> Specialisation:
+    """Return the kernel of `variant`, with the guards of family `tile` for the same layout and alignment."""
+    # No layout is left to the compiler, so none is converted through shared memory (tests/kernels/test_fma.py).
+    return of_ring(variant, fma, partial)

@@ -54,10 +54,11 @@ extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* The orders of products of some types under `batch_invariant`, by the plainest epilogue that they need, whether tf32 or fast
-   sums are allowed, and whether there are scales: their number in aotmm_order_names. 0: any, since all give the same bits, or
+   sums are allowed, and the kind of scales: their number in aotmm_order_names. 0: any, since all give the same bits, or
    there is no kernel. `sliced`: whether kernels of the order split K. */
+enum { AOTMM_NO_SCALES, AOTMM_SCALES, AOTMM_BLOCK_SCALES, AOTMM_SCALE_KINDS };
 typedef struct aotmm_orders {
-  uint8_t order[AOTMM_EPILOGUE_COUNT][2][2], sliced[AOTMM_EPILOGUE_COUNT][2][2];
+  uint8_t order[AOTMM_EPILOGUE_COUNT][2][AOTMM_SCALE_KINDS], sliced[AOTMM_EPILOGUE_COUNT][2][AOTMM_SCALE_KINDS];
 } aotmm_orders;
 extern const char *const aotmm_order_names[];
 extern const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
@@ -67,8 +68,8 @@ extern const uint16_t aotmm_order[];
 extern const aotmm_group aotmm_siblings[];
 extern const uint32_t aotmm_octet_count;
 extern const aotmm_alike aotmm_alikes[];
-/* In aotmm_alikes: products and then partials, by storage types. */
-extern const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
+/* In aotmm_alikes: products and then partials, or grouped ones, by storage types. */
+extern const aotmm_group aotmm_mains[AOTMM_GROUPED_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT];
 /* In aotmm_order. */
 extern const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT]; /* by type of C */
 extern const aotmm_group aotmm_copies[5];                  /* by bytes of an element */
@@ -104,6 +105,12 @@ static inline int64_t behind(int64_t address, int64_t bytes) { return (int64_t)(
 
 static inline int contiguous(const quantities *q, int stride) { return q->value[stride] == 1 || q->free >> stride & 1; }
 
+/* Return the groups of a problem that may have elements; 1 if it is not grouped. */
+static inline int64_t groups_of(const aotmm_problem *p) {
+  if (!p->grouped) return 1;
+  return p->grouped == AOTMM_GROUPED_M && p->M < p->batch ? (p->M ? p->M : 1) : p->batch;
+}
+
 int valid(const aotmm_problem *);
 int valid_device(const aotmm_device *);
 void set_quantities(quantities *, const aotmm_problem *);
@@ -122,6 +129,14 @@ void set_no_sums(quantities *);
 
 static inline int64_t tiles_of(uint32_t kernel, int64_t M, int64_t N) {
   return saturated(ceil_div(M, aotmm_products[kernel].block_m), ceil_div(N, aotmm_products[kernel].block_n));
+}
+
+/* Tiles of M rows and N columns of all products of a problem; of groups of rows, which the device alone knows, the most that
+   there may be. */
+static inline int64_t all_tiles_of(uint32_t kernel, const aotmm_problem *p, int64_t M, int64_t N) {
+  if (p->grouped != AOTMM_GROUPED_M) return saturated(tiles_of(kernel, M, N), p->batch);
+  const int64_t groups = groups_of(p), down = (M > groups ? M - groups : 0) / aotmm_products[kernel].block_m + groups;
+  return saturated(down, ceil_div(N, aotmm_products[kernel].block_n));
 }
 
 /* Steps along K. */
@@ -165,6 +180,13 @@ typedef struct placement {
   float hidden[AOTMM_HIDDEN]; /* what the problem adds to the network's hidden nodes, if there is one */
 } placement;
 
+/* What the formula takes from a problem; of a grouped one, if its groups were of equal size, or one had all rows. */
+typedef struct sizes {
+  float batch, M, K;
+  float bytes_moved; /* A and B read, C written */
+} sizes;
+enum { ROUTINGS = 2 };
+
 /* One search for a plan. */
 typedef struct query {
   const aotmm_problem *problem; /* of one panel */
@@ -173,7 +195,9 @@ typedef struct query {
   const aotmm_table *table;
   const aotmm_octet *octets; /* as in aotmm_tuning */
   int64_t limit;       /* of the workspace */
-  float bytes_moved;   /* A and B read, C written */
+  sizes sizes[ROUTINGS];
+  int routings; /* of these; 1 unless rows are in groups */
+  const aotmm_network *network; /* of the table; NULL for a grouped product, of which it knows nothing */
   int32_t epilogue;    /* the plainest that the problem needs */
   order order;         /* that a plan has to keep; of the whole problem, not of a panel */
   uint32_t contiguous; /* as in aotmm_alike, of all placements */

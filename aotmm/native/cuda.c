@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernel.h"
@@ -263,18 +264,25 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   /* cubins run on their major version from their minor one on, or on that one alone; newer devices take PTX */
   int capability = devices[ordinal].capability, major = aotmm_capability / 10, minor = aotmm_capability % 10;
   int runs = aotmm_specific ? capability == aotmm_capability : capability / 10 == major;
-  const unsigned char *image = capability < aotmm_capability ? NULL : runs ? kernel->image : kernel->ptx;
-  if (!image)
+  const aotmm_code *code_here = runs ? &kernel->image : &kernel->ptx;
+  if (capability < aotmm_capability || !code_here->stored)
     return aotmm_fail(AOTMM_NO_KERNEL, 0, ordinal, "", "pack %s has no code for CUDA device %d (sm_%d): it has cubins for "
                       "%d.%d%s%s; use the pack of another arch", aotmm_arch, ordinal, capability, major, minor,
                       aotmm_specific ? " alone" : " and later ones of that major version",
-                      kernel->ptx ? ", and PTX for what is newer" : "");
+                      kernel->ptx.stored ? ", and PTX for what is newer" : "");
+  unsigned char *made;
+  const int status = rebuilt(code_here, kernel->name, ordinal, &made);
+  if (status) return status;
   void *library = NULL, *handle = NULL;
   int mode = CAPTURE_RELAXED; /* else loading is forbidden while a stream captures */
   const char *call = "cuThreadExchangeStreamCaptureMode";
   result code = cu.cuThreadExchangeStreamCaptureMode(&mode);
-  if (code) return failed(code, ordinal, call, kernel->name);
-  code = cu.cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0);
+  if (code) {
+    free(made);
+    return failed(code, ordinal, call, kernel->name);
+  }
+  code = cu.cuLibraryLoadData(&library, made ? made : code_here->stored, NULL, NULL, 0, NULL, NULL, 0);
+  free(made); /* the driver has a copy */
   call = "cuLibraryLoadData";
   if (!code) call = "cuLibraryGetKernel", code = cu.cuLibraryGetKernel(&handle, library, kernel->symbol);
   if (!code && kernel->shared_bytes)
@@ -292,7 +300,7 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
 int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const boxed_memory *memory, int ordinal,
                   void *encoded) {
   const unsigned box[3] = {map->box_inner, map->box_outer, 1}, steps[3] = {1, 1, 1};
-  result code = cu.cuTensorMapEncodeTiled(encoded, map->type, 3, (void *)(intptr_t)memory->address, memory->sizes,
+  result code = cu.cuTensorMapEncodeTiled(encoded, map->type, map->rank, (void *)(intptr_t)memory->address, memory->sizes,
                                           memory->strides, box, steps, 0, map->swizzle, PROMOTION_128B, 0);
   return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;
 }

@@ -3,90 +3,13 @@
  *
  * DLPack's C exchange API reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
  * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
- * header and no Python.h: it declares its part of the limited API of Python 3.10 (PEP 384, PEP 590). Sources: dlpack.h
- * 1.2; torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
+ * header. Sources: torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
 #include <dlfcn.h>
 #include <string.h>
 
+#include "function_call.h"
+#include "limited_api.h"
 #include "torch_ops.h"
-
-/* ---- CPython */
-
-typedef intptr_t Py_ssize_t;
-typedef struct PyObject {
-  Py_ssize_t refcount;
-  struct PyObject *type;
-} PyObject;
-typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
-enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
-typedef struct PyMethodDef {
-  const char *name;
-  union {
-    function call;
-    PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *); /* METH_VARARGS | METH_KEYWORDS */
-  };
-  int flags;
-  const char *doc;
-} PyMethodDef;
-typedef struct PyModuleDef {
-  PyObject head;
-  PyObject *(*init)(void);
-  Py_ssize_t index;
-  PyObject *copy;
-  const char *name, *doc;
-  Py_ssize_t size;
-  PyMethodDef *methods;
-  void *slots, *traverse, *clear, *free;
-} PyModuleDef;
-
-extern PyObject _Py_NotImplementedStruct, _Py_NoneStruct, _Py_FalseStruct;
-extern PyObject *PyExc_RuntimeError;
-PyObject *PyModule_Create2(PyModuleDef *, int version);
-PyObject *PyObject_CallNoArgs(PyObject *);
-PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
-PyObject *PyDict_GetItemWithError(PyObject *, PyObject *key);
-PyObject *PyUnicode_InternFromString(const char *);
-PyObject *PyTuple_Pack(Py_ssize_t, ...);
-PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
-Py_ssize_t PyTuple_Size(PyObject *);
-Py_ssize_t PyDict_Size(PyObject *);
-PyObject *PyObject_Call(PyObject *, PyObject *tuple, PyObject *keywords);
-PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
-void *PyType_GetSlot(PyObject *type, int slot);
-PyObject *Py_BuildValue(const char *, ...);
-void *PyCapsule_GetPointer(PyObject *, const char *name);
-long PyLong_AsLong(PyObject *);
-void *PyLong_AsVoidPtr(PyObject *);
-double PyFloat_AsDouble(PyObject *);
-PyObject *PyErr_Occurred(void);
-void PyErr_Clear(void);
-void PyErr_SetString(PyObject *, const char *);
-void Py_IncRef(PyObject *);
-void Py_DecRef(PyObject *);
-void *PyEval_SaveThread(void);
-void PyEval_RestoreThread(void *);
-
-static PyObject *new_reference(PyObject *object) {
-  Py_IncRef(object);
-  return object;
-}
-
-/* ---- DLPack */
-
-typedef struct DLTensor {
-  void *data;
-  int32_t device_type, device_id, dim;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t *sizes, *strides;
-  uint64_t byte_offset;
-} DLTensor;
-typedef struct DLExchange {
-  uint32_t major, minor;
-  void *older, *allocate, *export, *import;
-  int (*describe)(void *tensor, DLTensor *); /* borrowed; -1 with a Python exception */
-  void *stream;
-} DLExchange;
 
 static const struct {
   uint8_t code, bits;
@@ -356,6 +279,8 @@ static PyMethodDef methods[] = {{"matmul", {matmul}, METH_FASTCALL, NULL},
                                 {"connect", {connect}, METH_FASTCALL, NULL},
                                 {"key_set", {read_keys}, METH_FASTCALL, NULL},
                                 {"trust", {trust}, METH_FASTCALL, NULL},
+                                {"connect_functions", {connect_functions}, METH_FASTCALL, NULL},
+                                {"function", {make_function}, METH_FASTCALL, NULL},
                                 {0}};
 static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_direct_call", .size = -1, .methods = methods};
 

@@ -56,11 +56,12 @@ int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *
 }
 
 int same_types(uint32_t kernel, const aotmm_problem *p) {
+  static const int32_t roles[] = AOTMM_GROUPED_ROLES;
   const aotmm_product *k = aotmm_products + kernel;
   int a = k->dtype_a == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_a, b = k->dtype_b == AOTMM_TF32 ? AOTMM_FP32 : k->dtype_b;
   if (a != p->dtype_a || b != p->dtype_b) return 0;
-  if (k->role == AOTMM_ROLE_PARTIAL) return (k->dtype_c == AOTMM_INT32) == (p->dtype_c == AOTMM_INT32); /* its sums */
-  return k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
+  if (k->role == AOTMM_ROLE_PARTIAL) return !p->grouped && (k->dtype_c == AOTMM_INT32) == (p->dtype_c == AOTMM_INT32); /* its sums */
+  return k->role == roles[p->grouped] && k->dtype_c == p->dtype_c && k->epilogue >= epilogue(p);
 }
 
 /* Return the bytes of scratch memory of a kernel's blocks. */

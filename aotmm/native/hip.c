@@ -2,6 +2,7 @@
    AMD GPU; it is tested with a stand-in of the same interface. */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernel.h"
@@ -159,15 +160,22 @@ void driver_leave(void *saved) {
 }
 
 int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *function) {
+  unsigned char *made;
+  const int status = rebuilt(&kernel->image, kernel->name, ordinal, &made);
+  if (status) return status;
   void *module = NULL;
   int mode = CAPTURE_RELAXED; /* else loading is forbidden while a stream captures */
   const char *call = "hipThreadExchangeStreamCaptureMode";
   result code = hip.hipThreadExchangeStreamCaptureMode(&mode);
-  if (code) return failed(code, ordinal, call, kernel->name);
+  if (code) {
+    free(made);
+    return failed(code, ordinal, call, kernel->name);
+  }
   call = "hipModuleLoadData";
-  code = hip.hipModuleLoadData(&module, kernel->image);
+  code = hip.hipModuleLoadData(&module, made ? made : kernel->image.stored);
   if (!code) call = "hipModuleGetFunction", code = hip.hipModuleGetFunction(function, module, kernel->symbol);
   if (code && module) hip.hipModuleUnload(module);
+  if (code) free(made); /* else it stays: no documentation says that the module has a copy */
   hip.hipThreadExchangeStreamCaptureMode(&mode);
   if (code) *function = NULL;
   return code ? failed(code, ordinal, call, kernel->name) : AOTMM_OK;

@@ -3,9 +3,42 @@
 #include "kernel.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 static pthread_mutex_t load_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Return an unsigned LEB128, and move behind it. */
+static uint64_t next_number(const unsigned char **at) {
+  enum { MORE = 0x80, BITS = 7 };
+  uint64_t number = 0;
+  int shift = 0;
+  do {
+    number |= (uint64_t)(**at & ~MORE) << shift;
+    shift += BITS;
+  } while (*(*at)++ & MORE);
+  return number;
+}
+
+int rebuilt(const aotmm_code *code, const char *kernel, int ordinal, unsigned char **made) {
+  enum { ALIGNMENT = 64 }; /* of stored code, too */
+  *made = NULL;
+  if (!code->base) return AOTMM_OK;
+  unsigned char *to = aligned_alloc(ALIGNMENT, (code->bytes / ALIGNMENT + 1) * ALIGNMENT);
+  if (!to)
+    return aotmm_fail(AOTMM_DRIVER, 0, ordinal, "allocate", "no %llu B of memory for the code of kernel %s",
+                      (unsigned long long)code->bytes, kernel);
+  const unsigned char *from = code->base, *at = code->stored, *const end = to + code->bytes;
+  *made = to;
+  while (to < end) {
+    const uint64_t kept = next_number(&at), dropped = next_number(&at), added = next_number(&at);
+    memcpy(to, from, kept);
+    memcpy(to + kept, at, added);
+    to += kept + added, from += kept + dropped, at += added;
+  }
+  *to = 0;
+  return AOTMM_OK;
+}
 
 /* Find the kernel's function on the current device, which is loaded at its first use. */
 static int function_of(uint32_t kernel, int ordinal, aotmm_function *function) {

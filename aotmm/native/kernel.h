@@ -82,6 +82,9 @@ int driver_enter(int ordinal, void **saved);
 void driver_leave(void *saved);
 /* Load a kernel for the current device; allowed during stream capture. */
 int driver_load(const aotmm_kernel *, int ordinal, aotmm_function *);
+
+/* Set *made to the code of a kernel in new memory, with a 0 behind it, if edits are stored; else to NULL. */
+int rebuilt(const aotmm_code *, const char *kernel, int ordinal, unsigned char **made);
 /* A batch of matrices in memory, as a tensor map has it: sizes in elements, the contiguous one first, and the distances
    of lines and matrices in bytes. */
 typedef struct boxed_memory {

@@ -46,8 +46,12 @@ static void set_panel(quantities *q, const aotmm_plan *plan, const aotmm_problem
       {AOTMM_PRODUCT_BIAS_PTR, AOTMM_PRODUCT_STRIDE_BIAS_M, AOTMM_PRODUCT_STRIDE_BIAS_N, bytes_of_dtype[p->dtype_c]},
       {AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_STRIDE_SCALE_A, AOTMM_PRODUCT_ZERO, bytes_of_dtype[AOTMM_FP32]},
       {AOTMM_PRODUCT_SCALE_B_PTR, AOTMM_PRODUCT_ZERO, AOTMM_PRODUCT_STRIDE_SCALE_B, bytes_of_dtype[AOTMM_FP32]},
+      {AOTMM_PRODUCT_BLOCK_SCALE_A_PTR, AOTMM_PRODUCT_STRIDE_BLOCK_AM, AOTMM_PRODUCT_ZERO, bytes_of_dtype[AOTMM_FP32]},
   };
-  int64_t *value = q->value;
+  int64_t *value = q->value, *blocks_of_b = value + AOTMM_PRODUCT_BLOCK_SCALE_B_PTR;
+  if (*blocks_of_b) /* panels begin at a multiple of a block's columns */
+    *blocks_of_b = moved_by(*blocks_of_b, col / value[AOTMM_PRODUCT_BLOCK_COLUMNS], value[AOTMM_PRODUCT_STRIDE_BLOCK_BN],
+                            bytes_of_dtype[AOTMM_FP32]);
   for (unsigned i = 0; i < sizeof operands_ / sizeof *operands_; i++) {
     int64_t *address = value + operands_[i].pointer;
     *address = moved_by(*address, row, value[operands_[i].row_stride], operands_[i].element_bytes);
@@ -65,8 +69,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   const uint32_t kernel = plan->kernel;
   const aotmm_kernel *k = aotmm_kernels + kernel;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  const int32_t role = aotmm_products[kernel].role;
-  const int partial = role == AOTMM_ROLE_PARTIAL;
+  const int partial = aotmm_products[kernel].role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
   if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
   set_quantities(&all->q, p);
@@ -75,12 +78,12 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   const order wanted = order_of(p);
   const int64_t M = all->q.value[AOTMM_PRODUCT_M], N = all->q.value[AOTMM_PRODUCT_N];
   all->reduce = -1;
-  if ((!partial && role != AOTMM_ROLE_PRODUCT) || !same_types(kernel, p) ||
+  if (!same_types(kernel, p) ||
       (partial ? plan->split < 2 || plan->split > slice_limit(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
       !keeps_order(wanted, kernel) || (wanted.slices && plan->split != wanted.slices) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
-      (p->batch != 1 && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
+      ((p->batch != 1 || p->grouped) && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);
   if (plan->copies) {
     copy_layout layouts[OPERANDS];
@@ -104,7 +107,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     address = behind(address, sums);
     if ((all->reduce = reduce_for(p, &all->q, device)) < 0) return unfit(plan, p, ordinal);
   }
-  int64_t work_tiles = saturated(saturated(tiles_of(kernel, M, N), p->batch), plan->split);
+  const int64_t work_tiles = saturated(all_tiles_of(kernel, p, M, N), plan->split);
   all->grid = grid_of(kernel, work_tiles, device);
   if (k->global_scratch_bytes) {
     all->q.value[AOTMM_PRODUCT_GLOBAL_SCRATCH] = address;

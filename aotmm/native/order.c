@@ -15,10 +15,11 @@ static uint8_t slices_of(int64_t N, int64_t K) {
 
 /* Return the order that a problem asks for. */
 order order_of(const aotmm_problem *p) {
-  if (!p->batch_invariant || p->K == 0) return (order){NULL, 0};
+  if (!p->batch_invariant || p->K == 0 || p->grouped == AOTMM_GROUPED_K) return (order){NULL, 0};
   const aotmm_orders *all = &aotmm_orders_of[p->dtype_a][p->dtype_b][p->dtype_c];
   const int relaxed = (p->dtype_a == AOTMM_FP32 ? p->allow_tf32 : p->fast_accum) != 0;
-  const int plainest = epilogue(p), scaled = p->scale_a_ptr || p->scale_b_ptr;
+  const int plainest = epilogue(p);
+  const int scaled = p->block_scale_a_ptr ? AOTMM_BLOCK_SCALES : p->scale_a_ptr || p->scale_b_ptr ? AOTMM_SCALES : AOTMM_NO_SCALES;
   const int number = all->order[plainest][relaxed][scaled];
   if (!number) return (order){NULL, 0};
   return (order){aotmm_order_names[number], all->sliced[plainest][relaxed][scaled] ? slices_of(p->N, p->K) : 1};
@@ -27,5 +28,5 @@ order order_of(const aotmm_problem *p) {
 /* Return whether plans with this kernel, a product or a partial, may add up in that order. */
 int keeps_order(order wanted, uint32_t kernel) {
   const aotmm_product *k = aotmm_products + kernel;
-  return !wanted.kernels || (k->order == wanted.kernels && (k->role == AOTMM_ROLE_PRODUCT) == (wanted.slices == 1));
+  return !wanted.kernels || (k->order == wanted.kernels && (k->role != AOTMM_ROLE_PARTIAL) == (wanted.slices == 1));
 }

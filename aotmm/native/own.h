@@ -11,7 +11,10 @@ extern const uint32_t aotmm_own_function_count;
 extern int (*const aotmm_own_grids[])(const int64_t *values, int64_t grid[3]);
 
 int aotmm_own_check(uint32_t kernel, const int64_t *values, uint64_t open, uint32_t *guard);
-int aotmm_own_choose(uint32_t function, const int64_t *values, uint64_t open, uint32_t *kernel);
+int aotmm_own_choose(uint32_t function, const int64_t *values, uint64_t open, int ordinal, uint32_t *kernel);
+int aotmm_own_run(uint32_t kernel, const int64_t *values, uint64_t open, const int64_t *grid, int ordinal, void *stream);
+void aotmm_own_allocate_by(aotmm_allocate, aotmm_release);
+int aotmm_own_retune(const aotmm_own_choice *choices, uint32_t count);
 int aotmm_own_launch(uint32_t function, const int64_t *values, uint64_t open, const int64_t *grid, int ordinal, void *stream);
 
 static inline int64_t add(int64_t a, int64_t b, int *failed) {

@@ -21,7 +21,9 @@ int valid(const aotmm_problem *p) {
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "batch=%lld: at least 1", (long long)p->batch);
   const int64_t strides[] = {p->stride_am,      p->stride_ak,      p->stride_bk,      p->stride_bn,     p->stride_cm,
                              p->stride_cn,      p->stride_az,      p->stride_bz,      p->stride_cz,     p->stride_bias_z,
-                             p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b};
+                             p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b,
+                             p->stride_block_az, p->stride_block_am, p->stride_block_ak, p->stride_block_bz,
+                             p->stride_block_bk, p->stride_block_bn};
   int64_t signs = 0;
   for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++) signs |= strides[i];
   for (unsigned i = 0; signs < 0 && i < sizeof strides / sizeof *strides; i++)
@@ -34,13 +36,31 @@ int valid(const aotmm_problem *p) {
   } codes[] = {{"dtype_a", p->dtype_a, AOTMM_DTYPE_COUNT},
                {"dtype_b", p->dtype_b, AOTMM_DTYPE_COUNT},
                {"dtype_c", p->dtype_c, AOTMM_DTYPE_COUNT},
-               {"activation", p->activation, AOTMM_ACTIVATION_COUNT}};
-  for (int i = 0; i < 4; i++)
+               {"activation", p->activation, AOTMM_ACTIVATION_COUNT},
+               {"grouped", p->grouped, AOTMM_GROUPED_COUNT}};
+  for (unsigned i = 0; i < sizeof codes / sizeof *codes; i++)
     if (codes[i].number < 0 || codes[i].number >= codes[i].count)
       return aotmm_fail(AOTMM_INVALID, 0, -1, "", "%s=%lld: there are 0 to %d", codes[i].name,
                         (long long)codes[i].number, codes[i].count - 1);
   if (p->dtype_c == AOTMM_INT32 && (p->scale_a_ptr || p->scale_b_ptr || p->bias_ptr || p->activation))
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "int32 results have no scales, bias or activation");
+  if (!p->block_scale_a_ptr != !p->block_scale_b_ptr)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block scales of %s alone: both operands have them, or none",
+                      p->block_scale_a_ptr ? "A" : "B");
+  if (p->block_scale_a_ptr && (bytes_of_dtype[p->dtype_a] != 1 || p->dtype_a == AOTMM_INT8))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block scales of dtype_a=%d: they are for fp8", p->dtype_a);
+  if (p->block_scale_a_ptr && p->block_columns != 1 && p->block_columns != AOTMM_BLOCK_SCALE_K)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block_columns=%lld: 1 or %d", (long long)p->block_columns,
+                      AOTMM_BLOCK_SCALE_K);
+  if (!p->grouped) return AOTMM_OK;
+  if (p->block_scale_a_ptr)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block scales of a grouped product: it has none");
+  if (!p->offsets_ptr || p->offsets_ptr % (int64_t)sizeof(int32_t))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "offsets_ptr=%#llx: the ends of groups are int32 numbers on the device",
+                      (unsigned long long)p->offsets_ptr);
+  if (p->stride_az || (p->grouped == AOTMM_GROUPED_M ? p->stride_cz : p->stride_bz))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_az=%lld stride_bz=%lld stride_cz=%lld: what is in groups is one matrix, "
+                      "with a stride of 0", (long long)p->stride_az, (long long)p->stride_bz, (long long)p->stride_cz);
   return AOTMM_OK;
 }
 

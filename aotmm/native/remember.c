@@ -13,8 +13,10 @@ static __thread struct memory {
 } memories[MEMORIES];
 
 static inline void reduce(uint64_t words[WORDS], const aotmm_problem *p) {
-  static const uint8_t addresses[] = {AOTMM_PRODUCT_A_PTR,    AOTMM_PRODUCT_B_PTR,       AOTMM_PRODUCT_C_PTR,
-                                      AOTMM_PRODUCT_BIAS_PTR, AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_SCALE_B_PTR};
+  static const uint8_t addresses[] = {
+      AOTMM_PRODUCT_A_PTR,       AOTMM_PRODUCT_B_PTR,       AOTMM_PRODUCT_C_PTR,       AOTMM_PRODUCT_BIAS_PTR,
+      AOTMM_PRODUCT_SCALE_A_PTR, AOTMM_PRODUCT_SCALE_B_PTR, AOTMM_PRODUCT_OFFSETS_PTR, AOTMM_PRODUCT_BLOCK_SCALE_A_PTR,
+      AOTMM_PRODUCT_BLOCK_SCALE_B_PTR};
   const uint64_t seen = (uint64_t)aotmm_pointer_alignment;
   memcpy(words, p, sizeof *p);
   for (unsigned i = 0; i < sizeof addresses; i++) {
@@ -36,7 +38,7 @@ static struct memory *memory_of(const aotmm_problem *p) {
   uint64_t sum = (uint64_t)p->M * 0x9e3779b97f4a7c15 + (uint64_t)p->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)p->K * 0x165667b19e3779f9 + (uint64_t)p->stride_am * 0x27d4eb2f165667c5 +
                  (uint64_t)p->stride_bk * 0x85ebca6b2c2b2ae3 + (uint64_t)p->stride_cm * 0xff51afd7ed558ccd +
-                 ((uint64_t)(p->bias_ptr != 0) ^ (uint64_t)p->activation << 20 ^ (uint64_t)p->batch << 8) * 0xc4ceb9fe1a85ec53;
+                 ((uint64_t)(p->bias_ptr != 0) ^ (uint64_t)p->grouped << 1 ^ (uint64_t)p->activation << 20 ^ (uint64_t)p->batch << 8) * 0xc4ceb9fe1a85ec53;
   return memories + (sum ^ sum >> 32) * 0x9e3779b97f4a7c15 / (UINT64_MAX / MEMORIES + 1);
 }
 

@@ -55,6 +55,13 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
   complete_placement(s);
 }
 
+static sizes sizes_of(const aotmm_problem *p, float batch, float M, float K) {
+  const float N = (float)p->N;
+  const float bytes = batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
+                               M * N * (float)bytes_of_dtype[p->dtype_c]);
+  return (sizes){.batch = batch, .M = M, .K = K, .bytes_moved = bytes};
+}
+
 static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
   const aotmm_tuning *tuning = tuning_for(device);
   s->problem = p;
@@ -70,15 +77,19 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->placements[0].copies = 0;
   s->placements[0].bytes = 0;
   s->placements[0].time = 0;
-  const float M = (float)p->M, N = (float)p->N, K = (float)p->K;
-  s->bytes_moved = (float)p->batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
-                                      M * N * (float)bytes_of_dtype[p->dtype_c]);
+  const float groups = (float)groups_of(p), M = (float)p->M, K = (float)p->K;
+  s->routings = p->grouped == AOTMM_GROUPED_M ? ROUTINGS : 1;
+  s->sizes[0] = p->grouped == AOTMM_GROUPED_M   ? sizes_of(p, groups, M / groups, K)
+                : p->grouped == AOTMM_GROUPED_K ? sizes_of(p, groups, M, K / groups)
+                                                : sizes_of(p, (float)p->batch, M, K);
+  s->sizes[1] = sizes_of(p, 1, M, K);
+  s->network = p->grouped ? NULL : s->table->network;
   set_quantities(&s->placements[0].q, p);
   if (cut) s->placements[0].q.value[AOTMM_PRODUCT_C_SPAN] = cut->last_cols; /* the others' are multiples of PANEL */
   complete_placement(s);
   s->measured[0] = s->measured[1] = NULL;
-  if (!cut) find_measured(s, tuning);
-  if (s->limit == 0 || p->batch != 1 || p->M == 0 || p->N == 0 || p->K == 0) return;
+  if (!cut && !p->grouped) find_measured(s, tuning);
+  if (s->limit == 0 || p->batch != 1 || p->grouped || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   copy_layout layouts[OPERANDS];
   uint32_t needed = 0;
@@ -128,7 +139,7 @@ static void nothing_found(search *empty, const query *s) {
   empty->count = empty->waiting = 0, empty->found = 0, empty->best.cost = -1;
   empty->reason = AOTMM_NO_SPLIT;
   empty->summed = -1;
-  empty->limit = s->table->network ? SHORTLIST : 1;
+  empty->limit = s->network ? SHORTLIST : 1;
 }
 
 static int64_t as_cost(float time) { return time < 9e18f ? (int64_t)time : INT64_MAX; }
@@ -161,8 +172,7 @@ static int faster(const search *to, const candidate *a, float time, int b) {
 
 /* Set the grid and the workspace of a plan, or return the reason why it does not fit. */
 static int32_t complete(const query *s, const candidate *from, aotmm_plan *plan, int64_t *found) {
-  const int64_t tiles = saturated(tiles_of(from->kernel, s->problem->M, s->problem->N), s->problem->batch);
-  const int64_t work_tiles = saturated(tiles, from->split);
+  const int64_t work_tiles = saturated(all_tiles_of(from->kernel, s->problem, s->problem->M, s->problem->N), from->split);
   *found = work_tiles;
   plan->grid = grid_of(from->kernel, work_tiles, s->device);
   if (!plan->grid && work_tiles) return AOTMM_TOO_MANY_BLOCKS;
@@ -235,8 +245,8 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
   const aotmm_product *k = aotmm_products + kernel;
   const uint8_t *given = &s->order.slices;
-  if (*given) return (slicings){*given == 1 ? whole : given, (k->role == AOTMM_ROLE_PRODUCT) == (*given == 1) && (*given == 1 || (p->M && p->N))};
-  if (k->role == AOTMM_ROLE_PRODUCT) return (slicings){whole, 1};
+  if (*given) return (slicings){*given == 1 ? whole : given, (k->role != AOTMM_ROLE_PARTIAL) == (*given == 1) && (*given == 1 || (p->M && p->N))};
+  if (k->role != AOTMM_ROLE_PARTIAL) return (slicings){whole, 1};
   slicings found = {splits, p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
   if (!generic || !found.count) return found;
@@ -267,7 +277,7 @@ static int consider_measured(const query *s, placement *place, uint32_t kernel, 
 /* Return whether a launch is `pdl` by the formula alone. */
 static int starts_early(const candidate *each, const terms *t, int i) {
   const int full = t->waves[i] > 0.5f && t->waves[i] <= 1;
-  return aotmm_kernels[each->kernel].pdl && aotmm_products[each->kernel].role == AOTMM_ROLE_PRODUCT &&
+  return aotmm_kernels[each->kernel].pdl && aotmm_products[each->kernel].role != AOTMM_ROLE_PARTIAL &&
          t->time[i] < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
 }
 
@@ -279,7 +289,7 @@ static void decide(const query *s, search *to) {
   int64_t found;
   if (to->count) set_terms(s, to->list, to->count, &t);
   for (int i = 0; i < to->count; i++) pdl[i] = starts_early(to->list + i, &t, i);
-  if (to->count && s->table->network) correct(s, to->list, to->count, &t, pdl);
+  if (to->count && s->network) correct(s, to->list, to->count, &t, pdl);
   for (int i = 0; i < to->count; i++) {
     const candidate *each = to->list + i;
     const aotmm_plan plan = {.kernel = each->kernel, .split = each->split, .copies = each->place->copies,
@@ -353,7 +363,7 @@ static int is_timed(const query *s, const placement *place, uint32_t kernel) {
    of a taller one may lie behind C. */
 static float most_rows(const query *s, const placement *place, const aotmm_alike *alike) {
   const aotmm_group *siblings = aotmm_siblings + alike->first, *end = siblings + alike->count;
-  for (; s->table->network && siblings < end && aotmm_tiles[aotmm_order[siblings->first]].block_m <= TALL; siblings++) {
+  for (; s->network && siblings < end && aotmm_tiles[aotmm_order[siblings->first]].block_m <= TALL; siblings++) {
     const uint32_t kernel = plainest(s, *siblings);
     if (kernel != NO_KERNEL && (!is_timed(s, place, kernel) || measured_time(s, kernel)))
       return fmaxf(TALL, 2 * (float)s->problem->M);
@@ -422,7 +432,7 @@ static void search_alike(const query *s, const aotmm_alike *alike, placement *pl
 
 static void search_all(query *s, search *to) {
   const aotmm_problem *p = s->problem;
-  const aotmm_group group = aotmm_mains[p->dtype_a][p->dtype_b][p->dtype_c];
+  const aotmm_group group = aotmm_mains[p->grouped][p->dtype_a][p->dtype_b][p->dtype_c];
   for (const aotmm_alike *each = aotmm_alikes + group.first, *end = each + group.count; each < end; each++) {
     if (each->contiguous & ~s->contiguous) continue;
     const int placement = placement_of(s, aotmm_order[aotmm_siblings[each->first].first]);
@@ -525,6 +535,7 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
 /* Return whether panels are to be tried: for copies that exceed the limit; with a given number of slices, if there is no plan
    without them. */
 static int needs_panels(const query *s, const aotmm_plan *best) {
+  if (s->problem->grouped) return 0;
   return s->order.slices > 1 ? best->cost < 0 && s->limit && s->problem->batch == 1 && s->problem->M && s->problem->N
                              : s->excluded != 0;
 }
@@ -591,7 +602,7 @@ int aotmm_check(const aotmm_problem *problem, const aotmm_device *device, uint64
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", kernel, aotmm_kernel_count);
   const int32_t role = aotmm_products[kernel].role;
   memset(evaluation, 0, sizeof *evaluation);
-  if (role != AOTMM_ROLE_PRODUCT && role != AOTMM_ROLE_PARTIAL)
+  if (role == AOTMM_ROLE_REDUCE || role == AOTMM_ROLE_COPY)
     evaluation->reason = AOTMM_NO_PRODUCT;
   else if (!same_types(kernel, problem))
     evaluation->reason = AOTMM_OTHER_TYPES;

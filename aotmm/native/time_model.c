@@ -105,8 +105,8 @@ void set_octets(const aotmm_tuning *tuning) {
 }
 
 /* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
-INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
-  const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K, batch = (float)s->problem->batch;
+INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, const given *g, terms *restrict t) {
+  const float M = size->M, N = (float)s->problem->N, K = size->K, batch = size->batch;
   const int given = s->order.slices != 0; /* the number of slices: then any is valid */
   const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
   for (int i = 0; i < LANES; i++) {
@@ -129,12 +129,21 @@ INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms 
     t->multiply[i] = t->rounds[i] * t->steps[i] * k->ns_per_k_step[i];
     t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->cluster_m[i] + bytes_b / k->cluster_n[i]) * k->ns_per_taken_byte[i]);
     t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * k->ns_per_loaded_byte[i]);
-    t->read[i] = s->bytes_moved * k->ns_per_byte[i];
+    t->read[i] = size->bytes_moved * k->ns_per_byte[i];
     t->sums[i] = work_tiles * k->block_m[i] * k->block_n[i] * k->sum_bytes[i] * k->ns_per_byte[i];
     const float squares = t->multiply[i] * t->multiply[i] + t->take[i] * t->take[i] + t->load[i] * t->load[i] + t->read[i] * t->read[i];
     t->time[i] = t->fixed[i] + __builtin_sqrtf(squares) + t->sums[i] + g->reduce[i];
     t->sums[i] += g->reduce[i];
   }
+}
+
+/* Of groups of rows, the time is the geometric mean over routings, and the other terms are those of equal groups. */
+INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
+  terms other;
+  formula_of(s, s->sizes, k, g, t);
+  if (s->routings == 1) return;
+  formula_of(s, s->sizes + 1, k, g, &other);
+  for (int i = 0; i < LANES; i++) t->time[i] = __builtin_sqrtf(t->time[i] * other.time[i]);
 }
 
 INLINE void terms_of(const query *s, const candidate *plans, int count, terms *restrict t) {
@@ -241,15 +250,21 @@ INLINE void keep_positive(const vector nodes[VECTORS], float found[AOTMM_HIDDEN]
 
 INLINE float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
 
+INLINE int a_by_columns(const quantities *q) { return !contiguous(q, AOTMM_PRODUCT_STRIDE_AK); }
+
+INLINE int b_by_columns(const quantities *q) {
+  return contiguous(q, AOTMM_PRODUCT_STRIDE_BK) && !contiguous(q, AOTMM_PRODUCT_STRIDE_BN);
+}
+
 INLINE void hidden_of(const query *s, placement *place) {
   const aotmm_problem *p = s->problem;
   const quantities *q = &place->q;
   const float inputs[AOTMM_PROBLEM_INPUTS] = {logarithm((float)p->M),
                                               logarithm((float)p->N),
                                               logarithm((float)p->K),
-                                              logarithm(s->bytes_moved),
-                                              !contiguous(q, AOTMM_PRODUCT_STRIDE_AK),
-                                              contiguous(q, AOTMM_PRODUCT_STRIDE_BK) && !contiguous(q, AOTMM_PRODUCT_STRIDE_BN),
+                                              logarithm(s->sizes[0].bytes_moved),
+                                              a_by_columns(q),
+                                              b_by_columns(q),
                                               place->lines_a,
                                               place->lines_b,
                                               place->sectors_a,
@@ -276,10 +291,15 @@ INLINE float reread_time(const query *s, const candidate *plan, const terms *t, 
 INLINE void set_nodes(const query *s, const candidate *plan, const terms *t, int i, float nodes[LAUNCHES][AOTMM_HIDDEN]) {
   const aotmm_network *network = s->table->network;
   const aotmm_correction *own = s->table->corrections + plan->kernel;
+  const aotmm_tile *tile = aotmm_tiles + plan->kernel;
   const float time = t->time[i], waves = t->waves[i], rounds = t->rounds[i], wave = smaller(waves, 1);
   const float share = 1 / time, part = 1 / rounds, size = log2f(time);
   const int odd = own->alternates && (int64_t)rounds & 1, clustered = num_ctas(aotmm_kernels + plan->kernel) > 1;
   const int half = waves <= 0.5f, one = waves <= 1;
+  const int across_K = a_by_columns(&plan->place->q) && !b_by_columns(&plan->place->q);
+  const float of_K = (float)s->problem->K / tile->block_k, all_steps = up_to_whole(of_K), past = all_steps - of_K;
+  const float of_M = (float)s->problem->M / tile->block_m, of_N = (float)s->problem->N / tile->block_n;
+  const float down = larger(1, up_to_whole(of_M)), across = larger(1, up_to_whole(of_N)), steps = larger(1, t->steps[i]);
   const float inputs[AOTMM_PLAN_INPUTS] = {size,
                                            t->multiply[i] * share,
                                            t->take[i] * share,
@@ -292,17 +312,25 @@ INLINE void set_nodes(const query *s, const candidate *plan, const terms *t, int
                                            waves - (rounds - 1),
                                            part,
                                            logarithm(t->steps[i]),
-                                           t->rows[i] / aotmm_tiles[plan->kernel].block_m,
-                                           t->cols[i] / aotmm_tiles[plan->kernel].block_n,
+                                           past,
+                                           past / steps,
+                                           across_K ? past : 0,
+                                           t->rows[i] / tile->block_m,
+                                           t->cols[i] / tile->block_n,
+                                           1 - (down - of_M),
+                                           1 - (across - of_N),
+                                           1 / down,
+                                           1 / across,
                                            one,
                                            half,
                                            odd ? smaller(1, 2 * part) : 0,
                                            t->sums[i] * share,
                                            logarithm((float)plan->split),
+                                           t->steps[i] - all_steps / (float)plan->split,
                                            clustered ? plan->place->lines_a : 0,
                                            clustered ? plan->place->lines_b : 0};
-  /* The last two are 0 without clusters, the two before them without slices. */
-  const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 4);
+  /* The last two are 0 without clusters, the three before them without slices. */
+  const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 5);
   vector hidden[VECTORS];
   for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
   add(hidden, network->plan, inputs, count);
@@ -384,5 +412,5 @@ void describe(const query *s, placement *place) {
   place->lines_b = split_lines(&place->q, 1, bytes_b, LINE_BYTES);
   place->sectors_a = split_lines(&place->q, 0, bytes_a, SECTOR_BYTES);
   place->sectors_b = split_lines(&place->q, 1, bytes_b, SECTOR_BYTES);
-  if (s->table->network) set_hidden(s, place);
+  if (s->network) set_hidden(s, place);
 }

@@ -175,17 +175,55 @@ static int apart_from_result(const aotmm_problem *p, uint64_t address, int32_t b
   return same || !share_memory(&out, &factor);
 }
 
-/* Set one fp32 factor for all, or one for each of `count` along dimension `along` of the last three. */
-static int set_scale(const call *c, const view *scale, int along, int64_t count, const char *wrong, int64_t *address,
-                     int64_t *apart) {
+/* The last dimensions of the scales of an operand, right-aligned. */
+typedef struct factors {
   int64_t size[3], stride[3];
-  if (right_aligned(scale, c->device, size, stride)) return 1;
+  int64_t address;
+} factors;
+
+static int read_scale(const call *c, const view *scale, factors *found) {
+  if (right_aligned(scale, c->device, found->size, found->stride)) return 1;
   if (scale->dtype != AOTMM_FP32) return fail(KIND_TYPE, "scales must be float32");
-  for (int i = 0; i < 3; i++)
-    if (size[i] != 1 && (i != along || size[i] != count)) return fail(KIND_VALUE, wrong);
-  if (!apart_from_result(&c->problem, scale->address, bytes_of_dtype[AOTMM_FP32], size, stride))
+  if (!apart_from_result(&c->problem, scale->address, bytes_of_dtype[AOTMM_FP32], found->size, found->stride))
     return fail(KIND_VALUE, "out shares memory with a scale");
-  *address = (int64_t)scale->address, *apart = stride[along];
+  found->address = (int64_t)scale->address;
+  return 0;
+}
+
+static int is_one_of(int64_t size, int64_t first, int64_t second) { return size == 1 || size == first || size == second; }
+
+/* Return whether factors are for blocks along K, of which there are `blocks`: not one for all, nor one per row or column. */
+static int is_in_blocks(const factors *a, const factors *b, int64_t blocks, int64_t cols) {
+  return (a->size[2] != 1 && a->size[2] == blocks) || (b->size[1] != 1 && b->size[1] == blocks) ||
+         (b->size[2] != 1 && b->size[2] != cols);
+}
+
+/* Set fp32 factors: one for all, one for each row of A and column of B, or block scales. Their sizes tell which. */
+static int set_scales(call *c) {
+  const request *r = c->request;
+  aotmm_problem *p = &c->problem;
+  const int64_t blocks = ceil_div(p->K, AOTMM_BLOCK_SCALE_K), wide = ceil_div(p->N, AOTMM_BLOCK_SCALE_K);
+  factors a = {.size = {1, 1, 1}}, b = {.size = {1, 1, 1}};
+  if ((r->scale_a && read_scale(c, r->scale_a, &a)) || (r->scale_b && read_scale(c, r->scale_b, &b))) return 1;
+  if (!is_one_of(a.size[0], p->batch, 1) || !is_one_of(a.size[1], p->M, 1) || !is_one_of(a.size[2], blocks, 1))
+    return fail(KIND_VALUE, "scale_a must be one number, (M, 1), or (M, ceil(K / 128)) for blocks of K");
+  if (!is_one_of(b.size[0], p->batch, 1) || !is_one_of(b.size[1], blocks, 1) || !is_one_of(b.size[2], p->N, wide))
+    return fail(KIND_VALUE, "scale_b must be one number, (1, N), or (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)) "
+                            "for blocks of K");
+  if (!is_in_blocks(&a, &b, blocks, p->N)) {
+    if (a.size[0] != 1 || b.size[0] != 1)
+      return fail(KIND_VALUE, "scales of rows and columns are the same for every matrix of a batch");
+    p->scale_a_ptr = a.address, p->stride_scale_a = a.stride[1];
+    p->scale_b_ptr = b.address, p->stride_scale_b = b.stride[2];
+    return 0;
+  }
+  if (p->K == 0) return 0; /* there is no block */
+  if (!r->scale_a || !r->scale_b) return fail(KIND_VALUE, "scales of blocks of K need both scale_a and scale_b");
+  if (p->dtype_a != AOTMM_FP8E4 && p->dtype_a != AOTMM_FP8E5) return fail(KIND_TYPE, "scales of blocks of K are for float8");
+  p->block_scale_a_ptr = a.address, p->block_scale_b_ptr = b.address;
+  p->stride_block_az = a.stride[0], p->stride_block_am = a.stride[1], p->stride_block_ak = a.stride[2];
+  p->stride_block_bz = b.stride[0], p->stride_block_bk = b.stride[1], p->stride_block_bn = b.stride[2];
+  p->block_columns = b.size[2] == p->N && p->N > 1 ? 1 : AOTMM_BLOCK_SCALE_K;
   return 0;
 }
 
@@ -204,10 +242,7 @@ static int set_epilogue(call *c) {
     p->bias_ptr = (int64_t)r->bias->address;
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
-  return (r->scale_a && set_scale(c, r->scale_a, 1, p->M, "scale_a must be one number or (M, 1)", &p->scale_a_ptr,
-                                  &p->stride_scale_a)) ||
-         (r->scale_b && set_scale(c, r->scale_b, 2, p->N, "scale_b must be one number or (1, N)", &p->scale_b_ptr,
-                                  &p->stride_scale_b));
+  return r->scale_a || r->scale_b ? set_scales(c) : 0;
 }
 
 /* Return whether matrices follow each other as their rows do. */
@@ -219,14 +254,18 @@ static int follow(int64_t z_stride, int64_t rows, int64_t row_stride) {
 /* Make a batch with one B a matrix of all its rows, if these lie evenly: tiles can then have rows of several
    matrices. */
 static void merge_rows(aotmm_problem *p) {
-  if (p->batch == 1 || p->stride_bz || p->stride_scale_a) return;
-  if (p->M == 1) p->stride_am = p->stride_az, p->stride_cm = p->stride_cz, p->stride_bias_m = p->stride_bias_z;
+  if (p->batch == 1 || p->stride_bz || p->stride_scale_a || p->stride_block_bz) return;
+  if (p->M == 1) {
+    p->stride_am = p->stride_az, p->stride_cm = p->stride_cz, p->stride_bias_m = p->stride_bias_z;
+    p->stride_block_am = p->stride_block_az;
+  }
   int64_t rows;
   if (!follow(p->stride_az, p->M, p->stride_am) || !follow(p->stride_cz, p->M, p->stride_cm) ||
-      !follow(p->stride_bias_z, p->M, p->stride_bias_m) || __builtin_mul_overflow(p->M, p->batch, &rows))
+      !follow(p->stride_bias_z, p->M, p->stride_bias_m) || !follow(p->stride_block_az, p->M, p->stride_block_am) ||
+      __builtin_mul_overflow(p->M, p->batch, &rows))
     return;
   p->M = rows, p->batch = 1;
-  p->stride_az = p->stride_cz = p->stride_bias_z = 0;
+  p->stride_az = p->stride_cz = p->stride_bias_z = p->stride_block_az = 0;
 }
 
 static const aotmm_launcher *const *launchers_of(const call *c) {
@@ -271,6 +310,10 @@ static int launch_members(const call *c) {
     if (launch(&member)) return 1;
     p->a_ptr += p->stride_az * bytes_a, p->b_ptr += p->stride_bz * bytes_b, p->c_ptr += p->stride_cz * bytes_c;
     if (p->bias_ptr) p->bias_ptr += p->stride_bias_z * bytes_c;
+    if (p->block_scale_a_ptr) {
+      p->block_scale_a_ptr += p->stride_block_az * bytes_of_dtype[AOTMM_FP32];
+      p->block_scale_b_ptr += p->stride_block_bz * bytes_of_dtype[AOTMM_FP32];
+    }
   }
   return 0;
 }
@@ -291,7 +334,7 @@ static int launch(const call *c) {
     launcher = *next++;
     status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
   } while (status == AOTMM_NO_KERNEL && *next);
-  if (status == AOTMM_NO_ORDER && p->batch > 1) return launch_members(c);
+  if (status == AOTMM_NO_ORDER && p->batch > 1 && !p->grouped) return launch_members(c);
   if (status == AOTMM_OK && plan.workspace_bytes && !(workspace = workspace_of(&plan, c->device, &address)))
     status = launcher->plan(p, c->device, 0, &plan);
   if (status == AOTMM_OK) status = launcher->run(&plan, p, c->device, stream, address);
@@ -302,17 +345,17 @@ static int launch(const call *c) {
   return 1;
 }
 
-/* Make a new row-major result, which the caller owns. */
-static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m, tensor_t *result) {
+/* Make a new row-major result of operands of type `input`, a matrix (dim 2) or a batch of them, which the caller owns. */
+static int new_result(const call *c, int32_t input, int dim, const int64_t sizes[3], matrix *m, tensor_t *result) {
   int64_t output = c->request->out_dtype;
   if (output < -1 || output >= DTYPES || (output >= 0 && torch_dtypes[output] < 0))
     return fail(KIND_TYPE, "aotmm cannot write this dtype");
-  int64_t rows = a->rows > 0 ? a->rows : 1, cols = b->cols > 0 ? b->cols : 1;
-  int64_t sizes[] = {c->problem.batch, a->rows, b->cols}, strides[] = {saturated(rows, cols), cols, 1};
+  int64_t rows = sizes[1] > 0 ? sizes[1] : 1, cols = sizes[2] > 0 ? sizes[2] : 1;
+  int64_t strides[] = {saturated(rows, cols), cols, 1};
   *m = (matrix){.batch = sizes[0], .rows = sizes[1], .cols = sizes[2],
                 .z_stride = strides[0], .row_stride = strides[1], .col_stride = 1,
-                .dtype = output < 0 ? default_outputs[a->dtype] : (int32_t)output};
-  int skip = a->dim == 2 && b->dim == 2;
+                .dtype = output < 0 ? default_outputs[input] : (int32_t)output};
+  int skip = 3 - dim;
   void *address = NULL;
   if (torch.aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, torch_dtypes[m->dtype], cuda_type,
                                      c->device, result) ||
@@ -320,6 +363,11 @@ static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m
     return fail(KIND_TORCH, "torch cannot allocate the result");
   m->address = (uint64_t)address;
   return 0;
+}
+
+static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m, tensor_t *result) {
+  return new_result(c, a->dtype, a->dim == 2 && b->dim == 2 ? 2 : 3,
+                    (const int64_t[]){c->problem.batch, a->rows, b->cols}, m, result);
 }
 
 static int check_output(const call *c, const matrix *a, const matrix *b, const matrix *m) {
@@ -346,6 +394,82 @@ EXPORT int aotmm_torch_multiply(const request *r, tensor_t *result) {
   }
   if (!failed && made) *result = made;
   if (failed && made) torch.aoti_torch_delete_tensor_object(made);
+  return failed;
+}
+
+/* ------------------------------------------------------------------------------------------ grouped products */
+
+static matrix transposed(const matrix *m) {
+  matrix found = *m;
+  found.rows = m->cols, found.cols = m->rows;
+  found.row_stride = m->col_stride, found.col_stride = m->row_stride;
+  return found;
+}
+
+/* Set the operands of a grouped product, and what is in groups. Groups of columns of B are those of rows of B^T, whose
+   product is C^T; `*turned` tells. */
+static int set_groups(call *c, matrix *a, matrix *b, int *turned) {
+  const request *r = c->request;
+  const view *ends = r->offsets;
+  if (as_matrix(&r->a, a) || as_matrix(&r->b, b)) return 1;
+  if (a->dim == 3 && b->dim == 3) return fail(KIND_VALUE, "a grouped product has offs along one or two matrices; these are batches");
+  if (a->device != b->device || ends->device != a->device) return fail(KIND_VALUE, "a, b and offs are on different devices");
+  if (ends->dim != 1) return fail(KIND_VALUE, "offs must have one dimension, the ends of the groups");
+  if (ends->dtype != AOTMM_INT32) return fail(KIND_TYPE, "offs must be int32");
+  if (a->cols != b->rows) return fail(KIND_VALUE, "the inner sizes differ: a is (..., M, K), b must be (..., K, N)");
+  *turned = a->dim == 3;
+  if (*turned) {
+    const matrix of_rows = transposed(b);
+    *b = transposed(a), *a = of_rows;
+  }
+  const int64_t groups = ends->sizes[0];
+  if (b->dim == 3 && b->batch != groups) return fail(KIND_VALUE, "offs must have one number for each matrix");
+  if (groups > 1 && ends->strides[0] != 1) return fail(KIND_VALUE, "offs must be contiguous");
+  aotmm_problem *p = &c->problem;
+  c->device = a->device;
+  p->grouped = b->dim == 3 ? AOTMM_GROUPED_M : AOTMM_GROUPED_K;
+  p->offsets_ptr = (int64_t)ends->address, p->batch = groups;
+  p->a_ptr = (int64_t)a->address, p->b_ptr = (int64_t)b->address;
+  p->M = a->rows, p->N = b->cols, p->K = a->cols;
+  p->stride_am = a->row_stride, p->stride_ak = a->col_stride;
+  p->stride_bk = b->row_stride, p->stride_bn = b->col_stride, p->stride_bz = b->z_stride;
+  p->dtype_a = a->dtype, p->dtype_b = b->dtype;
+  p->activation = r->activation, p->slope = (float)r->slope;
+  p->allow_tf32 = r->allow_tf32, p->batch_invariant = r->batch_invariant;
+  return 0;
+}
+
+/* Set a bias of N, or one for each group. */
+static int set_bias_of_groups(call *c, const view *bias, int turned) {
+  aotmm_problem *p = &c->problem;
+  if (bias->device != c->device) return fail(KIND_VALUE, "a bias or scale is on another device");
+  if (bias->dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
+  if (turned || p->grouped != AOTMM_GROUPED_M) return fail(KIND_VALUE, "a bias is for groups of rows of a: a must be a matrix, b a batch");
+  const int one = bias->dim == 1 && bias->sizes[0] == p->N;
+  if (!one && (bias->dim != 2 || bias->sizes[0] != p->batch || bias->sizes[1] != p->N))
+    return fail(KIND_VALUE, "bias must be (N) or (groups, N)");
+  p->bias_ptr = (int64_t)bias->address;
+  p->stride_bias_z = one ? 0 : bias->strides[0], p->stride_bias_n = bias->strides[bias->dim - 1];
+  return 0;
+}
+
+EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
+  call c = {.request = r};
+  matrix a, b, m;
+  tensor_t made = NULL;
+  int turned;
+  if (set_groups(&c, &a, &b, &turned)) return 1;
+  aotmm_problem *p = &c.problem;
+  const int64_t sizes[] = {p->batch, turned ? p->N : p->M, turned ? p->M : p->N};
+  if (new_result(&c, a.dtype, b.dim == 3 ? 2 : 3, sizes, &m, &made)) return 1;
+  set_output(&c, &m);
+  if (p->grouped == AOTMM_GROUPED_M) p->stride_cz = 0;
+  if (turned) p->stride_cm = m.col_stride, p->stride_cn = m.row_stride;
+  const int failed = (r->bias && set_bias_of_groups(&c, r->bias, turned)) || launch(&c);
+  if (failed)
+    torch.aoti_torch_delete_tensor_object(made);
+  else
+    *result = made;
   return failed;
 }
 
@@ -438,6 +562,28 @@ static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
   stack[0] = (value)out;
 }
 
+/* grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? bias, int activation, float slope, bool allow_tf32,
+   bool batch_invariant, int library, int out_dtype) -> Tensor */
+static void op_grouped_mm(value *stack, uint64_t arguments, uint64_t results) {
+  (void)arguments, (void)results;
+  tensor_t owned[] = {(tensor_t)stack[0], (tensor_t)stack[1], (tensor_t)stack[2], optional_tensor(stack[3])}, result = NULL;
+  view offsets, bias;
+  request r = {.offsets = &offsets,
+               .bias = owned[3] ? &bias : NULL,
+               .activation = (int64_t)stack[4],
+               .slope = as_double(stack[5]),
+               .allow_tf32 = (int)(stack[6] & 1),
+               .batch_invariant = (int)(stack[7] & 1),
+               .library = (int64_t)stack[8],
+               .out_dtype = (int64_t)stack[9]};
+  const int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) || read_view(owned[2], 0, &offsets) ||
+                     (r.bias && read_view(owned[3], 0, &bias)) || aotmm_torch_multiply_groups(&r, &result);
+  for (int i = 0; i < 4; i++)
+    if (owned[i]) torch.aoti_torch_delete_tensor_object(owned[i]);
+  if (failed) raise();
+  stack[0] = (value)result;
+}
+
 /* ---------------------------------------------------------------------------------------------- setup */
 
 /* Look up torch's functions with `find`, which returns NULL for a missing one. Register the kernels of the ops for
@@ -470,7 +616,8 @@ EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolv
   void *kernels;
   if (torch.aoti_torch_library_init_impl("aotmm", "CompositeExplicitAutograd", "aotmm", 0, &kernels) ||
       torch.torch_library_impl(kernels, "mm", op_mm, TORCH_2_10) ||
-      torch.torch_library_impl(kernels, "mm.out", op_mm_out, TORCH_2_10))
+      torch.torch_library_impl(kernels, "mm.out", op_mm_out, TORCH_2_10) ||
+      torch.torch_library_impl(kernels, "grouped_mm", op_grouped_mm, TORCH_2_10))
     return "the implementation of torch.ops.aotmm";
   return NULL;
 }

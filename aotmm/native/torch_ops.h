@@ -58,7 +58,7 @@ int share_memory(const matrix *, const matrix *);
 /* A product to compute. An absent tensor is NULL; out_dtype is that of a new result, -1 for the default. */
 typedef struct request {
   view a, b;
-  const view *out, *bias, *scale_a, *scale_b;
+  const view *out, *bias, *scale_a, *scale_b, *offsets; /* the last of a grouped product alone */
   int64_t activation, library, out_dtype;
   double slope;
   int allow_tf32, fast_accum, batch_invariant;
@@ -78,6 +78,9 @@ int read_view(tensor_t, int writable, view *);
 /* Launch the product on torch's current stream. Without `out` the result is new and the caller's. Return 0, or 1 with
    the error recorded. */
 int aotmm_torch_multiply(const request *, tensor_t *result);
+
+/* Launch a grouped product likewise: of the request's tensors it takes a, b, offsets and bias. */
+int aotmm_torch_multiply_groups(const request *, tensor_t *result);
 
 /* Return whether the last product was refused for its arguments, not because the driver failed. */
 int aotmm_torch_declined(void);

@@ -42,7 +42,7 @@ void find_measured(query *s, const aotmm_tuning *tuning) {
   int rows_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BN), cols_b = contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
   s->measured[0] = s->measured[1] = NULL;
   if ((p->a_ptr | p->b_ptr) & (LINE_BYTES - 1)) return; /* measured times are of operands that begin at a line */
-  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b)) return;
+  if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b) || p->block_scale_a_ptr) return;
   aotmm_shape key = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
   key.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
   for (key.fast_accum = 0; key.fast_accum <= (p->fast_accum != 0); key.fast_accum++)

@@ -86,7 +86,7 @@ def guarded(kernel: AnyKernel, target: Target) -> Facts:
         registers=kernel.registers,
         spill_bytes=kernel.spill_bytes,
         threads=kernel.threads,
-        num_ctas=1,  # a launch says how large they are
+        num_ctas=kernel.demanded_ctas,
         shared_bytes=0,
         ptx_version=target.ptx_version,
     )

@@ -1,4 +1,4 @@
-"""Expressions of a grid: integers, names of integer arguments and constexprs, + - * //, cdiv, min and max.
+"""Expressions of a grid: integers, integer arguments, constexprs, sizes of descriptors, + - * //, cdiv, min and max.
 
 They are a part of Python's and mean the same there; `cdiv` is Triton's. Every operation is one of int64 in C
 (`aotmm/native/own.h`), where a division by 0 or an overflow is an error of the launch.
@@ -15,7 +15,7 @@ _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "subtract"
 _OPERATORS[ast.FloorDiv] = "floor_div"
 _FUNCTIONS = {"cdiv": "ceil_div_of", "min": "least", "max": "most"}
 _PAIR = 2
-_KNOWN = "integers, arguments, constexprs, + - * //, cdiv(a, b), min(a, b) and max(a, b)"
+_KNOWN = "integers, arguments, constexprs, shape[0] of descriptors, + - * //, cdiv(a, b), min(a, b) and max(a, b)"
 
 
 def in_c(expression: str, values: Mapping[str, str]) -> str:
@@ -46,6 +46,8 @@ def _walk(node: ast.expr, expression: str, value_of: Callable[[str], str]) -> st
         return f"{node.value}ll"
     if isinstance(node, ast.Name):
         return value_of(node.id)
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+        return value_of(ast.unparse(node))
     operation, operands = "", []
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         operation, operands = _OPERATORS[type(node.op)], [node.left, node.right]

@@ -22,7 +22,7 @@ from aotmm.target import STATUSES, TARGETS
 if TYPE_CHECKING:
     from aotmm.pack.schema import AnyKernel, Image, Kernel, OwnKernel
 
-FORMAT = 7
+FORMAT = 9
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
@@ -216,8 +216,13 @@ def code(head: Head, image: "Image", library: bytes, where: str) -> bytes:
     Raises:
         ArtifactError: the library does not hold them there.
     """
-    begin = head.images.offset + image.offset
-    found = library[begin : begin + image.bytes]
+    first, end = head.images.offset, head.images.offset + head.images.bytes
+    begin = first + image.offset
+    found = library[begin : begin + image.stored]
+    if not image.whole:
+        from aotmm.pack.edits import edited  # only here: who loads a pack does not need it
+
+        found = edited(library[first + image.base : end], found, image.bytes)
     if hashlib.sha256(found).hexdigest() != image.sha256:
         raise ArtifactError(
             f"{where}: {head.library.path} holds other code at byte {begin} than {head.kernels_file.path} says; "
@@ -291,11 +296,16 @@ def _faults_of_images(manifest: Manifest, where: str) -> list[str]:
         for kind, image in (("image", kernel.image), ("PTX", kernel.ptx)):
             if image is not None:
                 names.setdefault(image, f"the {kind} of {kernel.name}")
+    bases = {image.offset for image in names if image.whole}
     end = 0
     for image in sorted(names, key=lambda image: image.offset):
         if image.offset != end:
             problems.append(f"{where}: {names[image]} is at {image.offset}, expected at {end}")
-        end = image.offset + room(image.bytes)
+        end = image.offset + room(image.stored)
+        if image.whole and image.stored != image.bytes:
+            problems.append(f"{where}: {names[image]} has {image.bytes} bytes, and {image.stored} are stored")
+        if not image.whole and image.base not in bases:
+            problems.append(f"{where}: {names[image]} is made of what begins at {image.base}, where no whole image is")
     images, library = manifest.images, manifest.library
     if end != images.bytes:
         problems.append(f"{where}: the kernels' images end at {end}, their block has {images.bytes} bytes")

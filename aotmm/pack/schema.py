@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from aotmm.pack.decode import Sha256
-from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, RELATIONS, ROLES
+from aotmm.problem import ATTRIBUTES, DTYPES, EPILOGUES, LAYOUTS, LEFT_OUT, MAX_SIZES, RELATIONS, ROLES
 from aotmm.target import Target
 
 Dtype = Annotated[str, tuple(DTYPES)]
+LICENSE = r"[A-Za-z0-9 ().+:/-]{0,200}"  # an SPDX expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A CUDA tensor map of a batch of matrices in global memory: 128 bytes that the driver encodes at each launch.
+    """A CUDA tensor map of a batch of matrices, or of one, in global memory: 128 bytes that a launch encodes.
 
     Attributes:
         dtype: element type (`problem.DTYPES`).
@@ -33,6 +34,7 @@ class TensorMap:
         box_inner, box_outer: elements of one transfer.
         swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
         guards: conditions of its use; if one does not hold, the kernel gets 128 zero bytes.
+        rank: its dimensions: 3, or 2 for a kernel that knows of one matrix only.
     """
 
     dtype: Dtype
@@ -45,6 +47,7 @@ class TensorMap:
     box_outer: int
     swizzle: int
     guards: tuple[Guard, ...] = ()
+    rank: Annotated[int, range(2, 4)] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,30 @@ class Parameter:
     tensor_map: TensorMap | None = None
 
 
+WHOLE = -1  # no offset: the base of code of which all is stored
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """Code of a kernel: its place among the images in the pack's library, its size in bytes, and its sha256 in hex.
 
-    The offset counts from the first byte of the block of images. It means nothing until a library is linked.
+    Offsets count from the first byte of the block of images. They mean nothing until a library is linked.
+
+    Attributes:
+        stored: bytes at its place: all of the code, or edits that make it of other code (`pack.edits`).
+        base: offset of that other code, which is stored as it is; WHOLE if all of the code is stored.
     """
 
     offset: int
     bytes: int
     sha256: Sha256
+    stored: int
+    base: Annotated[int, range(WHOLE, 2**53)]
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all of the code is stored."""
+        return self.base == WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +204,11 @@ class AnyKernel:
     ptx: Image | None
     key: str
 
+    @property
+    def demanded_ctas(self) -> int:
+        """Return the blocks of a cluster that the image demands; 1 if a launch says how large clusters are."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel(AnyKernel):
@@ -259,12 +281,25 @@ class OwnKernel(AnyKernel):
         options: those of the compiler.
         grid: expressions of the blocks along x, y and z, of integer arguments and constexprs (`aotmm.pack.grid`); the
             last ones may be missing and are 1, none at all means that the caller says the grid.
+        license: of its source, as the author states it; "" if that does not.
+        writes: arguments through which it may write: for torch's op.
+        sizes: integer arguments that measured choices among variants go by: those that @triton.autotune names as key.
+        left_out: what its source calls and the image lacks (`problem.LEFT_OUT`).
     """
 
     function: str
     arguments: tuple[Argument, ...]
     options: tuple[Option, ...]
     grid: Annotated[tuple[str, ...], range(4)]
+    license: Annotated[str, LICENSE]
+    writes: tuple[str, ...]
+    sizes: Annotated[tuple[str, ...], range(MAX_SIZES + 1)]
+    left_out: tuple[Annotated[str, LEFT_OUT], ...] = ()
+
+    @property
+    def demanded_ctas(self) -> int:
+        """Return the blocks of a cluster, which Triton's compiler fixes."""
+        return next((option.value for option in self.options if option.name == "num_ctas"), 1)
 
 
 def occupancy(kernel: Kernel, target: Target) -> int:

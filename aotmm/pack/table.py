@@ -21,7 +21,7 @@ from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
-FORMAT = 9
+FORMAT = 10
 _DRAWN = ".drawn.json"
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)

@@ -30,7 +30,8 @@ PROBLEM_INPUTS = (
 )  # fmt: skip
 PLAN_INPUTS = (
     "log2 time", "multiply", "take", "read", "load", "fixed", "reread", "wave up to 1", "wave up to 2", "last wave",
-    "1 / waves", "log2 steps", "rows", "columns", "one wave", "half a wave", "odd", "sums", "log2 split",
+    "1 / waves", "log2 steps", "past K", "past K / steps", "past K, across K", "rows", "columns", "last rows",
+    "last columns", "1 / down", "1 / across", "one wave", "half a wave", "odd", "sums", "log2 split", "uneven",
     "clustered lines_a", "clustered lines_b",
 )  # fmt: skip
 PDL_INPUTS = ("pdl", "half a wave", "the other half", "log2 time", "log2 time, the other half", "wave up to 1")
@@ -53,8 +54,9 @@ _TF32_PLAIN = 3.0
 _FP32_PLAIN, _FMA_READS = 3.0, 3.5
 # Blocks that keep a multiprocessor busy: of `fma`, likewise; and of `tile` on NVIDIA GPUs without wgmma, whose warps
 # wait for each other in every step. Fitted to 47 problems on 104 multiprocessors of an H100, a proxy for an A100
-# (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in.
-_BUSY = {"fma": 3.5, "tile": 1.5}
+# (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in. `multistage` has
+# the constants of `tile`: none were fitted to it, and what it gains is not in them.
+_BUSY = {"fma": 3.5, "tile": 1.5, "multistage": 1.5}
 _STEP_NS, _STEP_MHZ = 40.0, 1980  # at this clock
 _MMA_TAKE_MACS = 32.0  # as _TAKE_MACS: a multiprocessor takes in 64 bytes per cycle, and multiplies half as fast
 _REGISTERS_BESIDE = 96  # of a thread, and one for each sum: about what the compiler takes
@@ -190,8 +192,8 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
 
 
 def _by_mma(kernel: Kernel, target: Target) -> bool:
-    """Return whether it is a kernel of plain Triton for NVIDIA GPUs without wgmma."""
-    return kernel.family == "tile" and target.backend == "cuda" and not target.fast_accum
+    """Return whether it multiplies by mma.sync, or is of plain Triton, for NVIDIA GPUs without wgmma."""
+    return kernel.family in ("tile", "multistage") and target.backend == "cuda" and not target.fast_accum
 
 
 def beside(kernel: Kernel, target: Target) -> int:

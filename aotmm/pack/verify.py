@@ -235,7 +235,7 @@ def _images(whole: Manifest, library: bytes) -> list[str]:
             except ArtifactError as error:
                 violations.append(str(error))
             end = whole.images.offset + image.offset + image.bytes
-            if kind == "ptx" and library[end : end + 1] != b"\0":  # drivers read on until then
+            if kind == "ptx" and image.whole and library[end : end + 1] != b"\0":  # drivers read on until then
                 violations.append(f"{name}: no zero byte follows it in {whole.library.path}")
     return violations
 

@@ -89,7 +89,7 @@ def matmul(
             return autograd.multiply(a, b, bias, (0, LEAKY_SLOPE, *rest))
 
         result = by_views(product, a, b, bias, rows_scaled=False)
-        return result if activation == "none" else _activated(result, activation, slope)
+        return result if activation == "none" else activated(result, activation, slope)
     fused = (_NAMES.index(activation), slope, *rest)
 
     def launch(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -125,7 +125,7 @@ def _check_gradient(
     raise NotImplementedError(f"a product {reason} has no gradient, and one may be asked for; {advice}")
 
 
-def _activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:
+def activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:
     """Apply the activation by torch, which knows its derivatives."""
     functional = torch.nn.functional
     if activation == "leaky_relu":

@@ -13,7 +13,7 @@ from aotmm.pack import manifest
 from aotmm.pack.files import build_command
 from aotmm.runtime.installed import added, entries, own, owner
 from aotmm.runtime.pack import open_pack, read_verified, unreadable
-from aotmm.target import TARGETS
+from aotmm.target import TARGETS, ways_to_run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PackState:
-    """One pack folder: its content, or `error`, why it cannot be used.
+    """One pack folder: its content, or `error`, why it cannot be used. A pack of products has no `functions`.
 
     `owner` is the distribution that added it, "" for those of the installation or of a given folder. `tuning` names the
     GPU, driver and date of the times that its launcher selects by; "" if it has estimates only.
@@ -34,6 +34,7 @@ class PackState:
     folder: str
     owner: str = ""
     arch: str | None = None
+    functions: tuple[str, ...] = ()
     kernels: int = 0
     bytes: int = 0
     executed_on: str | None = None
@@ -45,7 +46,8 @@ class PackState:
 class DeviceState:
     """One GPU: the pack that it would use and how (`aotmm.target.ways_to_run`), or `error`, why it has none.
 
-    `multiprocessors` and `shared_bytes` are the driver's numbers, which selection uses, and `tuning` is the table.
+    `multiprocessors` and `shared_bytes` are the driver's numbers, which selection uses, and `tuning` is the table of
+    products. `functions` of a user's own are those that run on it.
     """
 
     ordinal: int
@@ -56,6 +58,7 @@ class DeviceState:
     multiprocessors: int | None = None
     shared_bytes: int | None = None
     tuning: Origin | None = None
+    functions: tuple[str, ...] = ()
     error: str | None = None
 
 
@@ -159,12 +162,14 @@ def _pack(folder: Path, owner: str = "") -> tuple[Pack | None, PackState]:
         files = manifest.files(pack.manifest)
         for file in files:
             read_verified(folder, file)
-        kernels = len(pack.launcher.kernels)
+        functions = tuple(pack.head.functions)
+        kernels = len(pack.own_launcher.kernels if functions else pack.launcher.kernels)
     except ArtifactError as error:
         return None, PackState(str(folder), owner, error=str(error))
     size = sum(file.bytes for file in files)
     tuning = pack.head.provenance.tuning
-    return pack, PackState(str(folder), owner, pack.arch, kernels, size, TARGETS[pack.arch].executed_on, tuning)
+    ran_on = TARGETS[pack.arch].executed_on
+    return pack, PackState(str(folder), owner, pack.arch, functions, kernels, size, ran_on, tuning)
 
 
 def _torch() -> tuple[str | None, str | None, list[str]]:
@@ -242,19 +247,20 @@ def _devices() -> tuple[list[Device], str]:
 
 
 def _device(gpu: Device, packs: list[Pack], root: Path | None) -> tuple[DeviceState, int]:
-    """Return the pack that `gpu` would use, and the exit code if its driver fails."""
+    """Return the pack that `gpu` would use, for products if there are any, and the exit code if its driver fails."""
     from aotmm.runtime.devices import best_pack, what_to_build
 
-    found = best_pack(packs, gpu.arch)
+    found = best_pack([pack for pack in packs if not pack.head.functions] or packs, gpu.arch)
     if found is None:
         return DeviceState(gpu.ordinal, gpu.name, gpu.arch, error=what_to_build(gpu.arch, root)), 0
     pack, way = found
     try:
-        facts = pack.launcher.device(gpu.ordinal)
-        origin = pack.launcher.origin(facts)
+        launcher = pack.own_launcher if pack.head.functions else pack.launcher
+        facts = launcher.device(gpu.ordinal)
+        origin = None if pack.head.functions else pack.launcher.origin(facts)
     except AotmmError as error:
         return DeviceState(gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, error=str(error)), error.exit_code
-    state = DeviceState(
-        gpu.ordinal, gpu.name, gpu.arch, pack.arch, way, int(facts.multiprocessors), int(facts.shared_bytes), origin
-    )
-    return state, 0
+    numbers = int(facts.multiprocessors), int(facts.shared_bytes)
+    runs = {name for each in packs if ways_to_run(each.arch, gpu.arch) for name in each.head.functions}
+    where = gpu.ordinal, gpu.name, gpu.arch, pack.arch, way
+    return DeviceState(*where, *numbers, origin, tuple(sorted(runs))), 0

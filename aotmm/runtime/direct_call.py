@@ -12,10 +12,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_CUDA, _ROCM = 2, 10  # DLPack's types of device
+DEVICES = (2, 10)  # CUDA's and ROCm's type of device in DLPack
 Matmul = Callable[..., Any]
-"""matmul(library, a, b, out, bias, activation): return the product; None if only its gradient is missing, so that
-`autograd.record` must compute it; or NotImplemented if the op must."""
+"""matmul(library, a, b, out, bias, activation, batch_invariant): return the product; None if only its gradient is
+missing, so that `autograd.record` must compute it; or NotImplemented if the op must."""
 Adder = Callable[[int, Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
 """adder(dim, other_forms, torchs): return a kernel of aten::addmm (2) or baddbmm (3), and of its out form. It calls
 `other_forms` if there is more than plain tensors, and `torchs` for products that are left to torch."""
@@ -42,8 +42,7 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
         lacking = module.connect(
             *handles,
             torch.Tensor.__dlpack_c_exchange_api__,
-            _CUDA,
-            _ROCM,
+            *DEVICES,
             torch.Tensor,
             torch.nn.Parameter,
             torch.Tensor.is_neg,

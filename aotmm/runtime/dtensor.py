@@ -24,6 +24,11 @@ def _register() -> None:
     register_sharding(torch.ops.aotmm.mm.default)(_rules)
 
 
+def _in_blocks(scale: Any, along_k: int) -> bool:
+    """Return whether a scale has a factor for each of several blocks of K, its dimension `along_k`, -1 or -2."""
+    return scale is not None and scale.ndim >= -along_k and scale.shape[along_k] != 1
+
+
 def _rules(
     a: Any, b: Any, bias: Any = None, scale_a: Any = None, scale_b: Any = None, activation: int = 0, *_: Any
 ) -> list[tuple[_Placements, _Placements]]:
@@ -42,8 +47,12 @@ def _rules(
         return [result], [of_a, of_b, *of_factors]
 
     rows, columns = rank - 2, rank - 1
+    whole = rule(Replicate(), Replicate(), Replicate(), [Replicate()] * len(factors))
+    if _in_blocks(scale_a, -1) or _in_blocks(scale_b, -2):  # parts of K or N would cut blocks
+        parts = [Replicate() if factor is scale_b else split(factor, rows) for factor in factors]
+        return [whole, rule(Shard(rows), Shard(a.ndim - 2), Replicate(), parts)]
     found = [
-        rule(Replicate(), Replicate(), Replicate(), [Replicate()] * len(factors)),
+        whole,
         rule(Shard(rows), Shard(a.ndim - 2), Replicate(), [split(factor, rows) for factor in factors]),
         rule(Shard(columns), Replicate(), Shard(b.ndim - 1), [split(factor, columns) for factor in factors]),
     ]

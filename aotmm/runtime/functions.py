@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotmm.errors import NoKernelError
-from aotmm.problem import (
-    AUTOTUNE,
-    CONSTEXPR,
-    FLOAT_TYPES,
-    INTEGER_TYPES,
-    NO_POINTER,
-    POINTER_CODES,
-    POINTER_TYPES,
-)
-from aotmm.runtime.own import AXES, TRAILING, OwnLauncher, Values
+from aotmm.runtime import function_call, scratch
+from aotmm.runtime.own import AXES, Choice, OwnLauncher
+from aotmm.runtime.signature import Signature
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import OwnKernel
     from aotmm.runtime.pack import Pack
 
 Grid = int | Sequence[int] | Callable[[Mapping[str, Any]], Sequence[int]] | None
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
-_MASK = 2**64 - 1
+_GPU = "cuda"  # torch's name of the type of device, for AMD GPUs too
+
+
+class _Served(NamedTuple):
+    """What serves a GPU: a pack's launcher, the number of the function and of its first kernel there, its signature."""
+
+    launcher: OwnLauncher
+    number: int
+    first: int
+    signature: Signature
 
 
 class Function:
@@ -46,7 +45,10 @@ class Function:
         self.name = name
         self._packs = packs
         self._packs_for = packs_for
-        self._launchers: dict[int, tuple[OwnLauncher, int]] = {}
+        self._served: dict[int, _Served] = {}  # by GPU
+        self._signature = Signature(name, self.kernels)
+        calls = function_call.of(self._signature, Function._launch, partial(_fail, self._served))
+        self._call, self._in_grid, self._bind = calls
 
     def __repr__(self) -> str:
         archs = ", ".join(pack.arch for pack in self._packs)
@@ -55,15 +57,15 @@ class Function:
     @cached_property
     def kernels(self) -> tuple[OwnKernel, ...]:
         """Return its kernels in the first pack that has it, in the order in which they are tried."""
-        return tuple(kernel for kernel in self._packs[0].manifest.own if kernel.function == self.name)
+        return self._kernels_in(self._packs[0])
 
-    @cached_property
-    def _signature(self) -> _Signature:
-        return _Signature(self.name, self.kernels)
+    def pack_for(self, ordinal: int) -> Pack:
+        """Return the pack that serves GPU number `ordinal`. Raises NoKernelError."""
+        return self._packs_for(ordinal)[0]
 
     def __getitem__(self, grid: Grid) -> Callable[..., None]:
         """Return what launches the function in `grid`."""
-        return lambda *arguments, **named: self._launch(grid, arguments, named)
+        return self._in_grid(self, grid)  # the way of every launch: a plain attribute, which Python finds quickly
 
     def __call__(self, *arguments: Any, **named: Any) -> None:
         """Launch it in the grid that its pack says.
@@ -73,42 +75,93 @@ class Function:
             ValueError: a constexpr has no such value, or the grid is missing or not possible.
             NoKernelError: no variant serves these arguments, or no pack this GPU. DriverError.
         """
-        self._launch(None, arguments, named)
+        self._call(self, None, *arguments, **named)
 
-    def explain(self, *arguments: Any, **named: Any) -> str:
-        """Return the variant that serves these arguments, on any device, and why the others do not."""
-        values, _, _ = self._signature.bound(arguments, named)
-        launcher, number = self._launcher_in(self._packs[0])
-        reasons = launcher.reasons(self.name, values)
+    def explain(self, *arguments: Any, **named: Any) -> Choice:
+        """Return the variant that serves these arguments on any device, and why the others do not; print it.
+
+        It is that of the pack for the tensors' GPU, of the first pack if they are on none that a pack is for.
+
+        Raises:
+            TypeError, ValueError: as a call. No GPU is needed, and tensors may be anywhere.
+        """
         try:
-            chosen = launcher.choose(number, values).name
-        except NoKernelError:
-            chosen = f"no kernel of {self.name} serves this call"
-        return "\n  ".join([chosen, *reasons])
+            pack = self.pack_for(self.device_of((*arguments, *named.values())).index or 0)
+        except (TypeError, NoKernelError):
+            pack = self._packs[0]
+        served = self._served_by(pack)
+        values, _ = served.signature.bound(arguments, named)
+        return served.launcher.explain(served.number, values)
 
-    def _launch(self, grid: Grid, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        import torch
+    def torch_op(self, name: str) -> Any:
+        """Return a torch op of this function, registered once by a name such as "mylib::softmax".
 
-        values, device, meta = self._signature.bound(arguments, named)
-        if device is None or device.type != "cuda":
-            where = "there is no tensor among them" if device is None else f"they are on {device}"
-            raise TypeError(f"{self.name}: the arguments say no GPU: {where}")
-        ordinal = device.index
-        found = self._launchers.get(ordinal)
-        if found is None:
-            found = self._launchers[ordinal] = self._launcher_in(self._packs_for(ordinal)[0])
-        launcher, number = found
+        torch.compile traces it. Its arguments are the function's, `grid` among them by name, and constexprs and options
+        that have several values. The schema says which tensors it may write. It returns nothing and has no gradient.
+
+        Raises:
+            SpecError: the name is not of that form, or a constexpr has values of several types. RuntimeError: there is
+            an op of that name.
+        """
+        from aotmm.runtime import function_op  # only here: most programs need none
+
+        kernels = [kernel for pack in self._packs for kernel in self._kernels_in(pack)]
+        return function_op.register(name, self._signature, kernels, partial(self._call, self))
+
+    def _launch(self, grid: Grid, *arguments: Any, **named: Any) -> None:
+        """Launch step by step: any call, with words for what is wrong with it."""
+        device = self.device_of((*arguments, *named.values()))
+        ordinal = device.index or 0
+        served = self._served.get(ordinal)
+        if served is None:
+            served = self._serve(ordinal)
+        values, given = served.signature.bound(arguments, named)
+        stream = function_call.current_stream(ordinal)
         if callable(grid):
-            chosen = launcher.choose(number, values)
-            grid = grid(meta | {row.name: json.loads(row.value) for row in chosen.arguments if row.value})
-        stream = torch.cuda.current_stream(device).cuda_stream
-        launcher.launch(number, values, _blocks(self.name, grid), ordinal, stream)
+            kernel = served.launcher.choose(served.number, values, ordinal)
+            blocks = blocks_of(self.name, grid(given | served.signature.constants[kernel - served.first]))
+            served.launcher.run(kernel, values, blocks, ordinal, stream)
+        else:
+            served.launcher.launch(served.number, values, blocks_of(self.name, grid), ordinal, stream)
 
-    def _launcher_in(self, pack: Pack) -> tuple[OwnLauncher, int]:
-        return pack.own_launcher, pack.head.functions.index(self.name)
+    def _serve(self, ordinal: int) -> _Served:
+        """Return what serves a GPU, from now on without a step of Python if the pack is like the first one."""
+        served = self._served[ordinal] = self._served_by(self.pack_for(ordinal))
+        if served.signature.like(self._signature):
+            self._bind(ordinal, served.launcher.address, served.number)
+        return served
+
+    def device_of(self, arguments: Sequence[Any]) -> Any:
+        """Return the tensors' GPU. Raises TypeError if there is none, ValueError if there are several."""
+        found: Any = None
+        for value in arguments:
+            where = _where(value)
+            if where is not None and found is not None and where != found:
+                raise ValueError(f"{self.name}: an argument is on {where}, arguments before it on {found}")
+            found = found if where is None else where
+        if found is None or found.type != _GPU:
+            where = "there is no tensor among them" if found is None else f"they are on {found}"
+            raise TypeError(f"{self.name}: the arguments say no GPU: {where}")
+        return found
+
+    def _served_by(self, pack: Pack) -> _Served:
+        kernels = self._kernels_in(pack)
+        if any(kernel.global_scratch_bytes for kernel in kernels):
+            pack.own_launcher.allocate_by(*scratch.callbacks())
+        first = pack.manifest.own.index(kernels[0])
+        number = pack.head.functions.index(self.name)
+        return _Served(pack.own_launcher, number, first, Signature(self.name, kernels))
+
+    def _kernels_in(self, pack: Pack) -> tuple[OwnKernel, ...]:
+        return tuple(kernel for kernel in pack.manifest.own if kernel.function == self.name)
 
 
-def _blocks(name: str, grid: Any) -> tuple[int, int, int] | None:
+def _fail(served: Mapping[int, _Served], ordinal: int) -> None:
+    """Raise the last error of a GPU's launcher."""
+    served[ordinal].launcher.fail()
+
+
+def blocks_of(name: str, grid: Any) -> tuple[int, int, int] | None:
     """Return the blocks along x, y and z; None for the pack's own grid. Raises TypeError."""
     if grid is None:
         return None
@@ -119,122 +172,12 @@ def _blocks(name: str, grid: Any) -> tuple[int, int, int] | None:
     return x, y, z
 
 
-class _Signature:
-    """The arguments of a function: how those of a call become the values of its quantities."""
-
-    def __init__(self, name: str, kernels: Sequence[OwnKernel]) -> None:
-        self.name = name
-        self.names = [row.name for row in kernels[0].arguments]
-        self.quantities = kernels[0].quantities[:-TRAILING]
-        self.types: dict[str, dict[str, None]] = {each: {} for each in self.names}
-        self.choices: dict[str, dict[str, int]] = {}  # by quantity that is chosen by: the number of each value's text
-        self.only: dict[str, str] = {}  # the text of constexprs and options with one value
-        for kernel in kernels:
-            numbers = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "equals"}
-            values = {row.name: row.value for row in kernel.arguments if row.value}
-            values |= {option.name: str(option.value) for option in kernel.options}
-            for row in kernel.arguments:
-                self.types[row.name][row.type] = None
-            for key, text in values.items():
-                if key in self.quantities:
-                    self.choices.setdefault(key, {})[text] = numbers[key]
-                else:
-                    self.only[key] = text
-
-    def bound(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Values, Any, dict[str, Any]]:
-        """Return the values of a call, the device of its tensors or None, and its arguments by name.
-
-        Raises:
-            TypeError, ValueError: as `Function.__call__`.
-        """
-        given = self._by_name(arguments, named)
-        found: dict[str, int] = {}
-        device: Any = None
-        for key in self.names:
-            types = self.types[key]
-            if CONSTEXPR in types or AUTOTUNE in types:
-                self._choose(key, given, found)
-            elif key not in given:
-                raise TypeError(f"{self.name}: argument {key} is missing; it takes {', '.join(types)}")
-            elif next(iter(types)) in POINTER_CODES:
-                found[key], found[f"{key}.type"], where = self._pointer(key, given[key])
-                if where is not None and device is not None and where != device:
-                    raise ValueError(f"{self.name}: {key} is on {where}, arguments before it on {device}")
-                device = device if where is None else where
-            else:
-                found[key] = self._number(key, given[key])
-        for key in _OPTIONS:
-            self._choose(key, given, found)
-        open_ = sum(1 << number for number, key in enumerate(self.quantities) if key not in found)
-        return Values([found.get(key, 0) for key in self.quantities], open_), device, given
-
-    def _by_name(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments of a call by name. Raises TypeError for too many, unknown ones, or one given twice."""
-        if len(arguments) > len(self.names):
-            has = ", ".join(self.names)
-            raise TypeError(f"{self.name} takes {len(self.names)} arguments ({has}), not {len(arguments)}")
-        given = dict(zip(self.names, arguments, strict=False))
-        for key in named:
-            if key in given:
-                raise TypeError(f"{self.name}: argument {key} is given twice")
-            if key not in self.types and key not in _OPTIONS:
-                raise TypeError(f"{self.name} has no argument {key}; it has: {', '.join(self.names)}")
-        return given | named
-
-    def _choose(self, key: str, given: dict[str, Any], found: dict[str, int]) -> None:
-        """Add to `found` the number of a constexpr's or option's value, unless that is left open."""
-        choices = self.choices.get(key)
-        if key not in given:
-            if choices is not None and CONSTEXPR in self.types.get(key, {}):
-                raise TypeError(f"{self.name}: constexpr {key} is missing; it was built for {', '.join(choices)}")
-            return
-        text = json.dumps(getattr(given[key], "value", given[key]))
-        known = [self.only[key]] if choices is None and key in self.only else list(choices or ())
-        if text not in known:
-            has = f"was built for {', '.join(known)}" if known else "was built without it"
-            raise ValueError(f"{self.name}: {key}={text}: it {has}; build it for {text} by its TOML: {key} = [{text}]")
-        if choices is not None:
-            found[key] = choices[text]
-
-    def _pointer(self, key: str, value: Any) -> tuple[int, int, Any]:
-        """Return address, number of type, and device of an argument that is a pointer."""
-        types = self.types[key]
-        if value is None:
-            type_, address, device = NO_POINTER, 0, None
-        else:
-            import torch
-
-            if not isinstance(value, torch.Tensor):
-                if not hasattr(value, "__dlpack__"):
-                    raise TypeError(
-                        f"{self.name}: {key} takes a tensor ({', '.join(types)}), found {type(value).__name__}"
-                    )
-                value = torch.utils.dlpack.from_dlpack(value)
-            type_, address, device = _types().get(value.dtype, str(value.dtype)), value.data_ptr(), value.device
-        if type_ not in types:
-            raise TypeError(f"{self.name}: {key} is {type_}, it takes {', '.join(types)}")
-        return address, POINTER_CODES.index(type_), device
-
-    def _number(self, key: str, value: Any) -> int:
-        (type_,) = self.types[key]
-        if type_ in INTEGER_TYPES and hasattr(value, "__index__"):
-            return _signed(value.__index__())
-        if type_ in FLOAT_TYPES and isinstance(value, int | float):
-            letter = FLOAT_TYPES[type_]
-            return int.from_bytes(struct.pack(f"<{letter}", value), "little", signed=letter == "d")
-        raise TypeError(f"{self.name}: {key} is a number ({type_}), found {type(value).__name__} {value!r}")
-
-
-def _signed(value: int) -> int:
-    """Return a 64-bit integer with the same bits; one that has more is as far from every guard's range."""
-    if not -(2**63) <= value <= _MASK:
-        return 2**63 - 1 if value > 0 else -(2**63)
-    return value - 2**64 if value >= 2**63 else value
-
-
-@cache
-def _types() -> dict[Any, str]:
-    """Return Triton's pointer type of each of torch's types."""
+def _where(value: Any) -> Any:
+    """Return the device of a tensor, of torch or of anything with DLPack; None for anything else."""
     import torch
 
-    return {getattr(torch, row): f"*{name}" for name, row in POINTER_TYPES.items()}
+    if hasattr(value, "block_shape"):  # Triton's TensorDescriptor
+        value = value.base
+    if isinstance(value, torch.Tensor):
+        return value.device
+    return torch.utils.dlpack.from_dlpack(value).device if hasattr(value, "__dlpack__") else None

@@ -9,7 +9,6 @@ from ctypes import (
     POINTER,
     Structure,
     byref,
-    c_char,
     c_char_p,
     c_float,
     c_int,
@@ -20,27 +19,27 @@ from ctypes import (
     c_void_p,
 )
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
-from aotmm.errors import AotmmError, ArtifactError, DriverError, NoKernelError
+from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.problem import (
-    ABI,
     ACTIVATIONS,
     DTYPE_CODES,
+    GROUPED,
     LEAKY_SLOPE,
     PRODUCT_QUANTITIES,
     STATED_QUANTITIES,
     USUAL_GROUP,
     WORKSPACE_LIMIT,
 )
+from aotmm.runtime.c_interface import OK, CError, CInterface
 from aotmm.runtime.tuning import CDevice, COrigin, CTable, Origin, c_table
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import Kernel
     from aotmm.pack.table import Table
 
-OK, INVALID, NO_KERNEL, NO_DRIVER, DRIVER, NO_ORDER = range(6)
 (
     FITS,
     OTHER_TYPES,
@@ -61,9 +60,12 @@ _STRIDES = {
     "batch_strides": ("stride_az", "stride_bz", "stride_cz"),
     "bias_strides": ("stride_bias_z", "stride_bias_m", "stride_bias_n"),
     "scale_strides": ("stride_scale_a", "stride_scale_b"),
+    "block_strides_a": ("stride_block_az", "stride_block_am", "stride_block_ak"),
+    "block_strides_b": ("stride_block_bz", "stride_block_bk", "stride_block_bn"),
 }
 _CODES: dict[str, tuple[Any, ...]] = {
     "activation": tuple(ACTIVATIONS),
+    "grouped": tuple(GROUPED),
     **dict.fromkeys(("dtype_a", "dtype_b", "dtype_c"), DTYPE_CODES),
     **dict.fromkeys(("allow_tf32", "fast_accum", "batch_invariant"), (False, True)),
 }
@@ -97,18 +99,6 @@ class CEvaluation(Structure):
     _fields_ = [("reason", c_int32), ("guard", c_uint32), ("found", c_int64), ("plan", CPlan)]
 
 
-class CError(Structure):
-    """aotmm_error."""
-
-    _fields_ = [
-        ("status", c_int32),
-        ("code", c_int32),
-        ("device", c_int32),
-        ("call", c_char * 40),
-        ("text", c_char * 512),
-    ]
-
-
 class CTorchError(Structure):
     """torch_error of native/torch_ops.h: the kind of failure and the error."""
 
@@ -138,10 +128,11 @@ class _CLauncher(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One product, or a batch of equal ones, as `aotmm_problem` of launcher.h describes it.
+    """One product, a batch of equal ones, or a grouped one, as `aotmm_problem` of launcher.h describes it.
 
     C (batch, M, N) = activation(scale_a * scale_b * (A (batch, M, K) @ B (batch, K, N)) + bias). Pointers are device
-    addresses, strides count elements: (row, column) of one matrix, and from one matrix of A, B, C to the next.
+    addresses, strides count elements: (row, column) of one matrix, and from one matrix of A, B, C to the next. Block
+    scales are those of launcher.h: (matrix, row, block of K) of A and (matrix, block of K, columns) of B.
     """
 
     M: int
@@ -160,6 +151,8 @@ class Problem:
     allow_tf32: bool = False
     fast_accum: bool = False
     batch_invariant: bool = False
+    grouped: str = "none"
+    offsets_ptr: int = 0
     batch: int = 1
     batch_strides: tuple[int, int, int] = (0, 0, 0)
     bias_ptr: int = 0
@@ -167,6 +160,11 @@ class Problem:
     scale_a_ptr: int = 0
     scale_b_ptr: int = 0
     scale_strides: tuple[int, int] = (0, 0)
+    block_scale_a_ptr: int = 0
+    block_scale_b_ptr: int = 0
+    block_strides_a: tuple[int, int, int] = (0, 0, 0)
+    block_strides_b: tuple[int, int, int] = (0, 0, 0)
+    block_columns: int = 0
     slope: float = LEAKY_SLOPE
 
     @classmethod
@@ -282,53 +280,17 @@ class Selection:
         return "\n".join(lines)
 
 
-_AnyKernel = TypeVar("_AnyKernel")
-
-
-def of_library(kernels: tuple[_AnyKernel, ...], count: int, arch: bytes) -> tuple[_AnyKernel, ...]:
-    """Return the kernels of a manifest. Raises ArtifactError if the library of the pack for `arch` has not so many."""
-    if len(kernels) != count:
-        raise ArtifactError(
-            f"the manifest of pack {arch.decode()} has {len(kernels)} kernels, its library {count}; "
-            "build the pack again"
-        )
-    return kernels
-
-
-class Launcher:
+class Launcher(CInterface["Kernel"]):
     """The functions of one launcher library. It is thread-safe."""
 
     def __init__(self, library: ctypes.CDLL, arch: str, kernels: Callable[[], tuple[Kernel, ...]]) -> None:
         """Wrap the launcher of pack `arch` in `library`; `kernels` reads the pack's list when it is needed."""
-        entry = getattr(library, f"aotmm_launcher_{arch}", None)
-        if entry is None:
-            raise ArtifactError(f"the library of pack {arch} has no aotmm_launcher_{arch}; build the pack again")
-        entry.restype = POINTER(_CLauncher)
-        self._library = library  # stays loaded as long as its functions are held
-        self._table = entry()
-        self._c = self._table.contents
-        self._read_kernels = kernels
-        found = (self._c.abi, self._c.problem_bytes)
-        if found != (ABI, ctypes.sizeof(CProblem)):
+        super().__init__(library, "aotmm_launcher", arch, _CLauncher, kernels)
+        if self._c.problem_bytes != ctypes.sizeof(CProblem):
             raise ArtifactError(
-                f"the library of pack {arch} has (ABI, problem bytes) {found}, this version of aotmm "
-                f"{(ABI, ctypes.sizeof(CProblem))}; build the pack again"
+                f"the library of pack {arch} takes problems of {self._c.problem_bytes} bytes, this version of aotmm "
+                f"makes {ctypes.sizeof(CProblem)}; build the pack again"
             )
-
-    @cached_property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """Return the kernels by number. Raises ArtifactError if the list is not that of the library."""
-        return of_library(self._read_kernels(), self._c.kernel_count, self._c.arch)
-
-    @property
-    def arch(self) -> str:
-        """Return the arch of the pack."""
-        return bytes(self._c.arch).decode()
-
-    @property
-    def address(self) -> int:
-        """Return the address of the C function table, for the torch library."""
-        return ctypes.cast(self._table, c_void_p).value or 0
 
     def device(self, ordinal: int) -> CDevice:
         """Return the facts of an existing device. Raises DriverError."""
@@ -413,17 +375,7 @@ class Launcher:
 
     def _raise(self, status: int) -> None:
         if status != OK:
-            raise error_of(self._c.last_error().contents)
-
-
-def error_of(error: CError) -> AotmmError | ValueError:
-    """Return the exception for a failure that the C side recorded."""
-    text = error.text.decode(errors="replace")
-    if error.status == INVALID:
-        return ValueError(text)
-    if error.status in (NO_KERNEL, NO_ORDER):
-        return NoKernelError(text)
-    return DriverError(text, call=error.call.decode(), code=error.code, device=error.device)
+            self.fail()
 
 
 def _described(plan: Plan | None) -> str:

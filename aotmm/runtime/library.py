@@ -13,7 +13,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from aotmm.errors import ArtifactError, DriverError, NoKernelError
 from aotmm.pack.files import build_command
 from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
-from aotmm.runtime import autograd, composite, direct_call, ops
+from aotmm.runtime import autograd, composite, direct_call, grouped, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.functions import Function
 from aotmm.runtime.installed import find_packs
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aotmm.pack.schema import Kernel
-    from aotmm.pack.table import Table
     from aotmm.runtime.launcher import Launcher, Problem, Selection
-    from aotmm.runtime.pack import Pack
+    from aotmm.runtime.pack import AnyTable, Pack
 
 Activation = str | tuple[str, float] | None
 _NAMES = tuple(ACTIVATIONS)
@@ -48,7 +47,7 @@ class Library:
     """
 
     def __init__(
-        self, packs: tuple[Pack, ...], number: int, path: Path | None, table: tuple[Path, Table] | None
+        self, packs: tuple[Pack, ...], number: int, path: Path | None, table: tuple[Path, AnyTable] | None
     ) -> None:
         """Make library number `number` of the packs that `_load` found."""
         self.packs = packs
@@ -61,9 +60,11 @@ class Library:
         self._functions: dict[str, Function] = {}
         self._ops = ops.register(_resolve)
         composite.register()
+        grouped.register()
         self._direct_call = self._ops.direct_call
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
+        self._grouped_mm = torch.ops.aotmm.grouped_mm.default
         self._matmul = torch.ops.aotmm.matmul.default
 
     def __repr__(self) -> str:
@@ -124,8 +125,11 @@ class Library:
                 `out` itself.
             activation: None, "relu", "leaky_relu" (slope 0.01) or ("leaky_relu", slope), "gelu" (erf), "gelu_tanh",
                 "silu", "sigmoid" or "tanh".
-            scale_a: fp32, one number or (M, 1), the same for every matrix of a batch.
-            scale_b: fp32, one number or (1, N), likewise.
+            scale_a: fp32, one number or (M, 1), the same for every matrix of a batch; or of float8 for blocks of K
+                (..., M, ceil(K / 128)), any strides.
+            scale_b: fp32, one number or (1, N), likewise; or for blocks (..., ceil(K / 128), N), or
+                (..., ceil(K / 128), ceil(N / 128)) for 128 columns together. Blocks need both scales, and
+                (docs/numerics.md) multiply the sum of each 128 products along K.
             out_dtype: dtype of a result without `out`; by default that of the operands, fp16 for float8, int32 for
                 int8.
             fast_accum: float8 sums may stay in the tensor cores' own precision (about 14 bits on Hopper).
@@ -166,6 +170,71 @@ class Library:
             if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
                 raise
             raise TypeError(f"matmul takes tensors, found {type(a).__name__} and {type(b).__name__}") from None
+
+    def grouped_mm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        offs: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        activation: Activation = None,
+        out_dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
+    ) -> torch.Tensor:
+        """Return the products of groups, as `torch.nn.functional.grouped_mm`: activation(a @ b + bias) of each.
+
+        One launch computes all groups. The ends of groups stay on the device: nothing is copied to the host, so a
+        captured graph is right whatever they are at each replay. A group may be empty. What lies behind the last group
+        is not read, and there the result is undefined. fp32 operands are multiplied as `matmul` does.
+
+        For fp16, bf16 and fp32 it is differentiable, any number of times, in reverse mode.
+
+        Args:
+            a: (M, K), its rows in groups, with b (groups, K, N); or (groups, M, K) with b (K, N), its columns in
+                groups; or (M, K) with b (K, N), K in groups. fp16, bf16 or fp32; any strides, any alignment. With both
+                (groups, M, K) and (groups, K, N) it is `matmul`, without offs.
+            b: as above, of the same dtype.
+            offs: int32 (groups), on the device, ascending: the end of each group, in elements of what is in groups.
+            bias: (N), or (groups, N) with one vector for each group, of the result's dtype; for rows in groups alone.
+            activation: as `matmul` has it.
+            out_dtype: dtype of the result; by default that of the operands.
+            batch_invariant: a row has the same bits as in `matmul` of its group's matrix alone with `batch_invariant`.
+
+        Returns:
+            A new row-major tensor: (M, N), or (groups, M, N) if K is in groups.
+
+        Raises:
+            TypeError: not GPU tensors, or dtypes that no kernel multiplies on this GPU.
+            ValueError: shapes, devices or offs do not fit together, or the activation is unknown.
+            NoKernelError: no pack has grouped kernels for this GPU, types and epilogue.
+            DriverError: the driver refused the launch.
+            NotImplementedError: a gradient is required of a product of another dtype.
+        """
+        batches = a.dim() == b.dim() == _BATCH
+        if batches != (offs is None):
+            found = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
+            raise ValueError(
+                f"offs are {'not for two batches' if batches else 'needed for a matrix in groups'}: {found}"
+            )
+        if offs is None:
+            whole = bias.unsqueeze(1) if bias is not None and bias.dim() == _MATRIX else bias
+            options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
+            return self.matmul(a, b, bias=whole, batch_invariant=batch_invariant, **options)
+        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias))
+        # Dynamo knows the older name of the setting alone, and compiles again when it changes
+        allowed = torch.backends.cuda.matmul.allow_tf32 if is_dynamo_compiling() else ops.tf32_allowed()
+        tf32 = a.dtype is torch.float32 and allowed
+        output = -1 if out_dtype is None else ops.output_code(out_dtype)
+        fused = _NO_ACTIVATION if tracked else (code, slope)
+        try:
+            result = self._grouped_mm(a, b, offs, bias, *fused, tf32, batch_invariant, self._number, output)
+        except RuntimeError as error:
+            tensors = {"a": a, "b": b, "offs": offs, "bias": bias}
+            given = {name: value for name, value in tensors.items() if value is not None}
+            self._ops.reraise(error, given, self.packs_for)
+        return composite.activated(result, _NAMES[code], slope) if tracked and code else result
 
     def _by_op(
         self,
@@ -258,40 +327,21 @@ class Library:
             self._mm(a.new_empty(0, 1), b.new_empty(1, 0))
         return out
 
-    def explain(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        *,
-        out: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        activation: Activation = None,
-        scale_a: torch.Tensor | None = None,
-        scale_b: torch.Tensor | None = None,
-        out_dtype: torch.dtype | None = None,
-        fast_accum: bool = False,
-        batch_invariant: bool = False,
-    ) -> Selection:
+    def explain(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
-        If the strides need several launches, it explains the first.
+        With `offs` it is that of `grouped_mm`. If the strides need several launches, it explains the first.
+
+        Args:
+            a: as in `matmul`, or with `offs` in `grouped_mm`.
+            b: likewise.
+            options: the other arguments of that method.
 
         Raises:
             ValueError: nothing is launched, because the result is empty.
-            TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as `matmul`.
+            TypeError, ValueError, NoKernelError, DriverError, NotImplementedError: as that method.
         """
-        problem = self.problem(
-            a,
-            b,
-            out=out,
-            bias=bias,
-            activation=activation,
-            scale_a=scale_a,
-            scale_b=scale_b,
-            out_dtype=out_dtype,
-            fast_accum=fast_accum,
-            batch_invariant=batch_invariant,
-        )
+        problem = self.problem(a, b, **options)
         ordinal = a.device.index
         launchers = [pack.launcher for pack in self.packs_for(ordinal)]
         answers = [launcher.explain(problem, launcher.device(ordinal)) for launcher in launchers]
@@ -300,15 +350,18 @@ class Library:
     def problem(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Problem:
         """Return the problem that `matmul` launches first for these arguments, for the functions of `launcher`.
 
-        It is `matmul` up to that launch, which is left out. So torch computes what comes before it, such as the casts
-        of autocast. A result without `out` is allocated, and freed at once. An `out` stays as it is.
+        With `offs` it is that of `grouped_mm`. It is the method up to that launch, which is left out. So torch computes
+        what comes before it, such as the casts of autocast. A result without `out` is allocated, and freed at once. An
+        `out` stays as it is.
 
         Raises:
             ValueError: nothing is launched, because the result is empty.
-            TypeError, ValueError, NotImplementedError: as `matmul`.
+            TypeError, ValueError, NotImplementedError: as that method.
         """
+        dry_run = _dry_run(self._ops.dry_run)
+        multiply = dry_run.matmul if options.get("offs") is None else dry_run.grouped_mm
         try:
-            result = _dry_run(self._ops.dry_run).matmul(a, b, **options)
+            result = multiply(a, b, **options)
         except DriverError:  # the launch that is left out; nothing else of a dry run needs a driver
             return self._ops.problem()
         why = f"is on {result.device}" if result.numel() else "is empty"
@@ -439,6 +492,7 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
     Args:
         table: a tuning table, as `aotmm tune` writes it. The packs of its arch choose by it instead of by the tables
             that they were built with; on other GPUs than its own by its models, scaled. Other packs stay as they are.
+            One of `aotmm tune --kernel` is for packs of functions alone, on any GPU of its arch.
 
     Raises:
         ArtifactError: there are no packs, a pack or the table is refused, no pack is for the table's arch, or another
@@ -447,12 +501,14 @@ def load(path: str | Path | None = None, *, table: str | Path | None = None) -> 
     folder = None if path is None else Path(path).resolve()
     if table is None:
         return _load(folder, None)
-    from aotmm.pack.table import read  # only here: most libraries have none
+    from aotmm.pack import function_table  # only here: most libraries have none
+    from aotmm.pack import table as products
 
-    return _load(folder, (Path(table), read(table)))
+    name = Path(table)
+    return _load(folder, (name, (function_table if function_table.is_one(name) else products).read(name)))
 
 
-def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
+def _load(path: Path | None, table: tuple[Path, AnyTable] | None) -> Library:
     """Load with a table that was read; `table` has its path and its content."""
     packs = tuple(find_packs(path))
     if table is not None:
@@ -467,9 +523,16 @@ def _load(path: Path | None, table: tuple[Path, Table] | None) -> Library:
         return library
 
 
-def _tune(packs: tuple[Pack, ...], name: Path, table: Table, path: Path | None) -> None:
-    """Give the table in the file `name` to the packs of its arch."""
-    mine = [pack for pack in packs if pack.arch == table.arch and not pack.head.functions]
+def _tune(packs: tuple[Pack, ...], name: Path, table: AnyTable, path: Path | None) -> None:
+    """Give the table in the file `name` to the packs of its arch, and of its functions."""
+    functions = {row.function for row in getattr(table, "measured", ())}
+    of_arch = [pack for pack in packs if pack.arch == table.arch]
+    mine = [p for p in of_arch if (functions.intersection(p.head.functions) if functions else not p.head.functions)]
+    if of_arch and not mine:
+        raise ArtifactError(
+            f"tuning table {name} is for {', '.join(sorted(functions)) or 'products'}; no pack for {table.arch} in "
+            f"{path or 'the installation'} has them"
+        )
     if not mine:
         raise ArtifactError(
             f"tuning table {name} is for {table.arch} ({table.device}), the packs in {path or 'the installation'} are "

@@ -14,9 +14,9 @@ import torch
 
 import aotmm
 from aotmm.errors import ArtifactError, NoKernelError
-from aotmm.problem import DTYPE_CODES, DTYPES, LEAKY_SLOPE, OUTPUTS
+from aotmm.problem import DTYPE_CODES, DTYPES, GROUPED, LEAKY_SLOPE, OUTPUTS
 from aotmm.runtime import direct_call
-from aotmm.runtime.views import result_shape
+from aotmm.runtime.views import grouped_shape, result_shape
 
 if TYPE_CHECKING:
     from aotmm.runtime.launcher import Problem
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LIBRARY = Path(aotmm.__file__).parent / "native" / "libaotmm_torch.so"
 _TYPE, _VALUE, _LAUNCHER, _RESOLVER, _TORCH = range(1, 6)
 _OK, _FAILED = 0, 1
-_STREAM = b"aoti_torch_get_current_cuda_stream"
+STREAM = b"aoti_torch_get_current_cuda_stream"
 _GPU = "torch_hip" if torch.version.hip else "torch_cuda"  # torch's library for GPUs, if it has one
 _OPTIONS = 10  # arguments after a and b in the schema of aotmm::mm
 _ARGUMENTS = (
@@ -59,8 +59,8 @@ class Ops:
         self._unresolved = threading.local()
         self.unsupported: set[tuple[int, int]] = set()  # (library, GPU) without a pack
         lacking = self._native.aotmm_torch_connect(find, self._callback)
-        if lacking is None and serves_gpus() and find(_STREAM) is None:
-            lacking = _STREAM
+        if lacking is None and serves_gpus() and find(STREAM) is None:
+            lacking = STREAM
         if lacking is not None:
             raise ArtifactError(
                 f"torch {torch.__version__} does not take aotmm's ops, for want of {lacking.decode()}; "
@@ -142,10 +142,11 @@ class Ops:
         """Raise the calling thread's last error, of which torch made the RuntimeError `cause`.
 
         Args:
-            tensors: the arguments by name, for the message.
+            tensors: the arguments by name, for the message; "offs" is among those of a grouped product.
             packs_for: returns the packs that may serve a GPU, in order.
         """
-        from aotmm.runtime.launcher import NO_KERNEL, CTorchError, error_of  # only here: `load` should be quick
+        from aotmm.runtime.c_interface import NO_KERNEL, error_of  # only here: `load` should be quick
+        from aotmm.runtime.launcher import CTorchError
 
         for name, value in tensors.items():
             if not isinstance(value, torch.Tensor):
@@ -166,28 +167,30 @@ class Ops:
             raise error from None
         if failure.kind == _LAUNCHER:
             if failure.error.status == NO_KERNEL:
-                _refuse_types(tensors["a"], tensors["b"], text, found, packs_for(tensors["a"].device.index))
+                _refuse_types(tensors, text, found, packs_for(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, mostly out of memory
-            a, b = tensors["a"], tensors["b"]
-            torch.empty(result_shape(a, b), dtype=default_output(a.dtype), device=a.device)
+            a, b, offs = tensors["a"], tensors["b"], tensors.get("offs")
+            shape = result_shape(a, b) if offs is None else grouped_shape(a, b, offs)
+            torch.empty(shape, dtype=default_output(a.dtype), device=a.device)
         raise cause
 
 
-def _refuse_types(a: torch.Tensor, b: torch.Tensor, text: str, found: str, packs: Sequence[Pack]) -> NoReturn:
+def _refuse_types(tensors: dict[str, torch.Tensor], text: str, found: str, packs: Sequence[Pack]) -> NoReturn:
     """Raise an error that lists the packs' types; `text` is the launcher's reason, `found` the tensors.
 
     Raises:
         TypeError: they have no such pair. NoKernelError: they have it, but for other outputs or sizes.
     """
-    kernels = [kernel for pack in packs for kernel in pack.manifest.kernels if kernel.role == "product"]
+    a, b = tensors["a"], tensors["b"]
+    grouped = "none" if "offs" not in tensors else "K" if a.dim() == b.dim() else "M"
+    kernels = [kernel for pack in packs for kernel in pack.manifest.kernels if kernel.role == GROUPED[grouped]]
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])
     if mine not in types:
-        known = ", ".join(f"{x} x {y}" for x, y in sorted(set(types)))
-        raise TypeError(
-            f"no kernel of pack {packs[0].arch} multiplies {mine[0]} x {mine[1]}: {found}; it has: {known}"
-        ) from None
+        known = ", ".join(f"{x} x {y}" for x, y in sorted(set(types))) or "none"
+        what = f"{mine[0]} x {mine[1]}" + " in groups" * (grouped != "none")
+        raise TypeError(f"no kernel of pack {packs[0].arch} multiplies {what}: {found}; it has: {known}") from None
     writes = {(k.dtype_c, k.epilogue) for k, pair in zip(kernels, types, strict=True) if pair == mine}
     has = "; ".join(f"{mine[0]} x {mine[1]} -> {output}, epilogue {epilogue}" for output, epilogue in sorted(writes))
     raise NoKernelError(f"{text}: {found}; for these operands it has: {has}") from None

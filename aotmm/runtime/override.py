@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 import aotmm
-from aotmm.problem import LEAKY_SLOPE
+from aotmm.problem import BLOCK_SCALE_K, LEAKY_SLOPE
 from aotmm.runtime import ops
 from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
+_MATRIX = 2  # dimensions
+_MOST_BLOCK_ROWS = 64  # of a product with block scales that is ours: torch's is faster above (docs/performance.md)
 _HALVES = (torch.float16, torch.bfloat16)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # The fates of products, in the order of native/override.c.
@@ -28,6 +30,9 @@ _REASONS = {
 # The ops that override.c cannot register, because alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
 _SCALED = ("_scaled_mm", "_scaled_mm.out")
+_GROUPED = "_grouped_mm"
+_VECTOR_BYTES = 16  # torch rounds the rows of a grouped result up to it
+_SCALED_V2 = ("_scaled_mm_v2", "_scaled_mm_v2.out")  # of torch.nn.functional.scaled_mm; not on every device
 
 # The ops that it registers. A kernel of its own key calls torch's kernel, so that exceptions pass.
 _WITHOUT = ("mm", "mm.out", "bmm", "bmm.out", "_int_mm", "_int_mm.out")
@@ -100,7 +105,8 @@ def _begin(library: Library, *, batch_invariant: bool) -> None:
     global _kernels  # noqa: PLW0603
     if not ops.serves_gpus():
         return
-    own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in (*_WITHOUT, *_WITH_SCALARS, *_SCALED)}
+    names = (*_WITHOUT, *_WITH_SCALARS, *_SCALED, *filter(_has_kernel, _SCALED_V2), _GROUPED)
+    own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in names}
     registered = ops.registered()
     _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
@@ -121,9 +127,16 @@ def _register(
     for name, dim in _WITH_SCALARS.items():
         other_forms = partial(_add_product, library, registered, own[name], dim, batch_invariant)
         found[name] = registered.direct.adder(dim, other_forms, own[name].call_boxed)
-    found |= {name: partial(_scaled, library, registered, own[name], batch_invariant) for name in _SCALED}
+    for names, kernel in ((_SCALED, _scaled), (_SCALED_V2, _scaled_v2), ((_GROUPED,), _grouped)):
+        found |= {
+            name: partial(kernel, library, registered, own[name], batch_invariant) for name in names if name in own
+        }
     for name, kernel in found.items():
         kernels.impl(name, kernel, _KEY, with_keyset=True, allow_override=True)  # type: ignore[no-untyped-call]
+
+
+def _has_kernel(name: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY))  # noqa: SLF001
 
 
 def _end() -> None:
@@ -207,42 +220,169 @@ def _scaled(
     use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
     **into: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute _scaled_mm or its out variant: with one scale or one per row and column by ours, the rest by torch's."""
-    out = into.get("out")
+    """Compute _scaled_mm or its out variant: with scales that ours know and no scale of the result, or by torch's."""
+    scales = (scale_a, scale_b) if scale_result is None else None
+    found = _scaled_product(library, registered, (use_fast_accum, invariant), a, b, scales, bias, out_dtype, **into)
+    if found is not None:
+        return found
+    rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    return own.call_boxed(keys, a, b, *rest, **into)  # type: ignore[no-any-return]
+
+
+def _scaled_v2(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
+    keys: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales_a: list[torch.Tensor],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scales_b: list[torch.Tensor],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: tuple[int, ...] = (),
+    use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    **into: torch.Tensor,
+) -> torch.Tensor:
+    """Compute _scaled_mm_v2 or its out variant, as `_scaled`."""
+    scales = None
+    if len(scales_a) == len(scales_b) == 1 and not (any(swizzle_a) or any(swizzle_b) or contraction_dim):
+        scales = _scales_of_recipes(b, (scales_a[0], scales_b[0]), (*recipe_a, *recipe_b))
+    found = _scaled_product(library, registered, (use_fast_accum, invariant), a, b, scales, bias, out_dtype, **into)
+    if found is not None:
+        return found
+    rest = (scales_a, recipe_a, swizzle_a, scales_b, recipe_b, swizzle_b, bias, out_dtype)
+    return own.call_boxed(keys, a, b, *rest, contraction_dim, use_fast_accum, **into)  # type: ignore[no-any-return]
+
+
+def _scales_of_recipes(
+    b: torch.Tensor, scales: tuple[torch.Tensor, torch.Tensor], recipes: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the scales of torch's recipes as `Library.matmul` has them, views; None for other recipes.
+
+    For blocks of K, torch has those of columns of B transposed, and pads those of 128 columns to a multiple of 4.
+    """
+    kinds = torch.nn.functional.ScalingType
+    of_a, of_b = scales
+    if recipes in ((kinds.TensorWise.value,) * 2, (kinds.RowWise.value,) * 2):
+        return of_a, of_b
+    if of_b.dim() != _MATRIX:
+        return None
+    if recipes == (kinds.BlockWise1x128.value, kinds.BlockWise128x128.value):
+        return of_a, of_b[: _blocks(b.shape[0])]
+    return (of_a, of_b.t()) if recipes == (kinds.BlockWise1x128.value,) * 2 else None
+
+
+def _scaled_product(
+    library: int,
+    registered: ops.Ops,
+    flags: tuple[bool, bool],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Return the product if it is ours, None if it is torch's, and count it.
+
+    Args:
+        flags: use_fast_accum, and whether rows have the same bits in every batch.
+        scales: those of a and b; None for such as only torch knows.
+    """
     result = out_dtype if out is None or out_dtype is not None else out.dtype
-    fate = DECLINED
-    options: tuple[Any, ...] = (bias, scale_a, scale_b, 0, LEAKY_SLOPE, False, use_fast_accum, invariant, library)
+    fate, options = DECLINED, (bias, *(scales or (None, None)), 0, LEAKY_SLOPE, False, *flags, library)
     if a.dtype not in _FP8 or b.dtype not in _FP8:
         fate = OTHER_TYPE
     elif (
         result in _HALVES
-        and a.dim() == b.dim() == 2  # noqa: PLR2004 - matrices
-        and _has_known_scales(a, b, scale_a, scale_b)
-        and scale_result is None
+        and a.dim() == b.dim() == _MATRIX
+        and scales is not None
+        and _has_known_scales(a, b, *scales)
+        and (len(a) <= _MOST_BLOCK_ROWS or flags[1] or not _in_blocks(*scales))
         and (bias is None or (bias.dtype is result and bias.shape == (b.shape[1],)))
         and (out is None or out.dtype is result)
     ):
         fate = OURS
         options += () if out is not None else (ops.output_code(result),)
-    product = _computed(registered, library, fate, (a, b, *options), out)
+    return _computed(registered, library, fate, (a, b, *options), out)
+
+
+def _grouped(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
+    keys: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute _grouped_mm with rows or columns in groups by ours, the rest by torch's.
+
+    Of two batches torch's is a bmm, which is ours. K in groups, as in gradients of weights, is faster by torch's, so it
+    is ours only if a result has to have the same bits: docs/experts.md.
+    """
+    fate = DECLINED
+    k_in_groups = a.dim() == b.dim() == _MATRIX
+    if a.dtype not in _HALVES:
+        fate = OTHER_TYPE
+    elif (
+        offs is not None
+        and (invariant or not k_in_groups)
+        and offs.dtype is torch.int32
+        and bias is None
+        and a.dtype is b.dtype
+        and out_dtype in (None, a.dtype)
+        and b.shape[-1] * b.itemsize % _VECTOR_BYTES == 0
+    ):
+        fate = OURS
+    options = (offs, None, 0, LEAKY_SLOPE, False, invariant, library)
+    product = _computed(registered, library, fate, (a, b, *options), None, torch.ops.aotmm.grouped_mm.default)
     if product is not None:
         return product
-    rest = (scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
-    return own.call_boxed(keys, a, b, *rest, **into)  # type: ignore[no-any-return]
+    return own.call_boxed(keys, a, b, offs, bias, out_dtype)  # type: ignore[no-any-return]
 
 
 def _has_known_scales(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
     if not scale_a.dtype is scale_b.dtype is torch.float32:
         return False
-    return scale_a.numel() == scale_b.numel() == 1 or (
-        scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
+    (M, K), N = a.shape, b.shape[1]
+    shapes = tuple(scale_a.shape), tuple(scale_b.shape)
+    blocks = _blocks(K)
+    return scale_a.numel() == scale_b.numel() == 1 or shapes in (
+        ((M, 1), (1, N)),
+        ((M, blocks), (blocks, _blocks(N))),
+        ((M, blocks), (blocks, N)),
     )
 
 
+def _in_blocks(scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
+    """Return whether known scales are of blocks of K, of which there are several."""
+    return scale_a.numel() > 1 and scale_b.numel() > 1 and scale_a.shape[1] > 1
+
+
+def _blocks(size: int) -> int:
+    """Return the blocks of scales along a dimension of that size."""
+    return -(-size // BLOCK_SCALE_K)
+
+
 def _computed(
-    registered: ops.Ops, library: int, fate: int, arguments: tuple[Any, ...], out: torch.Tensor | None
+    registered: ops.Ops,
+    library: int,
+    fate: int,
+    arguments: tuple[Any, ...],
+    out: torch.Tensor | None,
+    op: Any = None,
 ) -> torch.Tensor | None:
-    """Return the product of the op's `arguments` if it is ours, None if it is torch's, and count it."""
+    """Return the product of the op's `arguments`, aotmm::mm or `op`, if it is ours, None if torch's, and count it."""
     where = library, arguments[0].device.index or 0
     if fate == OURS and where in registered.unsupported:
         fate = NO_PACK
@@ -250,7 +390,7 @@ def _computed(
     if fate == OURS:
         try:
             if out is None:
-                product = torch.ops.aotmm.mm.default(*arguments)
+                product = (op or torch.ops.aotmm.mm.default)(*arguments)
             else:
                 product = torch.ops.aotmm.mm.out(*arguments, out=out)
         except RuntimeError:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aotmm.errors import ArtifactError
 from aotmm.pack import manifest
@@ -19,10 +19,13 @@ from aotmm.pack.manifest import MAX_FILE_BYTES, File, Head, Manifest
 from aotmm.target import TARGETS, host
 
 if TYPE_CHECKING:
+    from aotmm.pack.function_table import FunctionTable
     from aotmm.pack.schema import Image
     from aotmm.pack.table import Table
     from aotmm.runtime.launcher import Launcher
     from aotmm.runtime.own import OwnLauncher
+
+    AnyTable = Table | FunctionTable
 
 _PIECE_BYTES = 1 << 20  # of a file: few enough for a processor's cache
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -35,14 +38,15 @@ class Pack:
         folder: its path.
         head: arch, library and provenance.
         owner: name and version of the distribution that added it to the default library; "" for all other packs.
-        table: times that replace those that its launcher was built with; to be set before that is opened.
+        table: times that replace those that its launcher was built with, or those of its functions; to be set before
+            that is opened.
     """
 
     def __init__(self, folder: Path, head: Head) -> None:
         self.folder = folder
         self.head = head
         self.owner = ""
-        self.table: Table | None = None
+        self.table: AnyTable | None = None
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -82,7 +86,7 @@ class Pack:
 
         launcher = Launcher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.kernels)
         if self.table is not None:
-            launcher.retune(self.table)
+            launcher.retune(cast("Table", self.table))
         return launcher
 
     @property
@@ -95,10 +99,13 @@ class Pack:
     def _own_launcher(self) -> OwnLauncher:
         from aotmm.runtime.own import OwnLauncher
 
-        return OwnLauncher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.own)
+        launcher = OwnLauncher(load_verified(self.folder, self.head.library), self.arch, lambda: self.manifest.own)
+        if self.table is not None:
+            launcher.retune(cast("FunctionTable", self.table))
+        return launcher
 
 
-def _reopen(folder: Path, owner: str, table: Table | None) -> Pack:
+def _reopen(folder: Path, owner: str, table: AnyTable | None) -> Pack:
     """Open the same pack in another process, or as a copy in this one; its launcher is opened anew."""
     pack = open_pack(folder)
     pack.owner, pack.table = owner, table

@@ -20,6 +20,13 @@ class Product(NamedTuple):
     bias: torch.Tensor | None
 
 
+def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a grouped product: (groups, M, N) of two matrices, else (M, N)."""
+    if a.dim() == b.dim() == _MATRIX:
+        return offs.shape[0], a.shape[0], b.shape[1]
+    return a.shape[-2], b.shape[-1]
+
+
 def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     """Return the shape of a @ b, as `torch.matmul` has it.
 

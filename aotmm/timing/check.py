@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -47,12 +49,22 @@ class Truth:
             raise RuntimeError(f"{name} is wrong: its error is {error:.3g} times what is allowed")
 
 
-def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilogue | None = None) -> Truth:
+def truth(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    output: torch.dtype,
+    epilogue: Epilogue | None = None,
+    offs: torch.Tensor | None = None,
+) -> Truth:
     """Return the truth about the product of a (M, K) and b (K, N), or batches of them, in type `output`, in float64.
+
+    Of a grouped product every group is compared, of groups of rows their first and their last row too.
 
     Args:
         a, b: fp16, bf16, fp32 or fp8, of tf32 what it holds; or int8.
         epilogue: with a bias of N or (M, N), and scales of one element.
+        offs: ends of groups of K, or of rows of a if b has a matrix for each; the last one is the whole size. A grouped
+            product has no epilogue here.
     """
     count = a.shape[-2]
     rows = torch.arange(count, device=a.device)
@@ -60,7 +72,15 @@ def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilo
         starts = rows[::_BAND]
         rows = torch.cat([(starts + torch.randint_like(starts, _BAND)).clamp(max=count - 1), rows[-1:]])
     where: tuple[torch.Tensor, ...] = (rows,)
-    if a.dim() > 2:  # noqa: PLR2004 - a batch
+    join = torch.cat
+    if offs is not None and b.dim() > a.dim():
+        begins = torch.cat([offs.new_zeros(1), offs[:-1]])
+        filled = offs > begins
+        rows = torch.cat([rows, begins[filled], offs[filled] - 1]).sort().values
+        where = (rows,)
+    elif offs is not None:
+        where, join = (torch.arange(len(offs), device=a.device)[:, None], rows), torch.stack
+    elif a.dim() > 2:  # noqa: PLR2004 - a batch
         members = torch.tensor([0, len(a) // 2, len(a) - 1], device=a.device)
         a, b, where = a[members], b[members], (members[:, None], rows)
     epilogue = epilogue or Epilogue()
@@ -69,14 +89,37 @@ def truth(a: torch.Tensor, b: torch.Tensor, output: torch.dtype, epilogue: Epilo
     u_acc = 0.0 if a.dtype is torch.int8 else U_FP8 if a.itemsize == 1 else U_TENSOR_CORE
     u_out = U_OUT[OUTPUT_NAMES[output]]
     kind = TF32 if a.dtype is torch.float32 else {}  # of `sum_errors`
-    a, b = a[..., rows, :].double(), b.double()
-    spread, deviation = sizes(a, b)
-    errors = sum_errors(a.shape[-1], spread, deviation, u_acc, **kind)
-    x, error = argument(a @ b, torch.minimum(*errors), epilogue)
+    found = [_sums(x, y, u_acc, kind) for x, y in _products(a[..., rows, :], b, offs, rows)]
+    product, spread, error = (join(each) for each in zip(*found, strict=True))
+    del found
+    x, error = argument(product, error, epilogue)
     want = activated(x, epilogue.activation, epilogue.slope)
     scaled_spread, _ = argument(spread, 0.0, replace(epilogue, bias=None))
     rounded = 2 * u_out * (abs(scaled_spread) + abs(x) + abs(want))
     return Truth(where, want, allowed(want, x, error, epilogue, OUTPUT_NAMES[output]), rounded)
+
+
+def _products(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, rows: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the operands of each product that `truth` compares; `a` has these rows alone."""
+    if offs is None:
+        yield a, b
+    elif b.dim() > a.dim():
+        parts = a.tensor_split(torch.searchsorted(rows, offs[:-1].long()).tolist())
+        yield from ((part, b[group]) for group, part in enumerate(parts) if len(part))
+    else:
+        ends = offs[:-1].tolist()
+        yield from zip(a.tensor_split(ends, dim=1), b.tensor_split(ends), strict=True)
+
+
+def _sums(
+    a: torch.Tensor, b: torch.Tensor, u_acc: float, kind: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the product, the sizes of its sums, and the smaller of their two bounds."""
+    a, b = a.double(), b.double()
+    spread, deviation = sizes(a, b)
+    return a @ b, spread, torch.minimum(*sum_errors(a.shape[-1], spread, deviation, u_acc, **kind))
 
 
 def activated(x: torch.Tensor, activation: str, slope: float) -> torch.Tensor:

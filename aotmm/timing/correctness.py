@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aotmm.problem import BLOCK_SCALE_K
+
 U_TENSOR_CORE = 2.0**-23  # tensor cores cut fp32 sums
 # tf32: an instruction adds half as many products as one of 16-bit types, and long sums show that cuts add up.
 TF32: dict[str, Any] = {"block": 8, "drift": 0.25}
@@ -56,6 +58,24 @@ def sum_errors(
     deterministic = k * u / (1 - k * u) * spread if k * u < 1 else spread + float("inf")
     additions = max(1.0, k / block)
     return deterministic, _DEVIATIONS * (8 * additions**0.5 + drift * additions) * u * deviation
+
+
+def block_scaled(a: Any, b: Any, scale_a: Any, scale_b: Any) -> tuple[Any, Any]:
+    """Return the operands (..., M, K) and (..., K, N) times their block scales: they multiply to the exact product.
+
+    Args:
+        scale_a: (..., M, blocks of K). scale_b: (..., blocks of K, N or blocks of N).
+    """
+    blocks = [k // BLOCK_SCALE_K for k in range(a.shape[-1])]
+    columns = list(range(b.shape[-1]))
+    if scale_b.shape[-1] != b.shape[-1]:
+        columns = [n // BLOCK_SCALE_K for n in columns]
+    return a * scale_a[..., blocks], b * scale_b[..., blocks, :][..., columns]
+
+
+def block_scaled_error(error: Any, spread: Any) -> Any:
+    """Return the bound of sums with block scales, for that without the rounding of a block's two scales to one."""
+    return error + U_FP32 * (spread + error)
 
 
 def argument(product: Any, error: Any, epilogue: Epilogue) -> tuple[Any, Any]:

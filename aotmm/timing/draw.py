@@ -134,7 +134,7 @@ def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
     shape = Shape(*_sizes(kind, each, known, numbers), layout)
     case = Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
     if each.most_batch > 1:
-        case = replace(case, batch=_between(2, each.most_batch, 1, numbers))
+        case = replace(case, batch=between(2, each.most_batch, 1, numbers))
     elif kind not in ("long", "tall"):
         return case
     M, N, K = case.shape.M, case.shape.N, case.shape.K
@@ -152,7 +152,7 @@ def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) 
         return (tokens, N, K) if kind == "layer" else (N, K, tokens)
     M, N, K = (_size(each, each.step, numbers) for _ in range(3))
     if kind == "few_rows":
-        return _between(1, _FEW_ROWS, 1, numbers), N, K
+        return between(1, _FEW_ROWS, 1, numbers), N, K
     if kind in ("scores", "values"):
         head = numbers.choice(_HEADS)
         return (M, N, head) if kind == "scores" else (M, head, K)
@@ -166,18 +166,18 @@ def _sizes(kind: str, each: Class, known: Distribution, numbers: random.Random) 
 def _thin(kind: str, M: int, N: int, each: Class, numbers: random.Random) -> tuple[int, int, int]:
     """Return M, N, K of a long or a tall product; M and N are those of a free one."""
     if kind == "tall":
-        tall = _between(each.least, _TALL_M, each.step, numbers)
-        return tall, N, _between(each.step, _SHORT_K, each.step, numbers)
-    few, K = _between(1, _THIN, 1, numbers), _between(each.least, _LONG_K, each.step, numbers)
+        tall = between(each.least, _TALL_M, each.step, numbers)
+        return tall, N, between(each.step, _SHORT_K, each.step, numbers)
+    few, K = between(1, _THIN, 1, numbers), between(each.least, _LONG_K, each.step, numbers)
     return numbers.choice(((few, N, K), (M, few, K)))
 
 
 def _size(each: Class, step: int, numbers: random.Random) -> int:
     """Return a log-uniform multiple of `step` in the range of the class."""
-    return _between(each.least, each.most, step, numbers)
+    return between(each.least, each.most, step, numbers)
 
 
-def _between(least: int, most: int, step: int, numbers: random.Random) -> int:
+def between(least: int, most: int, step: int, numbers: random.Random) -> int:
     """Return a log-uniform multiple of `step` in a range."""
     size = math.exp(numbers.uniform(math.log(least), math.log(most)))
     return min(max(round(size / step), math.ceil(least / step)), most // step) * step

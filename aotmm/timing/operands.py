@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -28,13 +29,15 @@ def torch_dtype(name: str) -> torch.dtype:
 class Operands:
     """A (M, K), B (K, N), `out` (M, N), and the case's bias (N), activation and fp32 scales of fp8 operands.
 
-    If the case is a batch, A, B and `out` have it as their first dimension.
+    If the case is a batch, A, B and `out` have it as their first dimension. Of a grouped product B or `out` has one for
+    the groups, and `offs` is the end of each.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     out: torch.Tensor
     epilogue: Epilogue
+    offs: torch.Tensor | None = None
 
     def unset(self) -> None:
         """Fill C with numbers that no right product has: NaN, or the least integer."""
@@ -54,27 +57,34 @@ class Pool:
     def operands(self, case: Case, cache_bytes: int, output: str = "") -> list[Operands]:
         """Return at least three sets of operands that share no memory, together at least twice `cache_bytes`.
 
+        Of a grouped product one set that is so large is enough: its weights may be gigabytes.
+
         Args:
             output: the type of C; by default the case's.
         """
-        M, N, K, batch = case.shape.M, case.shape.N, case.shape.K, case.batch
+        M, N, K = case.shape.M, case.shape.N, case.shape.K
+        of_a, of_b, of_c = case.matrices
         inputs, outputs = torch_dtype(case.dtype), torch_dtype(output or case.output)
-        count = max(_LEAST_SETS, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
+        least = 1 if case.groups else _LEAST_SETS
+        count = max(least, min(_MOST_SETS, math.ceil(2 * cache_bytes / case.bytes)))
         skipped = [offset // inputs.itemsize for offset in (case.offset_a, case.offset_b)]
-        sizes = [_padded(skipped[0] + batch * M * K, inputs), _padded(skipped[1] + batch * K * N, inputs)]
+        sizes = [_padded(skipped[0] + of_a * M * K, inputs), _padded(skipped[1] + of_b * K * N, inputs)]
         numbers = self._take(case.dtype, count * sum(sizes))
         parts = iter(torch.split(numbers[: count * sum(sizes)], sizes * count))
-        outs = torch.empty(count, _padded(batch * M * N, outputs), device=self.device, dtype=outputs)
+        outs = torch.empty(count, _padded(of_c * M * N, outputs), device=self.device, dtype=outputs)
         bias = torch.randn(N, device=self.device, dtype=outputs) if case.activation else None
         scaled = case.dtype.startswith("fp8")
         scales = [torch.tensor(scale, device=self.device) if scaled else None for scale in _SCALES]
         epilogue = Epilogue(case.activation or "none", 0.0, bias, *scales)
+        ends = list(accumulate(case.groups.sizes)) if case.groups else None
+        offs = None if ends is None else torch.tensor(ends, device=self.device, dtype=torch.int32)
         return [
             Operands(
-                _matrices(next(parts)[skipped[0] :], batch, M, K, case.shape.layout[0]),
-                _matrices(next(parts)[skipped[1] :], batch, K, N, case.shape.layout[1]),
-                _matrices(out, batch, M, N, "n"),
+                _matrices(next(parts)[skipped[0] :], of_a, M, K, case.shape.layout[0]),
+                _matrices(next(parts)[skipped[1] :], of_b, K, N, case.shape.layout[1]),
+                _matrices(out, of_c, M, N, "n"),
                 epilogue,
+                offs,
             )
             for out in outs
         ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
+from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import DTYPES, LAYOUTS
 
 FILE = Path(__file__).parent / "shapes.json"
@@ -36,6 +38,23 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a grouped product, two or more.
+
+    Attributes:
+        dimension: what is in groups: "M", rows of A, each group with a B of its own, or "K", each with a C of its own.
+        routing: how the sizes came about. sizes: of the groups; their sum is the size of the dimension.
+    """
+
+    dimension: str
+    routing: str
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{'rows' if self.dimension == 'M' else 'K'} in {len(self.sizes)} groups ({self.routing})"
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """One product: contiguous A and B in the layout of `shape`, C row-major.
 
@@ -45,6 +64,7 @@ class Case:
         fast_accum: fp8 sums in the tensor cores' own precision.
         offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
         batch: number of equal products, one after the other in memory.
+        groups: of a grouped product, which is no batch; None of any other.
     """
 
     shape: Shape
@@ -54,12 +74,14 @@ class Case:
     offset_a: int = 0
     offset_b: int = 0
     batch: int = 1
+    groups: Groups | None = None
 
     def __str__(self) -> str:
         bias = f", bias and {self.activation}" if self.activation else ""
         offsets = f", A +{self.offset_a} B +{self.offset_b} bytes" if self.offset_a or self.offset_b else ""
         products = f"{self.batch} of " if self.batch > 1 else ""
-        return f"{products}{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}"
+        groups = f", {self.groups}" if self.groups else ""
+        return f"{products}{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}{groups}"
 
     @property
     def element_bytes(self) -> int:
@@ -72,20 +94,51 @@ class Case:
         return "bf16" if self.dtype.startswith("fp8") else DTYPES[self.dtype].output
 
     @property
+    def matrices(self) -> tuple[int, int, int]:
+        """Return how many matrices A, B and C are."""
+        if self.groups is None:
+            return self.batch, self.batch, self.batch
+        count = len(self.groups.sizes)
+        return (1, count, 1) if self.groups.dimension == "M" else (1, 1, count)
+
+    @property
     def bytes(self) -> int:
-        """Return the least traffic: A and B read, C written."""
+        """Return the least traffic: A and B read, but for those of empty groups, and C written."""
         M, N, K = self.shape.M, self.shape.N, self.shape.K
-        return self.batch * ((M * K + K * N) * self.element_bytes + M * N * DTYPES[self.output].bytes)
+        of_a, of_b, of_c = self.matrices
+        if self.groups and self.groups.dimension == "M":
+            of_b -= self.groups.sizes.count(0)
+        return (of_a * M * K + of_b * K * N) * self.element_bytes + of_c * M * N * DTYPES[self.output].bytes
 
     @property
     def macs(self) -> int:
         """Return the multiply-adds of all products."""
         return self.batch * self.shape.macs
 
+    def timed(self, samples: Iterable[Sample], *, drawn: bool, held_out: bool = False) -> ShapeTimes:
+        """Return the product with its times, as tables have them."""
+        return ShapeTimes(
+            element_bytes=self.element_bytes,
+            layout=self.shape.layout,
+            fast_accum=self.fast_accum,
+            M=self.shape.M,
+            N=self.shape.N,
+            K=self.shape.K,
+            offset_a=self.offset_a,
+            offset_b=self.offset_b,
+            batch=self.batch,
+            drawn=drawn,
+            held_out=held_out,
+            times=tuple(samples),
+        )
+
 
 def case_of(body: dict[str, Any]) -> Case:
     """Return the case of which `body` is the `asdict`, as in JSON. Raises TypeError or KeyError if it is none."""
-    return Case(**(body | {"shape": Shape(**body["shape"])}))
+    groups = body.get("groups")
+    if groups is not None:
+        groups = Groups(**(groups | {"sizes": tuple(groups["sizes"])}))
+    return Case(**(body | {"shape": Shape(**body["shape"]), "groups": groups}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,25 +189,7 @@ def _drawn(candidates: _Candidates) -> Iterator[tuple[str, ShapeTimes]]:
                 for split in _splits(kernel, case, candidates.times.multiprocessors)
                 for pdl in (False, True)
             ]
-            yield name, _unmeasured(case, tuple(plans))
-
-
-def _unmeasured(case: Case, plans: tuple[Sample, ...]) -> ShapeTimes:
-    shape = case.shape
-    return ShapeTimes(
-        element_bytes=case.element_bytes,
-        layout=shape.layout,
-        fast_accum=case.fast_accum,
-        M=shape.M,
-        N=shape.N,
-        K=shape.K,
-        offset_a=case.offset_a,
-        offset_b=case.offset_b,
-        batch=case.batch,
-        drawn=True,
-        held_out=False,
-        times=plans,
-    )
+            yield name, case.timed(plans, drawn=True)
 
 
 def _splits(kernel: Kernel, case: Case, multiprocessors: int) -> list[int]:

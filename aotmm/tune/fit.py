@@ -30,14 +30,14 @@ _PRODUCTS = 48  # of one step
 _EPOCHS, _RATE, _DECAY = 60, 1e-2, 1e-3
 _RATE_FROM_START = 5e-3  # of a fit that begins with another device's table
 _OWN_DECAY = 0.03  # of the weights of single configs
-_NOISE = 0.1  # of inputs, whose spread is 1: a plan of about the same inputs takes about the same time
+_NOISE = 0.05  # of inputs, whose spread is 1: a plan of about the same inputs takes about the same time
 _RESTARTS = 4  # fits of other beginnings; the one of least loss is taken
 _FACTOR_EPOCHS, _FACTOR_RATE, _FACTOR_DECAY = 12, 2e-2, 0.1
 _OUTLIER = 0.1  # error from which on a sample counts less
 _LEAST_WEIGHT = 0.02  # of a sample that is far from its product's best
 FAR = 2.5  # times the best, from which on samples are not fitted
 _REGRET = 0.3  # weight of the regret
-_SOFT = 0.03  # relative difference of predictions at which both plans are likely chosen
+_SOFT = 0.02  # relative difference of predictions at which both plans are likely chosen
 _MOST_REGRET = 0.5
 
 

@@ -200,7 +200,8 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     rest = np.ceil(np.maximum(0, units - whole * concurrent) / places)
     shared = np.maximum(d["beside"], d["busy"])
     rounds = whole + np.minimum(rest, 1) * np.maximum(rest, d["busy"]) / shared
-    steps = np.ceil(np.ceil(K / d["block_k"]) / split)
+    all_steps = np.ceil(K / d["block_k"])
+    steps, past = np.ceil(all_steps / split), all_steps - K / d["block_k"]
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
@@ -242,6 +243,14 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         "one wave": one,
         "the other half": one - half,
         "log2 steps": np.log2(steps),
+        "past K": past,
+        "past K / steps": past / steps,
+        "past K, across K": past * d["by_columns_a"] * (1 - d["by_columns_b"]),
+        "uneven": steps - all_steps / split,
+        "last rows": 1 - (down - M / d["block_m"]),
+        "last columns": 1 - (across - N / d["block_n"]),
+        "1 / down": 1 / down,
+        "1 / across": 1 / across,
         "log2 split": np.log2(split),
         "rows": rows / d["block_m"],
         "columns": cols / d["block_n"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from aotmm.tune.candidates import Candidate
@@ -122,12 +123,21 @@ def _in_turn(
     for look in racing:
         heartbeat(Running(look.candidate.family, look.candidate.config_name, str(look.candidate)))
         replays.append(timer.record(look.candidate, _launches(replay_ns, look.ns, timer.sets, _TURN_LAUNCHES)))
-    times: list[list[float]] = [[] for _ in racing]
+
+    def heard(index: int) -> float:
+        candidate = racing[index].candidate
+        heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+        return replays[index]()
+
+    return in_turn([partial(heard, index) for index in range(len(racing))], rounds)
+
+
+def in_turn(replays: Sequence[Callable[[], float]], rounds: int) -> list[float]:
+    """Return the median of each of `replays`, which measure something in ns, over the rounds."""
+    times: list[list[float]] = [[] for _ in replays]
     for number in range(rounds):
         # Back and forth, so that no candidate always follows the same one.
-        for index in range(len(racing))[:: 1 if number % 2 == 0 else -1]:
-            candidate = racing[index].candidate
-            heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+        for index in range(len(replays))[:: 1 if number % 2 == 0 else -1]:
             times[index].append(replays[index]())
     return [statistics.median(found) for found in times]
 

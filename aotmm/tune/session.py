@@ -17,7 +17,7 @@ import torch
 import aotmm
 from aotmm.errors import AotmmError, ArtifactError, NoKernelError
 from aotmm.pack import table
-from aotmm.pack.table import Sample, ShapeTimes, Table
+from aotmm.pack.table import Sample, Table
 from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.pack import Pack
@@ -246,19 +246,10 @@ def table_of(measured: Measurement, shapes: Shapes) -> Table:
         network=None,
         models=(),
         shapes=tuple(
-            ShapeTimes(
-                element_bytes=case.element_bytes,
-                layout=case.shape.layout,
-                fast_accum=case.fast_accum,
-                M=case.shape.M,
-                N=case.shape.N,
-                K=case.shape.K,
-                offset_a=case.offset_a,
-                offset_b=case.offset_b,
-                batch=case.batch,
+            case.timed(
+                _near([sample for sample in samples if sample.config_name not in measured.left_out]),
                 drawn=not shapes.swept(case),
                 held_out=shapes.held_out(case),
-                times=_near([sample for sample in samples if sample.config_name not in measured.left_out]),
             )
             for case, samples in measured.samples.items()
         ),

@@ -3,74 +3,9 @@
  *
  *     cc -I artifacts/sm90 examples/c/matmul.c -o matmul -ldl && ./matmul artifacts/sm90/libaotmm_sm90.so
  */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include "launcher.h"
-
-/* What of the CUDA driver a program needs for memory; one that uses the CUDA runtime has cudaMalloc and so on. */
-static struct {
-  int (*cuInit)(unsigned);
-  int (*cuDeviceGetCount)(int *);
-  int (*cuDevicePrimaryCtxRetain)(void **, int);
-  int (*cuDevicePrimaryCtxRelease)(int);
-  int (*cuCtxSetCurrent)(void *);
-  int (*cuMemAlloc)(uint64_t *, size_t);
-  int (*cuMemFree)(uint64_t);
-  int (*cuMemcpyHtoD)(uint64_t, const void *, size_t);
-  int (*cuMemcpyDtoH)(void *, uint64_t, size_t); /* waits for the default stream */
-} cu;
-static const struct {
-  const char *name;
-  void *slot;
-} symbols[] = {
-    {"cuInit", &cu.cuInit},
-    {"cuDeviceGetCount", &cu.cuDeviceGetCount},
-    {"cuDevicePrimaryCtxRetain", &cu.cuDevicePrimaryCtxRetain},
-    {"cuDevicePrimaryCtxRelease_v2", &cu.cuDevicePrimaryCtxRelease},
-    {"cuCtxSetCurrent", &cu.cuCtxSetCurrent},
-    {"cuMemAlloc_v2", &cu.cuMemAlloc},
-    {"cuMemFree_v2", &cu.cuMemFree},
-    {"cuMemcpyHtoD_v2", &cu.cuMemcpyHtoD},
-    {"cuMemcpyDtoH_v2", &cu.cuMemcpyDtoH},
-};
+#include "gpu.h"
 
 enum { A, B, BIAS, C, WORKSPACE, BUFFERS };
-
-static int fail(const char *what) {
-  fprintf(stderr, "%s\n", what);
-  return 1;
-}
-
-static int open_driver(void) {
-  void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!driver) return fail(dlerror());
-  for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
-    void *found = dlsym(driver, symbols[i].name);
-    if (!found) return fail(dlerror());
-    memcpy(symbols[i].slot, &found, sizeof found);
-  }
-  return 0;
-}
-
-/* The functions of the pack's library at `path`, which stays loaded: its kernels will be in the driver. */
-static const aotmm_launcher *open_pack(const char *path) {
-  char arch[32], entry[64];
-  const char *slash = strrchr(path, '/');
-  if (sscanf(slash ? slash + 1 : path, "libaotmm_%31[^.].so", arch) != 1) return fail("not a libaotmm_ARCH.so"), NULL;
-  void *library = dlopen(path, RTLD_NOW);
-  if (!library) return fail(dlerror()), NULL;
-  snprintf(entry, sizeof entry, "aotmm_launcher_%s", arch);
-  const aotmm_launcher *(*launcher)(void);
-  void *found = dlsym(library, entry);
-  if (!found) return fail(dlerror()), NULL;
-  memcpy(&launcher, &found, sizeof found);
-  const aotmm_launcher *mm = launcher();
-  if (mm->abi == AOTMM_ABI && mm->problem_bytes == sizeof(aotmm_problem)) return mm;
-  return fail("the library is not of the launcher.h that this program was compiled with"), NULL;
-}
 
 /* C = relu(A @ B + bias) of small integers, which fp32 and tf32 hold exactly. */
 static int multiply(const aotmm_launcher *mm, int device, int64_t m, int64_t n, int64_t k, float *host[BUFFERS],
@@ -106,13 +41,11 @@ static int multiply(const aotmm_launcher *mm, int device, int64_t m, int64_t n, 
   return wrong != 0;
 }
 
-static int use_device(const aotmm_launcher *mm, int device, int64_t m, int64_t n, int64_t k) {
-  const int64_t counts[] = {m * k, k * n, n, m * n};
+static int use_device(const aotmm_launcher *mm, int device, const int64_t sizes[3]) {
+  const int64_t m = sizes[0], n = sizes[1], k = sizes[2], counts[] = {m * k, k * n, n, m * n};
   float *host[BUFFERS] = {0};
   uint64_t memory[BUFFERS] = {0};
-  void *context;
-  if (cu.cuDevicePrimaryCtxRetain(&context, device)) return fail("the GPU has no context");
-  int failed = cu.cuCtxSetCurrent(context) ? fail("the GPU's context cannot be used") : 0;
+  int failed = 0;
   for (int i = A; i <= C && !failed; i++) {
     host[i] = malloc((size_t)counts[i] * sizeof(float));
     if (!host[i] || cu.cuMemAlloc(&memory[i], (size_t)counts[i] * sizeof(float))) failed = fail("out of memory");
@@ -122,19 +55,11 @@ static int use_device(const aotmm_launcher *mm, int device, int64_t m, int64_t n
     if (memory[i]) cu.cuMemFree(memory[i]);
     free(host[i]);
   }
-  cu.cuCtxSetCurrent(NULL);
-  cu.cuDevicePrimaryCtxRelease(device);
   return failed;
 }
 
 int main(int argc, char **argv) {
   if (argc != 2 && argc != 5) return fail("usage: matmul LIBRARY [M N K]");
   int64_t sizes[3] = {512, 384, 256};
-  for (int i = 2; i < argc; i++)
-    if ((sizes[i - 2] = atoi(argv[i])) < 1) return fail("sizes are numbers above 0");
-  const aotmm_launcher *mm = open_pack(argv[1]);
-  int devices = 0, failed = !mm || open_driver();
-  if (!failed && (cu.cuInit(0) || cu.cuDeviceGetCount(&devices) || !devices)) failed = fail("there is no GPU");
-  for (int device = 0; device < devices; device++) failed |= use_device(mm, device, sizes[0], sizes[1], sizes[2]);
-  return failed;
+  return read_sizes(argc, argv, sizes) || on_every_gpu(argv[1], sizes, use_device);
 }

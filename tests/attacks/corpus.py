@@ -18,7 +18,9 @@ from typing import Any
 
 from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.manifest import FILE_NAME, FORMAT, KERNELS_NAME, MAX_FILE_BYTES, MAX_MANIFEST_BYTES, room
+from aotmm.pack.schema import WHOLE, Image
 from tests.build.packs import tiny_pack
+from tests.samples import code_in
 
 Harm = Callable[[Path], object]
 LIBRARY = "libaotmm_sm80.so"
@@ -46,8 +48,9 @@ def entry(path: str, data: bytes) -> dict[str, object]:
 
 
 def image_entry(data: bytes, offset: int) -> dict[str, object]:
-    """The manifest's entry of an image."""
-    return {"offset": offset, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    """The manifest's entry of an image of which all is stored."""
+    digest = hashlib.sha256(data).hexdigest()
+    return {"offset": offset, "sha256": digest, "bytes": len(data), "stored": len(data), "base": WHOLE}
 
 
 def seal(folder: Path, body: dict[str, Any]) -> None:
@@ -81,15 +84,14 @@ def change_image(folder: Path, change: Callable[[bytes], bytes], kind: str = "im
     All images stand once more behind what the library held.
     """
     head = json.loads((folder / FILE_NAME).read_bytes())
-    path, begin = str(head["library"]["path"]), int(head["images"]["offset"])
+    path, code = str(head["library"]["path"]), code_in(folder)
     library = (folder / path).read_bytes()
     block = bytearray()
 
     def put(body: list[dict[str, Any]]) -> None:
         for number, kernel in enumerate(body):
             for name in [name for name in ("image", "ptx") if kernel[name] is not None]:
-                at = begin + kernel[name]["offset"]
-                data = library[at : at + kernel[name]["bytes"]]
+                data = code(Image(**kernel[name]))
                 if (number, name) == (0, kind):
                     data = change(data)
                 kernel[name] = image_entry(data, len(block))
@@ -224,7 +226,16 @@ def _behind_the_library(body: dict[str, Any]) -> None:
 
 
 def _a_byte_less(body: list[dict[str, Any]]) -> None:
-    body[0]["image"]["bytes"] -= 1
+    for key in ("bytes", "stored"):
+        body[0]["image"][key] -= 1
+
+
+def _made_of_no_image(body: list[dict[str, Any]]) -> None:
+    body[0]["image"]["base"] = 32
+
+
+def _edits_that_are_none(body: list[dict[str, Any]]) -> None:
+    body[0]["image"]["base"] = body[1]["image"]["offset"]
 
 
 def _twice_a_key(data: bytes) -> bytes:
@@ -359,6 +370,7 @@ ATTACKS = (
     Attack("two kernels of one name", _kernels(_same_name), "2 kernels have the same name"),
     Attack("an image that no kernel has", _kernels(_same_image), ", expected at"),
     Attack("an image at two places", _kernels(_same_image_elsewhere), ", expected at"),
+    Attack("an image of part of an image", _kernels(_made_of_no_image), "at 32, where no whole image is"),
     Attack("images behind the library", _head(_behind_the_library), f"bytes from {MAX_FILE_BYTES} on, {LIBRARY} has"),
     Attack(
         "two files that differ in case",
@@ -401,6 +413,7 @@ ATTACKS = (
     Attack(
         "images elsewhere", _head(lambda body: body["images"].update(offset=64)), "holds other code at", loading=False
     ),
+    Attack("an image for edits", _kernels(_edits_that_are_none), "holds other code at byte", loading=False),
     Attack("an image of other bytes", _kernels(_a_byte_less), "holds other code at byte", loading=False),
     Attack("PTX that does not end", _unended_text, f"no zero byte follows it in {LIBRARY}", loading=False),
     Attack(

@@ -77,6 +77,37 @@ split = true
 """
 
 
+# A tile with block scales as a product and as what gives sums of slices of K; generic kernels with them come with it.
+BLOCKS = """
+dtypes = ["fp8e5", "fp8e4"]
+layouts = ["nt"]
+epilogues = ["bias_relu"]
+outputs = ["fp16", "bf16", "fp32"]
+source = "tests"
+
+[[config]]
+dtypes = ["fp8e5", "fp8e4"]
+outputs = ["bf16"]
+epilogues = ["none"]
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 2
+num_warps = 4
+block_scales = "any"
+
+[[config]]
+dtypes = ["fp8e5", "fp8e4"]
+block_m = 64
+block_n = 64
+block_k = 64
+num_stages = 2
+num_warps = 4
+split = true
+block_scales = "any"
+"""
+
+
 # One small tile of what sm89 alone multiplies natively, and what every set gets: a generic kernel of each type, copies.
 GENERIC = """
 layouts = ["nt"]
@@ -175,7 +206,11 @@ def other_host(machine: str, arch: str) -> Path:
     return folder
 
 
-OWN = ("add.py:add_kernel", "softmax.py:softmax_kernel", "layer_norm.py:layer_norm_kernel")  # in examples/own
+# In examples/own.
+OWN = (
+    *("add.py:add_kernel", "softmax.py:softmax_kernel", "layer_norm.py:layer_norm_kernel", "matmul.py:matmul_kernel"),
+    *("attention.py:attention_kernel", "descriptors.py:descriptor_matmul_kernel", "descriptors.py:double_kernel"),
+)
 
 
 @functools.cache

@@ -260,7 +260,7 @@ def test_kernel_that_does_not_compile(packs: Path, configs: str, tmp_path: Path)
     before = content(packs / "gfx90a")
     result = run_python(BUILD, configs, packs, "2", "022", "0", "gfx90a", root=root)
     assert result.returncode == 1
-    message = result.stderr[result.stderr.index("aotmm.errors.CompileError: gfx90a: tile_fp16_fp16_") :]
+    message = result.stderr[result.stderr.index("aotmm.build.compile.RefusedError: gfx90a: tile_fp16_fp16_") :]
     assert re.search(r"does not compile \(tile_64x64x32_s2_w4\w*, options {'num_warps': 4,", message)
     assert "from tests" in message or "from aotmm" in message
     assert "no such thing" in message

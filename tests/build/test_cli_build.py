@@ -462,6 +462,28 @@ def test_explain_without_a_kernel(packs: Path, words: tuple[str, ...]) -> None:
     assert "it has: fp16 x fp16 -> fp16" in result.stderr
 
 
+def test_explain_of_groups(tmp_path: Path) -> None:
+    """A grouped product gets a kernel of its form, for any sizes of that many groups; a form without one is refused."""
+    path = write_set(tmp_path, TILE.format(32, 2), TILE.format(64, 2) + 'grouped = "M"\n')
+    assert run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path).exit_code == 0
+    rows = ("--grouped", "M", "--batch", 4, "--bias", "vector")
+    body = explain(tmp_path, 512, 256, 128, *rows[:4], arch="sm80")
+    assert body["chosen"]["kernel"] == NN.replace("_32x", "_64x") + "_grouped_m"
+    assert body["chosen"]["grid"] == ((512 - 4) // 64 + 4) * 4
+    assert {row["role"] for row in body["fits"]} == {"grouped_m"}
+    assert (body["problem"]["grouped"], body["problem"]["batch_strides"]) == ("M", [0, 128 * 256, 0])
+    words = [str(word) for word in rows]
+    result = run("explain", "--arch", "sm80", "512", "256", "128", *words, "--pack", tmp_path)
+    assert "fp16 x fp16 -> fp16 with epilogue none" in result.stderr
+    assert "layout nn, activation none, M in 4 groups, vector bias" in result.stdout
+    words[1] = "K"
+    result = run("explain", "--arch", "sm80", "512", "256", "128", *words[:4], "--pack", tmp_path)
+    assert result.exit_code == NoKernelError.exit_code
+    assert "M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none, K in 4 groups" in result.stderr
+    assert "it has: none of that form" in result.stderr
+    assert "grouped_m" in run("list", "--pack", tmp_path).stdout
+
+
 def test_explain_tf32(tmp_path: Path) -> None:
     """tf32 asks for fp32 operands with TF32 allowed, fp32 for the same without."""
     header = HEADER.replace('"fp16"', '"fp32", "tf32"')
@@ -550,6 +572,7 @@ def test_doctor_of_a_gpu(
         "multiprocessors": 100,
         "shared_bytes": 99_999,
         "tuning": TUNINGS[pack],
+        "functions": [],
         "error": None,
     }
     text = run("doctor", "--pack", packs).stdout

@@ -312,8 +312,10 @@ def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
     expected |= {
         (names[place[0]], "equals", value)
         for place, value in source.constants.items()
-        if names[place[0]] in PRODUCT_QUANTITIES
+        if names[place[0]] in PRODUCT_QUANTITIES and value is not None
     }
+    if variant.dtype_a.startswith("fp8"):  # whose block scales are the constant None
+        expected.add(("block_scale_a_ptr", "equals", 0))
     narrow = [name for name, type_ in source.signature.items() if type_ == "i32" and name != "group_m"]
     expected |= {(name, "below", I32_LIMIT) for name in narrow}
     if narrow:
@@ -332,12 +334,13 @@ def test_guards_are_what_the_compiler_was_told(variant: Variant) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "tf32", "fp8e5", "int8"])
 def test_generic_kernels_guard_nothing(dtype: str) -> None:
-    """The kernel that takes any product has no guard but the permission that tf32 needs."""
+    """Kernels that take any product guard the permission that tf32 needs, and whether fp8 has block scales, alone."""
     pack = open_pack(default_pack("sm80")).manifest
     kernels = [k for k in pack.kernels if (k.role, k.dtype_a, k.layout) == ("product", dtype, "any")]
     guards = {(p.value, p.relation, p.operand) for k in kernels for p in k.guards}
     assert kernels
-    assert guards == ({("allow_tf32", "equals", 1)} if dtype == "tf32" else set())
+    blocks = {("block_scale_a_ptr", "equals", 0), ("block_scale_a_ptr", "at_least", 1)}
+    assert guards == {"tf32": {("allow_tf32", "equals", 1)}, "fp8e5": blocks}.get(dtype, set())
 
 
 def test_tf32_operands_are_rounded() -> None:

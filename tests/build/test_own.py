@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,9 +15,14 @@ from click.testing import CliRunner
 
 from aotmm.build import build
 from aotmm.build import compile as compiling
-from aotmm.build.own import OwnVariant, describe, specialise, variants
+from aotmm.build.compile import Buildable, Compiled
+from aotmm.build.gate import mismatches
+from aotmm.build.own import OwnVariant, notes, specialise, variants
+from aotmm.build.own.facts import describe
+from aotmm.build.render import arranged, own_source
 from aotmm.cli import main
-from aotmm.errors import SpecError
+from aotmm.cli.report import build_text as report_text
+from aotmm.errors import CompileError, SpecError
 from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
@@ -281,6 +287,263 @@ def test_heuristics_of_a_launch(package: Path) -> None:
     assert [(row.type, row.value) for row in rows[::2]] == [("constexpr", "true"), ("constexpr", "false")]
 
 
+CONDITIONS = """
+[even.arguments]
+x_ptr = "*fp32"
+n = "i32"
+EVEN = [{value = true, when = "n multiple_of 16"}, {value = false}]
+"""
+
+
+def test_heuristics_by_condition(package: Path) -> None:
+    """A constexpr that only a launch could compute is chosen by conditions on its arguments, checked at each launch."""
+    package.with_suffix(".toml").write_text(CONDITIONS)
+    rows = variants([f"{package}:even"], target("sm80"))
+    found = [(row.arguments[-1].type, row.arguments[-1].value, guards(row)[-1]) for row in rows[1::2]]
+    assert found == [("autotune", "true", "n multiple_of 16"), ("autotune", "false", "n below 2147483648")]
+    for wrong in ("n multiple_of 12", "n % 16", "x_ptr multiple_of 16", "n like 3"):
+        package.with_suffix(".toml").write_text(CONDITIONS.replace("n multiple_of 16", wrong))
+        with pytest.raises(
+            SpecError, match="expected an integer argument, one of equals, multiple_of, below, at_least"
+        ):
+            variants([f"{package}:even"], target("sm80"))
+
+
+FEATURES = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def shown(x_ptr, BLOCK: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, BLOCK))
+    tl.device_assert(x > 0, "positive")
+    tl.device_print("x", x)
+    tl.store(x_ptr + tl.arange(0, BLOCK), x + 1)
+
+
+def pruned(configs, named_args, **kwargs):
+    return [config for config in configs if config.kwargs["BLOCK"] <= kwargs["LIMIT"] * (named_args["n"] or 1)]
+
+
+def few(configs, named_args, **kwargs):
+    return [config for config in configs if config.kwargs["BLOCK"] <= kwargs["LIMIT"]]
+
+
+CONFIGS = [triton.Config({"BLOCK": block}, pre_hook=lambda _: None) for block in (64, 32)]
+
+
+@triton.autotune(CONFIGS, key=[], prune_configs_by={"early_config_prune": few})
+@triton.jit
+def kept(x_ptr, n, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+@triton.autotune(CONFIGS, key=[], prune_configs_by={"early_config_prune": pruned})
+@triton.jit
+def asks(x_ptr, n, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+@triton.jit
+def converted(x_ptr, TYPE: tl.constexpr, OTHER: tl.constexpr = tl.float32):
+    tl.store(x_ptr, tl.load(x_ptr).to(TYPE).to(OTHER))
+"""
+FEATURED = """
+[shown.arguments]
+x_ptr = "*fp32"
+BLOCK = 32
+[kept.arguments]
+x_ptr = "*fp32"
+n = "i32"
+LIMIT = 32
+[asks.arguments]
+x_ptr = "*fp32"
+n = "i32"
+LIMIT = 32
+[converted.arguments]
+x_ptr = "*fp32"
+TYPE = "tl.float16"
+"""
+
+
+def compiled(variant: OwnVariant) -> compiling.Compiled:
+    """A variant, compiled and past the gate."""
+    found = compiling.compile_variant(variant, "0" * 64)
+    assert mismatches(variant, "0" * 64, found) == []
+    return found
+
+
+@pytest.mark.parametrize("arch", SHIPPED)
+@own_process
+def test_prints_are_left_out(arch: str) -> None:
+    """Prints and assertions are not in the image, and the manifest says so; the store is there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shown.py"
+        path.write_text(FEATURES)
+        path.with_suffix(".toml").write_text(FEATURED)
+        first, *_ = variants([f"{path}:shown"], target(arch))
+        made = compiled(first)
+    assert made.kernel.left_out == ("device_assert", "device_print")
+    assert made.kernel.writes == ("x_ptr",)
+    assert b"printf" not in (made.ptx or made.image)
+
+
+def test_pruning(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
+    """Configs are pruned by the file's own function where constexprs are enough for it; else a note says why not."""
+    assert [row.name for row in own(FEATURED, FEATURES, "kept")] == ["kept_special", "kept_generic"]
+    assert len(own(FEATURED, FEATURES, "asks")) == 4
+    words = [f"{tmp_path}/{number}/mine.py:{name}" for number, name in enumerate(("kept", "asks"))]
+    assert notes(words, target("sm80")) == [
+        "kept: a pre_hook of its configs is not run before launches",
+        "asks: its configs are not pruned, which needs a launch (ValueError: the value of n)",
+        "asks: a pre_hook of its configs is not run before launches",
+    ]
+
+
+def test_notes_of_a_build(tmp_path: Path) -> None:
+    """The build's output has a note for each thing of the file that a pack does not do."""
+    path = tmp_path / "mine.py"
+    path.write_text(FEATURES)
+    path.with_suffix(".toml").write_text(FEATURED)
+    words = [word for name in ("shown", "kept") for word in ("--kernel", f"{path}:{name}")]
+    result = CliRunner().invoke(main, ["build", *words, "--arch", "sm80", "--out", str(tmp_path / "packs")])
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith(
+        "\nsm80: kept: a pre_hook of its configs is not run before launches"
+        "\nsm80: shown: device_assert and device_print are compiled out\n"
+    )
+
+
+REFUSED = """
+import triton
+import triton.language as tl
+
+
+@triton.autotune([triton.Config({"BLOCK": block}) for block in (32, 64)], key=[])
+@triton.jit
+def picky(x_ptr, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK >= LEAST, "too few elements")
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+@triton.jit
+def broad(x_ptr, n):
+    at = tl.arange(0, 64)
+    total = tl.zeros((64, 64), tl.float32)
+    for step in range(n):
+        tile = tl.load(x_ptr + step * 4096 + at[:, None] * 64 + at[None, :])
+        total = tl.dot(tile, tile, total)
+    tl.store(x_ptr + at[:, None] * 64 + at[None, :], total.to(tl.float16))
+"""
+REFUSED_FACTS = """
+[picky.arguments]
+x_ptr = "*fp32"
+LEAST = 64
+[broad.arguments]
+x_ptr = "*fp16"
+n = "i32"
+[broad.options]
+num_stages = 30
+"""
+
+
+def test_configs_that_do_not_compile(tmp_path: Path) -> None:
+    """A config of @triton.autotune that the compiler refuses is dropped with its words, and others serve its calls."""
+    (tmp_path / "mine.py").write_text(REFUSED)
+    (tmp_path / "mine.toml").write_text(REFUSED_FACTS)
+    (report,) = build(("sm80",), tmp_path / "packs", kernels=(f"{tmp_path}/mine.py:picky",), jobs=1)
+    assert [name for name, _ in report.dropped] == ["picky_BLOCK32_special", "picky_BLOCK32_generic"]
+    assert all("too few elements" in reason for _, reason in report.dropped)
+    names = [kernel.name for kernel in open_pack(report.folder).manifest.every]
+    assert names == ["picky_BLOCK64_special", "picky_BLOCK64_generic"]
+    assert "too few elements" in report_text([report])
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [("picky", "LEAST = 64", "LEAST = 128", "too few elements"), ("broad", "", "", "B of shared memory")],
+)
+def test_no_variant_left(name: str, old: str, new: str, words: str, tmp_path: Path) -> None:
+    """A pack without a variant for some calls is not written; the error has the reasons."""
+    (tmp_path / "mine.py").write_text(REFUSED)
+    (tmp_path / "mine.toml").write_text(REFUSED_FACTS.replace(old, new))
+    with pytest.raises(CompileError, match=f"(?s)no variant is left for some calls.*{words}"):
+        build(("sm80",), tmp_path / "packs", kernels=(f"{tmp_path}/mine.py:{name}",), jobs=1)
+    assert not (tmp_path / "packs" / "sm80").exists()
+
+
+def changed(_variant: Buildable, _key: str) -> Compiled:
+    """What a compiler does that finds another file."""
+    raise CompileError("the file changed")
+
+
+def test_only_the_compilers_refusals_are_dropped(tmp_path: Path) -> None:
+    """Any other failure of a config of @triton.autotune ends the build."""
+    (tmp_path / "mine.py").write_text(REFUSED)
+    (tmp_path / "mine.toml").write_text(REFUSED_FACTS)
+    with pytest.raises(CompileError, match=r"^the file changed$"):
+        build(("sm80",), tmp_path / "packs", kernels=(f"{tmp_path}/mine.py:picky",), jobs=1, compiler=changed)
+
+
+def test_types_as_constexprs(own: Callable[..., list[OwnVariant]]) -> None:
+    """A constexpr may be a type of Triton's, also by default."""
+    first, *_ = own(FEATURED, FEATURES, "converted")
+    assert [json.loads(row.value) for row in first.arguments[1:]] == ["tl.float16", "tl.float32"]
+    assert str(specialise(first).constants["TYPE"]) == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "attributes"),
+    [
+        ("sm90", "num_ctas = 2\nlaunch_pdl = true", ["cluster_dimension", "cluster_scheduling_policy_preference"]),
+        ("sm80", "launch_cooperative_grid = true\nmaxnreg = 64", ["cooperative"]),
+        ("gfx90a", "launch_pdl = true", []),
+    ],
+)
+@own_process
+def test_options_of_launches(arch: str, options: str, attributes: list[str]) -> None:
+    """Clusters, programmatic and cooperative launches are launch attributes, as in Triton's own launcher."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mine.py"
+        path.write_text(KERNEL)
+        path.with_suffix(".toml").write_text(FACTS + f"[scale.options]\n{options}\n")
+        first, *_ = variants([f"{path}:scale"], target(arch))
+        entry = compiled(first).kernel
+        row = target(arch)
+        source = own_source(row, arranged([compiled(first)])[0])
+    assert [attribute.name for attribute in entry.attributes] == attributes
+    assert f".pdl = {int('pdl' in options)}," in source
+    assert f".cluster_m = {2 if 'num_ctas' in options else 1}, .cluster_n = 1" in source
+
+
+@pytest.mark.parametrize(
+    ("arch", "old", "new", "words"),
+    [
+        ("sm90", "[other", "[scale.options]\nnum_ctas = 3\n[other", "num_ctas = 3: expected 1, 2, 4 or 8"),
+        (
+            "gfx90a",
+            "[other",
+            "[scale.options]\nlaunch_cooperative_grid = true\n[other",
+            "launches on gfx90a do not have",
+        ),
+        (
+            "sm80",
+            '"*fp32"',
+            '[["*fp32", "*fp32"]]',
+            "argument x_ptr is a tuple, .*: make its elements arguments of their",
+        ),
+        ("sm80", '"*fp32"', '"tensordesc<fp32[8]>"', "expected a descriptor of two dimensions"),
+        ("sm80", '"*fp32"', '"tensordesc<fp64[8, 8]>"', "descriptors are of fp16, .*, not of fp64"),
+        ("sm80", '"*fp32"', '"tensordesc<fp16[8, SIDE]>"', "SIDE is no constexpr and no number"),
+    ],
+)
+def test_refused(arch: str, old: str, new: str, words: str, own: Callable[..., list[OwnVariant]]) -> None:
+    """What no launch has is refused by its name."""
+    with pytest.raises(SpecError, match=words):
+        own(FACTS.replace(old, new, 1), arch=arch)
+
+
 @pytest.mark.parametrize("words", OWN)
 def test_described(words: str, tmp_path: Path) -> None:
     """What --describe prints is a TOML that the function can be built by, once its guesses are right."""
@@ -301,7 +564,7 @@ def blocks(language: str) -> list[str]:
 def test_guide_is_the_example() -> None:
     """The file and the TOML in the guide are those in examples/own; examples have fewer than 60 lines with theirs."""
     assert blocks("python") == [(EXAMPLES / "softmax.py").read_text()]
-    assert blocks("toml") == [(EXAMPLES / "softmax.toml").read_text()]
+    assert blocks("toml")[0] == (EXAMPLES / "softmax.toml").read_text()
     for words in OWN:
         path = EXAMPLES / words.split(":")[0]
         assert sum(len(each.read_text().splitlines()) for each in (path, path.with_suffix(".toml"))) < 60
@@ -313,11 +576,15 @@ def test_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     (shell,) = blocks("sh")
-    for command in ["aotmm build --kernel softmax.py:softmax_kernel --describe", *shell.splitlines()]:
+    commands = shell.replace("\\\n", "").splitlines()
+    for command in ["aotmm build --kernel softmax.py:softmax_kernel --describe", *commands]:
         result = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         assert result.output
-    compile(blocks("text")[0], "guide", "exec")
+    for program in blocks("text")[:2]:
+        compile(program, "guide", "exec")
+    result = CliRunner().invoke(main, ["tune", "--help"])
+    assert all(option in result.output for option in re.findall("--[a-z]+", blocks("text")[2]))
 
 
 # ---------------------------------------------------------------------------------------------------------- packs
@@ -328,9 +595,80 @@ def test_pack(arch: str) -> None:
     (found,) = verify(folder)
     assert found.violations == ()
     pack = open_pack(folder)
-    assert pack.head.functions == ("add_kernel", "softmax_kernel", "layer_norm_kernel")
+    assert pack.head.functions == tuple(words.split(":")[1] for words in OWN)
     assert pack.head.provenance.config_set == ", ".join(OWN)
     assert (pack.manifest.kernels, len(pack.manifest.own)) == ((), found.kernels)
+
+
+def said(*words: str | Path) -> str:
+    """What a command prints."""
+    result = CliRunner().invoke(main, list(map(str, words)), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_explained() -> None:
+    """A call in words gets the variant that serves it and the guard against each other one, also as JSON."""
+    common: tuple[str | Path, ...] = ("explain", "--pack", own_pack("sm80"), "--arch", "sm80", "--kernel")
+    strides = [word for name in ("out_stride", "in_stride", "n_rows") for word in ("-a", f"{name}=16")]
+    call: tuple[str | Path, ...] = (
+        *common,
+        "softmax_kernel",
+        *strides,
+        "-a",
+        "in_ptr=fp16@8",
+        "-a",
+        "out_ptr=fp16",
+        "-a",
+        "n_cols=256",
+    )
+    lines = said(*call, "-a", "BLOCK=256").splitlines()
+    assert lines[0] == "softmax_kernel_fp16_fp16_BLOCK256_generic"
+    assert "  softmax_kernel_fp16_fp16_BLOCK256_special: in_ptr=8 is not a multiple of 16" in lines
+    found = json.loads(said(*call, "-a", "BLOCK=256", "--json"))
+    assert (found["function"], found["chosen"], len(found["rejected"])) == ("softmax_kernel", lines[0], 7)
+    for words, message in (
+        ((*call, "-a", "BLOCK=512"), "BLOCK=512: it was built for 256, 1024"),
+        ((*call, "-a", "BLOCK"), "--argument 'BLOCK': expected NAME=VALUE"),
+        ((*call, "-a", "BLOCK=256", "-a", "in_ptr=fp17"), "expected a type, or TYPE@ADDRESS"),
+        ((*common, "none"), "no pack for sm80 has a function 'none'; there are: add_kernel"),
+        ((*common, "add_kernel", "3"), "M: no effect with --kernel"),
+        (common[:-1], "say M N K of a product, or --kernel NAME"),
+    ):
+        result = CliRunner().invoke(main, list(map(str, words)))
+        assert result.exit_code
+        assert message in result.output + str(result.exception)
+
+
+def test_built_again() -> None:
+    """`verify --rebuild` builds a pack of functions from their files, in any order, and compares it bit for bit."""
+    pack = own_pack("sm80")
+    places = [word for words in reversed(OWN) for word in ("--kernel", EXAMPLES / words)]
+    assert "built again bit for bit" in said("verify", pack, "--rebuild", *places)
+    result = CliRunner().invoke(main, ["verify", str(pack), "--rebuild", *map(str, places[:2])])
+    assert "aotmm verify PACK --rebuild --kernel add.py:add_kernel --kernel softmax.py:" in result.output
+
+
+def test_seen_in_the_file(own: Callable[..., list[OwnVariant]]) -> None:
+    """The licence is the file's, or that of the TOML; sizes are the integers of autotune's key, writes the stores."""
+    text = "# SPDX-License-Identifier: MIT\n" + KERNEL
+    assert {variant.license for variant in own()} == {""}
+    assert {variant.license for variant in own(text=text)} == {"MIT"}
+    stated = FACTS.replace("[scale]\n", '[scale]\nlicense = "Apache-2.0"\n')
+    assert {variant.license for variant in own(stated, text=text)} == {"Apache-2.0"}
+    with pytest.raises(SpecError, match=r"license = 7: expected the name of one, as license = .Apache-2.0."):
+        own(stated.replace('"Apache-2.0"', "7"))
+    kernels = open_pack(own_pack("sm80")).manifest.own
+    found = {kernel.function: (kernel.sizes, kernel.writes) for kernel in kernels}
+    assert found == {
+        "add_kernel": ((), ("out_ptr",)),
+        "softmax_kernel": ((), ("out_ptr",)),
+        "layer_norm_kernel": (("N",), ("y_ptr",)),
+        "matmul_kernel": (("M", "N", "K"), ("c_ptr",)),
+        "attention_kernel": ((), ("out_ptr",)),
+        "descriptor_matmul_kernel": ((), ("c",)),
+        "double_kernel": ((), ("out_ptr",)),
+    }
 
 
 def test_again(tmp_path: Path) -> None:
@@ -380,7 +718,7 @@ def test_images_are_those_of_triton(arch: str) -> None:
         os.environ["TRITON_CACHE_DIR"] = cache
         for variant, kernel in zip(variants(words, row), pack.manifest.own, strict=True):
             function = specialise(variant).function
-            passed = {r.name: r.type for r in variant.arguments if r.type[0] in "*iuf" and r.name not in variant.ones}
+            passed = {r.name: r.type for r in variant.arguments if r.type[0] in "*iuft" and r.name not in variant.ones}
             values = {r.name: json.loads(r.value) for r in variant.arguments if r.value}
             values |= {r.name: None for r in variant.arguments if r.type == "None"}
             hints = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in variant.aligned}

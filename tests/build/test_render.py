@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import importlib.metadata
 import re
+import struct
 import subprocess
 import sys
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jinja2 import UndefinedError
 
 from aotmm.build import link, render
 from aotmm.errors import ArtifactError, CompileError
-from aotmm.pack.schema import Config, Guard, Kernel, Parameter, occupancy
+from aotmm.pack.edits import edited
+from aotmm.pack.schema import Config, Guard, Image, Kernel, Parameter, occupancy
 from aotmm.pack.table import Model, Sample, ShapeTimes, Table
 from aotmm.pack.time_model import FITTED, HIDDEN, INPUTS, SECOND, SUMS, Network, constants, fitted
 from aotmm.pack.tuning import UNMEASURED
@@ -36,7 +40,7 @@ from aotmm.problem import (
     SPLITS,
     TENSOR_MAP_TYPES,
 )
-from aotmm.runtime import launcher, tuning
+from aotmm.runtime import c_interface, launcher, tuning
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
@@ -75,7 +79,7 @@ class CTensorMap(Structure):
 
     _NUMBERS = ("type", "element_bytes", "inner", "outer", "batch", "stride", "batch_stride")
     _fields_ = (
-        *((name, c_uint16) for name in (*_NUMBERS, "box_inner", "box_outer", "swizzle")),
+        *((name, c_uint16) for name in (*_NUMBERS, "box_inner", "box_outer", "swizzle", "rank")),
         ("guard_count", c_uint32),
         ("guards", POINTER(CGuard)),
     )
@@ -94,15 +98,19 @@ CLUSTER = ("cluster_m", "cluster_n")
 BLOCK = ("block_m", "block_n", "block_k")
 
 
+class CCode(Structure):
+    """aotmm_code."""
+
+    _fields_ = (("stored", c_void_p), ("base", c_void_p), ("bytes", c_uint64))
+
+
 class CKernel(Structure):
     """aotmm_kernel."""
 
     _fields_ = (
         *((name, c_char_p) for name in ("name", "symbol")),
-        ("image", c_void_p),
-        ("ptx", c_void_p),
-        ("image_bytes", c_uint64),
-        ("ptx_bytes", c_uint64),
+        ("image", CCode),
+        ("ptx", CCode),
         *((name, c_int32) for name in FLAGS),
         *((name, c_uint32) for name in (*SAME, *CLUSTER)),
         ("quantity_count", c_uint32),
@@ -137,8 +145,6 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "symbol": entry.symbol.encode(),
         "config_name": entry.config_name.encode(),
         "order": str(entry.order).encode(),
-        "image_bytes": entry.image.bytes,
-        "ptx_bytes": entry.ptx.bytes if entry.ptx else 0,
         "role": ROLES.index(entry.role),
         "dtype_a": DTYPE_CODES.index(entry.dtype_a),
         "dtype_b": DTYPE_CODES.index(entry.dtype_b),
@@ -160,6 +166,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
                 row.box_inner,
                 row.box_outer,
                 row.swizzle,
+                row.rank,
                 guards_of(row.guards),
             )
             for _, row in maps
@@ -190,6 +197,12 @@ def fields_of(row: Structure) -> tuple[object, ...]:
     return tuple(tuple(value) if isinstance(value, ctypes.Array) else value for value in values)
 
 
+@given(st.floats(allow_nan=False, allow_infinity=False, width=64, min_value=-1e30, max_value=1e30))
+def test_floats_have_digits_enough(number: float) -> None:
+    """C reads the float that is nearest to the number, whatever lies between two of them."""
+    assert struct.pack("f", float(render._float(number))) == struct.pack("f", number)
+
+
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_tables_say_what_the_manifest_says(arch: str) -> None:
     """Every kernel of the library's table equals its manifest entry, down to the bytes of image and text."""
@@ -197,15 +210,28 @@ def test_tables_say_what_the_manifest_says(arch: str) -> None:
     pack, code = open_pack(folder), code_in(folder)
     table = ctypes.cast(pack.launcher._c.kernels, POINTER(CKernel))
     products = ctypes.cast(pack.launcher._c.products, POINTER(CProduct))
-    for number, entry in enumerate(pack.manifest.kernels):
+    sizes: dict[int, int] = {}
+    whole_first = sorted(enumerate(pack.manifest.kernels), key=lambda row: row[1].image.base)
+    for number, entry in whole_first:
         row = table[number]
         assert found(row, products[number]) == expected(entry, arch)
-        assert ctypes.string_at(row.image, row.image_bytes) == code(entry.image)
-        assert row.image % 64 == 0
-        if entry.ptx is None:
-            assert not row.ptx
-        else:
-            assert ctypes.string_at(row.ptx) == code(entry.ptx)  # up to its closing 0
+        for made, image in ((row.image, entry.image), (row.ptx, entry.ptx)):
+            assert (made.stored is None) == (image is None)
+            if image is not None:
+                assert made.bytes == image.bytes
+                assert made.stored % 64 == 0
+                sizes[made.stored] = image.stored
+                assert stored(made, image, sizes) == code(image)
+
+
+def stored(made: CCode, image: Image, sizes: dict[int, int]) -> bytes:
+    """The code of a kernel by what the C tables say of it, a 0 behind code that is whole; `sizes` are by address."""
+    assert (made.base is None) == image.whole
+    data = ctypes.string_at(made.stored, image.stored)
+    if made.base is not None:
+        return edited(ctypes.string_at(made.base, sizes[made.base]), data, image.bytes)
+    assert ctypes.string_at(made.stored + image.stored, 1) == b"\0"
+    return data
 
 
 def test_ids_of_the_driver() -> None:
@@ -357,8 +383,8 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
     )
     made = render._groups(kernels)
     assert {group["name"]: group for group in made.groups}["mains"]["entries"] == [
-        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_BF16"), 0, 1),
-        (("AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 2),
+        (("AOTMM_GROUPED_NONE", "AOTMM_FP16", "AOTMM_FP16", "AOTMM_BF16"), 0, 1),
+        (("AOTMM_GROUPED_NONE", "AOTMM_FP16", "AOTMM_FP16", "AOTMM_FP32"), 1, 2),
     ]
     assert made.alikes == [(0, 1, 0), (8, 1, 0), (16, 1, 0)]
     siblings = [made.order[first : first + count] for first, count in made.siblings]
@@ -460,13 +486,14 @@ def test_tuning_table_in_the_source() -> None:
     text = render.source(target("sm80"), (one, copy), (table, plain))
     sheet = [constants(entry, target("sm80"), table) for entry in (one, copy)]
     for number, rows in enumerate(([fitted(sheet[0], factors), sheet[1]], sheet)):
-        lines = ["    {" + ", ".join(map(str, row)) + "},\n" for row in rows]
+        lines = ["    {" + ", ".join(map(render._float, row)) + "},\n" for row in rows]
         assert f"constants_{number}[] = {{\n{''.join(lines)}}};" in text
-    hidden, zeros = (", ".join([str(value)] * HIDDEN) for value in (network.hidden(one)[0] - 16.0, 0.0))
-    of_nodes = "}, {".join(", ".join(map(str, row)) for row in second)
-    last = (", ".join(map(str, row)) for row in of_second)
-    corrections = f"    {{ {{{hidden}}}, 2.5, 0}},\n    {{ {{{zeros}}}, 0.0, 0}},\n"
-    assert f"static const aotmm_correction corrections_0[] = {{\n{corrections}}};" in text
+    hidden, zeros = (", ".join([render._float(value)] * HIDDEN) for value in (network.hidden(one)[0] - 16.0, 0.0))
+    of_nodes = "}, {".join(", ".join(map(render._float, row)) for row in second)
+    last = (", ".join(map(render._float, row)) for row in of_second)
+    assert f"#define CORRECTION_0_0 {{ {{{hidden}}}, 2.5, 0}}\n" in text
+    assert f"#define CORRECTION_0_1 {{ {{{zeros}}}, 0, 0}}\n" in text
+    assert "corrections_0[] = {\n    CORRECTION_0_0,\n    CORRECTION_0_1,\n};" in text
     assert "    {{{{{}}}}},\n    {{{}}},\n    {{{}}},\n}};".format(of_nodes, *last) in text
     assert "network_1" not in text
     assert "shapes_0[] = {\n    {10, 16, 32, 2, 1, 0},\n    {8, 16, 32, 2, 1, 1},\n    {0},\n};" in text
@@ -483,8 +510,8 @@ def test_abi_is_the_runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"#define AOTMM_ABI {ABI}\n" in render.header()
     mm = open_pack(default_pack("sm80")).launcher
     assert (mm._c.abi, mm._c.problem_bytes) == (ABI, ctypes.sizeof(launcher.CProblem))
-    monkeypatch.setattr(launcher, "ABI", ABI + 1)
-    with pytest.raises(ArtifactError, match=rf"has \(ABI, problem bytes\) \({ABI}, .*build the pack again"):
+    monkeypatch.setattr(c_interface, "ABI", ABI + 1)
+    with pytest.raises(ArtifactError, match=rf"has ABI {ABI}, this version of aotmm {ABI + 1}; build the pack again"):
         launcher.Launcher(mm._library, "sm80", lambda: ())
 
 
@@ -516,7 +543,7 @@ def test_header_serves_c_and_cpp(tmp_path: Path, language: str) -> None:
     """The header compiles by itself, pedantically, as C and as C++, with the sizes that Python assumes."""
     model = (tuning.CConstants, tuning.CNetwork, tuning.CCorrection)
     tables = (launcher.CPlan, *model, tuning.CTime, tuning.CShape, tuning.CTable)
-    inputs = (launcher.CProblem, tuning.CDevice, tuning.COrigin, launcher.CError, CKernel)
+    inputs = (launcher.CProblem, tuning.CDevice, tuning.COrigin, c_interface.CError, CKernel)
     sizes = (*inputs, launcher.CEvaluation, *tables, launcher._CLauncher)
     text = PROGRAM % (len(QUANTITIES["product"]), len(DTYPES), len(ACTIVATIONS), *map(ctypes.sizeof, sizes))
     for kind, names in (

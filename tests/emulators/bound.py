@@ -240,6 +240,8 @@ def bounds(folder: Path) -> list[Bounded]:
     """The products and partials of the pack for gfx90a in `folder`, in their order."""
     arch, code, found = target("gfx90a"), code_in(folder), []
     for kernel in open_pack(folder).manifest.kernels:
+        if kernel.role.startswith("grouped"):
+            continue
         loop = main_loop(program(code(kernel.image), kernel.symbol).text)
         if loop is not None:
             waves = kernel.threads // arch.warp_size

@@ -381,7 +381,7 @@ class Shared:
 
     `unit` is the granularity in bytes (1, 2 or 4): the smallest access in the program.  Between two barriers
     (one `epoch`) a byte may be written by one wave, or read by many, or written by several waves with equal
-    values; anything else is a race and raises Fault."""
+    values; anything else is a race and raises Fault.  From begin_copy to end_copy nothing else may touch a byte."""
 
     def __init__(self, groups, size, unit):
         self.size, self.unit = size, unit
@@ -391,6 +391,7 @@ class Shared:
         self.data = np.tile(poison, groups)
         self.writer = np.zeros(groups * self.units, I32)  # epoch << 6 | wave; 0: never written
         self.reader = np.zeros(groups * self.units, I32)
+        self.coming = np.zeros(groups * self.units, I32)  # copies that have begun and not ended
         self.epoch = 1
 
     def _index(self, group, address, nbytes):
@@ -419,6 +420,7 @@ class Shared:
             raise Fault(
                 "race: reads shared bytes that another wave wrote since the last barrier", int(race.any(1).argmax())
             )
+        self._no_copy(index, "reads")
         old = self.reader[index]
         new = np.where((old >= now) & (old != me), I32(now | _MANY), me)
         self.reader[index] = new
@@ -444,13 +446,8 @@ class Shared:
         else:
             piece = np.ascontiguousarray(words).view(self.dtype)[:, : index.shape[1]]
         now, me = self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None]
-        reader = self.reader[index]
-        race = (reader >= now) & (reader != me)
-        if race.any():
-            raise Fault(
-                "race: writes shared bytes that another wave reads in the same barrier interval",
-                int(race.any(1).argmax()),
-            )
+        self._no_copy(index, "writes")
+        self._no_reader(index, now, me)
         old = self.writer[index]
         other = (old >= now) & (old != me)
         differ = other & (self.data[index] != piece)
@@ -471,6 +468,34 @@ class Shared:
                     int(differ.any(1).argmax()),
                 )
             self.writer[index[lost]] = now | _MANY
+
+    def begin_copy(self, group, wave, address, nbytes):
+        """Lanes begin to copy nbytes each to `address` (n,), as `store` will have them when they end."""
+        index = self._index(group, address, nbytes)
+        self._no_reader(index, self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None])
+        np.add.at(self.coming, index, 1)
+
+    def end_copy(self, group, wave, address, words, nbytes):
+        """Store what lanes began to copy."""
+        np.subtract.at(self.coming, self._index(group, address, nbytes), 1)
+        self.store(group, wave, address, words, nbytes, nbytes)
+
+    def _no_copy(self, index, what):
+        coming = self.coming[index]
+        if coming.any():
+            raise Fault(
+                f"race: {what} shared bytes to which a copy has begun that was not waited for",
+                int((coming != 0).any(1).argmax()),
+            )
+
+    def _no_reader(self, index, now, me):
+        reader = self.reader[index]
+        race = (reader >= now) & (reader != me)
+        if race.any():
+            raise Fault(
+                "race: writes shared bytes that another wave reads in the same barrier interval",
+                int(race.any(1).argmax()),
+            )
 
 
 # ---------------------------------------------------------------------------------------- schedule

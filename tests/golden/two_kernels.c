@@ -7,9 +7,9 @@
 __asm__(".section .rodata\n.balign 64\naotmm_images:\n.incbin \"images.bin\"\n.previous\n");
 extern const unsigned char aotmm_images[];
 
-enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_batch_invariant, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m, of_0_a_reach, of_0_b_reach, of_0_c_reach };
-static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "batch_invariant", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m", "a_reach", "b_reach", "c_reach"};
-_Static_assert(44 <= AOTMM_MAX_QUANTITIES, "quantities");
+enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_batch_invariant, of_0_grouped, of_0_offsets_ptr, of_0_block_scale_a_ptr, of_0_block_scale_b_ptr, of_0_stride_block_az, of_0_stride_block_am, of_0_stride_block_ak, of_0_stride_block_bz, of_0_stride_block_bk, of_0_stride_block_bn, of_0_block_columns, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m, of_0_a_reach, of_0_b_reach, of_0_c_reach };
+static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr", "block_scale_a_ptr", "block_scale_b_ptr", "stride_block_az", "stride_block_am", "stride_block_ak", "stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m", "a_reach", "b_reach", "c_reach"};
+_Static_assert(55 <= AOTMM_MAX_QUANTITIES, "quantities");
 enum { of_1_source_ptr, of_1_dest_ptr, of_1_M, of_1_N, of_1_stride_sm, of_1_stride_sn, of_1_stride_dm, of_1_stride_dn, of_1_zero };
 static const char *const quantities_1[] = {"source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "zero"};
 _Static_assert(9 <= AOTMM_MAX_QUANTITIES, "quantities");
@@ -32,7 +32,7 @@ static const aotmm_guard guards_2[] = {
 
 /* product: sha256 a8792157cb4f27fb949c035f45518c61e884bb86e6f420204379c2baa8beb66e and a8792157cb4f27fb949c035f45518c61e884bb86e6f420204379c2baa8beb66e */
 static const aotmm_tensor_map maps_0[] = {
-    {6, 2, of_0_K, of_0_N, of_0_batch, of_0_stride_bn, of_0_stride_bz, 64, 128, 3,
+    {6, 2, of_0_K, of_0_N, of_0_batch, of_0_stride_bn, of_0_stride_bz, 64, 128, 3, 3,
      1, guards_2},
     {0},
 };
@@ -70,18 +70,18 @@ static const aotmm_attribute attributes_1[] = {
 
 const aotmm_kernel aotmm_kernels[] = {
     {.name = "product", .symbol = "tile",
-     .image = aotmm_images + 0, .image_bytes = 7,
-     .ptx = aotmm_images + 0, .ptx_bytes = 7,
+     .image = {aotmm_images + 0, NULL, 7},
+     .ptx = {aotmm_images + 0, NULL, 7},
      .persistent = 1, .pdl = 1,
      .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0,
-     .quantity_count = 44, .quantities = quantities_0,
+     .quantity_count = 55, .quantities = quantities_0,
      .parameter_count = 3, .parameters = parameters_0,
      .guard_count = 2, .guards = guards_0,
      .attribute_count = 1, .attributes = attributes_0,
      .map_count = 1, .maps = maps_0},
     {.name = "copy", .symbol = "tile",
-     .image = aotmm_images + 0, .image_bytes = 4,
+     .image = {aotmm_images + 0, NULL, 4},
      .persistent = 1, .pdl = 1,
      .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0,
@@ -127,14 +127,14 @@ const aotmm_tile aotmm_tiles[] = {
 };
 const char *const aotmm_order_names[] = {0, order_0, };
 const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_BIAS_RELU][1][0] = 1,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_BIAS_RELU][1][0] = 0,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_BIAS_RELU][1][1] = 1,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_BIAS_RELU][1][1] = 0,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_NONE][1][0] = 1,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][0] = 0,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_NONE][1][1] = 1,
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][1] = 0,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_BIAS_RELU][1][AOTMM_NO_SCALES] = 1,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_BIAS_RELU][1][AOTMM_NO_SCALES] = 0,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_BIAS_RELU][1][AOTMM_SCALES] = 1,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_BIAS_RELU][1][AOTMM_SCALES] = 0,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_NONE][1][AOTMM_NO_SCALES] = 1,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][AOTMM_NO_SCALES] = 0,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].order[AOTMM_EPILOGUE_NONE][1][AOTMM_SCALES] = 1,
+    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][AOTMM_SCALES] = 0,
 };
 const int64_t aotmm_pointer_alignment = 128;
 const uint16_t aotmm_order[] = {0, 1};
@@ -153,8 +153,8 @@ const uint32_t aotmm_octet_count = 1;
 const aotmm_alike aotmm_alikes[] = {
     {0, 1, 0},
 };
-const aotmm_group aotmm_mains[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {
-    [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 1},
+const aotmm_group aotmm_mains[AOTMM_GROUPED_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {
+    [AOTMM_GROUPED_NONE][AOTMM_FP16][AOTMM_FP16][AOTMM_FP32] = {0, 1},
 };
 const aotmm_group aotmm_reduces[AOTMM_DTYPE_COUNT] = {
 };
@@ -162,8 +162,8 @@ const aotmm_group aotmm_copies[5] = {
     [2] = {1, 1},
 };
 static const aotmm_constants constants_0[] = {
-    {2500.0, 236.56725368248775, 600.0, 0.0007145409074669524, 0.03323076923076923, 0.00017094017094017097},
-    {1800.0, 0.0, 0.0, 0.0057163272597356195, 0.0, 0.0},
+    {2500, 236.56726, 600, 0.0007145409, 0.03323077, 0.00017094017},
+    {1800, 0, 0, 0.005716327, 0, 0},
 };
 static const uint16_t config_numbers_0[] = {65535, 65535};
 static const aotmm_shape shapes_0[] = {

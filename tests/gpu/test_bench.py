@@ -14,6 +14,7 @@ from aotmm.bench import models
 from aotmm.bench import run as bench
 from aotmm.bench.cases import COMPARISONS
 from aotmm.bench.drawn import run_drawn
+from aotmm.bench.grouped import run_grouped
 from aotmm.bench.protocol import GraphStopwatch
 from aotmm.bench.providers import NotRunError, provider
 from aotmm.bench.results import FORMAT, Row, read
@@ -25,6 +26,7 @@ from aotmm.runtime.library import Library
 from aotmm.timing import problems
 from aotmm.timing.check import truth
 from aotmm.timing.draw import distribution
+from aotmm.timing.experts import Experts, Model
 from aotmm.timing.operands import Pool
 from aotmm.timing.problems import Case, Shape
 
@@ -99,6 +101,33 @@ def test_regret(tmp_path: Path) -> None:
         assert ratio is not None
         assert 0.2 < ratio < 1.2
         assert row.times["chosen"].note
+
+
+def test_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of small experts and their gradients are right by every kernel that is timed, and not measured again.
+
+    On Hopper torch's are timed, too. Elsewhere they wait for the GPU, so that no graph can be recorded of them.
+    """
+    small = Experts("", 256, 4096, 8, (Model("small", 8, 512, 1024), Model("many", 64, 256, 128)))
+    monkeypatch.setattr("aotmm.bench.grouped.experts", lambda: small)
+    found = CliRunner().invoke(main, ["bench", "grouped", "--seed", "5", "--count", "6", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    for name in ("results.json", "results.csv", "report.md", "figures.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+    rows = read(tmp_path).rows
+    assert len(rows) == 6 + 2 + 2 + 2
+    hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
+    for row in rows:
+        assert {"aotmm", "best", *["torch"] * hopper} <= set(row.times), row
+        assert row.not_run.keys() <= {"torch"}, row
+        assert all(0 < times.error <= 1 and len(times.graph_us) == 5 for times in row.times.values())
+        assert row.times["best"].note
+        ratio = row.ratio("aotmm", "best")
+        assert ratio is not None
+        assert 0.2 < ratio < 1.2
+    again: list[Row] = []
+    run_grouped(5, tmp_path, again.append, count=6)
+    assert again == [], "all of it was there"
 
 
 def test_results_of_another_machine_are_not_continued(tmp_path: Path) -> None:

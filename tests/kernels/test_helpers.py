@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aotmm.kernels import BLOCK_SCALED
 from aotmm.pack.schema import Guard, Kernel
-from aotmm.problem import ACTIVATIONS, DTYPES, SPLITS
+from aotmm.problem import ACTIVATIONS, BLOCK_SCALE_K, DTYPES, SPLITS
 from aotmm.runtime.pack import open_pack
 from tests.emulators import numerics
 from tests.native.emulation import ARCHS, STORAGE, Array, Operand, Product, interpreter, place, submit
@@ -67,7 +68,7 @@ def kept(guard: Guard, values: dict[str, int]) -> bool:
     value = values.get(guard.value, 0)
     return {
         "equals": value == guard.operand,
-        "multiple_of": value % guard.operand == 0,
+        "multiple_of": value % max(guard.operand, 1) == 0,
         "below": value < guard.operand,
         "at_least": value >= guard.operand,
     }[guard.relation]
@@ -104,7 +105,7 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     for split, steps in ((2, 4), (3, 7)):
         m, n = (2 * size - step.get(name, 1) for name, size in (("M", config.block_m), ("N", config.block_n)))
         k = (steps - 1) * config.block_k + step.get("K", 1)
-        bits = 31 if kernel.dtype_c == "int32" else 24
+        bits = 31 if kernel.dtype_c == "int32" else 22 if BLOCK_SCALED in kernel.guards else 24
         a, b, _ = numerics.integer_inputs(m, n, k, kernel.dtype_a, kernel.dtype_c, accumulator_bits=bits)
         sums = unset(kernel.dtype_c, (split, 2 * config.block_m, 2 * config.block_n))
         operands = {
@@ -129,13 +130,32 @@ def partial_sums(arch: str, kernel: Kernel, image: bytes) -> list[str]:
             "fast_accum": int(kernel.fast_accum),
             "allow_tf32": int(kernel.dtype_a == "tf32"),
         }
-        complaints += launched(arch, kernel, image, values, 4 * split, operands, "sums")
         a, b = numerics.decode(a, kernel.dtype_a), numerics.decode(b, kernel.dtype_b)
+        if BLOCK_SCALED in kernel.guards:
+            a, b = block_scaled(a, b, operands, values)
+        complaints += launched(arch, kernel, image, values, 4 * split, operands, "sums")
         for part in range(split):
             ks = slice(*(number * steps // split * config.block_k for number in (part, part + 1)))
             want = (a[:, ks] @ b[ks]).astype(sums.dtype)
             complaints += differences(kernel, operands["sums"].view[part, :m, :n].copy(), want)
     return complaints
+
+
+def block_scaled(a: Array, b: Array, operands: dict[str, Operand], values: dict[str, int]) -> tuple[Array, Array]:
+    """A and B times scales of their blocks, 1 or 2 at random, which become operands."""
+    rng, (m, k), n = np.random.default_rng(1), a.shape, b.shape[1]
+    blocks = tiles(k, BLOCK_SCALE_K)
+    of_a, of_b = (2.0 ** rng.integers(0, 2, shape).astype(np.float32) for shape in ((m, blocks), (blocks, n)))
+    operands["block_scale_a"] = place(of_a[None], ODD, transposed=True)
+    operands["block_scale_b"] = place(of_b[None], ODD, transposed=False)
+    values |= {
+        "block_scale_a_ptr": operands["block_scale_a"].address,
+        "block_scale_b_ptr": operands["block_scale_b"].address,
+        **strides_of(operands["block_scale_a"], "stride_block_am", "stride_block_ak"),
+        **strides_of(operands["block_scale_b"], "stride_block_bk", "stride_block_bn"),
+        "block_columns": 1,
+    }
+    return a * of_a.repeat(BLOCK_SCALE_K, 1)[:, :k], b * of_b.repeat(BLOCK_SCALE_K, 0)[:k]
 
 
 # ---------------------------------------------------------------------------------------------------------- reduction

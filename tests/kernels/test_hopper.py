@@ -522,7 +522,7 @@ def test_pieces_of_a_filled_box(made: Variant) -> None:
 
 @every_variant
 def test_guards(made: Variant) -> None:
-    """What is guarded is what tensor maps, 32-bit sizes and the first product of a tile need, and nothing else."""
+    """What is guarded is what tensor maps, 32-bit sizes, scales and the first product of a tile need, and no more."""
     element, c = DTYPES[made.dtype_a].bytes, DTYPES[made.dtype_c].bytes
     unit = {
         "a": ("stride_am", "stride_ak") if made.layout[0] == "n" else ("stride_ak", "stride_am"),
@@ -544,6 +544,10 @@ def test_guards(made: Variant) -> None:
         wanted.append(("c_span", "multiple_of", 16 // c))
         if not made.dtype_a.startswith("fp8"):
             wanted += [("scale_a_ptr", "equals", 0), ("scale_b_ptr", "equals", 0)]
+    if made.dtype_a.startswith("fp8"):
+        wanted.append(("block_scale_a_ptr", *(("at_least", 1) if made.block_scales else ("equals", 0))))
+    if made.block_scales == "128x128":
+        wanted.append(("block_columns", "equals", 128))
     if made.fast_accum:
         wanted.append(("fast_accum", "equals", 1))
     if made.dtype_a == "tf32":

@@ -56,7 +56,7 @@ def placed_on_hopper(
     of_x, of_y = turned(part_m, part_n)
     down, across = turned(*cluster)
     x, y = turned(*block)
-    tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped)
+    tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped, GROUPED=False)
     place_of = SimpleNamespace(down=down, across=across, x=x, y=y)
     work = SimpleNamespace(rows=rows, cols=cols, group_m=group_m, tiling=tiling, cluster=place_of)
     work.tiles = lambda: pipeline.Work.tiles.fn(work)
@@ -64,8 +64,8 @@ def placed_on_hopper(
     count = tiles_m * tiles_n
     with mock.patch.multiple(pipeline, gl=language, place=pipeline.place.fn):
         found = [pipeline.Work.place.fn(work, unit) for unit in range(2 * count)]
-    assert [part for *_, part in found] == [0] * count + [1] * count
-    begins = [turned(row, col) for row, col, _ in found]
+    assert [(part, end) for *_, part, end in found] == [(0, None)] * count + [(1, None)] * count
+    begins = [turned(row, col) for row, col, *_ in found]
     assert begins[:count] == begins[count:]
     return [(m // part_m, n // part_n) for m, n in begins[:count]]
 

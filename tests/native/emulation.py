@@ -29,7 +29,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from aotmm.errors import AotmmError, NoKernelError
 from aotmm.pack.schema import Kernel
-from aotmm.problem import DTYPES, WORKSPACE_LIMIT
+from aotmm.problem import BLOCK_SCALE_K, DTYPES, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
@@ -38,6 +38,7 @@ from tests.emulators import core, fake_driver, gfx90a, numerics, sm80
 from tests.native.truth import Judgement, judge, truth
 
 ARCHS = ("sm80", "gfx90a")
+BLOCKS = {"blocks": BLOCK_SCALE_K, "block columns": 1}  # columns of B by kinds of block scales
 SPARSE_BYTES = 1 << 26
 MAP_NORESERVE = 0x4000  # Source: mmap(2), Linux; Python has it from 3.13 on
 STORAGE: dict[str, Any] = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32, "int32": np.int32}
@@ -126,7 +127,8 @@ class Product:
         slope: of leaky_relu.
         bias: "" for none, "vector" of N, "matrix" of C's shape, "cancelling" for one that leaves rounding errors alone.
         scales: "" for none, "tensor" for one factor each, "rows" for one per row of A and per column of B, "a" or "b"
-            for those of one operand.
+            for those of one operand. Of blocks of K: "blocks" for one per row of A and per 128 columns of B,
+            "block columns" for one per row of A and per column of B.
         batch: how many matrices; `shared` gives all of them the same B, by a batch stride of 0.
         gap: elements between the matrices of a batch, beside the padding.
         padding: elements between the rows of a row-major operand (the columns of a column-major one).
@@ -264,6 +266,7 @@ class Case:
     b: Array = field(init=False)
     epilogue: Epilogue = field(init=False)
     operands: dict[str, Operand] = field(init=False)
+    block_scales: tuple[Array, Array] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         product = self.product
@@ -292,7 +295,7 @@ class Case:
             product.out,
             batch=(product.batch,),
             signed=product.activation != "none" or product.dtype == "int8",
-            accumulator_bits=31 if product.dtype == "int8" else 24,
+            accumulator_bits=31 if product.dtype == "int8" else 24 - 2 * (product.scales in BLOCKS),
         )
         return (a, np.repeat(b[:1], product.batch, axis=0)) if product.shared else (a, b)
 
@@ -318,7 +321,9 @@ class Case:
             if product.extreme:
                 bias = extremes(shape, product.out)
             bias[:] = bias if product.bias == "matrix" else bias[0]
-        if product.scales:
+        if product.scales in BLOCKS:
+            self._place_block_scales(rng)
+        elif product.scales:
             count_a, count_b = (1, 1) if product.scales == "tensor" else (product.M, product.N)
             scale_a, scale_b = (
                 (2.0 ** rng.integers(-2, 1, size) if product.exact else rng.uniform(0.5, 2, size)).astype(np.float32)
@@ -345,6 +350,22 @@ class Case:
             None if scale_a is None else scale_a.astype(float),
             None if scale_b is None else scale_b.astype(float),
         )
+
+    def _place_block_scales(self, rng: np.random.Generator) -> None:
+        """Block scales of A, whose rows are contiguous, and of B, whose blocks of K are; NaN lies around them."""
+        product = self.product
+        blocks = max(1, -(-product.K // BLOCK_SCALE_K))
+        sizes_ = (product.batch, product.M, blocks), (product.batch, blocks, -(-product.N // BLOCKS[product.scales]))
+        loose = replace(product, padding=3, offset=1, gap=2)
+        found = [
+            (2.0 ** rng.integers(-1, 1, size) if product.exact else rng.uniform(0.5, 2, size)).astype(np.float32)
+            for size in sizes_
+        ]
+        if product.shared:
+            found[1][:] = found[1][0]
+        for name, values in zip(("block_scale_a", "block_scale_b"), found, strict=True):
+            self.operands[name] = place(values, loose, transposed=True)
+        self.block_scales = found[0].astype(float), found[1].astype(float)
 
     @property
     def problem(self) -> Problem:
@@ -383,7 +404,21 @@ class Case:
                 scale_b.strides[2] if scale_b and per_row else 0,
             ),
             slope=product.slope,
+            **self._blocks(),
         )
+
+    def _blocks(self) -> dict[str, Any]:
+        """The block scales of a problem."""
+        if self.product.scales not in BLOCKS:
+            return {}
+        a, b = (self.operands[f"block_scale_{name}"] for name in "ab")
+        return {
+            "block_scale_a_ptr": a.address,
+            "block_scale_b_ptr": b.address,
+            "block_strides_a": a.strides,
+            "block_strides_b": (0 if self.product.shared else b.strides[0], *b.strides[1:]),
+            "block_columns": BLOCKS[self.product.scales],
+        }
 
     def buffers(self) -> list[tuple[str, Array, str]]:
         """All that a kernel may touch: nothing of A and B when K is 0, all of C once."""
@@ -399,7 +434,9 @@ class Case:
         product = self.product
         with np.errstate(all="ignore"):
             a, b = numerics.decode(self.a, product.dtype), numerics.decode(self.b, product.dtype)
-            x, want, bounds = truth(a, b, self.epilogue, dtype=product.dtype, flushes=arch == "gfx90a")
+            x, want, bounds = truth(
+                a, b, self.epilogue, dtype=product.dtype, flushes=arch == "gfx90a", block_scales=self.block_scales
+            )
             got = numerics.decode(self.operands["C"].view, product.out)
             rounded = numerics.decode(numerics.encode(want, product.out), product.out)
             return judge(got, rounded, want, x, bounds, product.out, self.epilogue)

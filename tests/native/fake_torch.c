@@ -61,7 +61,8 @@ EXPORT int aoti_torch_library_init_impl(const char *name, const char *key, const
 EXPORT int aoti_torch_delete_library_object(void *library) { return (void)library, 0; }
 EXPORT int torch_library_impl(void *library, const char *name, void (*kernel)(uint64_t *, uint64_t, uint64_t),
                               uint64_t version) {
-  kernels[strcmp(name, "mm") != 0] = kernel;
+  if (!strcmp(name, "mm")) kernels[0] = kernel;
+  if (!strcmp(name, "mm.out")) kernels[1] = kernel;
   return (void)library, (void)version, 0;
 }
 EXPORT void torch_delete_stable_ivalue(void *value) { free(value); }

@@ -112,6 +112,9 @@ def quantities(problem: Problem) -> Values:
     found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
     found |= {"workspace_ptr": 0, "workspace_stride_m": 0, "workspace_stride_z": 0, "split": 1, "global_scratch": 0}
     found["c_span"] = p.N
+    found |= {name: getattr(p, name) for name in ("block_scale_a_ptr", "block_scale_b_ptr", "block_columns")}
+    found |= dict(zip(("stride_block_az", "stride_block_am", "stride_block_ak"), p.block_strides_a, strict=True))
+    found |= dict(zip(("stride_block_bz", "stride_block_bk", "stride_block_bn"), p.block_strides_b, strict=True))
     return with_extents(found)
 
 
@@ -614,7 +617,7 @@ class Reference:
     def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Choice | str:
         """The best plan with one kernel, or the kind of reason why there is none."""
         self.on(device)
-        if self.kernels[number].role not in ("product", "partial"):
+        if self.kernels[number].role in ("reduce", "copy"):
             return "no product"
         if not same_types(self.kernels[number], problem):
             return "types"
@@ -659,6 +662,8 @@ class Reference:
             if kernel.role != "product" or not same_types(kernel, p) or special > relaxed:
                 continue
             if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in guarded(kernel):
+                continue
+            if bool(p.block_scale_a_ptr) != (("block_scale_a_ptr", "at_least") in guarded(kernel)):
                 continue
             order = str(kernel.order)
             able = not {("M", "multiple_of"), ("N", "multiple_of"), ("K", "multiple_of")} & guarded(kernel)
@@ -801,7 +806,7 @@ class Reference:
     def _times(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> dict[str, Sample]:
         """The measured times of the shape, for kernels with its kind of sums."""
         layout = layout_of(way.values)
-        if way.copies or cut.count > 1 or problem.batch != 1 or layout is None:
+        if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or problem.block_scale_a_ptr:
             return {}
         if (kernel.fast_accum and not problem.fast_accum) or problem.a_ptr % LINE or problem.b_ptr % LINE:
             return {}
@@ -890,13 +895,24 @@ class Reference:
         waves, rounds, time = float(t.waves), float(t.rounds), float(t.time)
         half, other_half, clustered = waves <= 0.5, 0.5 < waves <= 1, kernel.num_ctas > 1
         odd = kernel.family == "pingpong" and rounds % 2 == 1
+        a_by_columns = way.values["stride_ak"] not in (1, None)
+        b_by_columns = way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None)
+        config = kernel.config
+        of_m, of_n, of_k = (
+            float(F32(size) / F32(block))
+            for size, block in zip(
+                (problem.M, problem.N, problem.K), (config.block_m, config.block_n, config.block_k), strict=True
+            )
+        )
+        down, across, steps = max(1, math.ceil(of_m)), max(1, math.ceil(of_n)), math.ceil(of_k)
+        past = steps - of_k
         inputs: dict[str, float] = {
             "log2 M": log2(problem.M),
             "log2 N": log2(problem.N),
             "log2 K": log2(problem.K),
             "log2 bytes": log2(bytes_moved(problem)),
-            "A by columns": way.values["stride_ak"] not in (1, None),
-            "B by columns": way.values["stride_bk"] in (1, None) and way.values["stride_bn"] not in (1, None),
+            "A by columns": a_by_columns,
+            "B by columns": b_by_columns,
             "lines_a": t.lines_a,
             "lines_b": t.lines_b,
             "sectors_a": split_lines(way.values, A, problem.dtype_a, SECTOR),
@@ -914,6 +930,14 @@ class Reference:
             "one wave": half or other_half,
             "log2 steps": log2(float(t.steps)),
             "log2 split": log2(planned.plan.split),
+            "past K": past,
+            "past K / steps": past / max(1.0, float(t.steps)),
+            "past K, across K": a_by_columns and not b_by_columns and past,
+            "uneven": float(F32(t.steps) - F32(steps) / F32(planned.plan.split)),  # a difference of floats: it rounds
+            "last rows": 1 - (down - of_m),
+            "last columns": 1 - (across - of_n),
+            "1 / down": 1 / down,
+            "1 / across": 1 / across,
             "rows": float(t.rows) / kernel.config.block_m,
             "columns": float(t.cols) / kernel.config.block_n,
             "clustered lines_a": clustered and t.lines_a,
@@ -994,7 +1018,7 @@ def sharing(kernel: Kernel, target: Target) -> int:
 
 def keeping_busy(kernel: Kernel, target: Target) -> float:
     """Tiles on a multiprocessor that take no longer than one alone."""
-    if kernel.family == "tile":
+    if kernel.family in ("tile", "multistage"):
         return 1.5 if target.backend == "cuda" and not target.fast_accum else 1
     return 3.5 if kernel.family == "fma" else 1
 

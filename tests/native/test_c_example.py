@@ -1,4 +1,4 @@
-"""examples/c against the fake driver: both programs compile without a warning and multiply right, in an interpreter."""
+"""examples/c against the fake driver: all programs compile without a warning and multiply right, in an interpreter."""
 
 from __future__ import annotations
 
@@ -120,6 +120,25 @@ def test_c_program(pack: Path, tmp_path: Path) -> None:
 
 
 @fresh_process
+def test_grouped_program(pack: Path, tmp_path: Path) -> None:
+    """The C program of groups is right for each routing by one plan, leaves rows of no group, and gives memory back."""
+    driver = DriverWithMemory(tmp_path)
+    program, library = compiled(EXAMPLES / "grouped.c", C, pack, tmp_path), pack / "libaotmm_sm80.so"
+    for sizes in ((70, 72, 64), (9, 33, 40)):
+        status, (line,) = run(program, library, *map(str, sizes))
+        assert status == 0, line
+        wanted = rf"GPU 0: tile_bf16_\w+_grouped_m, 5 groups, 3 routings: 0 of {3 * sizes[0] * sizes[1]} elements"
+        assert re.match(wanted, line), line
+    assert len(driver.launches) == 2 * 3
+    assert driver.allocated() == []
+    assert driver.faults == driver.misuse == []
+    driver.fail_next("cuLaunchKernelEx", OUT_OF_MEMORY)
+    status, (line,) = run(program, library, "8", "8", "8")
+    assert (status, driver.allocated()) == (1, [])
+    assert "cuLaunchKernelEx failed on CUDA device 0" in line
+
+
+@fresh_process
 def test_c_program_says_what_fails(pack: Path, tmp_path: Path) -> None:
     """Whatever fails ends the program with the launcher's words and 1, and no memory stays behind."""
     driver = DriverWithMemory(tmp_path)
@@ -190,7 +209,7 @@ def test_headers_of_several_packs(tmp_path: Path) -> None:
 
 
 def test_cmake(pack: Path, tmp_path: Path) -> None:
-    """CMakeLists.txt builds both programs against a pack, and says what is missing where there is none."""
+    """CMakeLists.txt builds all programs against a pack, and says what is missing where there is none."""
     cmake = shutil.which("cmake")
     if cmake is None or shutil.which("c++") is None:
         pytest.skip("this needs cmake and a C++ compiler")
@@ -198,7 +217,7 @@ def test_cmake(pack: Path, tmp_path: Path) -> None:
     assert done.returncode == 0
     done = subprocess.run([cmake, "--build", "build"], cwd=tmp_path, check=False)
     assert done.returncode == 0
-    assert {"matmul", "matmul_cpp"} <= {path.name for path in (tmp_path / "build").iterdir()}
+    assert {"matmul", "grouped", "matmul_cpp"} <= {path.name for path in (tmp_path / "build").iterdir()}
     empty = subprocess.run(
         [cmake, "-S", EXAMPLES, "-B", "empty"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

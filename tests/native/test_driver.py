@@ -14,7 +14,9 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from aotmm.runtime.launcher import CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
-from tests.build.packs import SHAPES, clusters_pack, relinked, run_python
+from tests.build.packs import SHAPES, TINY, clusters_pack, pack_of, relinked, run_python
 from tests.native.emulation import Case, Emulator, Product, missing, own_process
 from tests.samples import code_in
 
@@ -519,6 +521,34 @@ def test_newer_gpu_gets_the_text(pack: Path) -> None:
     ptx = emulator.selected(SPECIALISED).ptx
     assert ptx is not None
     assert emulator.driver.launches[-1].image == code_in(pack)(ptx)
+
+
+@pytest.fixture(params=[("sm80", "sm80"), ("sm80", "sm90"), ("gfx90a", "gfx90a")], ids="-on-".join)
+def twins(request: pytest.FixtureRequest) -> tuple[Path, str]:
+    """A pack of one tile for fp16 and bf16, and a GPU for it; one of another major version gets the text."""
+    arch, gpu = request.param
+    if reason := missing(arch):
+        pytest.skip(reason)
+    return pack_of(arch, TINY.replace('dtypes = ["fp16"]', 'dtypes = ["fp16", "bf16"]')), gpu
+
+
+@own_process
+def test_code_that_is_stored_as_edits(twins: tuple[Path, str]) -> None:
+    """A driver gets all bytes of a kernel of which a pack has edits of its twin's: cubin, PTX and hsaco."""
+    pack, gpu = twins
+    emulator = Emulator(pack, arch=gpu, execute=False)
+    code, whole = code_in(pack), []
+    for number, kernel in enumerate(emulator.kernels):
+        image = kernel.image if gpu == emulator.arch else kernel.ptx
+        if kernel.role == "product" and kernel.layout != "any" and image is not None:
+            types: dict[str, Any] = {"dtype_a": kernel.dtype_a, "dtype_b": kernel.dtype_b, "dtype_c": kernel.dtype_c}
+            # the pretended GPU does not run text
+            with nullcontext() if image is kernel.image else pytest.raises(DriverError, match="cuLaunchKernelEx"):
+                emulator.launcher.launch(number, dataclasses.replace(SPECIALISED, **types), 0, 0)
+            assert emulator.driver.launches[-1].image == code(image)
+            whole.append(image.whole)
+    assert sorted(whole) == [False, True]
+    assert emulator.driver.misuse == []
 
 
 @ON_CUDA

@@ -1,7 +1,4 @@
-"""The judge itself: with a bug planted in the kernel or the launcher products are wrong, without one right.
-
-Each mutant is a pack that is built from a copy of the sources with one line changed, and executed like any other.
-"""
+"""The judge itself: with a bug planted in the kernel or the launcher products are wrong, without one right."""
 
 from __future__ import annotations
 
@@ -10,15 +7,15 @@ import functools
 import shutil
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.build.packs import checkout, run_python
 from tests.emulators import numerics
-from tests.native.emulation import Case, Outcome, Product, execute, missing, submit
+from tests.native.emulation import Case, Outcome, Product, missing
+from tests.native.mutants import Mutant, executed
 from tests.native.truth import truth
 
 ARCH = "gfx90a"  # compiles in a second
@@ -43,16 +40,8 @@ num_stages = 2
 num_warps = 2
 split = true
 """
-BUILD = """
-import sys
-from pathlib import Path
-from aotmm.build import build
-from aotmm.build.cache import Cache
-if __name__ == "__main__":
-    build(("gfx90a",), Path(sys.argv[1]), configs=sys.argv[2], jobs=1, cache=Cache(sys.argv[3]))
-"""
 KERNEL, EPILOGUE = "kernels/tile.py", "kernels/epilogue.py"
-PROBLEM, GUARDS, LAUNCH = "native/problem.c", "native/kernel.h", "native/launch.c"
+PROBLEM, GUARDS, LAUNCH, CORE = "native/problem.c", "native/kernel.h", "native/launch.c", "native/core.h"
 REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"
 
 EDGE = Product(40, 72, 104)
@@ -72,16 +61,6 @@ PRODUCTS = {
     "split": replace(EDGE, K=2048, bias="vector"),
     "copied": replace(EDGE, M=352, N=352, K=256, offset=1, padding=1),  # too many tiles for slices
 }
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A line of a source and what it is changed to; `seen_by` names products that must show it."""
-
-    file: str
-    line: str
-    planted: str
-    seen_by: tuple[str, ...]
 
 
 STORE = "mask=(rows[:, None] < M) & (cols[None, :] < N))\n\n\n@triton.jit\ndef partial"
@@ -128,9 +107,11 @@ MUTANTS = {
         "(cols ^ 1).to(tl.int64) * stride_bias_n, mask=cols < N",
         ("empty", "vector", "split"),
     ),
-    "no launch bounds of N": Mutant(LAUNCH, "tiles_of(kernel, M, N)", "tiles_of(kernel, M, ((void)N, M))", ("exact",)),
+    "no launch bounds of N": Mutant(
+        CORE, "saturated(tiles_of(kernel, M, N)", "saturated(tiles_of(kernel, M, ((void)N, M))", ("exact",)
+    ),
     "batch not launched": Mutant(
-        LAUNCH, "saturated(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
+        CORE, "saturated(tiles_of(kernel, M, N), p->batch)", "tiles_of(kernel, M, N)", ("batch",)
     ),
     "guards of alignment not checked": Mutant(
         GUARDS, "return ((uint64_t)q->value", "return c->mask != UINT64_MAX || ((uint64_t)q->value", ("loose",)
@@ -171,28 +152,12 @@ def outcomes() -> dict[str, Future[dict[str, Outcome]]]:
     """
     cache = Path(tempfile.mkdtemp(prefix="aotmm-mutants-"))
     atexit.register(shutil.rmtree, cache)
-    pool = ThreadPoolExecutor(2)
-    found = {"": pool.submit(_executed, None, cache)}
+    pool, what = ThreadPoolExecutor(2), (ARCH, CONFIGS, PRODUCTS, cache)
+    found = {"": pool.submit(executed, None, *what)}
     wait(found.values())
-    found |= {name: pool.submit(_executed, mutant, cache) for name, mutant in MUTANTS.items()}
+    found |= {name: pool.submit(executed, mutant, *what) for name, mutant in MUTANTS.items()}
     pool.shutdown(wait=False)
     return found
-
-
-def _executed(mutant: Mutant | None, cache: Path) -> dict[str, Outcome]:
-    with tempfile.TemporaryDirectory(prefix="aotmm-mutant-") as folder:
-        root = checkout(Path(folder) / "sources")
-        if mutant is not None:
-            path = root / "aotmm" / mutant.file
-            text = path.read_text()
-            assert text.count(mutant.line) >= 1, mutant
-            path.write_text(text.replace(mutant.line, mutant.planted))
-        (root / "configs.toml").write_text(CONFIGS)
-        done = run_python(BUILD, root / "packs", root / "configs.toml", cache, root=root)
-        assert done.returncode == 0, done.stderr
-        names = list(PRODUCTS) if mutant is None else list(mutant.seen_by)
-        results = submit(execute, root / "packs" / ARCH, [PRODUCTS[name] for name in names]).result()
-    return dict(zip(names, results, strict=True))
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import operator
 import random
@@ -16,10 +17,11 @@ import numpy as np
 import pytest
 
 from aotmm.build import render
-from aotmm.errors import DriverError, NoKernelError
+from aotmm.errors import ArtifactError, DriverError, NoKernelError
+from aotmm.pack.function_table import FunctionTable, Measured, Time
 from aotmm.pack.schema import Guard, OwnKernel
 from aotmm.problem import POINTER_CODES
-from aotmm.runtime.own import OwnLauncher, Values
+from aotmm.runtime.own import Allocate, OwnLauncher, Release, Values
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import own_pack
@@ -27,12 +29,13 @@ from tests.emulators.fake_driver import FakeDriver, compiler
 from tests.native.emulation import ARCHS, Array, in_worker, missing, own_process
 
 FP16, FP32, NONE = (POINTER_CODES.index(name) for name in ("*fp16", "*fp32", "None"))
-ADD, SOFTMAX, LAYER_NORM = range(3)  # by number in the pack
+FP8 = POINTER_CODES.index("*fp8e5")
+ADD, SOFTMAX, LAYER_NORM, MATMUL, ATTENTION, DESCRIBED, DOUBLE = range(7)  # by number in the pack
 
 
 def fake(arch: str, *buffers: tuple[str, Array, str], execute: bool = True) -> FakeDriver:
     """A driver for `arch` with these buffers."""
-    return FakeDriver(target(arch).backend, buffers, execute=execute)
+    return FakeDriver(target(arch).backend, buffers, arch=arch, execute=execute)
 
 
 @contextmanager
@@ -133,7 +136,7 @@ def normalises(arch: str, pack: Path, bias: bool, warps: int) -> None:  # noqa: 
         eps = int(np.float32(1e-5).view(np.int32))
         of_bias = [address(added), FP32] if bias else [0, NONE]
         given = [address(x), address(y), address(weight), *of_bias, cols, cols, eps]
-        names = launcher.kernels[-1].quantities
+        names = next(k.quantities for k in launcher.kernels if k.function == "layer_norm_kernel")
         open_ = 1 << names.index("BLOCK") | (0 if warps else 1 << names.index("num_warps"))
         launcher.launch(LAYER_NORM, Values([*given, 0, warps], open_), (rows, 1, 1), 0, 0)
         assert driver.launches[-1].block[0] == (warps or 4) * target(arch).warp_size
@@ -147,6 +150,113 @@ def normalises(arch: str, pack: Path, bias: bool, warps: int) -> None:  # noqa: 
 def test_layer_norm(arch: str, bias: bool, warps: int) -> None:  # noqa: FBT001 - an argument of a test
     """A pointer may be None where a variant is for that; of autotuned configs the first serves, or the one named."""
     executed(arch)(normalises, bias, warps)
+
+
+def values_of(launcher: OwnLauncher, function: int, given: dict[str, int]) -> Values:
+    """The values of a call by the names of its quantities; what is not given is left open."""
+    names = list(dict.fromkeys(kernel.function for kernel in launcher.kernels))
+    kernel = next(kernel for kernel in launcher.kernels if kernel.function == names[function])
+    quantities = kernel.quantities[:-2]
+    assert set(given) <= set(quantities)
+    open_ = sum((name not in given) << number for number, name in enumerate(quantities))
+    return Values([given.get(name, 0) for name in quantities], open_)
+
+
+def multiplies(arch: str, pack: Path, fp8: bool, activation: int, block: int) -> None:  # noqa: FBT001
+    """Run `matmul_kernel` on a ragged product of small integers, whose sums are exact."""
+    m, n, k = 70, 40, 48
+    rng = np.random.default_rng(4)
+    a, b, c = aligned(m * k, np.float16), aligned(k * n, np.float16), aligned(m * n, np.float16)
+    a[:], b[:] = rng.integers(-3, 4, m * k), rng.integers(-3, 4, k * n)
+    wanted = a.reshape(m, k).astype(np.float64) @ b.reshape(k, n).astype(np.float64)
+    wanted = np.where((wanted < 0) & (activation == 1), 0.01 * wanted, wanted)
+    if fp8:  # the upper byte of an fp16 whose lower byte is 0
+        a, b = (aligned_copy(np.ascontiguousarray(x.view(np.uint8)[1::2])) for x in (a, b))
+    code = FP8 if fp8 else FP16
+    with launching(arch, pack, ("a", a, "r"), ("b", b, "r"), ("c", c, "w1")) as (launcher, driver):
+        given = {"a_ptr": address(a), "a_ptr.type": code, "b_ptr": address(b), "b_ptr.type": code, "c_ptr": address(c)}
+        given |= {"M": m, "N": n, "K": k, "stride_a": k, "stride_b": n, "stride_c": n, "ACTIVATION": activation}
+        given |= {"BLOCK_M": block} if block else {}
+        launcher.launch(MATMUL, values_of(launcher, MATMUL, given), None, 0, 0)
+        side = block or 64
+        assert driver.launches[-1].grid == (-(-m // side) * -(-n // side), 1, 1)
+    assert np.abs(c.reshape(m, n) - wanted).max() <= (2**-6 if activation else 0)
+
+
+def aligned_copy(array: Array) -> Array:
+    """A copy that begins at a multiple of 16 bytes."""
+    found = aligned(array.size, array.dtype)
+    found[:] = array.ravel()
+    return found
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(("fp8", "activation", "block"), [(False, 0, 0), (False, 1, 32), (True, 1, 32)])
+def test_matmul(arch: str, fp8: bool, activation: int, block: int) -> None:  # noqa: FBT001 - an argument of a test
+    """Products of fp16 and fp8 are exact, with an activation by name, by the first config or the one that is named."""
+    executed(arch)(multiplies, fp8, activation, block)
+
+
+def attends(arch: str, pack: Path, causal: int) -> None:
+    """Run `attention_kernel` on two heads of a ragged number of rows."""
+    heads, rows, width = 2, 45, 64
+    rng = np.random.default_rng(5)
+    q, k, v, out = (aligned(heads * rows * width, np.float16) for _ in range(4))
+    for each in (q, k, v):
+        each[:] = rng.standard_normal(each.size)
+    with launching(arch, pack, ("q", q, "r"), ("k", k, "r"), ("v", v, "r"), ("out", out, "w1")) as (launcher, _):
+        given = {"q_ptr": address(q), "k_ptr": address(k), "v_ptr": address(v), "out_ptr": address(out), "n_ctx": rows}
+        given |= {"scale": int(np.float32(0.125).view(np.int32)), "stride_head": rows * width, "stride_row": width}
+        values = values_of(launcher, ATTENTION, given | {"CAUSAL": causal})
+        launcher.launch(ATTENTION, values, (-(-rows // 32), heads, 1), 0, 0)
+    q, k, v = (each.reshape(heads, rows, width).astype(np.float64) for each in (q, k, v))
+    score = q @ k.transpose(0, 2, 1) * 0.125
+    score = np.where(causal & (np.arange(rows)[:, None] < np.arange(rows)), -np.inf, score)
+    parts = np.exp(score - score.max(2, keepdims=True))
+    wanted = parts / parts.sum(2, keepdims=True) @ v
+    assert np.abs(out.reshape(heads, rows, width) - wanted).max() < 4e-3
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention(arch: str, causal: int) -> None:
+    """Each row is its softmax over the rows that it sees, as in float64, for heads that end in the middle of a tile."""
+    executed(arch)(attends, causal)
+
+
+def matrix(name: str, array: Array, rows: int, cols: int) -> dict[str, int]:
+    """The values of a descriptor of a contiguous matrix."""
+    parts = {"size0": rows, "size1": cols, "stride0": cols, "stride1": 1}
+    return {name: address(array)} | {f"{name}.{part}": value for part, value in parts.items()}
+
+
+def describes(arch: str, pack: Path) -> None:
+    """Run both kernels of descriptors: where there are no tensor maps they are addresses, sizes and strides."""
+    m, n, k = 70, 40, 48
+    rng = np.random.default_rng(6)
+    a, b, c = aligned(m * k, np.float16), aligned(k * n, np.float16), aligned(m * n, np.float16)
+    a[:], b[:] = rng.integers(-3, 4, m * k), rng.integers(-3, 4, k * n)
+    x, out = aligned(20 * 48, np.float32), aligned(20 * 48, np.float32)
+    x[:] = rng.standard_normal(x.size)
+    with launching(arch, pack, ("a", a, "r"), ("b", b, "r"), ("c", c, "w1"), ("x", x, "r"), ("out", out, "w1")) as (
+        launcher,
+        driver,
+    ):
+        given = matrix("a", a, m, k) | matrix("b", b, k, n) | matrix("c", c, m, n)
+        launcher.launch(DESCRIBED, values_of(launcher, DESCRIBED, given), None, 0, 0)
+        assert driver.launches[-1].grid == (2, 1, 1)
+        given = {"out_ptr": address(out), "x_ptr": address(x), "rows": 20, "cols": 40, "stride": 48}
+        launcher.launch(DOUBLE, values_of(launcher, DOUBLE, given), None, 0, 0)
+        assert driver.launches[-1].grid == (2, 2, 1)
+    assert (c.reshape(m, n) == a.reshape(m, k).astype(np.float64) @ b.reshape(k, n).astype(np.float64)).all()
+    assert (out.reshape(20, 48)[:, :40] == 2 * x.reshape(20, 48)[:, :40]).all()
+    assert (out.reshape(20, 48)[:, 40:] == 0).all()
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_descriptors(arch: str) -> None:
+    """Descriptors of the caller and of the kernel keep to the sizes that they have; products are exact."""
+    executed(arch)(describes)
 
 
 # ----------------------------------------------------------------------------------------------------- no execution
@@ -231,12 +341,108 @@ def test_grids() -> None:
             add(count, grid)
     with pytest.raises(ValueError, match="layer_norm_kernel has no grid of its own; give one"):
         launcher.launch(LAYER_NORM, Values([16, 16, 16, 16, FP32, 16, 16, 0, 0, 0], 0x300), None, 0, 0)
-    with pytest.raises(ValueError, match="function 3: the pack has 3"):
-        launcher.launch(3, Values([0] * 9), None, 0, 0)
+    with pytest.raises(ValueError, match="function 7: the pack has 7"):
+        launcher.launch(7, Values([0] * 9), None, 0, 0)
     driver.fail_next("cuLaunchKernelEx", 2)
     with pytest.raises(DriverError, match="cuLaunchKernelEx failed on CUDA device 0 for kernel add_kernel_generic"):
         add(5, None)
     add(5, None)
+    assert len(driver.launches) == 1
+
+
+@own_process
+def test_measured_choices() -> None:
+    """Of variants that fit, the fastest at the nearest sizes serves; a table of other kernels is refused."""
+    pack = open_pack(own_pack("sm80"))
+    driver, launcher = fake("sm80", execute=False), pack.own_launcher
+    kernels = [kernel for kernel in launcher.kernels if kernel.function == "layer_norm_kernel"]
+    names = [kernel.name for kernel in kernels]
+    first, other = (f"layer_norm_kernel_fp32_BLOCK{words}_special" for words in ("512_num_warps4", "128_num_warps1"))
+    assert {first, other} < set(names)
+    of = kernels[0].quantities.index
+    rest_open = 1 << of("BLOCK") | 1 << of("num_warps")
+
+    def served(columns: int, address: int = 16, open_: int = rest_open) -> str:
+        values = Values([16, 16, address, 16, FP32, 16, columns, 0, 512, 4], open_)
+        launcher.launch(LAYER_NORM, values, (1, 1, 1), 0, 0)
+        chosen = launcher.kernels[launcher.choose(LAYER_NORM, values, 0)].name
+        assert chosen in launched(driver, launcher)
+        assert launcher.explain(LAYER_NORM, values).chosen == chosen
+        return chosen
+
+    def measured(columns: int, fastest: str) -> Measured:
+        times = [Time(name, 5 if name == fastest else 9) for name in (first, other)]
+        return Measured("layer_norm_kernel", first, (columns,), tuple(times))
+
+    def table(*rows: Measured) -> FunctionTable:
+        return FunctionTable("sm80", "A100", "2.13", "0.1", "2026-11-25", rows)
+
+    assert served(1024) == first
+    launcher.retune(table(measured(64, other), measured(1024, first), measured(16384, other)))
+    assert [served(n) for n in (16, 64, 240, 272, 1024, 4080, 4112, 2**20, 0)] == [
+        *(other, other, other),  # 256 is as near to 64 as to 1024
+        *(first, first, first),
+        *(other, other, other),
+    ]
+    assert served(64, address=1) == "layer_norm_kernel_fp32_BLOCK512_num_warps4_generic", "another first: not measured"
+    assert served(64, open_=0) == first, "the caller named the config"
+    launcher.retune(table())
+    assert served(64) == first
+    right = measured(64, other)
+    for wrong in ({"first": "gone"}, {"sizes": (1, 2)}, {"times": (Time("gone", 1),)}):
+        with pytest.raises(ArtifactError, match="the tuning table of 2026-11-25 is of other kernels than"):
+            launcher.retune(table(dataclasses.replace(right, **wrong)))
+    assert driver.misuse == []
+
+
+@own_process
+def test_tensor_maps() -> None:
+    """On Hopper the launch encodes a map of two dimensions for each descriptor, which must lie as the driver asks."""
+    driver, launcher = fake("sm90", execute=False), open_pack(own_pack("sm90")).own_launcher
+    a, b, c = (aligned(64 * 64, np.float16) for _ in range(3))
+    given = matrix("a", a, 64, 48) | matrix("b", b, 48, 40) | matrix("c", c, 64, 40)
+    launcher.launch(DESCRIBED, values_of(launcher, DESCRIBED, given), None, 0, 0)
+    made = [call.arguments for call in driver.calls if call.name == "cuTensorMapEncodeTiled"]
+    keys = ("rank", "dim0", "dim1", "box0", "box1")
+    assert [[int(each[key]) for key in keys] for each in made] == [
+        [2, 48, 64, 32, 64],
+        [2, 40, 48, 64, 32],
+        [2, 40, 64, 64, 64],
+    ]
+    for name, value, words in (
+        ("a", given["a"] + 2, "a=[0-9]+ is not a multiple of 16"),
+        ("b.stride0", 42, "b.stride0=42 is not a multiple of 8"),
+        ("c.stride1", 2, "c.stride1=2 is not 1"),
+        ("a.size1", 0, "a.size1=0 is below 1"),
+    ):
+        with pytest.raises(NoKernelError, match=words):
+            launcher.launch(DESCRIBED, values_of(launcher, DESCRIBED, given | {name: value}), None, 0, 0)
+    assert driver.misuse == []
+
+
+@own_process
+def test_scratch() -> None:
+    """Kernels that need memory of their own get it for each block, and give it back behind the launch."""
+    driver, launcher = fake("sm90", execute=False), open_pack(own_pack("sm90")).own_launcher
+    (size,) = {kernel.global_scratch_bytes for kernel in launcher.kernels if kernel.function == "double_kernel"}
+    given = {"out_ptr": 4096, "x_ptr": 8192, "rows": 33, "cols": 70, "stride": 80}
+    values = values_of(launcher, DOUBLE, given)
+    with pytest.raises(ValueError, match=f"needs {size * 9} B of scratch memory; say by allocate_by"):
+        launcher.launch(DOUBLE, values, None, 0, 0)
+    log: list[tuple[object, ...]] = []
+
+    def allocate(size: int, ordinal: int, stream: int | None, found: Any) -> int | None:
+        log.append((size, ordinal, stream, len(driver.launches)))
+        found[0] = 1 << 20
+        return 7 if len(log) < 3 else None
+
+    kept = Allocate(allocate), Release(lambda memory: log.append((memory, len(driver.launches))))
+    launcher.allocate_by(*kept)
+    launcher.launch(DOUBLE, values, None, 0, 0)
+    assert log == [(size * 9, 0, None, 0), (7, 1)]
+    assert (1 << 20).to_bytes(8, "little") in driver.launches[-1].params
+    with pytest.raises(DriverError, match=f"no {size * 9} B of scratch memory for kernel double_kernel"):
+        launcher.launch(DOUBLE, values, None, 0, 0)
     assert len(driver.launches) == 1
 
 

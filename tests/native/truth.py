@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from aotmm.problem import FORMULAS
-from aotmm.timing.correctness import U_FP32, U_OUT, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.correctness import (
+    U_FP32,
+    U_OUT,
+    Epilogue,
+    allowed,
+    argument,
+    block_scaled,
+    block_scaled_error,
+    sizes,
+    sum_errors,
+)
 from tests.emulators import numerics
 from tests.emulators.numerics import LARGEST
 
@@ -73,16 +83,27 @@ def judge(
     return Judgement(mismatches, float(ratios[0].max()), float(ratios[1].max()), bool(right.all()), worst)
 
 
-def truth(a: Array, b: Array, epilogue: Epilogue, *, dtype: str, flushes: bool) -> tuple[Array, Array, Any]:
+def truth(
+    a: Array,
+    b: Array,
+    epilogue: Epilogue,
+    *,
+    dtype: str,
+    flushes: bool,
+    block_scales: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array, Any]:
     """The epilogue's argument x, its value, and by how much x may be off (both bounds), for float64 operands.
 
     Args:
         a, b: (batch, M, K) and (batch, K, N).
         dtype: their type: tf32 operands are rounded first.
         flushes: subnormal fp16 and bf16 operands count as zero, as MI200's matrix units take them.
+        block_scales: those of a (batch, M, blocks of K) and b (batch, blocks of K, N or blocks of N).
     """
     if dtype == "tf32":
         a, b = numerics.nearest_tf32(a), numerics.nearest_tf32(b)
+    if block_scales is not None:
+        a, b = block_scaled(a, b, *block_scales)
     k, product = a.shape[-1], a @ b
     spread, deviation = sizes(a, b)
     det, prob = sum_errors(k, spread, deviation, U_FP32)  # interpreters round to nearest
@@ -90,5 +111,7 @@ def truth(a: Array, b: Array, epilogue: Epilogue, *, dtype: str, flushes: bool) 
         small = [np.where(np.abs(m) < SMALLEST_NORMAL[dtype], np.abs(m), 0.0) for m in (a, b)]
         lost = small[0] @ np.abs(b) + np.abs(a) @ small[1] + k * 2.0**-126
         det, prob = det + lost, prob + lost
+    if block_scales is not None:
+        det, prob = (block_scaled_error(error, spread) for error in (det, prob))
     (x, det), (_, prob) = (argument(product, error, epilogue) for error in (det, prob))
     return x, activated(x, epilogue.activation, epilogue.slope), (det, prob)

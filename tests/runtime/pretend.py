@@ -16,6 +16,7 @@ from typing import Any
 
 _CPU_IN_DLPACK = 1
 CHECKOUT = Path(__file__).parents[2]
+FUNCTIONS = CHECKOUT / "build" / "own"
 
 
 class Gpu:
@@ -46,7 +47,16 @@ def run(body: str, *arguments: str, absent: tuple[bytes, ...] = ()) -> str:
     Raises:
         AssertionError: it fails.
     """
-    program = f"from tests.runtime.pretend import begin\ngpu, lib = begin({absent!r})\nimport torch, aotmm\n{body}"
+    return _in_process(f"gpu, lib = pretend.begin({absent!r})\n{body}", *arguments)
+
+
+def run_functions(body: str) -> str:
+    """What `body` prints, which has the fake `driver` and `lib` with the functions of examples/own, likewise."""
+    return _in_process(f"driver, lib = pretend.begin_functions()\n{body}")
+
+
+def _in_process(body: str, *arguments: str) -> str:
+    program = f"from tests.runtime import pretend\nimport torch, aotmm\n{body}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
@@ -70,7 +80,7 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     own = ops._address
     ops.find = ops._Find(lambda name: None if name in absent else addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    direct_call._CUDA = _CPU_IN_DLPACK
+    direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
     override._KEY = "CPU"
     launcher = _launcher(gpu)
     library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there
@@ -79,6 +89,25 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     gpu.keep = (keep, launcher)  # type: ignore[attr-defined]
     assert torch.ops.aotmm.mm
     return gpu, lib
+
+
+def begin_functions() -> tuple[Any, Any]:
+    """Pretends from now on that CPU tensors are on a GPU of arch sm80; its driver, which executes nothing."""
+    import aotmm
+    from aotmm.runtime import direct_call, function_call, functions, library, ops
+    from aotmm.runtime.devices import Device
+    from tests.emulators.fake_driver import FakeDriver
+
+    driver: Any = FakeDriver("cuda", execute=False)
+    driver.keep, addresses = _torch_answers()
+    own = ops._address
+    ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
+    ops.serves_gpus = lambda: True
+    direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
+    functions._GPU = "cpu"
+    function_call.current_stream = lambda ordinal: 0  # noqa: ARG005 - named as it is there
+    vars(library)["device"] = lambda ordinal: Device(ordinal, "a GPU that is not there", "sm80")
+    return driver, aotmm.load(FUNCTIONS)
 
 
 def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
@@ -142,11 +171,18 @@ def _numbers(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[in
 
 def _product(p: Any) -> Any:
     """a @ b with scales and bias in float64."""
-    from aotmm.problem import DTYPE_CODES
+    from aotmm.problem import BLOCK_SCALE_K, DTYPE_CODES
+    from aotmm.timing.correctness import block_scaled
 
     fp32 = DTYPE_CODES.index("fp32")
     a = _numbers(p.a_ptr, p.dtype_a, (p.batch, p.M, p.K), (p.stride_az, p.stride_am, p.stride_ak))
     b = _numbers(p.b_ptr, p.dtype_b, (p.batch, p.K, p.N), (p.stride_bz, p.stride_bk, p.stride_bn))
+    if p.block_scale_a_ptr:
+        blocks, cols = -(-p.K // BLOCK_SCALE_K), -(-p.N // p.block_columns)
+        strides_a = p.stride_block_az, p.stride_block_am, p.stride_block_ak
+        strides_b = p.stride_block_bz, p.stride_block_bk, p.stride_block_bn
+        scale_a = _numbers(p.block_scale_a_ptr, fp32, (p.batch, p.M, blocks), strides_a)
+        a, b = block_scaled(a, b, scale_a, _numbers(p.block_scale_b_ptr, fp32, (p.batch, blocks, cols), strides_b))
     c = a @ b
     if p.scale_a_ptr:
         c *= _numbers(p.scale_a_ptr, fp32, (p.M, 1), (p.stride_scale_a, 0))
@@ -158,14 +194,49 @@ def _product(p: Any) -> Any:
     return c
 
 
-def _launcher(gpu: Gpu) -> ctypes.Structure:
-    """A launcher of products with scales, bias and relu, of fp16, fp32, int8 and fp8."""
+def _multiply(p: Any) -> None:
+    """Compute a problem, its bias and relu."""
     import numpy as np
 
+    c = _product(p)
+    out = _array(p.c_ptr, p.dtype_c, (p.batch, p.M, p.N), (p.stride_cz, p.stride_cm, p.stride_cn))
+    out[...] = np.maximum(c, 0) if p.activation else c
+
+
+def _multiply_groups(p: Any) -> None:
+    """Compute a grouped problem as the products of its groups, each as a problem of its own."""
+    import copy
+
+    from aotmm.problem import DTYPE_CODES, DTYPES, GROUPED
+
+    ends = _array(p.offsets_ptr, DTYPE_CODES.index("int32"), (p.batch,), (1,)).tolist()
+    of_rows = p.grouped == list(GROUPED).index("M")
+    size = [DTYPES[DTYPE_CODES[code]].bytes for code in (p.dtype_a, p.dtype_b, p.dtype_c)]
+    for group, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        part = copy.copy(p)
+        part.batch = 1
+        if of_rows:
+            part.M = end - begin
+            part.a_ptr += begin * p.stride_am * size[0]
+            part.b_ptr += group * p.stride_bz * size[1]
+            part.c_ptr += begin * p.stride_cm * size[2]
+        else:
+            part.K = end - begin
+            part.a_ptr += begin * p.stride_ak * size[0]
+            part.b_ptr += begin * p.stride_bk * size[1]
+            part.c_ptr += group * p.stride_cz * size[2]
+        if p.bias_ptr:
+            part.bias_ptr += group * p.stride_bias_z * size[2]
+        _multiply(part)
+
+
+def _launcher(gpu: Gpu) -> ctypes.Structure:
+    """A launcher of products with scales, bias and relu, of fp16, fp32, int8 and fp8."""
     from aotmm.problem import ABI
+    from aotmm.runtime import c_interface as c
     from aotmm.runtime import launcher as real
 
-    types, error = _types(), real.CError()
+    types, error = _types(), c.CError()
 
     def refused(status: int, text: bytes) -> int:
         error.status, error.text = status, text
@@ -174,23 +245,21 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
     def plan(problem: Any, _ordinal: int, limit: int, answer: Any) -> int:
         p = problem.contents
         if gpu.refuse == "kernel" or p.dtype_a not in types:
-            return refused(real.NO_KERNEL, b"no kernel fits")
+            return refused(c.NO_KERNEL, b"no kernel fits")
         if gpu.refuse == "batch" and p.batch > 1:
-            return refused(real.NO_ORDER, b"no kernel of that order fits")
+            return refused(c.NO_ORDER, b"no kernel of that order fits")
         answer[0] = real.CPlan(workspace_bytes=min(gpu.workspace, limit))
-        return real.OK
+        return c.OK
 
     def run(_plan: Any, problem: Any, _ordinal: int, _stream: int, workspace: int) -> int:
         if gpu.refuse == "driver" or bool(workspace) != bool(gpu.workspace):
-            return refused(real.DRIVER, b"the launch failed")
+            return refused(c.DRIVER, b"the launch failed")
         p = problem.contents
-        c = _product(p)
-        out = _array(p.c_ptr, p.dtype_c, (p.batch, p.M, p.N), (p.stride_cz, p.stride_cm, p.stride_cn))
-        out[...] = np.maximum(c, 0) if p.activation else c
+        (_multiply_groups if p.grouped else _multiply)(p)
         gpu.runs += 1
         gpu.sizes = (p.batch, p.M, p.N, p.K)
         gpu.first = gpu.first or real.Problem.from_c(p)
-        return real.OK
+        return c.OK
 
     fields: dict[str, Any] = {field[0]: field[1] for field in real._CLauncher._fields_}
     made = real._CLauncher(abi=ABI, problem_bytes=ctypes.sizeof(real.CProblem))

@@ -38,7 +38,7 @@ def stand_in() -> tuple[Library, torch.library.Library, list[Call]]:
             x = x if scale is None else x * scale
         x = x if bias is None else x + bias.double()
         name = tuple(ACTIVATIONS)[activation]
-        x = x if name == "none" else composite._activated(x, name, slope)
+        x = x if name == "none" else composite.activated(x, name, slope)
         dtype = a.dtype if a.dtype is torch.float64 else ops.result_dtype(a.dtype, output)
         return x.to(dtype).contiguous()
 

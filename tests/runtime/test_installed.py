@@ -17,6 +17,7 @@ from aotmm.runtime import library
 from aotmm.runtime.devices import Device
 from aotmm.runtime.installed import find_packs, own
 from tests.runtime.installation import ROOT, module, run
+from tests.runtime.pretend import FUNCTIONS
 from tests.runtime.test_installed_wheel import CLI
 from tests.runtime.test_pack import write_pack
 from tests.samples import SHIPPED, manifest
@@ -29,6 +30,16 @@ lib = aotmm.load()
 print(lib)
 print([(pack.arch, pack.owner, len(pack.launcher.kernels) > 0) for pack in lib.packs])
 print("acme_kernels" in sys.modules)
+"""
+SHOW_FUNCTION = """
+import torch, sys
+import aotmm
+softmax = aotmm.load()["softmax_kernel"]
+print([pack.owner for pack in aotmm.load().packs if "softmax_kernel" in pack.head.functions])
+print(softmax)
+x = torch.zeros(16, 256)
+print(softmax.explain(x, x, 256, 256, 16, 256, BLOCK=256).chosen)
+print("acme_softmax" in sys.modules)
 """
 # Which pack serves GPUs of the architectures in its arguments.
 SERVING = """
@@ -90,6 +101,30 @@ def test_example(site: Path, tmp_path: Path) -> None:
     told = run(path, tmp_path, CLI, "doctor", fails=True)
     assert said in told
     assert f"{site}/aotmm/artifacts/sm90" in told, "doctor goes on"
+
+
+@pytest.mark.skipif(not FUNCTIONS.is_dir(), reason="no packs of examples/own; build them: make own")
+def test_functions(site: Path, tmp_path: Path) -> None:
+    """The wheel that docs/own-kernels.md shows, built and installed, adds its functions, verifies, and has an owner."""
+    project, target = tmp_path / "project", tmp_path / "target"
+    _, text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "own-kernels.md").read_text(), re.DOTALL)
+    for arch in ("sm80", "sm90"):
+        shutil.copytree(FUNCTIONS / arch, project / "packs" / arch)
+    (project / "pyproject.toml").write_text(text)
+    module("hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project)
+    wheel = next(tmp_path.glob("*.whl"))
+    module("pip", "install", "-q", "--no-deps", "--target", target, wheel)
+    path = f"{target}:{site}"
+    assert run(path, tmp_path, SHOW_FUNCTION).splitlines() == [
+        "['acme-softmax 1.0', 'acme-softmax 1.0']",
+        "<softmax_kernel(out_ptr, in_ptr, out_stride, in_stride, n_rows, n_cols, BLOCK) of sm80, sm90>",
+        "softmax_kernel_fp32_fp32_BLOCK256_special",
+        "False",
+    ]
+    for arch in ("sm80", "sm90"):
+        where = f"{target}/acme_softmax/{arch} (added by acme-softmax 1.0)"
+        assert all(where in run(path, tmp_path, CLI, command) for command in ("list", "doctor"))
+    assert "intact" in run(path, tmp_path, CLI, "verify", str(wheel))
 
 
 def test_small_wheel_and_kernels(tmp_path: Path) -> None:

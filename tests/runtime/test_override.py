@@ -98,7 +98,17 @@ def test_quantised_products() -> None:
         MAKE
         + SCALED
         + """
+from torch.nn.functional import ScalingType as kinds, scaled_mm as scaled
+from aotmm.timing.correctness import block_scaled
 half, shift = torch.empty(32, 48).half(), torch.randn(48).half()
+u, v = torch.randn(32, 272).to(e4), torch.randn(144, 272).to(e4).t()
+of_u, narrow = torch.rand(3, 32).t() + 0.5, torch.rand(3, 144) + 0.5
+many, of_many = torch.randn(65, 272).to(e4), torch.rand(65, 3) + 0.5
+padded = torch.rand(2, 4).t() + 0.5  # blocks of K to a multiple of 4
+of_v = padded[:3]
+in_blocks, in_narrow_blocks = (
+    torch.matmul(*block_scaled(u.double(), v.double(), of_u.double(), scale.double())) for scale in (of_v, narrow)
+)
 calls = {
     "_int_mm": (lambda: torch._int_mm(i, j), i.double() @ j.double()),
     "_int_mm.out": (lambda: torch._int_mm(i, j, out=torch.empty(32, 48, dtype=torch.int32)), i.double() @ j.double()),
@@ -106,6 +116,21 @@ calls = {
     "bias": (lambda: torch._scaled_mm(p, q, one, one, bias=shift, out_dtype=torch.half), exact / 4 + shift.double()),
     "rows": (lambda: torch._scaled_mm(p, q, rows, cols, out_dtype=torch.half), exact * rows.double() * cols.double()),
     "_scaled_mm.out": (lambda: torch._scaled_mm(p, q, one, two, out_dtype=torch.half, out=half), exact),
+    "blocks": (lambda: torch._scaled_mm(u, v, of_u, of_v, out_dtype=torch.half), in_blocks),
+    "narrow blocks": (lambda: torch._scaled_mm(u, v, of_u, narrow, out_dtype=torch.half), in_narrow_blocks),
+    "v2": (lambda: scaled(p, q, one, kinds.TensorWise, two, kinds.TensorWise, output_dtype=torch.half), exact),
+    "v2 rows": (
+        lambda: scaled(p, q, rows, kinds.RowWise, cols, kinds.RowWise, output_dtype=torch.half),
+        exact * rows.double() * cols.double(),
+    ),
+    "v2 blocks": (
+        lambda: scaled(u, v, of_u, kinds.BlockWise1x128, padded, kinds.BlockWise128x128, output_dtype=torch.half),
+        in_blocks,
+    ),
+    "v2 narrow blocks": (
+        lambda: scaled(u, v, of_u, kinds.BlockWise1x128, narrow.t(), kinds.BlockWise1x128, output_dtype=torch.half),
+        in_narrow_blocks,
+    ),
 }
 with aotmm.override() as override:
     for name, (call, to) in calls.items():
@@ -118,12 +143,17 @@ with aotmm.override() as override:
         lambda: torch._scaled_mm(p, q, one, one, bias=shift.view(48, 1), out_dtype=torch.half),
         lambda: torch._scaled_mm(p, q, one, one, bias=shift[:1], out_dtype=torch.half),
         lambda: torch._scaled_mm(p, q, one, one, out_dtype=torch.bfloat16, out=half),
+        lambda: torch._scaled_mm(u, v, of_u, padded, out_dtype=torch.half),
+        lambda: torch._scaled_mm(many, v, of_many, of_v, out_dtype=torch.half),  # torch's are faster
+        lambda: scaled(u, v, of_u, kinds.BlockWise1x128, of_v[:2], kinds.BlockWise128x128, output_dtype=torch.half),
     ]
     for call in wrong:
         before = gpu.runs
         try: call()
         except (RuntimeError, ValueError): pass
         assert gpu.runs == before  # what torch makes of them is its own
+with aotmm.override(batch_invariant=True):
+    assert launched(lambda: torch._scaled_mm(many, v, of_many, of_v, out_dtype=torch.half)) == 1
 assert launched(lambda: [call() for name, (call, _) in calls.items() if "int" in name]) == 0
 """
     )

@@ -30,8 +30,10 @@ ROOMS = {
     "aotmm.build": BUILD,
     "aotmm.build.cache": BUILD | {"fsspec"},
     "aotmm.build.compile": BUILD | {"triton"},
-    "aotmm.build.own": BUILD | {"tomli"},
-    "aotmm.build.own_file": BUILD | {"triton", "torch"},  # torch: a device, for a file that asks the driver for it
+    "aotmm.build.own": BUILD | {"tomli", "triton"},
+    "aotmm.build.parameters": BUILD | {"triton"},
+    "aotmm.build.products": BUILD | {"triton"},
+    "aotmm.build.own.file": BUILD | {"triton", "torch"},  # torch: a device, for a file that asks the driver for it
     "aotmm.build.render": BUILD | {"jinja2"},
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
@@ -47,6 +49,7 @@ ROOMS = {
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers"},
     "aotmm.bench.ampere": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
+    "aotmm.bench.grouped": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.bench.regret": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.timing", "aotmm.tune", "aotmm.bench", "click", "rich"},
     "aotmm.__main__": {"aotmm.errors", "aotmm.cli"},

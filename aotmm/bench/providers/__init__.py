@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from aotmm.timing.operands import Operands
 from aotmm.timing.problems import Case
 
-Call = Callable[[Operands], object]  # writes `out`, on torch's current stream, without waiting for it
+# Writes `out`, or returns another tensor with the product, on torch's current stream, without waiting for it.
+Call = Callable[[Operands], object]
 
 
 class NotRunError(Exception):

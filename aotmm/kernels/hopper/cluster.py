@@ -13,11 +13,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, WARPGROUP
+from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, WARP, WARPGROUP
 
 BLOCKS = gl.constexpr(MOST_BLOCKS)
 LINE = gl.constexpr(LINE_BYTES)
-THREADS = gl.constexpr(32)  # of a warp
+THREADS = gl.constexpr(WARP)
 WARPS = gl.constexpr(WARPGROUP)
 _INIT = gl.constexpr(
     "{ .reg .pred first; .reg .b32 number, here; mov.u32 number, %cluster_ctarank; "

@@ -19,6 +19,7 @@ from aotmm.kernels.hopper.epilogue import (
 )
 from aotmm.kernels.hopper.mma import drain, multiply
 from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, produce
+from aotmm.kernels.hopper.scales import block_scales
 
 
 @gluon.jit
@@ -30,7 +31,7 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
     stage = 0
     phase = 0
     for unit in range(work.cluster.first, work.count(), work.cluster.count):
-        row, col, matrix = work.place(unit)
+        row, col, matrix, limit = work.place(unit)
         row += SLAB * (t.ROWS // t.PARTS)
         held = fetch_factors(matrix, row, col, memory, epilogue, t)
         first, end = work.steps_of(matrix)
@@ -42,7 +43,8 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
                 acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip
         store_tile(
-            acc, acc1, matrix, row, col, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors, epilogue, t
+            acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors,
+            epilogue, t,
         )  # fmt: skip
     if not t.PARTIAL:
         tma.store_wait(0)
@@ -52,32 +54,42 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
 def cooperative(
     x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
     workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
-    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
+    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope, c_ptr, stride_cm,
+    offsets_ptr, block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am, stride_block_ak,
+    stride_block_bz, stride_block_bk, stride_block_bn, block_columns,
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
-    SWAPPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr,
-    PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    SWAPPED: gl.constexpr, GROUPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, X_GROUP: gl.constexpr,
+    Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
-        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, PARTIAL, PRECISE, SCALED, EPILOGUE,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, PARTIAL, PRECISE, X_GROUP, Y_GROUP, SCALED,
+        EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, gl.cdiv(K, BLOCK_K), batch, group_m, split, cluster, t)
+    steps = gl.cdiv(K, BLOCK_K)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, steps, batch, group_m, split, offsets_ptr, cluster, t)
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz
+    x_scales, y_scales = block_scales(
+        block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am, stride_block_ak, stride_block_bz,
+        stride_block_bk, stride_block_bn, block_columns, M, N, t,
+    )  # fmt: skip
     ring = make_ring(x_desc, y_desc, y1_desc, cluster, t)
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, PARTS)
     epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
-        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope,
+        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope, c_ptr, stride_cm,
     )  # fmt: skip
+    produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
     # the other warps of the producer's warpgroup, which take part in `meet`
     IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
     IDLE_REGISTERS: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else []
@@ -87,7 +99,7 @@ def cooperative(
         gl.warp_specialize(
             [
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
+                (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [1] + IDLE,
@@ -98,7 +110,7 @@ def cooperative(
             [
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
+                (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [4, 1] + IDLE,
@@ -110,7 +122,7 @@ def cooperative(
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
-                (produce, (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue)),
+                (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
             [4, 4, 1] + IDLE,

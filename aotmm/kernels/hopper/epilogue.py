@@ -9,6 +9,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
+from aotmm.kernels.hopper.cluster import THREADS
 from aotmm.kernels.hopper.pipeline import bias_box, next_stage, release
 
 BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
@@ -18,7 +19,7 @@ FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 e
 
 @gluon.aggregate
 class Epilogue:
-    """The operands of the epilogue, and the place of partial sums."""
+    """The operands of the epilogue, the place of partial sums, and that of C, of grouped products."""
 
     M: gl.tensor
     N: gl.tensor
@@ -36,6 +37,8 @@ class Epilogue:
     stride_scale_b: gl.tensor
     activation: gl.tensor
     slope: gl.tensor
+    c_ptr: gl.base_value
+    stride_cm: gl.base_value
 
     @gluon.jit
     def stages(self, tiling):
@@ -182,19 +185,41 @@ def halves(sums):
 
 
 @gluon.jit
-def store(chunk, matrix, m, n, c_desc, c_smem):
-    """Round a chunk, and start its store to row m and column n of a matrix of C."""
+def store(chunk, matrix, m, n, limit, c_desc, c_smem, epilogue, tiling):
+    """Round a chunk, and start its store to row m and column n of a matrix of C.
+
+    Of grouped products, rows from `limit` on belong to others: a chunk that has some is stored by threads.
+    """
     tma.store_wait(0)
-    gl.barrier()  # one thread waited for the store before
+    gl.barrier()  # one thread waited for the store before, or others may still read
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
     gl.barrier()  # one thread stores the writes of all
-    tma.async_store(c_desc, [matrix, m, n], c_smem)
+    if not tiling.GROUPED:
+        tma.async_store(c_desc, [matrix, m, n], c_smem)
+    elif m + chunk.shape[0] <= limit:
+        tma.async_store(c_desc, [0, m, n], c_smem)
+    else:
+        store_rows(c_smem, m, n, limit, epilogue)
+
+
+@gluon.jit
+def store_rows(c_smem, m, n, limit, epilogue):
+    """Store the rows below `limit` of a chunk at row m and column n of C."""
+    ROWS: gl.constexpr = c_smem.shape[0]
+    COLS: gl.constexpr = c_smem.shape[1]
+    VECTOR_LENGTH: gl.constexpr = BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth
+    ACROSS: gl.constexpr = min(COLS // VECTOR_LENGTH, THREADS)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR_LENGTH], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
+    rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
+    ptrs = epilogue.c_ptr + rows.to(gl.int64)[:, None] * epilogue.stride_cm + cols[None, :]
+    gl.store(ptrs, c_smem.load(LAYOUT), mask=(rows < limit)[:, None] & (cols < epilogue.N)[None, :])
 
 
 @gluon.jit
 def store_slab(
-    sums, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling
+    sums, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET: gl.constexpr, epilogue, tiling
 ):
     """Write the sums of rows `row`... and columns `col`..., OFFSET... of the tile, WIDTH or TAIL columns at a time."""
     e = epilogue
@@ -205,8 +230,10 @@ def store_slab(
         if not (WHOLE or SIZE == t.TAIL):
             left, right = halves(sums)
             HALF: gl.constexpr = SIZE // 2
-            store_slab(left, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
-            store_slab(right, matrix, row, col + HALF, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t)
+            store_slab(left, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET, e, t)
+            store_slab(
+                right, matrix, row, col + HALF, limit, c_desc, c1_desc, c_smem, c1_smem, factors, OFFSET + HALF, e, t
+            )
         else:
             if t.SWAPPED:
                 chunk = sums.permute((1, 0))
@@ -227,13 +254,13 @@ def store_slab(
                         gl.barrier()  # all factors are in shared memory
                     chunk = finish(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
                 if SIZE == t.WIDTH:
-                    store(chunk, matrix, m, n, c_desc, c_smem)
+                    store(chunk, matrix, m, n, limit, c_desc, c_smem, e, t)
                 else:
-                    store(chunk, matrix, m, n, c1_desc, c1_smem)
+                    store(chunk, matrix, m, n, limit, c1_desc, c1_smem, e, t)
 
 
 @gluon.jit
-def store_in_parts(sums, matrix, row, col, c_desc, c_smem, factors, epilogue, tiling):
+def store_in_parts(sums, matrix, row, col, limit, c_desc, c_smem, factors, epilogue, tiling):
     """Do `store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
 
     Registers cannot be indexed, so the quarters change places. For alternatives see docs/performance.md.
@@ -248,7 +275,7 @@ def store_in_parts(sums, matrix, row, col, c_desc, c_smem, factors, epilogue, ti
         n = col + i * WIDTH
         gl.barrier()  # all factors are in shared memory
         chunk = finish(first, Factors(factors.scale_a, scale_b.index(i), bias.index(i)), epilogue, tiling)
-        store(chunk, matrix, row, n, c_desc, c_smem)
+        store(chunk, matrix, row, n, limit, c_desc, c_smem, epilogue, tiling)
         first, second, third = second, third, fourth
 
 
@@ -332,19 +359,21 @@ def add_boxes(
 
 
 @gluon.jit
-def store_tile(acc, acc1, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
+def store_tile(acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_smem, factors, epilogue, tiling):
     """Write the sums of one slab of a tile."""
     t = tiling
     if t.IN_TURNS:
-        store_in_parts(acc, matrix, row, col, c_desc, c_smem, factors, epilogue, t)
+        store_in_parts(acc, matrix, row, col, limit, c_desc, c_smem, factors, epilogue, t)
     else:
-        store_slab(acc, matrix, row, col, c_desc, c1_desc, c_smem, c1_smem, factors, 0, epilogue, t)
+        store_slab(acc, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_smem, factors, 0, epilogue, t)
         if t.COLS1 > 0:
-            store_slab(acc1, matrix, row, col + t.COLS, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, epilogue, t)
+            store_slab(
+                acc1, matrix, row, col + t.COLS, limit, c_desc, c1_desc, c_smem, c1_smem, factors, t.COLS, epilogue, t
+            )
 
 
 @gluon.jit
 def await_operands(tiling):
-    """Wait for the previous kernel, which may have written the epilogue's operands; the producer waits for A and B."""
-    if tiling.SCALED or tiling.EPILOGUE != "none":
+    """Wait for the previous kernel, which may have written what consumers read; the producer waits for A and B."""
+    if tiling.SCALED or tiling.GROUPED or tiling.EPILOGUE != "none":
         gdc_wait()

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from aotmm.kernels import LINE_BYTES
 from aotmm.kernels.hopper.pipeline import next_stage, release
+from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
 GROUP_LINES = 8  # lines of a period of the swizzle
@@ -109,6 +110,8 @@ def multiply_boxes(
         if t.PRECISE:
             # the sums of Hopper's fp8 tensor cores move to fp32 after every step
             product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            if t.X_GROUP > 0:
+                x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
             if t.COLS1 > 0:
                 y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
                 product1 = warpgroup_mma(x, y1, acc1, use_acc=False, is_async=True)
@@ -117,7 +120,10 @@ def multiply_boxes(
             else:
                 product = warpgroup_mma_wait(0, deps=(product,))
             release(ring, cluster, stage, True)
-            acc += product
+            if t.X_GROUP > 0:
+                acc = add_scaled(acc, product, x_scales, y_scales, t)
+            else:
+                acc += product
         else:
             acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
             if t.COLS1 > 0:

@@ -7,8 +7,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from aotmm.kernels.hopper.cluster import WARPS, Cluster, arrive, arrive_elsewhere, init_barrier, load_for_all, meet
-from aotmm.kernels.order import place
+from aotmm.kernels.hopper.cluster import (
+    THREADS,
+    WARPS,
+    Cluster,
+    arrive,
+    arrive_elsewhere,
+    init_barrier,
+    load_for_all,
+    meet,
+)
+from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of_two, scale_buffers
+from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, group_of, place
+
+AT_ONCE = gl.constexpr(GROUPS_AT_ONCE)
 
 
 @gluon.aggregate
@@ -20,7 +32,9 @@ class Tiling:
     ROWS // PARTS rows, one for each consumer that works on a tile. A slab's sums are COLS wide, of which those past
     COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y is one transfer, into BOXES of the
     boxes that the compiler knows. A matrix that is added comes through the ring too, BIAS columns of each slab in a
-    stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop.
+    stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop. If GROUPED,
+    rows of C are in groups, each with a matrix B of its own. With block scales (X_GROUP is not 0) X_GROUP rows of a
+    slab have one, and Y_GROUP columns (`scales`).
     """
 
     CLUSTERED: gl.constexpr
@@ -43,15 +57,22 @@ class Tiling:
     Y_K_MAJOR: gl.constexpr
     X_IN_REGISTERS: gl.constexpr
     SWAPPED: gl.constexpr
+    GROUPED: gl.constexpr
     PARTIAL: gl.constexpr
     PRECISE: gl.constexpr
+    X_GROUP: gl.constexpr
+    Y_GROUP: gl.constexpr
     SCALED: gl.constexpr
     EPILOGUE: gl.constexpr
 
 
 @gluon.aggregate
 class Work:
-    """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of `steps` steps along K."""
+    """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of `steps` steps along K.
+
+    `ends` is the address of the ends of the groups of rows of C, of which there are `batch`; of products that are not
+    grouped it is not read.
+    """
 
     rows: gl.tensor
     cols: gl.tensor
@@ -59,6 +80,7 @@ class Work:
     batch: gl.tensor
     group_m: gl.tensor
     split: gl.tensor
+    ends: gl.base_value
     cluster: Cluster
     tiling: Tiling
 
@@ -72,24 +94,49 @@ class Work:
     def count(self):
         """Return the number of work tiles."""
         tiles_x, tiles_y = self.tiles()
-        return tiles_x * tiles_y * self.batch * self.split
+        if self.tiling.GROUPED:
+            M, tiles_n, block_m = self.grouped()
+            return count_of_groups(ends_at_once(), self.ends, self.batch, M, tiles_n, block_m)
+        else:
+            return tiles_x * tiles_y * self.batch * self.split
+
+    @gluon.jit
+    def grouped(self):
+        """Return the rows of C in all groups, the tiles across C, and the rows of a tile of C."""
+        t = self.tiling
+        tiles_x, tiles_y = self.tiles()
+        if t.SWAPPED:
+            return self.cols, tiles_x, t.COLUMNS * self.cluster.across
+        else:
+            return self.rows, tiles_y, t.ROWS * self.cluster.down
 
     @gluon.jit
     def place(self, unit):
         """Return (first row, first column, matrix) of this block's part of a work tile: that of the sums it writes.
 
-        The matrices of slice `part` are numbers part * batch to part * batch + batch - 1. Slices are outermost, tiles
-        in groups of rows of C. So tiles that share a slice of an operand run side by side.
+        The fourth is the row of C behind the last that the tile may write, of grouped products. The matrices of slice
+        `part` are numbers part * batch to part * batch + batch - 1. Slices are outermost, tiles in groups of rows of C.
+        So tiles that share a slice of an operand run side by side.
         """
         t = self.tiling
-        tiles_x, tiles_y = self.tiles()
-        tile = unit % (tiles_x * tiles_y)
-        if t.SWAPPED:
-            y, x = place(tile, tiles_y, tiles_x, self.group_m)
-        else:
-            x, y = place(tile, tiles_x, tiles_y, self.group_m)
         c = self.cluster
-        return (x * c.down + c.x) * t.ROWS, (y * c.across + c.y) * t.COLUMNS, unit // (tiles_x * tiles_y)
+        if t.GROUPED:
+            M, tiles_n, block_m = self.grouped()
+            matrix, before, first, end = group_of(unit, ends_at_once(), self.ends, self.batch, M, tiles_n, block_m)
+            m, n = place(unit - before, gl.cdiv(end - first, block_m), tiles_n, self.group_m)
+            if t.SWAPPED:
+                return (n * c.down + c.x) * t.ROWS, first + (m * c.across + c.y) * t.COLUMNS, matrix, end
+            else:
+                return first + (m * c.down + c.x) * t.ROWS, (n * c.across + c.y) * t.COLUMNS, matrix, end
+        else:
+            tiles_x, tiles_y = self.tiles()
+            tile = unit % (tiles_x * tiles_y)
+            if t.SWAPPED:
+                y, x = place(tile, tiles_y, tiles_x, self.group_m)
+            else:
+                x, y = place(tile, tiles_x, tiles_y, self.group_m)
+            row, col = (x * c.down + c.x) * t.ROWS, (y * c.across + c.y) * t.COLUMNS
+            return row, col, unit // (tiles_x * tiles_y), None
 
     @gluon.jit
     def steps_of(self, matrix):
@@ -104,6 +151,13 @@ class Work:
     def member(self, matrix):
         """Return the number in the batch."""
         return matrix % self.batch if self.tiling.PARTIAL else matrix
+
+
+@gluon.jit
+def ends_at_once():
+    """Return numbers from 0 on, of as many groups as each warp looks at together."""
+    WARPS_HERE: gl.constexpr = gl.num_warps()
+    return gl.arange(0, AT_ONCE, layout=gl.BlockedLayout([AT_ONCE // THREADS], [THREADS], [WARPS_HERE], [0]))
 
 
 @gluon.jit
@@ -122,7 +176,8 @@ def of_matrix(layout):
 class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
-    Boxes of a matrix that is added have stages of their own, in the buffers of X.
+    Boxes of a matrix that is added have stages of their own, in the buffers of X. A stage also has the block scales of
+    its step, if there are any.
     """
 
     x: gl.shared_memory_descriptor
@@ -130,6 +185,8 @@ class Ring:
     y1: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
+    x_scales: gl.base_value
+    y_scales: gl.base_value
 
 
 @gluon.jit
@@ -156,12 +213,18 @@ def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
     and release a stage twice.
     """
     t = tiling
-    full = barriers(t.STAGES, cluster.peers())
+    SCALED: gl.constexpr = t.X_GROUP > 0
+    full = barriers(t.STAGES, cluster.peers() + (THREADS if SCALED else 0))
     empty = barriers(t.STAGES, WARPS * t.PARTS * cluster.peers())
     x = buffers(x_desc, t.STAGES * t.PARTS)
     y = buffers(y_desc, t.STAGES * t.BOXES)
     y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
-    return Ring(x, y, y1, full, empty)
+    if SCALED:
+        x_scales = scale_buffers(power_of_two(t.ROWS // t.X_GROUP), t.STAGES)
+        y_scales = scale_buffers(t.COLS // t.Y_GROUP, t.STAGES)
+        return Ring(x, y, y1, full, empty, x_scales, y_scales)
+    else:
+        return Ring(x, y, y1, full, empty, 0, 0)
 
 
 @gluon.jit
@@ -222,12 +285,15 @@ def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
                 load(bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, t, not t.SWAPPED, PART)
         else:
             mbarrier.arrive(bar)  # consumers fetch it themselves
+        arrive_for_scales(bar, t)
         stage, phase = next_stage(stage, phase, t.STAGES)
     return stage, phase
 
 
 @gluon.jit
-def produce(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work, epilogue):
+def produce(
+    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue
+):
     """Fill stage after stage with the boxes that this block's consumers multiply, as the producer warp."""
     t = work.tiling
     c = work.cluster
@@ -240,7 +306,7 @@ def produce(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work
     stage = 0
     phase = 1
     for unit in range(c.first, work.count(), c.count):
-        row, col, matrix = work.place(unit)
+        row, col, matrix, _ = work.place(unit)
         first, end = work.steps_of(matrix)
         z = work.member(matrix)
         x_z = of_batch(z, stride_xz)
@@ -260,6 +326,7 @@ def produce(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, ring, work
                 if t.COLS1 > 0:
                     y1 = ring.y1.index(stage)
                     load(y1_desc, y_z, col + t.COLS, k, bar, y1, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
+            load_scales(ring, bar, x_block_scales, y_block_scales, z, row, col, step, stage, t)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if t.EPILOGUE != "none":
             stage, phase = produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase)

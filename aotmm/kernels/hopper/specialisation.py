@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from aotmm.kernels import (
+    BLOCK_SCALE_TYPES,
     LINE_BYTES,
     MOST_COLUMNS,
     VECTOR_BYTES,
@@ -14,21 +16,23 @@ from aotmm.kernels import (
     Descriptor,
     Specialisation,
     Variant,
+    block_guards,
 )
 from aotmm.kernels.epilogue import epilogue_types
 from aotmm.kernels.hopper.mma import GROUP_LINES
 from aotmm.pack.schema import Guard
-from aotmm.problem import DTYPES
+from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
 # Registers per thread, by consumer warpgroups: the rest of a multiprocessor's 64 K registers beside the producer.
 PRODUCER_REGISTERS = 24
+SCALING_PRODUCER_REGISTERS = 40  # of one that also holds addresses of block scales
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from shared memory
 BARRIER_BYTES = 512  # more than all barriers take
 # Every fence between threads' writes to shared memory and reads of TMA or wgmma there stands in the source. So does
-# every barrier between threads that share memory (add_membar), but for those of scales beside other factors. No layout
-# is left to the compiler, and the optimisations find nothing.
+# every barrier between threads that share memory (add_membar), but for those of scales beside other factors and in
+# searches for groups. No layout is left to the compiler, and the optimisations find nothing.
 UNNEEDED = (
     "add_proxy_fence_insertion", "add_infer_coalesced_encodings", "add_resolve_auto_encodings", "add_tma_lowering",
     "add_sccp", "add_loop_aware_cse", "add_combine_tensor_select_and_if", "add_symbol_dce", "add_nvvm_to_llvm",
@@ -49,9 +53,9 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     config = variant.config
     block = config.block_m // config.cluster_m, config.block_n // config.cluster_n
     rows, columns = block[::-1] if swapped else block
-    partial = variant.role == "partial"
+    partial, grouped = variant.role == "partial", variant.role == "grouped_m"
     fp8 = variant.dtype_a.startswith("fp8")
-    scaled = fp8 and not partial
+    scaled = fp8 and not partial and not variant.block_scales
     a, b = _operand(variant, "a"), _operand(variant, "b")
     x, y = (b, a) if swapped else (a, b)
     part = rows // parts
@@ -100,11 +104,13 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "Y_K_MAJOR": y["inner"] == "K",
         "X_IN_REGISTERS": in_registers,
         "SWAPPED": swapped,
+        "GROUPED": grouped,
         "PARTIAL": partial,
         "PRECISE": fp8 and not variant.fast_accum,
+        **_groups(variant, part, columns, swapped=swapped),
         "SCALED": scaled,
         "EPILOGUE": variant.epilogue,
-        "PRODUCER": PRODUCER_REGISTERS,
+        "PRODUCER": SCALING_PRODUCER_REGISTERS if variant.block_scales else PRODUCER_REGISTERS,
         "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
     }
     c = DTYPES[variant.dtype_c]
@@ -114,8 +120,12 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **WORKSPACE_TYPES,
         **({"workspace_ptr": f"*{c.triton}"} if partial else {}),
         **epilogue_types(c),
+        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64", "offsets_ptr": "*i32"} if grouped else {}),
+        **(BLOCK_SCALE_TYPES if variant.block_scales else {}),
     }
-    guards = [Guard("K", "at_least", 1)]
+    vector = VECTOR_BYTES // c.bytes
+    multiples = {"c_ptr": VECTOR_BYTES, "stride_cm": vector, "N": vector} if grouped else {}  # for stores of threads
+    guards = [Guard("K", "at_least", 1), *block_guards(variant)]
     if variant.fast_accum:
         guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:
@@ -124,13 +134,14 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         guards += _described_guards(row)
     if not partial:
         # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
-        guards.append(Guard("c_span", "multiple_of", VECTOR_BYTES // c.bytes))
+        guards.append(Guard("c_span", "multiple_of", vector))
     if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
         descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
     return Specialisation(
         function,
         types,
         constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
+        multiples,
         guards=tuple(guards),
         vector_bytes=VECTOR_BYTES,
         promoted=config.block_k if constants["PRECISE"] else 0,
@@ -138,8 +149,20 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors=descriptors,
         persistent=True,
         pdl=True,
-        unneeded=UNNEEDED + ("add_membar",) * (not scaled or variant.epilogue == "none"),
+        unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or variant.epilogue == "none")),
     )
+
+
+def _groups(variant: Variant, part: int, columns: int, *, swapped: bool) -> dict[str, int]:
+    """Return the rows of X in a slab of `part`, and the columns of Y in a tile of `columns`, that share a block scale.
+
+    Slabs and tiles begin at multiples of their size. Without block scales both are 0.
+    """
+    if not variant.block_scales:
+        return {"X_GROUP": 0, "Y_GROUP": 0}
+    wide = 1 if variant.block_scales == "any" else BLOCK_SCALE_K  # columns of B
+    of_b = math.gcd(wide, part if swapped else columns)
+    return {"X_GROUP": of_b if swapped else 1, "Y_GROUP": 1 if swapped else of_b}
 
 
 def _maps(function: Any, descriptors: dict[str, Descriptor], *, clustered: bool) -> dict[str, str]:
@@ -227,6 +250,8 @@ def _width(variant: Variant, rows: int, columns: int, part: int, cols: int, cols
     taken = config.num_stages * (rows + columns) * config.block_k * element + BARRIER_BYTES
     if variant.dtype_a.startswith("fp8") or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
+    if variant.block_scales:
+        taken += config.num_stages * 4 * (rows + cols)
     width = min(cols, LINE_BYTES // c.bytes)
     while width > LEAST_WIDTH:
         tail = _least_power((cols + cols1) % width)

@@ -6,7 +6,8 @@ results. It is stricter than the hardware on purpose:
 
   * device memory: exact bounds of the given buffers, read-only and write-once modes, natural alignment
   * shared memory: only the bytes that the launch grants; reading bytes never written, and data races between warps
-    inside one barrier interval, are faults; cp.async data appears only after DEPBAR
+    inside one barrier interval, are faults; cp.async data appears only after DEPBAR, and nothing else may touch its
+    place before, nor may another warp have read it since the last barrier
   * an indirect branch (BRX) may only reach the targets declared for it
   * a register that was never written in an active lane must not feed a store, an address or an MMA; registers start
     as NaN patterns

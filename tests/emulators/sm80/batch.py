@@ -173,9 +173,12 @@ class Batch:
             if not self.known[index]:
                 self.known_lanes[index] |= mask
 
-    def put_uniform(self, index, value):
+    def put_uniform(self, index, value, mask=None):
+        """UR[index] := value in the warps of the fragment; with a mask, in those that have a lane of it."""
         if index != 63:
-            np.copyto(self.UR[index], value, where=self.warps)
+            np.copyto(
+                self.UR[index], value, where=self.warps if mask is None else self.warps & mask.any(1, keepdims=True)
+            )
 
     def check_known(self, index, count, mask):
         if index is None:

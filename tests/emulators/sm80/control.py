@@ -145,7 +145,7 @@ class Control(Instruction):
 
     def _uniform_put(self):
         index = 63 if self.args[0] == "URZ" else int(self.args[0][2:])
-        return lambda b, value, where: b.put_uniform(index, value)
+        return lambda b, value, where: b.put_uniform(index, value, where)
 
     _s2ur = _s2r
 
@@ -194,6 +194,19 @@ class Control(Instruction):
             if ((value != first) & mask).any():
                 raise Fault("the register is not uniform in the warp", int(((value != first) & mask)[mask].argmax()))
             put(b, first, where)
+
+        return step
+
+    def _redux(self):
+        self.allow("MAX", "MIN", "SUM", "S32")
+        put, source = self._uniform_put(), self.source(self.args[1])
+        reduced = {"MAX": np.max, "MIN": np.min}.get(self.order[0] if self.order else "SUM", np.sum)
+
+        def step(b, mask, where):
+            value = np.broadcast_to(source(b), b.mask.shape).astype(U32).view(np.int32).astype(I64)
+            if not mask.any(1).all() or (mask != mask[:, :1]).any():
+                raise Fault("a reduction without all lanes of a warp")
+            put(b, reduced(value, axis=1, keepdims=True).astype(U32), where)
 
         return step
 

@@ -205,7 +205,7 @@ class Instruction:
         """function(batch, uint32 value, where) that writes a destination register."""
         if self.uniform:
             index = 63 if text == "URZ" else int(text[2:])
-            return lambda b, value, where: b.put_uniform(index, value)
+            return lambda b, value, where: b.put_uniform(index, value, where)
         index = self.checked(text)
         return lambda b, value, where: b.put(index, value, where)
 
@@ -215,7 +215,7 @@ class Instruction:
             return lambda b, value, where: None
         if self.uniform:
             index = int(text[2:])
-            put = lambda b, k, word, where: b.put_uniform(index + k, word)
+            put = lambda b, k, word, where: b.put_uniform(index + k, word, where)
         else:
             index = self.checked(text, 2)
             put = lambda b, k, word, where: b.put(index + k, word, where)

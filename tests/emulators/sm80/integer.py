@@ -375,10 +375,10 @@ class Integer(Instruction):
 
     def _shfl(self):
         self.allow("IDX", "BFLY", "UP", "DOWN")
-        if self.args[0] != "PT" or self.args[4] not in ("0x1f", "0x0") or self.guard is not None:
+        if self.args[0] != "PT" or self.args[4] not in ("0x1f", "0x0", "RZ") or self.guard is not None:
             raise self.unknown()
         put, x, n = self.result(self.args[1]), self.source(self.args[2]), self.source(self.args[3])
-        kind, clamp = self.order[0], int(self.args[4], 16)
+        kind, clamp = self.order[0], 0 if self.args[4] == "RZ" else int(self.args[4], 16)
         if (kind == "UP") != (clamp == 0):
             raise self.unknown("segment")
         lane = np.arange(LANES)

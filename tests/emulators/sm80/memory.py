@@ -109,7 +109,10 @@ class MemoryAccess(Instruction):
         return step
 
     def _ldgsts(self):
-        """cp.async: the data reach shared memory when DEPBAR has waited for their group."""
+        """cp.async: the data reach shared memory when DEPBAR has waited for their group, at the latest.
+
+        So from here on nothing else may touch their place.
+        """
         self.allow(*_CACHE, "64", "128")
         size = self._size()
         shared_at, global_at = self.address(self.args[0], False), self.address(self.args[1], True)
@@ -125,6 +128,7 @@ class MemoryAccess(Instruction):
             b.active = b.mask
             if (to[mask] % size).any():
                 raise Fault("cp.async to a misaligned shared address")
+            b.shared.begin_copy(b.lane_group[mask], b.lane_wave[mask], to[mask], size)
             b.cp[0].append((np.flatnonzero(mask), to[mask], words[mask], size))
 
         return step
@@ -147,8 +151,8 @@ class MemoryAccess(Instruction):
         def step(b, mask, where):
             while len(b.cp[1]) > count:
                 for lanes, address, words, size in b.cp[1].pop(0):
-                    b.shared.store(
-                        b.lane_group.reshape(-1)[lanes], b.lane_wave.reshape(-1)[lanes], address, words, size, size
+                    b.shared.end_copy(
+                        b.lane_group.reshape(-1)[lanes], b.lane_wave.reshape(-1)[lanes], address, words, size
                     )
 
         return step

@@ -27,14 +27,23 @@ def test_help_names_everything() -> None:
     from aotmm.bench.run import WHAT
 
     text = " ".join(_run("--help").output.split())
-    for name in (*WHAT, *NAMES, "random", "build_scaling"):
+    for name in (*WHAT, *NAMES, "random", "invariant", "grouped", "ampere", "build_scaling"):
         assert name in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_no_gpu(tmp_path: Path) -> None:
     """It says so, what to do elsewhere, and writes nothing."""
-    for words in ((), ("random",), ("random", "--regret"), ("--overhead",), ("--ablation",)):
+    for words in (
+        (),
+        ("random",),
+        ("random", "--regret"),
+        ("invariant",),
+        ("grouped",),
+        ("ampere",),
+        ("--overhead",),
+        ("--ablation",),
+    ):
         found = _run("--out", tmp_path / "out", *words)
         assert found.exit_code == SpecError.exit_code
         assert "sees no GPU to measure; --render DIR" in found.output
@@ -50,7 +59,7 @@ def test_unknown_names(tmp_path: Path) -> None:
     assert "unknown provider mkl; known: aotmm" in found.output
     found = _run("random", "llm", "--out", tmp_path)
     assert found.exit_code == SpecError.exit_code
-    assert "random, ampere and build_scaling are no part of another run" in found.output
+    assert "random, invariant, grouped, ampere and build_scaling are no part of another run" in found.output
 
 
 def test_render(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ FMA = (
     '[[config]]\nfamily = "fma"\narchs = ["sm80"]\ndtypes = ["fp32"]\n'
     "block_m = 32\nblock_n = 32\nblock_k = 16\nnum_warps = 1\n"
 )
+MULTISTAGE = (
+    '[[config]]\nfamily = "multistage"\narchs = ["sm80"]\ndtypes = ["fp16"]\n'
+    "block_m = 64\nblock_n = 64\nblock_k = 32\nnum_warps = 4\n"
+)
 WGMMA = TILE + 'family = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]\n'
 
 
@@ -145,6 +149,11 @@ def test_default(arch: str) -> None:
     assert {
         (dtype, layout, *kind) for dtype in ("fp16", "bf16", "fp32") for layout in LAYOUTS for kind in kinds
     } <= set(wide)
+    blocks = {(inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any" and v.block_scales}
+    scaled = {inputs(v) for v in found if v.layout != "any" and v.block_scales}
+    with_sums = [*((out, "full") for out in OUTPUTS), ("fp32", "none")]  # the last are partial
+    assert blocks == {(dtype, *kind) for dtype in scaled for kind in with_sums}
+    found = [v for v in found if not v.block_scales]
     generic = sorted((inputs(v), v.dtype_c, v.epilogue) for v in found if v.layout == "any" and v.role == "product")
     partial = sorted((inputs(v), v.dtype_c) for v in found if v.layout == "any" and v.role == "partial")
     assert partial == sorted((dtype, "int32" if dtype == "int8" else "fp32") for dtype in dtypes)
@@ -158,6 +167,24 @@ def test_default(arch: str) -> None:
     assert {v.target.name for v in found if v.fast_accum} <= {"sm90"}
     assert {v.dtype_a[:3] for v in found if v.fast_accum} <= {"fp8"}
     assert all(v.source for v in found)
+
+
+def test_tiles_of_multistage() -> None:
+    """Each is family `tile`'s instead in the packs for GPUs whose blocks have less shared memory, and nowhere both."""
+
+    def tiles(arch: str, family: str) -> set[tuple[object, ...]]:
+        found = variants(config_set("default"), target(arch))
+        return {(v.role, v.dtype_a, v.layout, v.epilogue, v.config) for v in found if v.family == family and v.aligned}
+
+    made = tiles("sm80", "multistage")
+    sizes = {(config.block_m, config.block_n) for *_, config in made}  # type: ignore[attr-defined]
+    assert sizes == {(128, 256), (256, 128)}
+    for arch in (name for name, row in TARGETS.items() if row.like == "sm80"):
+        small = target(arch).shared_bytes < target("sm80").shared_bytes
+        assert tiles(arch, "multistage") == made, "the build drops those that need more than there is"
+        assert made & tiles(arch, "tile") == (made if small else set()), arch
+    assert not made & tiles("sm80", "tile")
+    assert not tiles("sm90", "multistage") | tiles("gfx90a", "multistage")
 
 
 def inputs(variant: Variant) -> str:
@@ -214,6 +241,22 @@ def test_narrow_kernels(tmp_path: Path) -> None:
         ("tile_fp16_fp16_nn_64x64x32_s3_w4_none", True),
         ("tile_fp16_fp16_nn_64x64x32_s3_w4_none_unaligned", False),
     ]
+
+
+def test_block_scales(tmp_path: Path) -> None:
+    """An entry with block scales is called so; its types get generic kernels with them as well, and split ones."""
+    top = HEADER + 'epilogues = ["none"]\nlayouts = ["nt"]\noutputs = ["bf16"]\ndtypes = ["fp8e5", "fp8e4"]\n'
+    text = top + TILE + 'dtypes = ["fp8e4"]\noutputs = ["bf16"]\nblock_scales = "any"\n' + SPLIT
+    found = [v for v in variants(written(tmp_path, text), target("sm90")) if v.block_scales]
+    assert {v.block_scales for v in found} == {"any"}
+    assert [v.name for v in found] == [
+        "tile_fp8e4_bf16_any_64x64x32_s2_w4_none_blocks_any",
+        "tile_fp8e4_bf16_nt_64x64x32_s3_w4_none_blocks_any",
+        "tile_fp8e4_fp16_any_64x64x32_s2_w4_none_blocks_any",
+        "tile_fp8e4_fp32_any_64x64x32_s2_w4_none_blocks_any",
+        "tile_fp8e4_fp32_any_64x64x32_s2_w4_none_blocks_any_split",
+    ]
+    assert found[1].config_name == "tile_64x64x32_s3_w4", "the config of kernels without"
 
 
 # ----------------------------------------------------------------------------------------------------- split K, copies
@@ -443,11 +486,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (
             HEADER + TILE + 'family = "wave"',
-            "config 1: family = 'wave'; allowed: tile, fma, cooperative, pingpong",
+            "config 1: family = 'wave'; allowed: tile, fma, multistage, cooperative",
         ),
         (
             HEADER + TILE + 'family = "copy"',
-            "config 1: family = 'copy'; allowed: tile, fma, cooperative, pingpong",
+            "config 1: family = 'copy'; allowed: tile, fma, multistage, cooperative",
         ),
         (HEADER + TILE + 'archs = ["sm75"]', f"config 1: archs = 'sm75'; allowed: {', '.join(TARGETS)}"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
@@ -493,6 +536,15 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (HEADER + FMA.replace("= 1\n", "= 4\n"), "each thread has 8 sums; in family fma it has 16 to 128"),
         (
+            HEADER + MULTISTAGE.replace("= 64\n", "= 256\n"),
+            "each thread has 512 sums; in family multistage it has 16 to 128",
+        ),
+        (HEADER + MULTISTAGE.replace("fp16", "fp8e5"), "family multistage needs dtypes, of these alone: fp16, bf16"),
+        (
+            HEADER + MULTISTAGE + "aligned = false",
+            "family multistage reads 16-byte rows; aligned = false is for tile and fma",
+        ),
+        (
             HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
             "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",
         ),
@@ -504,7 +556,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + WGMMA.replace("cooperative", "pingpong").replace("= 4", "= 8") + "split = true",
-            "config 1: family pingpong does not split K; families that do: tile, fma, cooperative, swapped",
+            "config 1: family pingpong does not split K; families that do: tile, fma, multistage, cooperative",
         ),
         (
             HEADER + SPLIT + 'epilogues = ["none"]',
@@ -515,6 +567,33 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             "config 1: outputs has no meaning with split: partial sums have one type",
         ),
         (HEADER + TILE + "split = 4", "config 1: split = 4; allowed: true, false"),
+        (HEADER + TILE + 'grouped = "N"', "config 1: grouped = 'N'; allowed: none, M, K"),
+        (HEADER + TILE + 'grouped = "M"\nsplit = true', "config 1: grouped products do not split K"),
+        (HEADER + TILE + 'grouped = "K"\nepilogues = ["full"]', "config 1: epilogues has no meaning with grouped"),
+        (
+            HEADER + TILE + 'grouped = "K"\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]',
+            "config 1: family cooperative does not multiply groups of K; families that do: tile",
+        ),
+        (
+            HEADER + TILE + 'block_scales = "1x128"',
+            "config 1: block_scales = '1x128'; allowed: , any, 128x128",
+        ),
+        (
+            HEADER + TILE + 'block_scales = "128x128"',
+            "config 1: block_scales = '128x128': the entry needs dtypes, of fp8 alone; block_scales = \"any\"",
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "fp8e4") + 'layouts = ["nt"]\nblock_scales = "128x128"\nfast_accum = true',
+            "config 1: block_scales = '128x128': the entry needs no fast_accum; block_k = 128",
+        ),
+        (
+            HEADER + TILE + 'dtypes = ["fp8e4"]\ngrouped = "M"\nblock_scales = "any"',
+            "config 1: block_scales = 'any': the entry needs no groups",
+        ),
+        (
+            HEADER + FMA + 'block_scales = "any"',
+            "config 1: block_scales = 'any': the entry needs family = tile, or one for Hopper; dtypes, of fp8 alone",
+        ),
         (
             HEADER + TILE + 'epilogues = ["smooth"]',
             "config 1: epilogues = 'smooth'; allowed: none, bias_relu, full; it is called full now",

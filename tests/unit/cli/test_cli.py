@@ -758,7 +758,8 @@ def test_doctor_json_keys(tmp_path: Path) -> None:
         "exit_code",
     ]
     assert list(body) == keys
-    assert list(body["packs"][0]) == ["folder", "owner", "arch", "kernels", "bytes", "executed_on", "tuning", "error"]
+    facts = ["functions", "kernels", "bytes", "executed_on", "tuning", "error"]
+    assert list(body["packs"][0]) == ["folder", "owner", "arch", *facts]
 
 
 @pytest.mark.parametrize(
@@ -855,7 +856,7 @@ def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
             is_option = isinstance(parameter, click.Option)
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
             name = parameter.opts[0] if is_option else parameter.opts[0].upper()
-            paths = {"file": __file__, "table": __file__, "pack": "."}
+            paths = {"file": __file__, "table": __file__, "calls": __file__, "pack": "."}
             choices = getattr(parameter.type, "choices", [])
             value = next(iter(choices), None) or paths.get(str(parameter.name), "1")
             yield name, [name] * is_option + [value] * (not is_flag)

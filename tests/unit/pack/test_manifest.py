@@ -157,14 +157,14 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 7"),
-        (b'{"format": 8}', "pack format 8, this version of aotmm reads 7; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 9"),
+        (b'{"format": 10}', "pack format 10, this version of aotmm reads 9; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 7}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 7, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 7, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 7, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 9}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 9, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 9, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 9, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -245,8 +245,11 @@ def test_wrong_head(change: Change, words: str) -> None:
         (lambda body: body["attributes"][0].update(value=[1, 1, -1]), f"value[2]: {NATURAL} -1"),
         (lambda body: body["image"].update(sha256="md5"), f"[0]: image: {DIGEST} 'md5'"),
         (lambda body: body["image"].update(offset=64), "the image of one is at 64, expected at 0"),
-        (lambda body: body["image"].update(bytes=64), "the PTX of one is at 64, expected at 128"),
-        (lambda body: body["ptx"].update(bytes=10**6), "the image of two is at 128, expected at 1000128"),
+        (lambda body: body["image"].update(stored=64), "the PTX of one is at 64, expected at 128"),
+        (lambda body: body["ptx"].update(stored=10**6), "the image of two is at 128, expected at 1000128"),
+        (lambda body: body["image"].update(bytes=64), "the image of one has 64 bytes, and 3 are stored"),
+        (lambda body: body["image"].update(base=32), "the image of one is made of what begins at 32, where no whole"),
+        (lambda body: body["image"].update(base=0), "the image of one is made of what begins at 0, where no whole"),
     ],
 )
 def test_wrong_kernel(change: Change, words: str) -> None:
@@ -362,4 +365,4 @@ def test_kernels_may_share_an_image() -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 7
+    assert FORMAT == 9

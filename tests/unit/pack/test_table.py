@@ -120,7 +120,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 9"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 10"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from aotmm.errors import NoKernelError
-from aotmm.pack.schema import Argument, Guard, Image, Option, OwnKernel
+from aotmm.pack.schema import WHOLE, Argument, Guard, Image, Option, OwnKernel
 from aotmm.problem import POINTER_CODES
-from aotmm.runtime.functions import Function, _blocks, _Signature
+from aotmm.runtime import function_call, functions
+from aotmm.runtime.functions import Function, blocks_of
+from aotmm.runtime.signature import Signature
 
 FP16, FP32, NONE = (POINTER_CODES.index(name) for name in ("*fp16", "*fp32", "None"))
 QUANTITIES = ("x", "x.type", "bias", "bias.type", "n", "eps", "MODE", "TILE", "num_warps", "zero", "global_scratch")
@@ -44,13 +47,16 @@ def variant(x: str, bias: str, mode: str, tile: int) -> OwnKernel:
         parameters=(),
         guards=tuple(Guard(name, "equals", number) for name, number in numbers.items()),
         attributes=(),
-        image=Image(0, 1, "0" * 64),
+        image=Image(0, 1, "0" * 64, 1, WHOLE),
         ptx=None,
         key="",
         function="f",
         arguments=(*(Argument(*row, "") for row in types), *(Argument(*row) for row in constants)),
         options=(Option("num_warps", tile // 32),),
         grid=(),
+        license="",
+        writes=("x",),
+        sizes=(),
     )
 
 
@@ -61,14 +67,14 @@ KERNELS = tuple(
     for mode in ("", "relu")
     for tile in (128, 64)
 )
-F = _Signature("f", KERNELS)
+F = Signature("f", KERNELS)
 X, BIAS = torch.ones(4, dtype=torch.float16), torch.ones(4)
 BITS = struct.unpack("<i", struct.pack("<f", 1e-5))[0]
 
 
 def bound(*arguments: Any, **named: Any) -> tuple[list[int], list[str]]:
     """The values of a call, and the quantities that it leaves open."""
-    values, _, _ = F.bound(arguments, named)
+    values, _ = F.bound(arguments, named)
     return list(values.array), [name for number, name in enumerate(QUANTITIES) if values.open >> number & 1]
 
 
@@ -114,7 +120,6 @@ def test_integers(value: int, found: int) -> None:
         ((16, BIAS, 7, 0), {"MODE": ""}, TypeError, r"x takes a tensor \(\*fp16, \*fp32\), found int"),
         ((X, BIAS, 7.0, 0), {"MODE": ""}, TypeError, r"n is a number \(i32\), found float 7.0"),
         ((X, BIAS, 7, "0"), {"MODE": ""}, TypeError, r"eps is a number \(fp32\), found str '0'"),
-        ((X, BIAS.to("meta"), 7, 0), {"MODE": ""}, ValueError, "bias is on meta, arguments before it on cpu"),
     ],
 )
 def test_wrong_arguments(arguments: Any, named: Any, error: type[Exception], words: str) -> None:
@@ -125,7 +130,7 @@ def test_wrong_arguments(arguments: Any, named: Any, error: type[Exception], wor
 
 def test_grids() -> None:
     """A grid is one to three integers, or none, which is the pack's own."""
-    assert [_blocks("f", grid) for grid in (None, 5, (5,), [5, 6], (5, 6, 7))] == [
+    assert [blocks_of("f", grid) for grid in (None, 5, (5,), [5, 6], (5, 6, 7))] == [
         None,
         (5, 1, 1),
         (5, 1, 1),
@@ -134,17 +139,22 @@ def test_grids() -> None:
     ]
     for grid in ((), (1, 2, 3, 4), (1.5,)):
         with pytest.raises(TypeError, match="expected one to three integers, the blocks along x, y and z"):
-            _blocks("f", grid)
+            blocks_of("f", grid)
 
 
 class _Launcher:
-    """Takes note of launches; the first kernel serves all."""
+    """Takes note of launches; the second kernel serves all."""
 
     def __init__(self) -> None:
         self.launches: list[tuple[int, Any, int, int]] = []
 
-    def choose(self, _function: int, _values: Any) -> OwnKernel:
-        return KERNELS[1]
+    address = 0
+
+    def choose(self, _function: int, _values: Any, _ordinal: int) -> int:
+        return 2
+
+    def run(self, kernel: int, _values: Any, grid: Any, ordinal: int, stream: int) -> None:
+        self.launches.append((kernel, grid, ordinal, stream))
 
     def launch(self, function: int, _values: Any, grid: Any, ordinal: int, stream: int) -> None:
         self.launches.append((function, grid, ordinal, stream))
@@ -152,22 +162,18 @@ class _Launcher:
 
 @pytest.fixture
 def launching(monkeypatch: pytest.MonkeyPatch) -> tuple[Function, _Launcher]:
-    """The function in a pack for GPU number 3, on which CPU tensors count as being."""
-    launcher = _Launcher()
+    """The function in a pack behind another function's kernel; CPU tensors count as being on GPU number 0."""
+    launcher, other = _Launcher(), dataclasses.replace(KERNELS[0], function="e")
     pack: Any = SimpleNamespace(
         arch="sm90",
         own_launcher=launcher,
         head=SimpleNamespace(functions=("e", "f")),
-        manifest=SimpleNamespace(own=KERNELS),
+        manifest=SimpleNamespace(own=(other, *KERNELS)),
     )
-    function = Function("f", (pack,), lambda ordinal: [pack] if ordinal == 3 else [])
-    device = SimpleNamespace(type="cuda", index=3)
-    pointer = function._signature._pointer
-    monkeypatch.setattr(
-        function._signature, "_pointer", lambda *a: (*pointer(*a)[:2], device if a[1] is not None else None)
-    )
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: SimpleNamespace(cuda_stream=77 if of is device else 0))
-    return function, launcher
+    monkeypatch.setattr(functions, "_GPU", "cpu")
+    monkeypatch.setattr(function_call, "_module", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda of: SimpleNamespace(cuda_stream=77 + of))
+    return Function("f", (pack,), lambda ordinal: [pack] if ordinal == 0 else []), launcher
 
 
 def test_launches(launching: tuple[Function, _Launcher]) -> None:
@@ -176,8 +182,16 @@ def test_launches(launching: tuple[Function, _Launcher]) -> None:
     function[(2, 3)](X, BIAS, 7, 0, "")
     function[lambda meta: (meta["n"] * meta["TILE"],)](X, BIAS, 7, 0, "")  # of the kernel that serves: TILE is 64
     function(X, BIAS, 7, 0, "")
-    assert launcher.launches == [(1, (2, 3, 1), 3, 77), (1, (448, 1, 1), 3, 77), (1, None, 3, 77)]
+    assert launcher.launches == [(1, (2, 3, 1), 0, 77), (2, (448, 1, 1), 0, 77), (1, None, 0, 77)]
     assert repr(function) == "<f(x, bias, n, eps, MODE, TILE, ONLY) of sm90>"
+
+
+def test_several_devices(launching: tuple[Function, _Launcher]) -> None:
+    """Tensors on two devices are refused before anything is launched."""
+    function, launcher = launching
+    with pytest.raises(ValueError, match="f: an argument is on meta, arguments before it on cpu"):
+        function[(2, 3)](X, BIAS.to("meta"), 7, 0, "")
+    assert launcher.launches == []
 
 
 def test_no_gpu() -> None:

@@ -146,3 +146,26 @@ def test_clusters_take_in_less() -> None:
     a, b = 128 / 384, 256 / 384
     shares = {cluster: ns / taken[1, 1] for cluster, ns in taken.items()}
     assert shares == pytest.approx({(1, 1): 1, (2, 1): a / 2 + b, (1, 2): a + b / 2, (4, 2): a / 4 + b / 2})
+
+
+@pytest.mark.parametrize(
+    ("layout", "K", "split", "expected"),
+    [
+        ("nt", 4096, 1, (0, 0, 0, 0)),
+        ("nt", 4080, 1, (0.25, 0.25 / 64, 0, 0)),
+        ("tn", 4080, 1, (0.25, 0.25 / 64, 0.25, 0)),
+        ("tt", 4080, 1, (0.25, 0.25 / 64, 0, 0)),
+        ("nt", 4080, 3, (0.25, 0.25 / 22, 0, 22 - 64 / 3)),
+    ],
+)
+def test_inputs_of_what_lies_past_the_edges(layout: str, K: int, split: int, expected: tuple[float, ...]) -> None:
+    """The part of the last step past K, of slices that are not equal, and how full the last of so many tiles are."""
+    config = Config(128, 256, 64, 4, 8)
+    made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
+    times = (Sample("ws", split, pdl=False, copies=0, ns=1),)
+    shape = ShapeTimes(2, layout, False, 3 * 128 - 32, 256, K, 0, 0, False, times)  # noqa: FBT003
+    plain = samples((made,), Gpu(target("sm90"), EMPTY), [shape]).plain
+    found = [plain[name][0] for name in ("past K", "past K / steps", "past K, across K", "uneven")]
+    assert found == pytest.approx(expected)
+    edges = [plain[name][0] for name in ("last rows", "last columns", "1 / down", "1 / across")]
+    assert edges == pytest.approx([0.75, 1, 1 / 3, 1])

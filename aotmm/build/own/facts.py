@@ -1,0 +1,470 @@
+"""The facts of a function of a user's own: what its Python and the TOML beside it say.
+
+The file is one for Triton's JIT, as it is. The TOML beside it says what a JIT sees at a call: types, values of
+constexprs, hints, and the grid. docs/own-kernels.md is the guide.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from aotmm.build.own.file import Found, kernel_in
+from aotmm.errors import SpecError
+from aotmm.kernels import MOST_BLOCKS
+from aotmm.pack.schema import LICENSE, Guard
+from aotmm.problem import (
+    AUTOTUNE,
+    CONSTEXPR,
+    DESCRIPTOR,
+    DTYPES,
+    FLOAT_TYPES,
+    INTEGER_TYPES,
+    MAX_SIZES,
+    NO_POINTER,
+    POINTER_CODES,
+    RELATIONS,
+    TENSOR_MAP_TYPES,
+)
+from aotmm.target import Target
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+WARPS = 4  # of Triton's backends by default
+DESCRIPTOR_TYPE = re.compile(rf"{DESCRIPTOR}(\w+)\[([^,\]]+),([^,\]]+)\]>")
+MAPPED = {row.triton: name for name, row in DTYPES.items() if name in TENSOR_MAP_TYPES and name != "tf32"}
+_OPTIONS = (
+    *("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
+    *("launch_pdl", "launch_cooperative_grid"),
+)
+_KEYS = ("grid", "arguments", "options", "specialise", "license")
+_LICENSE_LINE = re.compile(rf"^#\s*SPDX-License-Identifier:\s*({LICENSE}?)\s*$", re.MULTILINE)
+_HINTS = ("multiple_of_16", "equal_to_1")
+_AXES = 3  # of a grid
+_FIRST_WITH_MAPS = 90  # of NVIDIA's archs
+_DTYPE = "tl."  # begins the text of a constexpr that is a type of Triton's
+
+
+def describe(words: str, target: Target) -> str:
+    """Return a TOML to start from for the function "FILE.py:NAME", as far as its Python tells. Raises SpecError."""
+    path, name = place_of(words)
+    found = kernel_in(path, name, target)
+    lines = [f"# {path.with_suffix('.toml').name}: what {path.name} is compiled for", f"[{name}]"]
+    lines += ['# grid = ["cdiv(n, BLOCK)"]  # blocks along x, y, z, of its arguments; without it, launches say it', ""]
+    lines.append(f"[{name}.arguments]  # a list gives variants")
+    tuned = {key for config in found.configs for key in config.all_kwargs()}
+    for param in found.function.params:
+        if param.name in tuned:
+            lines.append(f"# {param.name}: by @triton.autotune")
+        elif param.name in found.heuristics:
+            lines.append(f"# {param.name}: by @triton.heuristics")
+        elif param.is_constexpr and param.has_default:
+            lines.append(f"# {param.name} = {text_of(param.default)}  # its default")
+        elif param.is_constexpr:
+            lines.append(f"{param.name} = 128  # a constexpr")
+        elif param.annotation_type:
+            lines.append(f"# {param.name}: {param.annotation_type}, by its annotation")
+        else:
+            lines.append(f'{param.name} = "{_guess(param.name)}"')
+    if not found.configs:
+        lines += ["", f"[{name}.options]", f"num_warps = {WARPS}"]
+    return "\n".join(lines) + "\n"
+
+
+def _guess(name: str) -> str:
+    """Return the type that arguments of such a name often have."""
+    if re.search(r"ptr|^[A-JLO-Z]$", name):
+        return "*fp16"
+    return "fp32" if re.search(r"^(eps|alpha|beta|p)$|scale", name) else "i32"
+
+
+def place_of(words: str) -> tuple[Path, str]:
+    """Return the file and the name in "FILE.py:NAME". Raises SpecError."""
+    file, colon, name = words.rpartition(":")
+    if not colon or not file.endswith(".py") or not name.isidentifier():
+        raise SpecError(f"--kernel {words!r}: expected FILE.py:NAME, the file and the function in it")
+    return Path(file).resolve(), name
+
+
+class Facts:
+    """The facts of a function: its table of the TOML, joined with its Python."""
+
+    def __init__(self, path: Path, name: str, found: Found, target: Target) -> None:
+        self.where = path.with_suffix(".toml")
+        self.name, self.found, self.target = name, found, target
+        self.params = {param.name: param for param in found.function.params}
+        table = _table(self.where, name, path)
+        self._known(table, _KEYS, f"[{name}]")
+        self.given = self._part(table, "arguments", tuple(self.params))
+        self.given_options = self._part(table, "options", _OPTIONS)
+        self.hints = table.get("specialise")
+        lines = _LICENSE_LINE.findall(path.read_text(encoding="utf-8"))
+        self.license = table.get("license", "".join(lines[:1]))
+        if not isinstance(self.license, str) or not re.fullmatch(LICENSE, self.license):
+            raise self.error(f'license = {self.license!r}: expected the name of one, as license = "Apache-2.0"')
+        expressions = table.get("grid", [])
+        self.grid = tuple([expressions] if isinstance(expressions, str) else expressions)
+        if not all(isinstance(each, str) for each in self.grid) or len(self.grid) > _AXES:
+            raise self.error(f"grid = {expressions!r}: expected at most {_AXES} texts, the blocks along x, y and z")
+
+    def error(self, words: str) -> SpecError:
+        """Return the error of these facts, with its place."""
+        return SpecError(f"{self.where}: {self.name}: {words}")
+
+    def _known(self, table: dict[str, Any], keys: tuple[str, ...], place: str) -> None:
+        for key in table:
+            if key not in keys:
+                raise self.error(f"{place} has {key!r}; it may have: {', '.join(keys)}")
+
+    def _part(self, table: dict[str, Any], key: str, keys: tuple[str, ...]) -> dict[str, Any]:
+        part = table.get(key, {})
+        if not isinstance(part, dict):
+            raise self.error(f"{key} = {part!r}: expected a table, [{self.name}.{key}]")
+        self._known(part, keys, f"[{self.name}.{key}]")
+        return part
+
+    @functools.cached_property
+    def types(self) -> dict[str, tuple[str, ...]]:
+        """Return the types of each argument, those of a constexpr being ("constexpr",)."""
+        return {name: self._types(name) for name in self.params}
+
+    def _types(self, name: str) -> tuple[str, ...]:
+        param = self.params[name]
+        if param.is_constexpr:
+            tuned = any(name in config for config in self.tuned)
+            is_chosen = tuned or self._is_derived(name) or name in self.conditions
+            return (AUTOTUNE if is_chosen else CONSTEXPR,)
+        found = self.given.get(self.like(name), self.params[self.like(name)].annotation_type or None)
+        line = f'under [{self.name}.arguments], as {name} = "*fp16" or {name} = "i32"'
+        if found is None:
+            raise self.error(f"argument {name} has no type; add it {line}")
+        chosen = tuple(found) if isinstance(found, list) else (found,)
+        for each in chosen:
+            if isinstance(each, list | dict):
+                raise self.error(f"argument {name} is a tuple, {each!r}: make its elements arguments of their own")
+            if each not in (*POINTER_CODES, *INTEGER_TYPES, *FLOAT_TYPES):
+                if chosen == (each,) and str(each).startswith("tensordesc"):
+                    self._check_descriptor(name, each)
+                    return chosen
+                raise self.error(f"argument {name} has type {each!r}, which is not supported; write it {line}")
+        pointers = [each in POINTER_CODES for each in chosen]
+        if len(set(chosen)) != len(chosen) or not chosen or any(pointers) != all(pointers):
+            raise self.error(f"argument {name} has types {list(chosen)}: expected different ones, all pointers or none")
+        if len(chosen) > 1 and not all(pointers):
+            raise self.error(f"argument {name} has types {list(chosen)}; a number has one: the widest that it needs")
+        return chosen
+
+    def _check_descriptor(self, name: str, type_: str) -> None:
+        match = DESCRIPTOR_TYPE.fullmatch(type_)
+        if match is None:
+            raise self.error(
+                f"argument {name} has type {type_!r}: expected a descriptor of two dimensions, as "
+                '"tensordesc<fp16[64, 32]>" '
+                f"or with constexprs as its block"
+            )
+        if match[1] not in MAPPED:
+            raise self.error(f"argument {name}: descriptors are of {', '.join(MAPPED)}, not of {match[1]}")
+        for side in match.groups()[1:]:
+            if not side.strip().isdecimal() and side.strip() not in self.params:
+                raise self.error(f"argument {name}: {side.strip()} is no constexpr and no number")
+
+    def resolved(self, type_: str, constants: dict[str, Any]) -> str:
+        """Return a type with the numbers of its constexprs: those of a descriptor's block."""
+        match = DESCRIPTOR_TYPE.fullmatch(type_)
+        if match is None:
+            return type_
+        sides = [side.strip() for side in match.groups()[1:]]
+        numbers = [side if side.isdecimal() else str(constants[side]) for side in sides]
+        return f"tensordesc<{match[1]}[{','.join(numbers)}]>"
+
+    def _is_derived(self, name: str) -> bool:
+        """Return whether @triton.heuristics computes a constexpr, and the TOML does not say its values instead."""
+        return name in self.found.heuristics and name not in self.given
+
+    def derived(self, types: dict[str, str], constants: dict[str, Any], *, early: bool = False) -> dict[str, Any]:
+        """Return what @triton.heuristics computes for a variant: of constexprs, and of which pointers are None.
+
+        Before a config of @triton.autotune is chosen (`early`), some of it may not be known yet, and is left out.
+
+        Raises:
+            SpecError: it asks for more, which only a launch would know.
+        """
+        known = self._known_of(types, constants)
+        found = {}
+        for name, compute in self.found.heuristics.items():
+            if not self._is_derived(name):
+                continue
+            try:
+                found[name] = known[name] = _plain(compute(dict(known)))
+                text_of(found[name])
+            except Exception as error:
+                if early:
+                    continue
+                raise self.error(
+                    f"@triton.heuristics computes {name} of what only a launch knows ({error}); say its values under "
+                    f"[{self.name}.arguments], as {name} = [true, false], and name one in each call, or with what they "
+                    f'hold for, as {name} = [{{value = true, when = "n multiple_of 16"}}, {{value = false}}]'
+                ) from error
+        return found
+
+    def like(self, name: str) -> str:
+        """Return the argument that says the types of `name`: itself, or the one that its TOML names instead."""
+        other = self.given.get(name)
+        return other if isinstance(other, str) and other in self.params else name
+
+    @functools.cached_property
+    def tuned(self) -> list[dict[str, Any]]:
+        """Return what each config of @triton.autotune chooses: constexprs and options; [{}] without one."""
+        configs = [_chosen_by(config) for config in self.found.configs]
+        for config in configs:
+            for key in config:
+                if key not in self.params and key not in _OPTIONS:
+                    raise self.error(f"@triton.autotune sets {key}, which is no argument and no option")
+                if key in self.given or key in self.given_options:
+                    raise self.error(f"{key} is set here and by @triton.autotune; take it out of {self.where.name}")
+            self._check_options(config)
+        return configs or [{}]
+
+    def tuned_for(self, types: dict[str, str], constants: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return those of `tuned` that the file's pruning keeps; all, if it asks for what only a launch knows."""
+        configs, _ = self._pruned(types, constants)
+        return configs
+
+    def _pruned(self, types: dict[str, str], constants: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
+        """Return the configs that are kept, and why nothing could be pruned, or ""."""
+        if self.found.prune is None:
+            return self.tuned, ""
+        known = self._known_of(types, constants)
+        try:
+            kept = [_chosen_by(config) for config in self.found.prune(list(self.found.configs), known, **constants)]
+        except Exception as error:  # noqa: BLE001 - of another author's function
+            return self.tuned, f"{type(error).__name__}: {error}"
+        return [config for config in self.tuned if config in kept], ""
+
+    def _known_of(self, types: dict[str, str], constants: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call as far as they are known: constexprs, and None."""
+        return {name: None if type_ == NO_POINTER else _Unknown(name) for name, type_ in types.items()} | constants
+
+    def notes(self) -> list[str]:
+        """Return what of @triton.autotune a pack does not do."""
+        found = []
+        types = {name: types[0] for name, types in self.types.items()}
+        _, unknown = self._pruned(types, {name: row[0] for name, row in self.values.items()})
+        if unknown:
+            found.append(f"its configs are not pruned, which needs a launch ({unknown})")
+        if any(config.pre_hook is not None for config in self.found.configs):
+            found.append("a pre_hook of its configs is not run before launches")
+        return [f"{self.name}: {words}" for words in found]
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Return the integer arguments in the key of @triton.autotune; types and constexprs choose variants anyway."""
+        found = tuple(name for name in self.found.key if self.types.get(name, ("",))[0] in INTEGER_TYPES)
+        if len(found) > MAX_SIZES:
+            raise self.error(f"@triton.autotune has {len(found)} integers in its key, at most {MAX_SIZES} are possible")
+        return found
+
+    @functools.cached_property
+    def values(self) -> dict[str, tuple[Any, ...]]:
+        """Return the values of each constexpr that @triton.autotune does not choose."""
+        return {
+            name: self._values(name)
+            for name, types in self.types.items()
+            if types == (CONSTEXPR,) or name in self.conditions
+        }
+
+    def _values(self, name: str) -> tuple[Any, ...]:
+        param = self.params[name]
+        if name in self.given:
+            found = self.given[name]
+            rows = found if isinstance(found, list) else [found]
+            chosen = tuple(value_of(row.get("value") if isinstance(row, dict) else row) for row in rows)
+        elif param.has_default:
+            chosen = (_plain(param.default),)
+        else:
+            line = f"under [{self.name}.arguments], as {name} = 128 or {name} = [128, 256]"
+            raise self.error(f"constexpr {name} has no value; add its values {line}")
+        if not chosen or not all(
+            each is None or isinstance(each, bool | int | float | str) or _is_dtype(each) for each in chosen
+        ):
+            raise self.error(f"constexpr {name} = {list(chosen)}: expected numbers, texts, true or false")
+        return chosen
+
+    @functools.cached_property
+    def conditions(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """Return by constexpr that launches choose, and by its values' texts, what each value holds for."""
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for name in self.params:
+            rows = self.given.get(name)
+            if (
+                not self.params[name].is_constexpr
+                or not isinstance(rows, list)
+                or not any(isinstance(r, dict) for r in rows)
+            ):
+                continue
+            found[name] = {}
+            for row in rows:
+                if not isinstance(row, dict) or not {"value"} <= set(row) <= {"value", "when"}:
+                    raise self.error(f'constexpr {name}: {row!r}: expected {{value = ..., when = "n multiple_of 16"}}')
+                when = row.get("when", [])
+                found[name][text_of(row["value"])] = (when,) if isinstance(when, str) else tuple(when)
+        return found
+
+    def conditions_of(self, types: dict[str, str], constants: dict[str, Any]) -> list[Guard]:
+        """Return the guards of the values that a launch chooses constexprs by."""
+        return [
+            self._condition(words, types, constants)
+            for name, rows in self.conditions.items()
+            for words in rows[text_of(constants[name])]
+        ]
+
+    def _condition(self, words: Any, types: dict[str, str], constants: dict[str, Any]) -> Guard:
+        """Return the guard that is written as "ARGUMENT RELATION NUMBER", the number being one or a constexpr's."""
+        parts = words.split() if isinstance(words, str) else []
+        name, relation, said = parts if len(parts) == len(("name", "relation", "number")) else ("", "", "")
+        if types.get(name) in INTEGER_TYPES and relation in RELATIONS:
+            number = constants.get(said, said)
+            if type(number) is int or re.fullmatch(r"-?\d+", str(number)):
+                guard = Guard(name, relation, int(number))
+                if guard.relation != "multiple_of" or (guard.operand > 0 and guard.operand & (guard.operand - 1) == 0):
+                    return guard
+        raise self.error(
+            f"when = {words!r}: expected an integer argument, one of {', '.join(RELATIONS)}, and a number or a "
+            "constexpr, which is a power of two for multiple_of"
+        )
+
+    def options(self) -> list[dict[str, int]]:
+        """Return the options of the compiler, one set for each variant that they give."""
+        lists = {key: tuple(v) if isinstance(v, list) else (v,) for key, v in self.given_options.items()}
+        for key, row in lists.items():
+            if not row or not all(isinstance(each, int) and each >= 0 for each in row):
+                raise self.error(f"option {key} = {list(row)}: expected integers")
+        found = [
+            {key: int(each) for key, each in zip(lists, row, strict=True)} for row in itertools.product(*lists.values())
+        ]
+        for chosen in found:
+            self._check_options(chosen)
+        return found
+
+    def _check_options(self, chosen: dict[str, Any]) -> None:
+        """Refuse options that no launch of the target has. Raises SpecError."""
+        blocks = chosen.get("num_ctas", 1)
+        if not 1 <= blocks <= MOST_BLOCKS or blocks & (blocks - 1):
+            raise self.error(f"num_ctas = {blocks}: expected 1, 2, 4 or {MOST_BLOCKS}, the blocks of a cluster")
+        for key in ("launch_pdl", "launch_cooperative_grid"):
+            if chosen.get(key, 0) not in (0, 1):
+                raise self.error(f"option {key} = {chosen[key]}: expected true or false")
+        if chosen.get("launch_cooperative_grid") and self.target.backend == "hip":
+            raise self.error(f"launch_cooperative_grid, which launches on {self.target.name} do not have; take it out")
+
+    def specialisations(self) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Return (multiples of 16, ones) of each specialisation; the last one has none, so that no launch is missed."""
+        able = [name for name, types in self.types.items() if _is_pointer(types) or types[0] in _alignable()]
+        free = [name for name in able if not self._is_plain(name)]
+        rows = [{_HINTS[0]: free}] if self.hints is None else self.hints
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise self.error(f"specialise: expected tables, [[{self.name}.specialise]]")
+        found = []
+        for row in rows:
+            self._known(row, _HINTS, f"[[{self.name}.specialise]]")
+            aligned, ones = (tuple(row.get(key, ())) for key in _HINTS)
+            for name in (*aligned, *ones):
+                if name not in able or (name in ones and _is_pointer(self.types[name])):
+                    raise self.error(f"specialise: {name!r} cannot have this hint; pointers and integers can: {able}")
+                if name in aligned and name in ones:
+                    raise self.error(f"specialise: {name!r} cannot be 1 and a multiple of 16")
+            found.append((aligned, ones))
+        return list(dict.fromkeys([*found, ((), ())]))
+
+    def _is_plain(self, name: str) -> bool:
+        """Return whether the file forbids to specialise an argument."""
+        param = self.params[name]
+        return bool(param.do_not_specialize or param.do_not_specialize_on_alignment)
+
+
+def has_maps(target: Target) -> bool:
+    """Return whether Triton lowers descriptors of host code to tensor maps."""
+    return target.backend == "cuda" and int(target.triton_arch) >= _FIRST_WITH_MAPS
+
+
+def _chosen_by(config: Any) -> dict[str, Any]:
+    """Return the constexprs and options that a config of @triton.autotune sets."""
+    return {key: _plain(value) for key, value in config.all_kwargs().items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return the value in a constexpr of Triton's."""
+    return getattr(value, "value", value)
+
+
+def _is_dtype(value: Any) -> bool:
+    from triton.language import dtype
+
+    return isinstance(value, dtype)
+
+
+def value_of(value: Any) -> Any:
+    """Return a constexpr as Triton has it: "tl.float16" is a type."""
+    import triton.language
+
+    if isinstance(value, str) and value.startswith(_DTYPE):
+        found = getattr(triton.language, value.removeprefix(_DTYPE), None)
+        return found if _is_dtype(found) else value
+    return value
+
+
+def text_of(value: Any) -> str:
+    """Return a constexpr as the manifest and the TOML have it: JSON, with types by their names in Triton."""
+    import triton.language
+
+    if _is_dtype(value):
+        value = _DTYPE + next(name for name, each in vars(triton.language).items() if each is value)
+    return json.dumps(value)
+
+
+class _Unknown:
+    """An argument whose value only a launch knows; to ask whether it is None is all that can be asked of it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ValueError(f"the value of {self._name}")
+
+    __bool__ = __int__ = __index__ = __float__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse
+    __floordiv__ = __rfloordiv__ = __truediv__ = __rtruediv__ = __getattr__ = _refuse
+    __hash__ = object.__hash__
+
+
+def _is_pointer(types: tuple[str, ...]) -> bool:
+    return types[0] in POINTER_CODES
+
+
+def _alignable() -> set[str]:
+    return set(INTEGER_TYPES) - {"i1"}
+
+
+def _table(where: Path, name: str, path: Path) -> dict[str, Any]:
+    """Return the table of a function in the TOML beside its file. Raises SpecError."""
+    advice = f"start from what this prints: aotmm build --kernel {path.name}:{name} --describe"
+    try:
+        whole = tomllib.loads(where.read_text())
+    except FileNotFoundError as error:
+        raise SpecError(f"{where} is missing: the types, constexprs and grid of {name}; {advice}") from error
+    except OSError as error:
+        raise SpecError(f"{where} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{where}: not a TOML file: {error}") from error
+    table = whole.get(name)
+    if not isinstance(table, dict):
+        raise SpecError(f"{where}: has no table [{name}]; {advice}")
+    return table

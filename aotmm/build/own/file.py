@@ -1,0 +1,240 @@
+"""A user's own Python file with kernels: importing it for a target without a GPU, and finding the function in it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from aotmm.errors import SpecError
+from aotmm.target import Target
+
+# Functions of torch.cuda that tell of the GPU of the machine that builds.
+_OF_GPUS = frozenset(
+    (
+        "current_device",
+        "device_count",
+        "get_device_capability",
+        "get_device_name",
+        "get_device_properties",
+        "is_available",
+    )
+)
+
+
+class Found(NamedTuple):
+    """A kernel in a file.
+
+    Attributes:
+        function: Triton's jit function.
+        configs: the configs of @triton.autotune (Triton's objects), in their order.
+        key: arguments that @triton.autotune goes by.
+        prune: what @triton.autotune drops some of them by, of the configs, the arguments, and constexprs by name.
+        heuristics: functions of the arguments by name, by which @triton.heuristics computes constexprs, in their order.
+    """
+
+    function: Any
+    configs: tuple[Any, ...]
+    key: tuple[str, ...]
+    prune: Callable[..., Any] | None
+    heuristics: dict[str, Callable[[dict[str, Any]], Any]]
+
+
+def kernel_in(path: Path, name: str, target: Target) -> Found:
+    """Import `path`, once for each target, and return the kernel `name` in it.
+
+    While it is imported, Triton's driver answers for `target`: no GPU is needed, and none is asked.
+
+    Raises:
+        SpecError: there is no such file, it cannot be imported, or has no such kernel.
+    """
+    module = _imported(path, target).module
+    found: Any = getattr(module, name, None)
+    configs: list[Any] = []
+    key: list[str] = []
+    prune = None
+    heuristics: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    from triton.runtime.autotuner import Autotuner, Heuristics
+    from triton.runtime.jit import JITFunction
+
+    while not isinstance(found, JITFunction) and hasattr(found, "fn"):  # decorators in any order, also a package's own
+        if isinstance(found, Autotuner):
+            configs += found.configs
+            key += found.keys
+            prune = found.early_config_prune
+        elif isinstance(found, Heuristics):
+            heuristics |= found.values
+        found = found.fn
+    if not isinstance(found, JITFunction):
+        kernels = [key for key, value in vars(module).items() if hasattr(value, "arg_names")]
+        raise SpecError(
+            f"{path}: {name} is no kernel of it; those with @triton.jit are: {', '.join(kernels) or 'none'}"
+        )
+    return Found(found, tuple(configs), tuple(key), prune, heuristics)
+
+
+def notes_of(path: Path, target: Target) -> tuple[str, ...]:
+    """Return what an author should know of the import of `path` for `target`: that it asked torch for a GPU."""
+    asked = _imported(path, target).asked
+    return tuple(
+        f"{place}: torch knows nothing of {target.name}; what follows from its answer may be wrong there"
+        for place in asked
+    )
+
+
+class _Imported(NamedTuple):
+    """A module, and the places where it and what it imports asked torch for a GPU."""
+
+    module: Any
+    asked: tuple[str, ...]
+
+
+# Top-level modules of users' own that were imported, and the target that they were imported for.
+_mine: dict[str, Target] = {}
+
+
+@functools.cache
+def _imported(path: Path, target: Target) -> _Imported:
+    """Return the module in `path`, imported for `target`; modules from its folder are not those of another target.
+
+    A file that torch refuses, because it knows no GPU here, is imported as on a machine without one.
+    """
+    if not path.is_file():
+        raise SpecError(f"{path} is not a file")
+    _forget(*(name for name, of in _mine.items() if of != target))
+    try:
+        try:
+            with _asking_torch() as asked:
+                return _Imported(_module(path, target, _answers(target)), tuple(asked))
+        except ModuleNotFoundError:
+            raise
+        except Exception:
+            if not asked:
+                raise
+            _forget(*_mine)
+            return _Imported(_module(path, target, _NoGpu()), tuple(asked))
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"{path} imports {error.name}, which is not installed here; install it beside Triton in this environment"
+            + (" (a CPU build of torch is enough)" if (error.name or "").partition(".")[0] == "torch" else "")
+        ) from error
+    except Exception as error:
+        raise SpecError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _module(path: Path, target: Target, active: Any) -> Any:
+    """Import the module in `path` while Triton's active driver is `active`."""
+    from triton.runtime import driver
+
+    root, own_module = _module_name(path)
+    others, before = set(sys.modules), driver._active  # noqa: SLF001 - `active` would look for a GPU
+    driver.set_active(active)
+    sys.path.insert(0, str(root))
+    try:
+        return importlib.import_module(own_module) if "." in own_module else _script(path)
+    finally:
+        sys.path.remove(str(root))
+        driver._active = before  # noqa: SLF001
+        fresh = {name.partition(".")[0] for name in set(sys.modules) - others}
+        wanted = {own_module.partition(".")[0]} if "." in own_module else {n for n in fresh if _is_in(root, n)}
+        _mine.update(dict.fromkeys(wanted & fresh, target))
+
+
+def _is_in(folder: Path, name: str) -> bool:
+    """Return whether the top-level module `name` was imported from `folder`."""
+    module = sys.modules.get(name)
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(Path(place).parent in (folder, folder / name) for place in places if place)
+
+
+def _forget(*names: str) -> None:
+    """Let these top-level modules, and all in them, be imported again."""
+    for name in names:
+        del _mine[name]
+        for known in [known for known in sys.modules if known.partition(".")[0] == name]:
+            del sys.modules[known]
+
+
+@contextmanager
+def _asking_torch() -> Iterator[dict[str, None]]:
+    """Yield the places outside of torch that ask it about GPUs meanwhile, as "FILE:LINE asks torch.cuda.FUNCTION"."""
+    found: dict[str, None] = {}
+    inside = f"{os.sep}torch{os.sep}cuda{os.sep}__init__.py"
+
+    def watch(frame: Any, event: str, _argument: Any) -> None:
+        code, caller = frame.f_code, frame.f_back
+        is_asked = event == "call" and code.co_name in _OF_GPUS and code.co_filename.endswith(inside)
+        if is_asked and caller is not None and f"{os.sep}torch{os.sep}" not in caller.f_code.co_filename:
+            found[f"{caller.f_code.co_filename}:{caller.f_lineno} asks torch.cuda.{code.co_name}"] = None
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+def _module_name(path: Path) -> tuple[Path, str]:
+    """Return the folder from which the module in `path` is imported, and its name with those of its packages."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts, folder = [folder.name, *parts], folder.parent
+    return folder, ".".join(parts)
+
+
+def _script(path: Path) -> Any:
+    """Import a file that is in no package, under a name that no other module has."""
+    name = f"aotmm_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError("no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where Triton looks for its functions' globals
+    spec.loader.exec_module(module)
+    return module
+
+
+def _answers(target: Target) -> Any:
+    """Return a driver of Triton that answers for `target` as far as a file may ask, and has no device behind it."""
+    from triton.backends.compiler import GPUTarget
+
+    facts = {
+        "multiprocessor_count": target.multiprocessors,
+        "max_shared_mem": target.shared_bytes,
+        "warpSize": target.warp_size,
+        "max_num_regs": target.registers,
+    }
+    return SimpleNamespace(
+        is_active=lambda: True,
+        get_current_target=lambda: GPUTarget(target.backend, target.triton_arch, target.warp_size),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda _device=None: 0,
+        get_active_torch_device=_torch_device,
+        get_benchmarker=lambda: _refuse_to_measure,
+        utils=SimpleNamespace(get_device_properties=lambda _device: facts),
+    )
+
+
+class _NoGpu:
+    """A driver of Triton on a machine without a GPU: it answers nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no GPU to tell {name}")
+
+
+def _torch_device() -> Any:
+    import torch
+
+    return torch.device("cuda", 0)
+
+
+def _refuse_to_measure(*_arguments: Any, **_named: Any) -> Any:
+    raise SpecError("a module measures while it is imported, which needs a GPU")

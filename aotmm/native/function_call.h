@@ -1,0 +1,23 @@
+/* Functions of a user's own in the module _direct_call (function_call.c). Arguments are Python's, by METH_FASTCALL. */
+#ifndef AOTMM_FUNCTION_CALL_H
+#define AOTMM_FUNCTION_CALL_H
+
+#include "limited_api.h"
+
+/* function(rows, places, values, constants, slow, failed) -> (launch, in_grid, bind).
+ *   rows       of each argument and then of each option: (name, kind, number of its value, number of its type, bits of the
+ *              types it may have, whether a call must have it, ((value, number), ...)); -1 for no number
+ *   places     arguments that may be given by place
+ *   values     quantities that a call gives
+ *   constants  of each kernel: a dict of what it was compiled for, for grids that are computed
+ *   slow       launch(function, grid, *arguments, **named), in Python
+ *   failed     failed(ordinal) raises the last error of that GPU's launcher
+ * launch(function, grid, *arguments, **named) launches, and in_grid(function, grid)(*arguments, **named), on the GPUs that
+ * were bound by bind(ordinal, address of aotmm_own, number of the function). */
+PyObject *make_function(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+
+/* connect_functions(DLPack's exchange API, address of torch's function that tells its current stream, DLPack's two types of
+   device, Tensor, Parameter), once before. */
+PyObject *connect_functions(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+
+#endif

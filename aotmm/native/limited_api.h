@@ -1,0 +1,99 @@
+/* What the modules of this folder use of CPython and DLPack, without Python.h and dlpack.h: a part of the limited API of
+   Python 3.10 (PEP 384, PEP 590), so that one binary serves every Python. Source of DLPack's part: dlpack.h 1.2. */
+#ifndef AOTMM_LIMITED_API_H
+#define AOTMM_LIMITED_API_H
+
+#include <stdint.h>
+
+/* ---- CPython */
+
+typedef intptr_t Py_ssize_t;
+typedef struct PyObject {
+  Py_ssize_t refcount;
+  struct PyObject *type;
+} PyObject;
+typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
+typedef PyObject *(*function_with_names)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *names); /* and METH_KEYWORDS */
+enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
+typedef struct PyMethodDef {
+  const char *name;
+  union {
+    function call;
+    PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *); /* METH_VARARGS | METH_KEYWORDS */
+    function_with_names with_names;
+  };
+  int flags;
+  const char *doc;
+} PyMethodDef;
+typedef struct PyModuleDef {
+  PyObject head;
+  PyObject *(*init)(void);
+  Py_ssize_t index;
+  PyObject *copy;
+  const char *name, *doc;
+  Py_ssize_t size;
+  PyMethodDef *methods;
+  void *slots, *traverse, *clear, *free;
+} PyModuleDef;
+
+extern PyObject _Py_NotImplementedStruct, _Py_NoneStruct, _Py_FalseStruct;
+extern PyObject *PyExc_RuntimeError;
+extern PyObject PyLong_Type, PyFloat_Type, PyBool_Type, PyUnicode_Type, PyTuple_Type; /* a type is an object */
+PyObject *PyModule_Create2(PyModuleDef *, int version);
+PyObject *PyObject_CallNoArgs(PyObject *);
+PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+PyObject *PyDict_GetItemWithError(PyObject *, PyObject *key);
+PyObject *PyUnicode_InternFromString(const char *);
+PyObject *PyTuple_Pack(Py_ssize_t, ...);
+PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
+Py_ssize_t PyTuple_Size(PyObject *);
+PyObject *PyTuple_New(Py_ssize_t);
+int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *); /* takes the reference */
+PyObject *PyDict_New(void);
+PyObject *PyDict_Copy(PyObject *);
+int PyDict_SetItem(PyObject *, PyObject *key, PyObject *value);
+int PyCallable_Check(PyObject *);
+int PyObject_RichCompareBool(PyObject *, PyObject *, int operator);
+Py_ssize_t PyDict_Size(PyObject *);
+PyObject *PyObject_Call(PyObject *, PyObject *tuple, PyObject *keywords);
+PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+void *PyType_GetSlot(PyObject *type, int slot);
+PyObject *Py_BuildValue(const char *, ...);
+void *PyCapsule_GetPointer(PyObject *, const char *name);
+PyObject *PyCapsule_New(void *, const char *name, void (*destroy)(PyObject *));
+int PyArg_ParseTuple(PyObject *, const char *, ...);
+long PyLong_AsLong(PyObject *);
+long long PyLong_AsLongLongAndOverflow(PyObject *, int *overflow);
+void *PyLong_AsVoidPtr(PyObject *);
+double PyFloat_AsDouble(PyObject *);
+PyObject *PyErr_Occurred(void);
+void PyErr_Clear(void);
+void PyErr_SetString(PyObject *, const char *);
+void Py_IncRef(PyObject *);
+void Py_DecRef(PyObject *);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+
+static inline PyObject *new_reference(PyObject *object) {
+  Py_IncRef(object);
+  return object;
+}
+
+/* ---- DLPack */
+
+typedef struct DLTensor {
+  void *data;
+  int32_t device_type, device_id, dim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *sizes, *strides;
+  uint64_t byte_offset;
+} DLTensor;
+typedef struct DLExchange {
+  uint32_t major, minor;
+  void *older, *allocate, *export, *import;
+  int (*describe)(void *tensor, DLTensor *); /* borrowed; -1 with a Python exception */
+  void *stream;
+} DLExchange;
+
+#endif

@@ -1,0 +1,75 @@
+"""Grouped products of torch tensors: the op aotmm::grouped_mm, its shapes, and its gradients, which are grouped too."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from aotmm.problem import LEAKY_SLOPE
+from aotmm.runtime import ops
+from aotmm.runtime.views import grouped_shape
+
+_MATRIX = 2  # dimensions
+_SCHEMA = (
+    f"grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? bias=None, int activation=0, float slope={LEAKY_SLOPE}, "
+    "bool allow_tf32=False, bool batch_invariant=False, int library=0, int out_dtype=-1) -> Tensor"
+)
+_OUT_DTYPE = 5  # position behind the bias
+# From the bias on: torch leaves out defaults at the end.
+_DEFAULTS: tuple[Any, ...] = (None, 0, LEAKY_SLOPE, False, False, 0, -1)
+
+
+def _fake(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None = None, *options: Any
+) -> torch.Tensor:
+    del bias
+    code = options[_OUT_DTYPE] if len(options) > _OUT_DTYPE else -1
+    return a.new_empty(grouped_shape(a, b, offs), dtype=ops.result_dtype(a.dtype, code))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, offs, bias, activation, _, *options, _ = inputs + _DEFAULTS[len(inputs) - 3 :]
+    of_a, of_b = ctx.needs_input_grad[:2]
+    if activation:
+        raise NotImplementedError("a grouped product with a fused activation has no gradient; apply it to the result")
+    ctx.save_for_backward(a if of_b else None, b if of_a else None, offs)
+    ctx.bias = None if bias is None else (bias.shape, bias.dtype)
+    ctx.types = a.dtype, b.dtype
+    ctx.options = options
+    ctx.count = len(inputs)
+    del output
+
+
+def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of a, b and bias.
+
+    Elements behind the last group have no gradient: what is there is undefined, as in the product.
+    """
+    a, b, offs = ctx.saved_tensors
+    plain = (None, 0, LEAKY_SLOPE, *ctx.options, -1)
+    product = torch.ops.aotmm.grouped_mm.default
+    gradient = gradient.to(ctx.types[0])
+    of_a = of_b = of_bias = None
+    if ctx.needs_input_grad[0]:
+        of_a = product(gradient, b.mT, offs, *plain)
+    if ctx.needs_input_grad[1]:
+        of_b = product(a.mT, gradient, offs, *plain)
+    if ctx.bias is not None and ctx.needs_input_grad[3]:
+        shape, dtype = ctx.bias
+        ones = gradient.new_ones(1, gradient.shape[0])
+        output = (None, 0, LEAKY_SLOPE, *ctx.options, ops.output_code(torch.float32))
+        of_groups = product(ones, gradient, offs, *output)[:, 0]
+        of_bias = (of_groups if len(shape) == _MATRIX else of_groups.sum(0)).to(dtype)
+    return (of_a, of_b, None, of_bias, *(None,) * len(_DEFAULTS))[: ctx.count]
+
+
+@functools.cache
+def register() -> torch.library.Library:
+    """Register the fake of aotmm::grouped_mm and its gradients, as long as the result lives."""
+    fragment = torch.library.Library("aotmm", "FRAGMENT")  # type: ignore[no-untyped-call]
+    fragment.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))  # type: ignore[no-untyped-call]
+    torch.library.register_fake("aotmm::grouped_mm", _fake, lib=fragment)
+    torch.library.register_autograd("aotmm::grouped_mm", _gradients, setup_context=_setup, lib=fragment)
+    return fragment

@@ -1,0 +1,185 @@
+"""Grouped products on the GPU: each kernel over ragged groups, graphs whose groups change, gradients, torch's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import aotmm
+from aotmm.runtime.library import Library
+from tests.gpu.judge import lay_out
+
+HALVES = (torch.float16, torch.bfloat16)
+COUNTS = (1, 3, 8, 64, 512)  # of groups
+FORMS = ("rows", "columns", "K")
+
+
+def integers(*shape: int, generator: torch.Generator) -> torch.Tensor:
+    """Small integers: sums of a few hundred products are exact in fp32."""
+    return torch.randint(-3, 4, shape, generator=generator, device="cuda").double()
+
+
+def ends(size: int, groups: int, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """The ends of groups of `size` elements and less: at random, so that some are empty, or all in one."""
+    if kind == "one":
+        found = torch.full((groups,), size, device="cuda")
+        found[: groups // 2] = 0
+    else:
+        found = torch.randint(0, size + 1, (groups,), generator=generator, device="cuda").sort().values
+    return found.to(torch.int32)
+
+
+def spans(offs: torch.Tensor) -> list[tuple[int, int]]:
+    """The begin and the end of each group."""
+    numbers = offs.tolist()
+    return list(zip([0, *numbers[:-1]], numbers, strict=True))
+
+
+def operands(
+    form: str, groups: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands with `size` elements in groups, each row-major or not as models have them."""
+    if form == "rows":
+        a, b = integers(size, 208, generator=generator), integers(groups, 208, 72, generator=generator)
+        return lay_out(a, dtype, "n", pad=0), b.to(dtype).mT.contiguous().mT
+    if form == "columns":
+        a, b = integers(groups, 72, 208, generator=generator), integers(208, size, generator=generator)
+        return a.to(dtype), lay_out(b, dtype, "t", pad=0)
+    a, b = integers(72, size, generator=generator), integers(size, 88, generator=generator)
+    return lay_out(a, dtype, "t", pad=0), lay_out(b, dtype, "n", pad=0)
+
+
+def wanted(form: str, a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """The product of each group in float64, with NaN behind the last group."""
+    a, b = a.double(), b.double()
+    if form == "K":
+        return torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in spans(offs)])
+    M, N = a.shape[-2], b.shape[-1]
+    found = torch.full((M, N), float("nan"), device="cuda", dtype=torch.float64)
+    for group, (begin, end) in enumerate(spans(offs)):
+        if form == "rows":
+            found[begin:end] = a[begin:end] @ b[group]
+        else:
+            found[:, begin:end] = a[group] @ b[:, begin:end]
+    return found
+
+
+def same(found: torch.Tensor, want: torch.Tensor) -> None:
+    """Equal bits wherever a group is; elsewhere `want` is NaN, and anything may be there."""
+    inside = ~want.isnan()
+    assert torch.equal(found[inside], want.to(found.dtype)[inside])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", HALVES)
+def test_ragged_groups(lib: Library, form: str, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """Products of any groups are exact: empty ones, one row, all in one, 1 to 512 of them, elements behind the last."""
+    for groups in COUNTS:
+        for size in (8, 200, 1032):
+            for kind in ("random", "one"):
+                a, b = operands(form, groups, size, dtype, generator)
+                offs = ends(size, groups, kind, generator)
+                same(lib.grouped_mm(a, b, offs=offs), wanted(form, a, b, offs))
+
+
+@pytest.mark.parametrize("form", ["rows", "K"])
+def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> None:
+    """Each kernel with results of its operands' type gives exact products, and writes nothing but them."""
+    launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
+    for dtype in HALVES:
+        for groups, size in ((1, 64), (5, 200), (40, 1032)):
+            a, b = operands(form, groups, size, dtype, generator)
+            offs = ends(size, groups, "random", generator)
+            want = wanted(form, a, b, offs)
+            memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
+            for right in (b, b.contiguous()):
+                problem = replace(lib.problem(a, right, offs=offs), c_ptr=memory[32:].data_ptr())
+                for number, kernel in enumerate(launcher.kernels):
+                    plan = launcher.check(problem, launcher.device(0), number).plan
+                    if plan is None:
+                        continue
+                    memory.fill_(float("nan"))
+                    launcher.run(plan, problem, 0, stream, 0)
+                    found = memory[32:-32].view(want.shape)
+                    same(found, want)
+                    assert found[want.isnan()].isnan().all()
+                    assert memory[:32].isnan().all()
+                    assert memory[-32:].isnan().all()
+                    tried.add(kernel.name)
+    role = "grouped_k" if form == "K" else "grouped_m"
+    assert tried == {k.name for k in launcher.kernels if k.role == role and k.dtype_a == k.dtype_c} != set()
+
+
+def test_graph_with_other_groups(lib: Library, generator: torch.Generator) -> None:
+    """A captured graph is right for whatever groups its replays find."""
+    groups, size = 16, 512
+    for form in FORMS:
+        a, b = operands(form, groups, size, torch.bfloat16, generator)
+        offs = ends(size, groups, "random", generator)
+        lib.grouped_mm(a, b, offs=offs)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            c = lib.grouped_mm(a, b, offs=offs)
+        for kind in ("random", "one", "random"):
+            offs.copy_(ends(size, groups, kind, generator))
+            graph.replay()
+            same(c, wanted(form, a, b, offs))
+
+
+def test_gradients(lib: Library, generator: torch.Generator) -> None:
+    """Gradients of both operands and of a bias for each group are those of the products one by one."""
+    for dtype in HALVES:
+        a, b = operands("rows", 6, 100, dtype, generator)
+        bias = integers(6, 72, generator=generator).to(dtype)
+        offs = ends(100, 6, "random", generator)
+        offs[-1] = 100
+        leaves = [x.detach().requires_grad_() for x in (a, b, bias)]
+        gradient = integers(100, 72, generator=generator).to(dtype)
+        torch.autograd.backward(lib.grouped_mm(leaves[0], leaves[1], offs=offs, bias=leaves[2]), gradient)
+        exact = [x.double().requires_grad_() for x in (a, b, bias)]
+        parts = [exact[0][begin:end] @ exact[1][g] + exact[2][g] for g, (begin, end) in enumerate(spans(offs))]
+        torch.autograd.backward(torch.cat(parts), gradient.double())
+        for mine, other in zip(leaves, exact, strict=True):
+            assert mine.grad is not None
+            assert other.grad is not None
+            assert torch.equal(mine.grad, other.grad.to(dtype))
+
+
+def test_rows_have_the_bits_of_the_single_product(lib: Library, generator: torch.Generator) -> None:
+    """Under batch_invariant each group's rows are, bit for bit, those of `matmul` of its matrix alone."""
+    options: dict[str, Any] = {"batch_invariant": True}
+    for groups in (4, 32):
+        a = torch.randn(600, 512, device="cuda", dtype=torch.bfloat16, generator=generator)
+        b = torch.randn(groups, 768, 512, device="cuda", dtype=torch.bfloat16, generator=generator).mT
+        for kind in ("random", "one", "random"):
+            offs = ends(600, groups, kind, generator)
+            c = lib.grouped_mm(a, b, offs=offs, **options)
+            for group, (begin, end) in enumerate(spans(offs)):
+                if begin < end:
+                    assert torch.equal(c[begin:end], lib.matmul(a[begin:end], b[group], **options))
+
+
+def test_torchs_grouped_mm(lib: Library, generator: torch.Generator) -> None:
+    """Inside the override torch's own function gives the same integers, and its products are counted as ours."""
+    del lib
+    a, b = operands("rows", 8, 256, torch.bfloat16, generator)
+    offs = ends(256, 8, "random", generator)
+    with aotmm.override() as active:
+        found = torch.nn.functional.grouped_mm(a, b, offs=offs)
+    same(found, wanted("rows", a, b, offs))
+    assert "1 products by aotmm" in repr(active)
+
+
+def test_op(lib: Library, generator: torch.Generator) -> None:
+    """The op's schema, fake and gradients are consistent for torch."""
+    del lib
+    for form in FORMS:
+        a, b = operands(form, 4, 64, torch.float16, generator)
+        offs = ends(64, 4, "random", generator)
+        offs[-1] = 64  # what lies behind the last group is undefined, and the check compares all of it
+        arguments = a.requires_grad_(), b.requires_grad_(), offs
+        torch.library.opcheck(torch.ops.aotmm.grouped_mm.default, arguments)

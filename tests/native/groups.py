@@ -1,0 +1,231 @@
+"""Grouped products in interpreters: operands whose groups lie one behind the other, and what a launch made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aotmm.pack.schema import Kernel
+from aotmm.problem import DTYPES
+from aotmm.runtime.launcher import Plan, Problem
+from tests.emulators import numerics
+from tests.native.emulation import STORAGE, Array, Emulator, Operand, place
+from tests.native.emulation import Product as Placement
+
+# A tile of each form, and what every set gets for its types: generic kernels of both forms.
+CONFIGS = """
+dtypes = ["fp16", "bf16"]
+layouts = ["nt"]
+epilogues = ["none"]
+source = "tests"
+
+[[config]]
+block_m = 64
+block_n = 64
+block_k = 32
+num_stages = 2
+num_warps = 4
+
+[[config]]
+grouped = "M"
+layouts = ["nn", "nt"]
+epilogues = ["full"]
+outputs = ["fp16", "bf16", "fp32"]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+
+[[config]]
+grouped = "K"
+layouts = ["tn"]
+outputs = ["fp16", "bf16", "fp32"]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """One grouped product of integers, which has to be right bit for bit.
+
+    Attributes:
+        grouped: "M" or "K".
+        sizes: of the groups along that dimension.
+        behind: elements of it that are in no group: NaN in the operands.
+        other: M of groups of K, K of groups of rows.
+        layout, padding, offset: as in `emulation.Product`.
+        bias: "" for none, "vector" for one in each group, "matrix" for one of C's shape.
+    """
+
+    grouped: str
+    sizes: tuple[int, ...]
+    N: int
+    other: int
+    behind: int = 0
+    dtype: str = "fp16"
+    out: str = "fp16"
+    layout: str = "nt"
+    padding: int = 0
+    offset: int = 0
+    step_c: int = 1
+    bias: str = ""
+    activation: str = "none"
+
+
+class Case:
+    """The operands of a grouped product, the problem that the launcher gets, and the bytes that C has to have."""
+
+    def __init__(self, product: Grouped) -> None:
+        """Draw integers whose sums are exact in every order; what must not be read or changed is NaN."""
+        self.product = product
+        ends = np.cumsum(product.sizes)
+        length = int(ends[-1]) + product.behind
+        self.M, self.K = (length, product.other) if product.grouped == "M" else (product.other, length)
+        groups, N = len(product.sizes), product.N
+        a, b, _ = numerics.integer_inputs(
+            self.M, N, max(self.K, 1), product.dtype, product.out, batch=(groups,), signed=True, accumulator_bits=24
+        )
+        a = a[:1, :, : self.K]
+        b = b[:, : self.K] if product.grouped == "M" else b[:1, : self.K]
+        nan = numerics.encode(np.array([np.nan]), product.dtype)[0]
+        if product.grouped == "M":
+            a[:, ends[-1] :] = nan
+        else:
+            a[:, :, ends[-1] :], b[:, ends[-1] :] = nan, nan
+        results = 1 if product.grouped == "M" else groups
+        c = np.full((results, self.M, N), 0, STORAGE[product.out])
+        c.view(np.uint8)[...] = 0xFF
+        loose = Placement(1, 1, 1, padding=product.padding, offset=product.offset)
+        self.operands = {
+            "A": place(a, loose, transposed=product.layout[0] == "t"),
+            "B": place(b, loose, transposed=product.layout[1] == "t"),
+            "C": place(c, loose, transposed=False, step=product.step_c),
+        }
+        self.ends = ends.astype(np.int32)
+        exact_a, exact_b = numerics.decode(a, product.dtype), numerics.decode(b, product.dtype)
+        begins = ends - product.sizes
+        spans = list(zip(begins, ends, strict=True))
+        if product.grouped == "M":
+            parts = [exact_a[0, low:high] @ exact_b[group] for group, (low, high) in enumerate(spans)]
+            self.want = np.concatenate(parts)[None]
+        else:
+            self.want = np.stack([exact_a[0, :, low:high] @ exact_b[0, low:high] for low, high in spans])
+        self._add_bias(np.random.default_rng(0), spans)
+        if product.activation == "relu":
+            self.want = np.maximum(self.want, 0)
+
+    def _add_bias(self, rng: np.random.Generator, spans: Sequence[tuple[int, int]]) -> None:
+        product = self.product
+        self.bias_strides = (0, 0, 1)
+        if not product.bias:
+            return
+        shape = (len(spans), 1, product.N) if product.bias == "vector" else (1, self.M, product.N)
+        values = rng.integers(-64, 65, shape).astype(float)
+        self.operands["bias"] = bias = place(
+            numerics.encode(values, product.out), Placement(1, 1, 1, padding=3, offset=1, gap=2), transposed=False
+        )
+        batch, rows, cols = bias.strides
+        self.bias_strides = (batch, 0, cols) if product.bias == "vector" else (0, rows, cols)
+        if product.bias == "vector":
+            values = np.concatenate(
+                [np.repeat(values[group], high - low, 0) for group, (low, high) in enumerate(spans)]
+            )
+        self.want = self.want + (
+            values[: self.want.shape[1]] if product.bias == "vector" else values[:, : self.want.shape[1]]
+        )
+
+    def problem(self, **more: Any) -> Problem:
+        """What the launcher gets."""
+        product = self.product
+        (_, *a), (z_b, *b), (z_c, *c) = (self.operands[name].strides for name in "ABC")
+        bias = self.operands.get("bias")
+        of_rows = product.grouped == "M"
+        fields: dict[str, Any] = {
+            "M": self.M,
+            "N": product.N,
+            "K": self.K,
+            "strides_a": tuple(a),
+            "strides_b": tuple(b),
+            "strides_c": tuple(c),
+            "batch": len(product.sizes),
+            "batch_strides": (0, z_b if of_rows else 0, 0 if of_rows else z_c),
+            **dict.fromkeys(("dtype_a", "dtype_b"), DTYPES[product.dtype].storage),
+            "dtype_c": product.out,
+            "a_ptr": self.operands["A"].address,
+            "b_ptr": self.operands["B"].address,
+            "c_ptr": self.operands["C"].address,
+            "grouped": product.grouped,
+            "offsets_ptr": int(self.ends.ctypes.data),
+            "bias_ptr": bias.address if bias else 0,
+            "bias_strides": self.bias_strides,
+            "activation": product.activation,
+        }
+        return Problem(**fields | more)
+
+    def buffers(self, results: str) -> list[tuple[str, Array, str]]:
+        """All that a kernel may touch; `results` is the driver's word for what it may do to C."""
+        pieces = [("ends", self.ends, "r")]
+        for name, operand in self.operands.items():
+            pieces += [
+                (f"{name}{number}", buffer, results if name == "C" else "r")
+                for number, buffer in enumerate(operand.buffers)
+            ]
+        return pieces
+
+    def complaints(self) -> list[str]:
+        """What is wrong with C: other bits than the exact result has, or a change behind the last group or beside C."""
+        operand, rows = self.operands["C"], self.want.shape[1]
+        got, want = operand.view[:, :rows], numerics.encode(self.want, self.product.out)
+        found = []
+        if wrong := int((got != want).sum()):
+            found.append(f"{wrong} of {want.size} elements are wrong, the first at {np.argwhere(got != want)[0]}")
+        inside = Operand(operand.view[:, :rows], operand.buffers).bytes_of_elements()
+        for buffer in operand.buffers:
+            outside = np.ones(buffer.nbytes, bool)
+            at = inside - buffer.ctypes.data
+            outside[at[(at >= 0) & (at < buffer.nbytes)]] = False
+            if (buffer.view(np.uint8)[outside] != 0xFF).any():
+                found.append("memory outside of the groups was changed")
+        return found
+
+
+def able(emulator: Emulator, problem: Problem) -> list[tuple[Kernel, Plan]]:
+    """The kernels that take a problem, each with its plan."""
+    device = emulator.launcher.device(0)
+    found = [emulator.launcher.check(problem, device, number) for number in range(len(emulator.kernels))]
+    return [(evaluation.kernel, evaluation.plan) for evaluation in found if evaluation.plan is not None]
+
+
+def run(
+    emulator: Emulator, case: Case, plan: Plan, problem: Problem | None = None, *, results: str = "w1"
+) -> list[str]:
+    """What is wrong after the launch of a plan, before which C is NaN."""
+    for buffer in case.operands["C"].buffers:
+        buffer.view(np.uint8)[...] = 0xFF
+    emulator.driver.buffers = case.buffers(results)
+    emulator.driver.launches.clear()
+    emulator.launcher.run(plan, problem or case.problem(), 0, 0)
+    faults = [*emulator.driver.faults, *emulator.driver.misuse]
+    if len(emulator.driver.launches) != 1:
+        faults.append(f"{len(emulator.driver.launches)} launches")
+    return faults + case.complaints()
+
+
+def outcomes(folder: Path, products: Sequence[Grouped]) -> list[tuple[Grouped, dict[str, list[str]]]]:
+    """What every kernel that takes a product made of it, by name."""
+    emulator = Emulator(folder)
+    found = []
+    for product in products:
+        case = Case(product)
+        made = {kernel.name: run(emulator, case, plan) for kernel, plan in able(emulator, case.problem())}
+        found.append((product, made))
+    return found

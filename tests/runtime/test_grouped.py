@@ -1,0 +1,208 @@
+"""`lib.grouped_mm` up to the driver: forms, gradients, tracing, errors; NumPy multiplies (`pretend`)."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from tests.runtime import pretend
+
+# Groups of 3, 0, 5 and 1 elements, and 2 behind them.
+_BEGIN = """
+torch.manual_seed(0)
+offs = torch.tensor([3, 3, 8, 9], dtype=torch.int32)
+spans = [(0, 3), (3, 3), (3, 8), (8, 9)]
+def whole(*shape, dtype=torch.float32):
+    return torch.randint(-4, 5, shape).to(dtype)
+def same(x, y):
+    assert x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y), (x, y)
+"""
+
+
+def run(body: str) -> str:
+    """What `body` prints behind the definitions of groups."""
+    return pretend.run(_BEGIN + body)
+
+
+def test_every_form() -> None:
+    """Rows, columns and K in groups, and two batches: values, shapes and types, of matrices that lie either way."""
+    run("""
+a, b = whole(11, 6), whole(4, 6, 7)
+for x in (a, a.T.contiguous().T):
+    for y in (b, b.mT.contiguous().mT):
+        c = lib.grouped_mm(x, y, offs=offs)
+        same(c[:9], torch.cat([x[lo:hi] @ y[g] for g, (lo, hi) in enumerate(spans)]))
+        assert c.shape == (11, 7) and c.is_contiguous()
+a, b = whole(4, 5, 6), whole(6, 11)
+same(lib.grouped_mm(a, b, offs=offs)[:, :9], torch.cat([a[g] @ b[:, lo:hi] for g, (lo, hi) in enumerate(spans)], 1))
+a, b = whole(5, 11), whole(11, 7)
+same(lib.grouped_mm(a, b, offs=offs), torch.stack([a[:, lo:hi] @ b[lo:hi] for lo, hi in spans]))
+a, b = whole(4, 5, 6), whole(4, 6, 7)
+same(lib.grouped_mm(a, b), a @ b)
+assert gpu.first.grouped == "M" and lib.grouped_mm(a.half(), b.half(), out_dtype=torch.float32).dtype == torch.float32
+same(aotmm.grouped_mm(a, b), a @ b)
+""")
+
+
+def test_bias_and_activation() -> None:
+    """A bias for all groups or one for each, an activation, and a result of fp32."""
+    run("""
+a, b, each = whole(11, 6, dtype=torch.float16), whole(4, 6, 7, dtype=torch.float16), whole(4, 7)
+for bias in (each, each[0], each[:, ::1].T.contiguous().T):
+    c = lib.grouped_mm(a, b, offs=offs, bias=bias, activation="relu", out_dtype=torch.float32)
+    of = [bias if bias.dim() == 1 else bias[g] for g in range(4)]
+    want = [(a[lo:hi].float() @ b[g].float() + of[g]).relu() for g, (lo, hi) in enumerate(spans)]
+    same(c[:9], torch.cat(want))
+    assert gpu.runs == 1; gpu.runs = 0
+three = whole(4, 5, 6), whole(4, 6, 7)
+same(lib.grouped_mm(*three, bias=each), three[0] @ three[1] + each[:, None])
+""")
+
+
+def test_gradients() -> None:
+    """Gradients of every form, of a bias and through an activation, are those of the products of the groups."""
+    run("""
+def of_rows(a, b, bias):
+    return torch.cat([(a[lo:hi] @ b[g] + bias[g]).relu() for g, (lo, hi) in enumerate(spans)])
+def of_columns(a, b, bias):
+    return torch.cat([a[g] @ b[:, lo:hi] for g, (lo, hi) in enumerate(spans)], 1)
+def of_sums(a, b, bias):
+    return torch.stack([a[:, lo:hi] @ b[lo:hi] for lo, hi in spans])
+cases = [
+    (whole(9, 6), whole(4, 6, 7), of_rows, {"bias": whole(4, 7), "activation": "relu"}),
+    (whole(4, 5, 6), whole(6, 9), of_columns, {}),
+    (whole(5, 9), whole(9, 7), of_sums, {}),
+]
+for a, b, reference, more in cases:
+    leaves = [x.requires_grad_() for x in (a, b, more.get("bias", torch.zeros(1)))]
+    found, wanted = lib.grouped_mm(a, b, offs=offs, **more), reference(*leaves)
+    same(found.detach(), wanted.detach())
+    weights = whole(*wanted.shape)
+    grads = torch.autograd.grad(found, leaves[: 2 + len(more) // 2], weights, create_graph=True)
+    for x, y in zip(grads, torch.autograd.grad(wanted, leaves[: len(grads)], weights)):
+        same(x.detach(), y)
+    assert all(x.grad_fn is not None for x in grads[:1])
+""")
+
+
+def test_opcheck_and_compile() -> None:
+    """The op's fake and gradients pass torch's own checks, and torch.compile gives one op for every number of rows."""
+    run("""
+from torch.library import opcheck
+a, b, bias = whole(9, 6).requires_grad_(), whole(4, 6, 7).requires_grad_(), whole(4, 7).requires_grad_()
+opcheck(torch.ops.aotmm.grouped_mm.default, (a, b, offs, bias))
+opcheck(torch.ops.aotmm.grouped_mm.default, (whole(5, 9).requires_grad_(), whole(9, 7), offs))
+opcheck(torch.ops.aotmm.grouped_mm.default, (whole(4, 5, 6), whole(6, 9).requires_grad_(), offs))
+compiled = torch.compile(lambda a, b, offs: lib.grouped_mm(a, b, offs=offs), backend="aot_eager", fullgraph=True)
+same(compiled(a.detach(), b.detach(), offs), lib.grouped_mm(a.detach(), b.detach(), offs=offs))
+""")
+
+
+def test_explained_problem() -> None:
+    """With offs `problem`, and so `explain`, is that of `grouped_mm`: what it launches, or its error; nothing runs."""
+    run("""
+from dataclasses import replace
+a, b, each = whole(11, 6), whole(4, 6, 7), whole(4, 7)
+for operands, options in (((a, b), {"bias": each, "activation": "relu"}), ((b.mT[:, :5], a.T), {}), ((a.T, a), {})):
+    found = lib.problem(*operands, offs=offs, **options)
+    assert gpu.runs == 0
+    lib.grouped_mm(*operands, offs=offs, **options)
+    assert replace(found, c_ptr=0) == replace(gpu.first, c_ptr=0), (found, gpu.first)
+    gpu.first, gpu.runs = None, 0
+for options, words in (({"scale_a": each}, "scale_a"), ({"bias": whole(3)}, "bias must be")):
+    try:
+        lib.explain(a, b, offs=offs, **options)
+    except (TypeError, ValueError) as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+""")
+
+
+def test_errors() -> None:
+    """What does not fit together is refused with its shapes before anything is launched."""
+    out = run("""
+a, b = whole(9, 6), whole(4, 6, 7)
+calls = {
+    "no offs": lambda: lib.grouped_mm(a, b),
+    "offs of batches": lambda: lib.grouped_mm(b, b.mT, offs=offs),
+    "type of offs": lambda: lib.grouped_mm(a, b, offs=offs.long()),
+    "number of offs": lambda: lib.grouped_mm(a, b, offs=offs[:2]),
+    "shape of offs": lambda: lib.grouped_mm(a, b, offs=offs[None]),
+    "inner sizes": lambda: lib.grouped_mm(a[:, :5], b, offs=offs),
+    "bias": lambda: lib.grouped_mm(a, b, offs=offs, bias=whole(7, 4)),
+    "bias of sums": lambda: lib.grouped_mm(a.T, a, offs=offs, bias=whole(6)),
+    "type of bias": lambda: lib.grouped_mm(a, b, offs=offs, bias=whole(7).half()),
+    "activation": lambda: lib.grouped_mm(a, b, offs=offs, activation="cube"),
+}
+for name, call in calls.items():
+    try:
+        call()
+        print(name, "passed")
+    except (TypeError, ValueError) as error:
+        print(f"{name}: {type(error).__name__}: {error}")
+gpu.refuse = "kernel"
+refused = {"rows": (a.half(), b.half()), "sums": (a.T.half(), a.half()), "fp32": (a, b), "sums of fp32": (a.T, a)}
+for name, (x, y) in refused.items():
+    try:
+        lib.grouped_mm(x, y, offs=offs)
+    except (aotmm.NoKernelError, TypeError) as error:
+        print(f"{name} refused: {type(error).__name__}: {error}")
+assert gpu.runs == 0
+""")
+    for words in (
+        "no offs: ValueError: offs are needed for a matrix in groups: a is (9, 6), b is (4, 6, 7)",
+        "offs of batches: ValueError: offs are not for two batches",
+        "type of offs: TypeError: offs must be int32",
+        "number of offs: ValueError: offs must have one number for each matrix",
+        "shape of offs: ValueError: offs must have one dimension",
+        "inner sizes: ValueError: the inner sizes differ",
+        "bias: ValueError: bias must be (N) or (groups, N)",
+        "bias of sums: ValueError: a bias is for groups of rows of a",
+        "type of bias: TypeError: bias must have the dtype of the result",
+        "activation: ValueError: unknown activation 'cube'",
+        "rows refused: NoKernelError: no kernel fits",
+        "for these operands it has: fp16 x fp16 -> fp16, epilogue full",
+        "sums refused: NoKernelError: no kernel fits",
+        "multiplies fp32 x fp32 in groups: a is (9, 6) float32 on cpu",
+        "offs is (4,) int32 on cpu; it has: bf16 x bf16, fp16 x fp16",
+        "sums of fp32 refused: TypeError: no kernel of pack",
+    ):
+        assert words in out
+
+
+def test_override() -> None:
+    """`aotmm.override` takes torch's grouped products with offs, and leaves to torch what it writes in another way."""
+    out = run("""
+a, b = whole(11, 6, dtype=torch.float16), whole(4, 6, 8, dtype=torch.float16)
+want = torch.cat([a[lo:hi].float() @ b[g].float() for g, (lo, hi) in enumerate(spans)]).half()
+with aotmm.override() as active:
+    found = torch._grouped_mm(a, b, offs)
+    same(found[:9], want)
+    assert gpu.runs == 1 and gpu.first.grouped == "M"
+    of_weights = whole(8, 11, dtype=torch.float16), whole(11, 16, dtype=torch.float16), offs
+    for other in ((a.float(), b.float(), offs), (a, b, offs, b[0, 0]), of_weights):
+        try:
+            torch._grouped_mm(*other)
+        except (RuntimeError, NotImplementedError):
+            pass  # torch has no such kernel here
+    assert gpu.runs == 1
+    print(active)
+with aotmm.override(batch_invariant=True) as active:
+    gpu.first = None
+    torch._grouped_mm(*of_weights)
+    assert gpu.runs == 2 and gpu.first.grouped == "K"
+""")
+    assert "1 products by aotmm, 3 by torch: 1 of other types, 2 of other forms" in out
+
+
+def test_document() -> None:
+    """The code of docs/experts.md runs, and gives each expert's rows its product."""
+    (code,) = re.findall(r"```python\n(.*?)```", (pretend.CHECKOUT / "docs" / "experts.md").read_text(), re.DOTALL)
+    given = """
+        expert = torch.tensor([3, 0, 3, 7, 0, 5])
+        order = expert.argsort()
+        x, weights = whole(6, 16), whole(8, 24, 16)
+    """
+    judged = "\nsame(y, torch.stack([x[i] @ weights[expert[i]].T for i in order]))\n"
+    run(textwrap.dedent(given) + code + judged)
