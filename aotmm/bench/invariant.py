@@ -1,7 +1,8 @@
 """The price of `batch_invariant`: layers of real models on random rows, against our own choice and others' ways.
 
 Others are a published Triton kernel of one tile (`providers.one_tile`), where Triton is installed, and cuBLAS without a
-workspace, which then does not split K. Its variables are read once, so it is timed by a process of its own.
+workspace, which then does not split K. Its variables are read once, so it runs in a process of its own, in turn with
+the others: clocks follow the power of what ran before.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from aotmm.bench.providers import Call
 from aotmm.bench.providers.own import library
 from aotmm.bench.results import Results
 from aotmm.bench.session import continued, gpu
+from aotmm.errors import AotmmError
 from aotmm.timing.check import truth
 from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, Pool
@@ -34,6 +37,7 @@ from aotmm.timing.problems import Case, Shape
 _COUNT, _MOST = 120, 8192  # products: about 4 minutes; rows
 _BANDS = {"1 to 64 rows": (1, 64), "65 to 1023 rows": (65, 1023), "1024 rows on": (1024, _MOST), "all": (1, _MOST)}
 _STARVED = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+_REPLAY = "replay"
 _OWN, _TILE, _CUBLAS = "own choice", "one Triton tile", "cuBLAS without workspace"
 
 
@@ -54,12 +58,9 @@ def run_invariant(seed: int, folder: Path, progress: Callable[[str], None], *, c
 
 def _measure(cases: list[Case]) -> dict[str, dict[str, float]]:
     """Return by band of rows the others' times over ours: geometric mean, 5 % quantile and least."""
-    others = _starved(cases)
-    ratios: list[dict[str, float]] = []
-    for case, starved in zip(cases, others, strict=True):
-        us = _times(case, ours=True)
-        mine = us.pop("ours")
-        ratios.append({name: each / mine for name, each in (us | {_CUBLAS: starved}).items()})
+    with _starved() as other:
+        times = [_times(case, other) for case in cases]
+    ratios = [{name: each / row["ours"] for name, each in row.items() if name != "ours"} for row in times]
     return {
         f"{band}, {name}": _figures(
             [row[name] for row, case in zip(ratios, cases, strict=True) if least <= case.shape.M <= most]
@@ -90,40 +91,73 @@ def _figures(ratios: list[float]) -> dict[str, float]:
     }
 
 
-def _times(case: Case, *, ours: bool) -> dict[str, float]:
-    """Return microseconds of a product by each way of this process: ours and Triton's, or torch's alone."""
-    pool = Pool(torch.device("cuda"))
-    sets, stopwatch = pool.operands(case, torch.cuda.get_device_properties().L2_cache_size), GraphStopwatch()
-    calls: dict[str, Call] = {"torch": lambda x: torch.mm(x.a, x.b, out=x.out)}
-    if ours:
-        calls = {"ours": partial(_call, invariant=True), _OWN: partial(_call, invariant=False)}
-        if importlib.util.find_spec("triton") is not None:
-            from aotmm.bench.providers.one_tile import matmul
+def _times(case: Case, other: _Starved) -> dict[str, float]:
+    """Return microseconds of a product by each way."""
+    calls: dict[str, Call] = {"ours": partial(_call, invariant=True), _OWN: partial(_call, invariant=False)}
+    if importlib.util.find_spec("triton") is not None:
+        from aotmm.bench.providers.one_tile import matmul
 
-            calls[_TILE] = lambda x: matmul(x.a, x.b, x.out)
-    runs = {}
-    for name, call in calls.items():
-        call(sets[0])
-        truth(sets[0].a, sets[0].b, sets[0].out.dtype, sets[0].epilogue).confirm(sets[0].out, f"the product by {name}")
-        runs[name] = repeated(stopwatch, call, sets)
-    return {name: statistics.median(samples) for name, samples in in_turn(runs).items()}
+        calls[_TILE] = lambda x: matmul(x.a, x.b, x.out)
+    runs = {name: _recorded(case, call, name) for name, call in calls.items()}
+    samples = in_turn(runs | {_CUBLAS: other.recorded(case)})
+    return {name: statistics.median(each) for name, each in samples.items()}
+
+
+def _recorded(case: Case, call: Call, name: str) -> tuple[Callable[[], float], int]:
+    """Return a recording of `call`, whose product is right, and the number of products in it."""
+    pool, stopwatch = Pool(torch.device("cuda")), GraphStopwatch()
+    sets = pool.operands(case, torch.cuda.get_device_properties().L2_cache_size)
+    call(sets[0])
+    truth(sets[0].a, sets[0].b, sets[0].out.dtype, sets[0].epilogue).confirm(sets[0].out, f"the product by {name}")
+    return repeated(stopwatch, call, sets)
 
 
 def _call(operands: Operands, *, invariant: bool) -> object:
     return library().matmul(operands.a, operands.b, out=operands.out, batch_invariant=invariant)
 
 
-def _starved(cases: list[Case]) -> list[float]:
-    """Return the microseconds of torch's products in a process whose cuBLAS has no workspace."""
-    sizes = json.dumps([(case.shape.M, case.shape.N, case.shape.K) for case in cases])
-    command = [sys.executable, "-c", "from aotmm.bench.invariant import starved; starved()", sizes]
-    done = subprocess.run(command, env=os.environ | _STARVED, capture_output=True, text=True, check=True)
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+class _Starved:
+    """The process of torch whose cuBLAS has no workspace."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def recorded(self, case: Case) -> tuple[Callable[[], float], int]:
+        """Return a function that replays the product there, as `Stopwatch.record`, and the number of launches."""
+        launches = round(self._asked([case.shape.M, case.shape.N, case.shape.K]))
+        return lambda: self._asked(_REPLAY), launches
+
+    def _asked(self, question: object) -> float:
+        try:
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+            return float(self._process.stdout.readline())  # type: ignore[union-attr]
+        except (OSError, ValueError) as error:
+            raise AotmmError(f"the process of {_CUBLAS} failed with exit code {self._process.wait()}") from error
+
+
+@contextmanager
+def _starved() -> Iterator[_Starved]:
+    command = [sys.executable, "-c", "from aotmm.bench.invariant import starved; starved()"]
+    environment = os.environ | _STARVED
+    with subprocess.Popen(
+        command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            yield _Starved(process)
+        finally:
+            process.kill()
 
 
 def starved() -> None:
-    """Time the products of the sizes in the first argument, and write microseconds to stdout. For `_starved`."""
-    cases = [Case(Shape(M, N, K, "nt"), "bf16") for M, N, K in json.loads(sys.argv[1])]
-    found = [_times(case, ours=False)["torch"] for case in cases]
-    sys.stdout.write(json.dumps(found) + "\n")
+    """Answer lines of stdin, for `_Starved`: sizes by the number of launches that are recorded, others by a replay."""
+    run: Callable[[], float] = float
+    for line in sys.stdin:
+        question = json.loads(line)
+        if question == _REPLAY:
+            answer = run()
+        else:
+            M, N, K = question
+            case = Case(Shape(M, N, K, "nt"), "bf16")
+            run, answer = _recorded(case, lambda x: torch.mm(x.a, x.b, out=x.out), _CUBLAS)
+        sys.stdout.write(f"{answer}\n")
+        sys.stdout.flush()

@@ -29,6 +29,9 @@ PACKS = _ROOT / "build" / "own"
 _EXAMPLES = _ROOT / "examples" / "own"
 _CALLS = 400  # fewer than the launch queue holds, so that no call waits for the GPU
 _ROUNDS = 40
+# Clocks for which a GPU is busy while launches are timed, about 20 ms. On one that is idle now and then they would cost more
+# the slower they follow each other, so that differences between methods would be larger than what the CPU does.
+_BUSY = 40_000_000
 _PROCESSES = 3
 _OF_JIT, _ABOVE_C, _ABOVE_PYTHON, _SOONER = 0.45, 0.3, 1.2, 50.0  # asked for: at most, at most, at most, at least
 
@@ -92,6 +95,7 @@ def _measured(ours: Function, jit: Any, case: Case) -> dict[str, float]:
     for _ in range(_ROUNDS):
         for name, loop in loops.items():
             torch.cuda.synchronize()
+            torch.cuda._sleep(_BUSY)  # noqa: SLF001 - torch has no public kernel that waits
             times[name].append(loop())
     least = {name: min(row) for name, row in times.items()}
     return {f"{name} us": us for name, us in least.items()} | {

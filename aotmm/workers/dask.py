@@ -255,8 +255,8 @@ def _facts(further: Callable[[], Facts]) -> Facts:
     return {"aotmm": f"{__version__} (sources {digest.hexdigest()[:12]})"} | further()
 
 
-# The processes of each pool, in a worker's process.
-_processes: dict[str, WorkerProcesses] = {}
+# The processes of each pool, in a worker's process; None when it has ended, for a task of it may still come.
+_processes: dict[str, WorkerProcesses | None] = {}
 _lock = threading.Lock()
 
 
@@ -277,6 +277,8 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
                 return _Refused(refused[0])
             _processes[name] = WorkerProcesses([contract.factory] * worker.state.nthreads, contract.timeouts)
         processes = _processes[name]
+    if processes is None:
+        return _Lost(worker.address, "its pool has ended", None, starved=False)
     try:
         return processes.run(pickle.loads(task))  # noqa: S301 (likewise)
     except WorkerDiedError as error:
@@ -286,6 +288,7 @@ def _do(name: str, pickled: bytes, task: bytes) -> Any:
 def _end(name: str) -> None:
     """End the processes of the pool `name` on a worker."""
     with _lock:
-        processes = _processes.pop(name, None)
+        processes = _processes.get(name)
+        _processes[name] = None
     if processes is not None:
         processes.end()

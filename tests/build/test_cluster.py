@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -259,3 +260,11 @@ def test_interrupted(cluster: Dask, configs: str, tmp_path: Path) -> None:
     assert 1 <= len(list((out / ".cache").glob("[!.]*"))) < KERNELS
     assert not (out / "sm90").exists()
     cluster.wait_without_children("a")
+
+
+def test_task_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that reaches a worker after its pool has ended starts no process, for nobody would end it."""
+    monkeypatch.setattr("distributed.get_worker", lambda: SimpleNamespace(address="tcp://a:1"))
+    monkeypatch.setattr(clusters, "_processes", {})
+    clusters._end("pool")
+    assert clusters._do("pool", b"no contract is read", b"nor a task").why == "its pool has ended"

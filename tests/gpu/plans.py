@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import aotmm
+from aotmm.kernels import BLOCK_SCALED
 from aotmm.pack import table
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
@@ -22,8 +23,8 @@ WIDTHS = (1, 2, 4)  # bytes of an element
 
 
 def config_names(lib: Library, role: str, dtype: str) -> list[str]:
-    """The configs of this GPU's pack which have kernels of `role` for `dtype` that add up in fp32."""
-    kernels = lib.pack_for(0).manifest.kernels
+    """The configs of this GPU's pack with kernels of `role` for `dtype` that add up in fp32, without block scales."""
+    kernels = [kernel for kernel in lib.pack_for(0).manifest.kernels if BLOCK_SCALED not in kernel.guards]
     return sorted({k.config_name for k in kernels if (k.role, k.dtype_a, k.fast_accum) == (role, dtype, False)})
 
 

@@ -172,19 +172,29 @@ def differing(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (bits(x) != bits(y)).sum()
 
 
-def failures(lib: Library, count: int, seed: int = SEED) -> list[str]:
-    """Those of `count` random problems whose rows have other bits in a product of another number of rows."""
+def compared(lib: Library, count: int, seed: int) -> Iterator[tuple[Product, torch.Tensor, torch.Tensor]]:
+    """`count` random problems, results of the most rows, and how many elements of them differ by each of ROWS."""
     source = random.Random(seed)  # noqa: S311 - no secret
     generator = torch.Generator("cuda").manual_seed(seed)
-    found = []
     for _ in range(count):
-        drawn = draw(source)
-        product = Product(lib, drawn, generator)
+        product = Product(lib, draw(source), generator)
         whole = product(0, MOST)
-        wrong = torch.stack([differing(product(0, rows), whole[:rows]) for rows in ROWS])
-        if int(wrong.sum()):
-            found.append(f"{drawn}: {dict(zip(ROWS, wrong.tolist(), strict=True))}")
-    return found
+        yield product, whole, torch.stack([differing(product(0, rows), whole[:rows]) for rows in ROWS])
+
+
+def failures(lib: Library, count: int, seed: int = SEED) -> list[str]:
+    """Those of `count` random problems whose rows have other bits in a product of another number of rows."""
+    return [
+        f"{product.drawn}: {dict(zip(ROWS, wrong.tolist(), strict=True))}"
+        for product, _, wrong in compared(lib, count, seed)
+        if int(wrong.sum())
+    ]
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """A number that two tensors share only if their bits are, but for one chance in millions."""
+    weights = torch.arange(1, tensor.numel() + 1, device="cuda").view(tensor.shape)
+    return int((bits(tensor).long() * (weights * 0x9E3779B1 % 1000003)).sum())
 
 
 def every_other(values: torch.Tensor) -> torch.Tensor:
@@ -306,9 +316,7 @@ def classes(
             out.fill_(0)
             which = Plan(number, split=split, copies=plan.copies, workspace_bytes=workspace.numel())
             launcher.run(which, problem, 0, stream, workspace.data_ptr())
-            weights = torch.arange(1, out.numel() + 1, device="cuda").view(out.shape)
-            digest = int((bits(out).long() * (weights * 0x9E3779B1 % 1000003)).sum())
-            found.setdefault((str(kernel.order), split), {}).setdefault(digest, []).append(kernel.name)
+            found.setdefault((str(kernel.order), split), {}).setdefault(digest(out), []).append(kernel.name)
     return found
 
 

@@ -91,15 +91,13 @@ def test_random_problems(tmp_path: Path, lib: Library) -> None:
 
 
 def test_regret(tmp_path: Path) -> None:
-    """The chosen plan and the best one are right, and timed in turns; neither is far faster than itself."""
+    """The chosen plan and the best one are right, and timed in turns."""
     arguments = ["bench", "random", "--regret", "--seed", "5", "--count", "2", "--classes", "layers,squares"]
     found = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)])
     assert found.exit_code == 0, found.output
     for row in read(tmp_path).rows:
         assert list(row.times) == ["chosen", "best"], row
-        ratio = row.ratio("chosen", "best")
-        assert ratio is not None
-        assert 0.2 < ratio < 1.2
+        assert all(0 < times.error <= 1 and len(times.graph_us) == 5 for times in row.times.values())
         assert row.times["chosen"].note
 
 

@@ -350,6 +350,8 @@ def test_operands_that_are_not_aligned(
     """Copies in every layout and for each operand: the product is exact, and nothing beside the result is written."""
     ours, kind, output = prefer(config_name), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
     if dtype == "tf32":
+        if layout_of(ours, config_name, dtype) == "tn":
+            pytest.skip("copies of tf32 operands lie along K, and this config takes operands across it alone")
         allow_tf32()
     taken = set()
     for (m, n, k), layout, forms in itertools.product([(137, 203, 331), (256, 272, 528)], LAYOUTS, FORMS):
