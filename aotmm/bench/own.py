@@ -29,8 +29,8 @@ PACKS = _ROOT / "build" / "own"
 _EXAMPLES = _ROOT / "examples" / "own"
 _CALLS = 400  # fewer than the launch queue holds, so that no call waits for the GPU
 _ROUNDS = 40
-# Clocks for which a GPU is busy while launches are timed, about 20 ms. On one that is idle now and then they would cost more
-# the slower they follow each other, so that differences between methods would be larger than what the CPU does.
+# Clocks for which the GPU is busy while launches are timed, about 20 ms. On one that is idle now and then launches cost
+# more, the slower they follow each other, so that methods would differ by more than what the CPU does.
 _BUSY = 40_000_000
 _PROCESSES = 3
 _OF_JIT, _ABOVE_C, _ABOVE_PYTHON, _SOONER = 0.45, 0.3, 1.2, 50.0  # asked for: at most, at most, at most, at least
@@ -92,10 +92,11 @@ def _measured(ours: Function, jit: Any, case: Case) -> dict[str, float]:
         if not error <= case.error:
             raise RuntimeError(f"{ours.name}, {name}: its error is {error:.3g}, at most {case.error:.3g} is allowed")
     times: dict[str, list[float]] = {name: [] for name in loops}
+    busy: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 - torch has no public kernel that waits
     for _ in range(_ROUNDS):
         for name, loop in loops.items():
             torch.cuda.synchronize()
-            torch.cuda._sleep(_BUSY)  # noqa: SLF001 - torch has no public kernel that waits
+            busy(_BUSY)
             times[name].append(loop())
     least = {name: min(row) for name, row in times.items()}
     return {f"{name} us": us for name, us in least.items()} | {
