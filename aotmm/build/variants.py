@@ -54,7 +54,7 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
 _WIDTHS = (*range(16, 257, 16), 272, 288, 320)
 _TWO = 2  # instructions, of a width each that is a power of two
-_FOUR = 4  # bytes of an element
+_TWO_BYTES, _FOUR = 2, 4  # of an element
 _INT8_STEP, _INT8_ANY = 16, 32  # of the widths of an instruction, of which smaller ones are multiples of 8
 _WGMMA = NUMBERS | {
     "block_m": (64, 128, 192, 256),
@@ -85,7 +85,7 @@ FAMILIES = {
         _WGMMA_DTYPES,
         warpgroups="block_m",
         width="block_n",
-        roles=("product", "partial", "grouped_m"),
+        roles=("product", "partial", "grouped_m", "grouped_k"),
         any_rows=False,
     ),
     "pingpong": Family(
@@ -93,7 +93,7 @@ FAMILIES = {
         ("sm90",),
         _WGMMA_DTYPES,
         width="block_n",
-        roles=("product", "grouped_m"),
+        roles=("product", "grouped_m", "grouped_k"),
         any_rows=False,
     ),
     "swapped": Family(
@@ -437,11 +437,16 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
     """Refuse layouts in which wgmma does not read a type: one byte along K alone; 32 bits too, but X from registers.
 
+    A stage of a group of K may end with rows of another group, which are cleared: it has such rows in layout "tn" alone.
+
     Raises:
         SpecError: with the layouts that are possible.
     """
     if not family.width:
         return
+    wide = any(DTYPES[input_types(dtype)[0]].bytes != _TWO_BYTES for dtype in entry.dtypes)
+    if entry.role == "grouped_k" and (wide or entry.layouts != ("tn",)):
+        raise SpecError(f'{where}: family {entry.family} sums groups of K of fp16 and bf16 in layouts = ["tn"] alone')
     for dtype in entry.dtypes:
         size = DTYPES[input_types(dtype)[0]].bytes
         along_k: tuple[str, ...] = LAYOUTS

@@ -113,6 +113,32 @@ def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> No
     assert tried == {k.name for k in launcher.kernels if k.role == role and k.dtype_a == k.dtype_c} != set()
 
 
+def test_groups_of_k_see_no_others(lib: Library, generator: torch.Generator) -> None:
+    """By each kernel, sums over groups of K are exact beside groups of NaN, for many tiles and any rows of a stage."""
+    launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
+    M, N, groups, size = 264, 392, 24, 1500
+    for dtype in HALVES:
+        a, b = integers(M, size, generator=generator), integers(size, N, generator=generator)
+        offs = ends(size, groups, "random", generator)
+        want = torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in spans(offs)])
+        nan = torch.zeros(size, dtype=torch.bool, device="cuda")
+        for group, (begin, end) in enumerate(spans(offs)):
+            nan[begin:end] = group % 2 == 1
+        nan[int(offs[-1]) :] = True
+        a[:, nan], b[nan] = torch.nan, torch.inf
+        left, right = lay_out(a, dtype, "t", pad=0), lay_out(b, dtype, "n", pad=0)
+        c = torch.empty(groups, M, N, device="cuda", dtype=dtype)
+        problem = replace(lib.problem(left, right, offs=offs), c_ptr=c.data_ptr())
+        for number, kernel in enumerate(launcher.kernels):
+            plan = launcher.check(problem, launcher.device(0), number).plan
+            if plan is not None:
+                c.fill_(7)
+                launcher.run(plan, problem, 0, stream, 0)
+                assert torch.equal(c[::2], want[::2].to(dtype)), kernel.name
+                tried.add(kernel.name)
+    assert {k.name for k in launcher.kernels if k.role == "grouped_k" and k.dtype_a == k.dtype_c} == tried != set()
+
+
 def test_graph_with_other_groups(lib: Library, generator: torch.Generator) -> None:
     """A captured graph is right for whatever groups its replays find."""
     groups, size = 16, 512

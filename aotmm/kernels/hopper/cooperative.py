@@ -35,8 +35,9 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
         row += SLAB * (t.ROWS // t.PARTS)
         held = fetch_factors(matrix, row, col, memory, epilogue, t)
         first, end = work.steps_of(matrix)
-        acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end)
-        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage)
+        size = work.size(matrix)
+        acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end, size=size)
+        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
         factors = put_factors(memory, SLAB, held, t)
         if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
@@ -61,20 +62,20 @@ def cooperative(
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
-    SWAPPED: gl.constexpr, GROUPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, X_GROUP: gl.constexpr,
-    Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    SWAPPED: gl.constexpr, GROUPED: gl.constexpr, GROUPED_K: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
+    X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
-        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, PARTIAL, PRECISE, X_GROUP, Y_GROUP, SCALED,
-        EPILOGUE,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, PARTIAL, PRECISE, X_GROUP, Y_GROUP,
+        SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, steps, batch, group_m, split, offsets_ptr, cluster, t)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, cluster, t)
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz
     x_scales, y_scales = block_scales(

@@ -375,5 +375,5 @@ def store_tile(acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_s
 @gluon.jit
 def await_operands(tiling):
     """Wait for the previous kernel, which may have written what consumers read; the producer waits for A and B."""
-    if tiling.SCALED or tiling.GROUPED or tiling.EPILOGUE != "none":
+    if tiling.SCALED or tiling.GROUPED or tiling.GROUPED_K or tiling.EPILOGUE != "none":
         gdc_wait()

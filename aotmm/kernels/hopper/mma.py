@@ -11,9 +11,15 @@ from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
-from aotmm.kernels import LINE_BYTES
+from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
+from aotmm.kernels.hopper.cluster import THREADS
 from aotmm.kernels.hopper.pipeline import next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
@@ -26,6 +32,7 @@ _UNIT = 16  # bytes: of addresses and distances in descriptors
 _DESCRIPTOR = (
     (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32) | (1 << 16)
 )  # that swizzle, groups one after another
+VECTOR_UNIT = gl.constexpr(VECTOR_BYTES)
 MOST_INT8 = gl.constexpr(224)  # columns of a product of int8 that Gluon knows
 _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8"}
 
@@ -96,8 +103,31 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
+def clear_from(box, rows):
+    """Set the rows of a box from number `rows` on to zero."""
+    VECTOR: gl.constexpr = VECTOR_UNIT * 8 // box.dtype.primitive_bitwidth
+    ACROSS: gl.constexpr = min(box.shape[1] // VECTOR, THREADS)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
+    row = gl.arange(0, box.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    values = box.load(LAYOUT)
+    box.store(gl.where((row < rows)[:, None], values, gl.zeros_like(values)))
+
+
+@gluon.jit
+def clear_behind(ring, tiling, SLAB: gl.constexpr, stage, k):
+    """Set elements of K from number `k` of a stage on to zero, of both factors: 0 times NaN would not be 0."""
+    t = tiling
+    clear_from(ring.x.index(stage * t.PARTS + SLAB), k)
+    clear_from(ring.y.index(stage), k)
+    if t.COLS1 > 0:
+        clear_from(ring.y1.index(stage), k)
+    fence_async_shared()
+    gl.barrier()  # a wgmma reads what all threads wrote
+
+
+@gluon.jit
 def multiply_boxes(
-    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited, size
 ):
     """Do `multiply` with both factors in shared memory; the last product may be in flight."""
     t = tiling
@@ -105,6 +135,9 @@ def multiply_boxes(
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
+        if t.GROUPED_K:
+            if size - step * t.BLOCK_K < t.BLOCK_K:
+                clear_behind(ring, t, SLAB, stage, size - step * t.BLOCK_K)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
@@ -170,11 +203,13 @@ def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, 
 
 @gluon.jit
 def multiply(
-    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1
-):
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1,
+    size=None,
+):  # fmt: skip
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative.
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. Elements of K
+    from number `size` on are not summed; with None there are none in these steps but zeros.
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
@@ -187,18 +222,18 @@ def multiply(
         return multiply_registers(ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1)
     else:
         return multiply_boxes(
-            ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited
+            ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited, size
         )
 
 
 @gluon.jit
-def drain(ring, cluster, tiling, acc, acc1, stage):
-    """Return the sums when the last product is done; release its stage, the one before `stage`."""
+def drain(ring, cluster, tiling, acc, acc1, stage, pred):
+    """Return the sums when the last product is done; release its stage, the one before `stage`, if `pred`: one was."""
     t = tiling
     if not (t.PRECISE or t.X_IN_REGISTERS):
         if t.COLS1 > 0:
             acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
-        release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, True)
+        release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, pred)
     return acc, acc1

@@ -35,22 +35,22 @@ def consume(
     meet(work.cluster)
     await_operands(t)
     added = epilogue.stages(t)
-    stages = work.steps + added  # of a tile
-    at = TURN * stages  # of all earlier tiles
+    first_unit = work.cluster.first + TURN * work.cluster.count
+    at = TURN * (work.stages(work.cluster.first) + added)  # stages of all earlier tiles
     # The first step whose stage may still wait for a box of the other's last tile: it is awaited before.
     awaited = gl.where(added > 0, gl.minimum(gl.maximum(t.STAGES - added, 0), work.steps - 1), -1)
     phase = 1 - TURN
-    first_unit = work.cluster.first + TURN * work.cluster.count
     for unit in range(first_unit, work.count(), 2 * work.cluster.count):
         row, col, matrix, limit = work.place(unit)
         held = fetch_factors(matrix, row, col, memory, epilogue, t)
         mbarrier.wait(order.index(TURN), phase)
-        stage = at % t.STAGES
+        first, end = work.steps_of(matrix)
         acc, acc1, stage, ring_phase = multiply(
-            ring, work.cluster, t, 0, stage, at // t.STAGES & 1, 0, work.steps, added_to.index(TURN), phase, awaited
-        )
+            ring, work.cluster, t, 0, at % t.STAGES, at // t.STAGES & 1, first, end, added_to.index(TURN), phase,
+            awaited, work.size(matrix),
+        )  # fmt: skip
         mbarrier.arrive(order.index(1 - TURN))
-        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage)
+        acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
         factors = put_factors(memory, TURN, held, t)
         if t.EPILOGUE != "none" and added > 0:
             acc, acc1, _, _ = add_boxes(
@@ -61,7 +61,7 @@ def consume(
             acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem.index(TURN), c1_smem.index(TURN), factors,
             epilogue, t,
         )  # fmt: skip
-        at += 2 * stages
+        at += end - first + work.stages(unit + work.cluster.count) + 2 * added
         phase ^= 1
     tma.store_wait(0)
 
@@ -77,20 +77,20 @@ def pingpong(
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
-    SWAPPED: gl.constexpr, GROUPED: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr, X_GROUP: gl.constexpr,
-    Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
+    SWAPPED: gl.constexpr, GROUPED: gl.constexpr, GROUPED_K: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
+    X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
     CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue; K is at least 1."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
-        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, PARTIAL, PRECISE, X_GROUP, Y_GROUP, SCALED,
-        EPILOGUE,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, PARTIAL, PRECISE, X_GROUP, Y_GROUP,
+        SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, steps, batch, group_m, split, offsets_ptr, cluster, t)
+    work = Work(N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, cluster, t)
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz
     x_scales, y_scales = block_scales(

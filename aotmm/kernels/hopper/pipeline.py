@@ -18,7 +18,7 @@ from aotmm.kernels.hopper.cluster import (
     meet,
 )
 from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of_two, scale_buffers
-from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, group_of, place
+from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, end_of, group_of, place
 
 AT_ONCE = gl.constexpr(GROUPS_AT_ONCE)
 
@@ -33,7 +33,7 @@ class Tiling:
     COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y is one transfer, into BOXES of the
     boxes that the compiler knows. A matrix that is added comes through the ring too, BIAS columns of each slab in a
     stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop. If GROUPED,
-    rows of C are in groups, each with a matrix B of its own. With block scales (X_GROUP is not 0) X_GROUP rows of a
+    rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a
     slab have one, and Y_GROUP columns (`scales`).
     """
 
@@ -58,6 +58,7 @@ class Tiling:
     X_IN_REGISTERS: gl.constexpr
     SWAPPED: gl.constexpr
     GROUPED: gl.constexpr
+    GROUPED_K: gl.constexpr
     PARTIAL: gl.constexpr
     PRECISE: gl.constexpr
     X_GROUP: gl.constexpr
@@ -68,14 +69,15 @@ class Tiling:
 
 @gluon.aggregate
 class Work:
-    """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of `steps` steps along K.
+    """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of K.
 
-    `ends` is the address of the ends of the groups of rows of C, of which there are `batch`; of products that are not
-    grouped it is not read.
+    `steps` is the number of steps along all of K. `ends` is the address of the ends of the groups of rows of C or of K,
+    of which there are `batch`; of products that are not grouped it is not read.
     """
 
     rows: gl.tensor
     cols: gl.tensor
+    K: gl.tensor
     steps: gl.tensor
     batch: gl.tensor
     group_m: gl.tensor
@@ -140,12 +142,44 @@ class Work:
 
     @gluon.jit
     def steps_of(self, matrix):
-        """Return the first step along K of the sums of a matrix, and the first one after them."""
-        if self.tiling.PARTIAL:
+        """Return the first step along K of the sums of a matrix, and the first one after them.
+
+        Steps of a group of K are counted from its first element.
+        """
+        t = self.tiling
+        if t.PARTIAL:
             part = matrix // self.batch
             return part * self.steps // self.split, (part + 1) * self.steps // self.split
+        elif t.GROUPED_K:
+            return gl.to_tensor(0), gl.cdiv(gl.maximum(self.size(matrix), 0), t.BLOCK_K)
         else:
             return gl.to_tensor(0), self.steps
+
+    @gluon.jit
+    def size(self, matrix):
+        """Return the elements of a group of K; None if K has no groups."""
+        if self.tiling.GROUPED_K:
+            return end_of(matrix, self.ends, self.batch, self.K) - self.begin(matrix)
+        else:
+            return None
+
+    @gluon.jit
+    def begin(self, matrix):
+        """Return the element of K at which step 0 of a matrix begins."""
+        if self.tiling.GROUPED_K:
+            return end_of(matrix - 1, self.ends, self.batch, self.K)
+        else:
+            return 0
+
+    @gluon.jit
+    def stages(self, unit):
+        """Return the stages of the ring that the operands of a work tile fill."""
+        if self.tiling.GROUPED_K:
+            _, _, matrix, _ = self.place(unit)
+            first, end = self.steps_of(matrix)
+            return end - first
+        else:
+            return self.steps
 
     @gluon.jit
     def member(self, matrix):
@@ -308,11 +342,12 @@ def produce(
     for unit in range(c.first, work.count(), c.count):
         row, col, matrix, _ = work.place(unit)
         first, end = work.steps_of(matrix)
+        begin = work.begin(matrix)
         z = work.member(matrix)
         x_z = of_batch(z, stride_xz)
         y_z = of_batch(z, stride_yz)
         for step in range(first, end):
-            k = step * t.BLOCK_K
+            k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.expect(bar, BYTES)

@@ -105,6 +105,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "X_IN_REGISTERS": in_registers,
         "SWAPPED": swapped,
         "GROUPED": grouped,
+        "GROUPED_K": variant.role == "grouped_k",
         "PARTIAL": partial,
         "PRECISE": fp8 and not variant.fast_accum,
         **_groups(variant, part, columns, swapped=swapped),
@@ -120,7 +121,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **WORKSPACE_TYPES,
         **({"workspace_ptr": f"*{c.triton}"} if partial else {}),
         **epilogue_types(c),
-        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64", "offsets_ptr": "*i32"} if grouped else {}),
+        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64"} if grouped else {}),
+        **({"offsets_ptr": "*i32"} if variant.role.startswith("grouped") else {}),
         **(BLOCK_SCALE_TYPES if variant.block_scales else {}),
     }
     vector = VECTOR_BYTES // c.bytes
