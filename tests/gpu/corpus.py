@@ -172,7 +172,7 @@ class Memory:
             if dtype.is_floating_point:
                 values = now.view(dtype)[differ.view(-1, dtype.itemsize).any(1)].float()
                 floats, finite = floats + values.numel(), finite + int(values.isfinite().sum())
-        return changed, finite / max(1, floats) if floats else 1.0
+        return changed, finite / floats if floats else 1.0
 
 
 def first_fit(kernels: Sequence[OwnKernel], values: dict[str, int]) -> OwnKernel:
