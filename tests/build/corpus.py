@@ -2,6 +2,9 @@
 
 `python -m tests.build.corpus` compiles every kernel of corpus.toml for sm80, sm90 and gfx90a, and prints how many of
 those that Triton compiles aotmm compiles, too. It fetches the packages into an environment of their own.
+
+`python -m tests.build.corpus --keep FOLDER --arch sm90` builds packs of them instead, which `tests/gpu/corpus.py`
+launches on a machine that has neither the packages nor Triton.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -25,8 +29,9 @@ from typing import Any
 
 import tomllib
 
+from aotmm.build import build, gate, link, own
 from aotmm.build import compile as compiling
-from aotmm.build import gate, own
+from aotmm.build.own import OwnVariant
 from aotmm.build.own.facts import describe
 from aotmm.build.own.file import Found, kernel_in
 from aotmm.errors import AotmmError
@@ -91,13 +96,40 @@ def kernels() -> list[str]:
 
 def outcomes(python: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Outcome]:
     """Compile (kernel, arch) pairs in the environment of `python`, and yield what came of each."""
-    command = [str(python), "-m", "tests.build.corpus", "--pairs", json.dumps(wanted)]
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True) as running:
+    with _inside(python, "--pairs", json.dumps(wanted)) as running:
         for line in running.stdout or ():
             yield Outcome(**json.loads(line))
     if running.returncode:
         raise RuntimeError(f"compiling ended with status {running.returncode}")
+
+
+def keep(python: Path, folder: Path, arch: str) -> list[Path]:
+    """Build packs of every kernel in the environment of `python`, and return their folders below `folder`.
+
+    Names are unique in a pack, so there are several: the second kernel of a name is in the second pack. Of each kernel
+    they have the variants that `outcomes` compares: the first one and the generic one.
+    """
+    packs: list[list[str]] = []
+    for kernel in kernels():
+        name = kernel.rpartition(":")[2]
+        pack = next((pack for pack in packs if all(name != other.rpartition(":")[2] for other in pack)), None)
+        if pack is None:
+            packs.append(pack := [])
+        pack.append(kernel)
+    folders = [folder.resolve() / str(number) for number in range(len(packs))]
+    for place, wanted in zip(folders, packs, strict=True):
+        with _inside(python, "--pack", json.dumps([str(place), arch, wanted])) as running:
+            pass
+        if running.returncode:
+            raise RuntimeError(f"building {place} ended with status {running.returncode}")
+    return folders
+
+
+def _inside(python: Path, *options: str) -> subprocess.Popen[str]:
+    """Start this module in the environment of `python`, which links by the C compiler of this one."""
+    settings = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "CC": shlex.join(link.compiler()[0])}
+    command = [str(python), "-m", "tests.build.corpus", *options]
+    return subprocess.Popen(command, cwd=ROOT, env=os.environ | settings, stdout=subprocess.PIPE, text=True)
 
 
 # ------------------------------------------------------------------------------------------- inside the environment
@@ -218,6 +250,31 @@ def _work(pairs: Sequence[tuple[str, str]]) -> None:
             print(json.dumps(asdict(outcome)), flush=True)  # noqa: T201 - a command
 
 
+def _pack(folder: str, arch: str, wanted: Sequence[str]) -> None:
+    """Build a pack of kernels, of whose variants the first and the last one are kept."""
+    warnings.simplefilter("ignore")
+    texts: dict[Path, str] = {}
+    for place, _, name in (kernel.rpartition(":") for kernel in wanted):
+        path = _packages() / place
+        texts[path] = texts.get(path, "") + _toml(name, _facts(path, name, target(arch)))
+    for path, text in texts.items():
+        path.with_suffix(".toml").write_text(text)
+    every = own.variants
+
+    def few(places: Sequence[str], row: Target) -> list[OwnVariant]:
+        found: dict[str, list[OwnVariant]] = {}
+        for variant in every(places, row):
+            found.setdefault(variant.function, []).append(variant)
+        return [variant for first, *_, last in found.values() for variant in (first, last)]
+
+    vars(own)["variants"] = few
+    build((arch,), Path(folder), kernels=tuple(f"{_packages()}/{kernel}" for kernel in wanted), progress=_tell)
+
+
+def _tell(arch: str, done: int, total: int) -> None:
+    print(f"{arch}: {done} of {total}", file=sys.stderr)  # noqa: T201 - a command
+
+
 def summary(found: Sequence[Outcome]) -> str:
     """Return for each arch how many of the kernels that Triton compiles aotmm compiles, and what it does not."""
     lines = []
@@ -239,10 +296,19 @@ def main() -> None:
     """Compile what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--pack", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--arch", action="append", choices=ARCHS)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="build packs there instead, for each --arch")
     options = parser.parse_args()
     if options.pairs is not None:
         _work([(kernel, arch) for kernel, arch in options.pairs])
+        return
+    if options.pack is not None:
+        _pack(*options.pack)
+        return
+    if options.keep is not None:
+        for arch in options.arch or ARCHS:
+            print(*keep(environment(), options.keep, arch), sep="\n")  # noqa: T201 - a command
         return
     found = []
     for outcome in outcomes(environment(), [(kernel, arch) for arch in options.arch or ARCHS for kernel in kernels()]):

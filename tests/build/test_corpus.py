@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aotmm.runtime.pack import open_pack
 from tests.build import corpus
 from tests.build.corpus import ARCHS, ROOT, environment, kernels, outcomes, summary
 
@@ -30,6 +31,17 @@ def test_sample() -> None:
     able = [row for row in found if not row.triton]
     assert len(able) >= SAMPLE - 2, summary(found)  # some take functions of CUDA's library
     assert [row for row in able if row.aotmm or not row.equal] == [], summary(found)
+
+
+def test_packs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two kernels of one name are in two packs, each as its first variant and the generic one."""
+    pair = [kernel for kernel in kernels() if kernel.endswith(":elementwise_mul_kernel")]
+    tuned = "fla/ops/utils/softmax.py:softmax_fwd_kernel"
+    monkeypatch.setattr(corpus, "kernels", lambda: [*pair, tuned])
+    first, second = (open_pack(each / "sm90").manifest.own for each in corpus.keep(environment(), tmp_path, "sm90"))
+    assert [kernel.function for kernel in first] == ["elementwise_mul_kernel"] * 2 + ["softmax_fwd_kernel"] * 2
+    assert [kernel.function for kernel in second] == ["elementwise_mul_kernel"] * 2
+    assert [kernel.name.rpartition("_")[2] for kernel in (*first, *second)] == ["special", "generic"] * 3
 
 
 def test_asking_torch() -> None:

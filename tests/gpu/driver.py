@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from aotmm.pack.schema import Kernel
+from aotmm.pack.schema import AnyKernel
 
 MAX_DYNAMIC_SHARED = 8  # CUfunction_attribute
 
@@ -24,7 +26,7 @@ class CallError(Exception):
 class Function:
     """A kernel that was loaded."""
 
-    kernel: Kernel
+    kernel: AnyKernel
     library: ctypes.c_void_p
     handle: ctypes.c_void_p
 
@@ -32,11 +34,18 @@ class Function:
         """Launches it on torch's current stream."""
         block = ctypes.create_string_buffer(parameters, len(parameters))
         pointers = [ctypes.addressof(block) + item.offset for item in self.kernel.parameters]
+        self._launch((programs, 1, 1), pointers, torch.cuda.current_stream().cuda_stream)
+
+    def launch_values(self, grid: tuple[int, int, int], values: Sequence[Any]) -> None:
+        """Launches it with these ctypes values as its parameters, in order, on the default stream."""
+        self._launch(grid, [ctypes.addressof(value) for value in values], 0)
+
+    def _launch(self, grid: tuple[int, int, int], pointers: list[int], stream: int) -> None:
         _call(
             "cuLaunchKernel",
             self.handle,
-            *(ctypes.c_uint(n) for n in (programs, 1, 1, self.kernel.threads, 1, 1, self.kernel.shared_bytes)),
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+            *(ctypes.c_uint(n) for n in (*grid, self.kernel.threads, 1, 1, self.kernel.shared_bytes)),
+            ctypes.c_void_p(stream),
             (ctypes.c_void_p * len(pointers))(*pointers),
             None,
         )
@@ -46,9 +55,9 @@ class Function:
         _call("cuLibraryUnload", self.library)
 
 
-def load(kernel: Kernel, image: bytes) -> Function:
+def load(kernel: AnyKernel, image: bytes) -> Function:
     """`kernel` from `image`, a cubin or PTX as a string that ends in 0. Raises CallError."""
-    torch.zeros(1, device="cuda")  # makes torch's context current in this thread
+    _enter()
     library, handle = ctypes.c_void_p(), ctypes.c_void_p()
     none = ctypes.c_void_p()
     _call("cuLibraryLoadData", ctypes.byref(library), image, none, none, 0, none, none, 0)
@@ -60,6 +69,20 @@ def load(kernel: Kernel, image: bytes) -> Function:
         _call("cuLibraryUnload", library)
         raise
     return Function(kernel, library, handle)
+
+
+def synchronize() -> None:
+    """Waits for all that was launched. Raises CallError if one of them failed; then nothing runs here any more."""
+    _call("cuCtxSynchronize")
+
+
+def _enter() -> None:
+    """Makes torch's context, the primary one, current in this thread."""
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _call("cuInit", 0)
+    _call("cuDeviceGet", ctypes.byref(device), 0)
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _call("cuCtxSetCurrent", context)
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -16,6 +16,7 @@ from aotmm.errors import ArtifactError, NoKernelError
 from aotmm.pack.function_table import write
 from aotmm.runtime.library import Library
 from aotmm.tune.functions import tune
+from tests.gpu.corpus import DIFFER, EQUAL, compare, summary
 
 PACKS = Path(__file__).parents[2] / "build" / "own"
 NAMES = (
@@ -151,6 +152,17 @@ def test_descriptors_of_the_kernel(own: Library, rows: int, cols: int) -> None:
     graph.replay()
     assert torch.equal(out[:, :cols], 2 * x[:, :cols])
     assert (out[:, cols:] == 7).all()
+
+
+@pytest.mark.usefixtures("own")
+def test_by_the_driver() -> None:
+    """The driver alone, given the same images and arguments, leaves the same bits in memory."""
+    names = ("add_kernel", "softmax_kernel", "layer_norm_kernel", "matmul_kernel", "double_kernel")
+    found = compare([(PACKS, name) for name in names])
+    wrong = [row for row in found if row.best.result != EQUAL]
+    # descriptors of memory that is not aligned are no use
+    assert {(row.function, row.kind) for row in wrong} <= {("own/double_kernel", "generic")}, summary(found)
+    assert DIFFER not in {row.best.result for row in found}, summary(found)
 
 
 def test_streams_and_graphs(own: Library) -> None:

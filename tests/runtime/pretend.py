@@ -91,14 +91,14 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     return gpu, lib
 
 
-def begin_functions() -> tuple[Any, Any]:
-    """Pretends from now on that CPU tensors are on a GPU of arch sm80; its driver, which executes nothing."""
+def begin_functions(folder: Path = FUNCTIONS, arch: str = "sm80", *, execute: bool = False) -> tuple[Any, Any]:
+    """Pretends from now on that CPU tensors are on a GPU of that arch; its driver, and the library in `folder`."""
     import aotmm
     from aotmm.runtime import direct_call, function_call, functions, library, ops
     from aotmm.runtime.devices import Device
     from tests.emulators.fake_driver import FakeDriver
 
-    driver: Any = FakeDriver("cuda", execute=False)
+    driver: Any = FakeDriver("cuda", arch=arch, execute=execute)
     driver.keep, addresses = _torch_answers()
     own = ops._address
     ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
@@ -106,8 +106,8 @@ def begin_functions() -> tuple[Any, Any]:
     direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
     functions._GPU = "cpu"
     function_call.current_stream = lambda ordinal: 0  # noqa: ARG005 - named as it is there
-    vars(library)["device"] = lambda ordinal: Device(ordinal, "a GPU that is not there", "sm80")
-    return driver, aotmm.load(FUNCTIONS)
+    vars(library)["device"] = lambda ordinal: Device(ordinal, "a GPU that is not there", arch)
+    return driver, aotmm.load(folder)
 
 
 def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
