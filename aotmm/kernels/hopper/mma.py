@@ -29,19 +29,21 @@ _ROWS = 64  # of one instruction
 _THREADS = 128  # of a warpgroup
 _STEP_BYTES = 32  # along K, of one instruction
 _UNIT = 16  # bytes: of addresses and distances in descriptors
-_DESCRIPTOR = (
-    (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32) | (1 << 16)
-)  # that swizzle, groups one after another
+_DESCRIPTOR = (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32)  # that swizzle, groups one after another
+_BOXES_APART = 16  # the bit of a descriptor where the distance of boxes begins, which are a line wide
 VECTOR_UNIT = gl.constexpr(VECTOR_BYTES)
 MOST_INT8 = gl.constexpr(224)  # columns of a product of int8 that Gluon knows
 _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8"}
 
 
 @gluon.constexpr_function
-def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
+def products(
+    rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool, y_k_major: bool = True
+) -> str:
     """Return PTX that adds `rows` of X times `columns` columns of Y over a line (128 bytes) of K to sums `width` wide.
 
-    Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
+    Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all. If Y
+    does not lie along K, its columns are in boxes one after another, as many as fill a line in each.
     """
     registers = width * _ROWS // _THREADS  # of the sums of an instruction's rows
     x_address, y_address, added = (f"${2 * rows // _ROWS * registers + i}" for i in range(3))
@@ -51,16 +53,17 @@ def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_
     shape = f"m64n{columns}k{depth}.{'s32' if integer else 'f32'}.{kinds[0]}.{kinds[1]}"
     # a step along K is within a line, or `depth` lines further
     x_step = (_STEP_BYTES if x_k_major else depth * LINE_BYTES) // _UNIT
-    y_step = _STEP_BYTES // _UNIT
+    y_step = (_STEP_BYTES if y_k_major else depth * LINE_BYTES) // _UNIT
+    box = LINE_BYTES // _STEP_BYTES * depth * LINE_BYTES // _UNIT
     x_slab = _ROWS * LINE_BYTES // _UNIT  # from the rows of an instruction to the next, in both orders of X
     signs = "" if integer else ", 1, 1"
-    orders = f", {int(not x_k_major)}, 0" if of_16_bits else ""
+    orders = f", {int(not x_k_major)}, {int(not y_k_major)}" if of_16_bits else ""
     lines = [".reg .pred add;", ".reg .b64 x, y, slab;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
-    for name, address in (("x", x_address), ("y", y_address)):
+    for name, address, apart in (("x", x_address, 1), ("y", y_address, 1 if y_k_major else box)):  # 1: there is but one
         lines += [
             f"cvt.u64.u32 {name}, {address};",
             f"bfe.u64 {name}, {name}, 4, 14;",
-            f"or.b64 {name}, {name}, {_DESCRIPTOR};",
+            f"or.b64 {name}, {name}, {_DESCRIPTOR | apart << _BOXES_APART};",
         ]
     for step in range(LINE_BYTES // _STEP_BYTES):
         if step:
@@ -82,16 +85,17 @@ def in_place(rows: int, width: int, integer: bool) -> str:
 
 
 @gluon.jit
-def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
+def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr):
     """Start acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
 
     If acc has more, or Gluon does not know the instruction, x has 64 rows or 128, and lines of 128 bytes in shared
-    memory: along K if X_K_MAJOR, else along its rows; y has such lines along K.
+    memory: along K if X_K_MAJOR, else along its rows. So has y: along K if Y_K_MAJOR, else it is the first of boxes
+    that follow each other, each a line wide.
     """
     if acc.shape[1] == COLUMNS and not (x.dtype == gl.int8 and COLUMNS > MOST_INT8):
         return warpgroup_mma(x, y, acc, use_acc=add, is_async=True)
     else:
-        TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
+        TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR, Y_K_MAJOR)
         IN_PLACE: gl.constexpr = in_place(acc.shape[0], acc.shape[1], x.dtype == gl.int8)
         return gl.inline_asm(TEXT, IN_PLACE, [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
 
@@ -118,7 +122,8 @@ def clear_behind(ring, tiling, SLAB: gl.constexpr, stage, k):
     """Set elements of K from number `k` of a stage on to zero, of both factors: 0 times NaN would not be 0."""
     t = tiling
     clear_from(ring.x.index(stage * t.PARTS + SLAB), k)
-    clear_from(ring.y.index(stage), k)
+    for i in gl.static_range(t.BOXES):
+        clear_from(ring.y.index(stage * t.BOXES + i), k)
     if t.COLS1 > 0:
         clear_from(ring.y1.index(stage), k)
     fence_async_shared()
@@ -142,7 +147,7 @@ def multiply_boxes(
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
             # the sums of Hopper's fp8 tensor cores move to fp32 after every step
-            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
             if t.X_GROUP > 0:
                 x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
             if t.COLS1 > 0:
@@ -158,7 +163,7 @@ def multiply_boxes(
             else:
                 acc += product
         else:
-            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
             if t.COLS1 > 0:
                 y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
                 acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
