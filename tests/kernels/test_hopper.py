@@ -702,6 +702,16 @@ def test_boxes_are_read_as_the_compiler_reads_its_own() -> None:
     assert orders == 2 * [{", 1, 1, 1, 1"}]
 
 
+@pytest.mark.parametrize("name", ["cooperative-2", "cooperative-2-wide", "cooperative-odd", "pingpong-odd"])
+def test_what_is_cleared_behind_a_group_of_k(name: str) -> None:
+    """A stage that ends with rows of another group is cleared in all boxes, of X and of Y."""
+    made = variant(name, "tn", role="grouped_k")
+    *multiplying, _ = partitions(compiled(made).ttgir)
+    for lines in multiplying:
+        (loop,) = (found for found in loops(lines) if passes_stages(found))
+        assert "\n".join(loop.body).count("ttg.local_store") == 1 + (boxes_across(made) or len(widths(made)))
+
+
 @every_variant
 def test_how_a_stage_is_filled(made: Variant) -> None:
     """A stage is filled when it is empty, and expects its own bytes; blocks of a cluster load in turns, for all peers.
