@@ -114,15 +114,21 @@ def clear_from(box, rows):
 
 
 @gluon.jit
-def clear_behind(ring, tiling, SLAB: gl.constexpr, stage, k):
-    """Set elements of K from number `k` of a stage on to zero, of both factors: 0 times NaN would not be 0."""
+def clear_others(ring, tiling, SLAB: gl.constexpr, stage, k, size):
+    """Set what a stage, whose first element of K is number `k` of its group, has of later groups to zero.
+
+    Both factors are cleared: 0 times NaN would not be 0. Without groups of K there is nothing to do.
+    """
     t = tiling
-    clear_from(ring.x.index(stage * t.PARTS + SLAB), k)
-    clear_from(ring.y.index(stage), k)
-    if t.COLS1 > 0:
-        clear_from(ring.y1.index(stage), k)
-    fence_async_shared()
-    gl.barrier()  # a wgmma reads what all threads wrote
+    if t.GROUPED_K:
+        kept = size - k
+        if kept < t.BLOCK_K:
+            clear_from(ring.x.index(stage * t.PARTS + SLAB), kept)
+            clear_from(ring.y.index(stage), kept)
+            if t.COLS1 > 0:
+                clear_from(ring.y1.index(stage), kept)
+            fence_async_shared()
+            gl.barrier()  # a wgmma reads what all threads wrote
 
 
 @gluon.jit
@@ -135,9 +141,7 @@ def multiply_boxes(
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
-        if t.GROUPED_K:
-            if size - step * t.BLOCK_K < t.BLOCK_K:
-                clear_behind(ring, t, SLAB, stage, size - step * t.BLOCK_K)
+        clear_others(ring, t, SLAB, stage, step * t.BLOCK_K, size)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
@@ -208,8 +212,8 @@ def multiply(
 ):  # fmt: skip
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. Elements of K
-    from number `size` on are not summed; with None there are none in these steps but zeros.
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. `size` is
+    that of the group of K (`Work.size`).
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS

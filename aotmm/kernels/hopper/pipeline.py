@@ -33,8 +33,8 @@ class Tiling:
     COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y is one transfer, into BOXES of the
     boxes that the compiler knows. A matrix that is added comes through the ring too, BIAS columns of each slab in a
     stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop. If GROUPED,
-    rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a
-    slab have one, and Y_GROUP columns (`scales`).
+    rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix of C sums a group of K. With
+    block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns (`scales`).
     """
 
     CLUSTERED: gl.constexpr
