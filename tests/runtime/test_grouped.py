@@ -70,8 +70,11 @@ def of_sums(a, b, bias):
     return torch.stack([a[:, lo:hi] @ b[lo:hi] for lo, hi in spans])
 cases = [
     (whole(9, 6), whole(4, 6, 7), of_rows, {"bias": whole(4, 7), "activation": "relu"}),
+    (whole(9, 6), whole(4, 7, 6).mT, of_rows, {"bias": whole(4, 7), "activation": "relu"}),
     (whole(4, 5, 6), whole(6, 9), of_columns, {}),
+    (whole(4, 5, 6), whole(9, 6).T, of_columns, {}),
     (whole(5, 9), whole(9, 7), of_sums, {}),
+    (whole(5, 9), whole(7, 9).T, of_sums, {}),
 ]
 for a, b, reference, more in cases:
     leaves = [x.requires_grad_() for x in (a, b, more.get("bias", torch.zeros(1)))]
@@ -82,6 +85,7 @@ for a, b, reference, more in cases:
     for x, y in zip(grads, torch.autograd.grad(wanted, leaves[: len(grads)], weights)):
         same(x.detach(), y)
     assert all(x.grad_fn is not None for x in grads[:1])
+    assert grads[1].stride() == b.stride(), "torch would copy a gradient of another order"
 """)
 
 
