@@ -70,8 +70,8 @@ def cooperative(
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
-        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, ENDS_WITH_K, PARTIAL, PRECISE, X_GROUP,
-        Y_GROUP, SCALED, EPILOGUE,
+        STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, ENDS_WITH_K, PARTIAL, PRECISE,
+        X_GROUP, Y_GROUP, SCALED, EPILOGUE,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
