@@ -437,7 +437,7 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
     """Refuse layouts in which wgmma does not read a type: one byte along K alone; 32 bits too, but X from registers.
 
-    A stage of a group of K may end with rows of another group, which are cleared: it has such rows in layout "tn" alone.
+    A stage of a group of K may end with rows of another group, which are cleared: it has rows in layout "tn" alone.
 
     Raises:
         SpecError: with the layouts that are possible.
@@ -472,15 +472,12 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
     swapped = family.width == "block_m"
     if width.bit_count() == 1 or (width.bit_count() == _TWO and not swapped):
         return
-    operand, major, rows = ("A", "n", "block_n") if swapped else ("B", "t", "block_m")
+    rows = "block_n" if swapped else "block_m"
     groups = numbers["num_warps"] // 4 if family.warpgroups else 1
     size = min(DTYPES[input_types(dtype)[0]].bytes for dtype in entry.dtypes)
     if "int8" in entry.dtypes and width % _INT8_STEP and width > _INT8_ANY:
         raise SpecError(f"{where}: {family.width} = {width}: int8 has widths of multiples of {_INT8_STEP} alone")
     needs = {
-        f"layouts in which {operand} is contiguous along K": all(
-            row["AB".index(operand)] == major for row in entry.layouts
-        ),
         f"{rows} = {64 * groups} or {128 * groups}": numbers[rows] in (64 * groups, 128 * groups),
         f"block_k = {LINE_BYTES // size}": numbers["block_k"] * size == LINE_BYTES,
         f"{family.width} <= {MOST_COLUMNS}": width <= MOST_COLUMNS,

@@ -44,17 +44,25 @@ CONFIGS = {
     "swapped": ("swapped", Config(16, 128, 64, 4, 8)),
     "swapped-tall": ("swapped", Config(32, 128, 64, 4, 4)),
 }
-# Widths that are one instruction or nothing, where the operand that has them lies along K.
+# Widths that are one instruction or nothing.
 ODD = {
     "cooperative-odd": ("cooperative", Config(128, 208, 64, 3, 8)),
     "pingpong-odd": ("pingpong", Config(64, 112, 64, 4, 8)),
     "swapped-odd": ("swapped", Config(200, 128, 64, 3, 8)),
+    "swapped-low": ("swapped", Config(40, 128, 64, 4, 8)),
     "swapped-three": ("swapped", Config(104, 192, 64, 3, 12)),
     "swapped-whole": ("swapped", Config(256, 128, 64, 3, 8)),  # of int8 an instruction that Gluon does not know
     "swapped-twice": ("swapped", Config(96, 256, 64, 3, 8)),  # each warpgroup multiplies twice the rows of a wgmma
     "cooperative-twice": ("cooperative", Config(256, 112, 64, 3, 8)),
     "clustered-odd": ("cooperative", Config(256, 416, 64, 3, 8, cluster_m=2, cluster_n=2)),
+    "clustered-across": ("cooperative", Config(256, 224, 64, 3, 8, cluster_m=2, cluster_n=2)),
 }
+# Some of them where the operand that has them does not lie along K: its stages are boxes of a line of columns each.
+ACROSS = (
+    ("cooperative-odd", "nn"), ("cooperative-odd", "tn"), ("pingpong-odd", "nn"), ("cooperative-twice", "tn"),
+    ("swapped-odd", "tn"), ("swapped-three", "tt"), ("swapped-twice", "tt"), ("swapped-low", "tn"),
+    ("clustered-across", "nn"),
+)  # fmt: skip
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
 EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped", "swapped-clustered")
 # X comes through registers if it does not lie along K, and then every step waits for its product.
@@ -96,6 +104,7 @@ PRODUCTS = [
     *(variant(name, layout, dtype) for name in FIRST for layout, dtype in LAYOUTS.items()),
     *(variant(name, "nt", "bf16") for name in CONFIGS if name not in FIRST),
     *(variant(name, layout, "bf16") for name in ODD for layout in ("nn" if name.startswith("swapped") else "tt", "nt")),
+    *(variant(name, layout, "bf16") for name, layout in ACROSS),
     *(variant(name, "nt", "fp8e4", fast_accum=fast) for name in EIGHT_BIT for fast in (False, True)),
     variant("pingpong-odd", "nt", "fp8e4", fast_accum=True),
     variant("swapped-odd", "nt", "fp8e5", fast_accum=True),
@@ -105,6 +114,7 @@ PRODUCTS = [
 ]
 PARTIALS = [
     *(variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")),
+    variant("swapped-odd", "tt", role="partial", dtype_c="fp32"),
     variant("swapped", "nn", "tf32", role="partial"),
     variant("swapped", "nt", "int8", role="partial"),
 ]
@@ -116,7 +126,9 @@ FINISHED = [
     variant("cooperative-2-wide", epilogue="bias_relu"),
     variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
     variant("pingpong-odd", epilogue="full"),
+    variant("pingpong-odd", "tn", epilogue="full"),
     variant("swapped-odd", epilogue="bias_relu"),
+    variant("swapped-odd", "tt", epilogue="bias_relu"),
     variant("swapped-twice", epilogue="bias_relu"),
     variant("clustered", epilogue="bias_relu"),
     variant("clustered-wide", "nn", epilogue="bias_relu"),
@@ -133,6 +145,8 @@ SHARING = [
     variant("pingpong", epilogue="full"),
     variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
     variant("swapped-odd", epilogue="bias_relu"),
+    variant("swapped-odd", "tt", epilogue="bias_relu"),
+    variant("clustered-across", "nn", "bf16"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full"),
     variant("cooperative-3-wide", "tt", "bf16"),
@@ -245,8 +259,29 @@ def widths(made: Variant) -> list[int]:
     """The columns of each product: all of a block's in one, or the largest power of two in them and what is left."""
     _, columns = block(made)
     first = 1 << (columns.bit_length() - 1)
-    along_k = made.layout[0] == "n" if made.family == "swapped" else made.layout[1] == "t"
-    return [columns] if first == columns or (along_k and not in_registers(made)) else [first, columns - first]
+    one = first == columns or (y_along_k(made) and not in_registers(made)) or boxes_across(made)
+    return [columns] if one else [first, columns - first]
+
+
+def y_along_k(made: Variant) -> bool:
+    """Whether the operand of which a product has columns lies along K."""
+    return made.layout[0] == "n" if made.family == "swapped" else made.layout[1] == "t"
+
+
+def boxes_across(made: Variant) -> int:
+    """In how many boxes, a line wide, the columns of one product lie that no tensor has and that do not lie along K.
+
+    0 if there is no such product: two powers of two are two products then, unless swapped.
+    """
+    _, columns = block(made)
+    known = columns.bit_count() == 1 or (columns.bit_count() == 2 and made.family != "swapped")
+    return 0 if y_along_k(made) or known else -(-columns * DTYPES[made.dtype_a].bytes // ROW_BYTES)
+
+
+def loaded(made: Variant) -> int:
+    """Rows of X and columns of Y that come to a stage: those of a block's product, and the rest of the last box."""
+    rows, columns = block(made)
+    return rows + max(columns, boxes_across(made) * ROW_BYTES // DTYPES[made.dtype_a].bytes)
 
 
 def in_registers(made: Variant) -> bool:
@@ -435,7 +470,7 @@ def test_resources(made: Variant) -> None:
     assert 0 < kernel.shared_bytes <= SM90.shared_bytes
     element = DTYPES[made.dtype_a].bytes
     config = made.config
-    assert kernel.shared_bytes > config.num_stages * sum(block(made)) * config.block_k * element
+    assert kernel.shared_bytes > config.num_stages * loaded(made) * config.block_k * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
     assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (True, True, made.num_ctas)
     if made.epilogue == "none":
@@ -466,7 +501,8 @@ def test_tensor_maps(made: Variant) -> None:
 
     x, y = ("b", "a") if swapped else ("a", "b")
     wanted = [("x_desc", *expected(x, rows))]
-    wanted += [(name, *expected(y, width)) for name, width in zip(("y_desc", "y1_desc"), widths(made), strict=False)]
+    lines = [ROW_BYTES // element] if boxes_across(made) else widths(made)
+    wanted += [(name, *expected(y, along)) for name, along in zip(("y_desc", "y1_desc"), lines, strict=False)]
     maps = [p for p in compiled(made).kernel.parameters if p.tensor_map and p.name != "bias_desc"]
     found = [(p.name, p.value, p.tensor_map) for p in maps]
     results = found[len(wanted) :]
@@ -650,6 +686,22 @@ def test_instructions(made: Variant) -> None:
     assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
 
 
+def test_boxes_are_read_as_the_compiler_reads_its_own() -> None:
+    """What is written out for columns in several boxes has descriptors, steps and orders of Triton's instruction."""
+    made = variant("cooperative-odd", "tn")
+    ours, triton = (compiled(replace(made, config=replace(made.config, block_n=n))).ptx for n in (208, 256))
+    descriptors = {name: int(bits) for name, bits in re.findall(r"or\.b64 ([xy]), [xy], (\d+);", ours)}
+    (swizzle,) = {int(bits) for bits in re.findall(r"or\.b64\s+%rd\d+, %rd\d+, (\d+);", triton)}
+    apart = descriptors["y"] ^ swizzle  # the distance of boxes alone
+    (step,) = {int(step) for step in re.findall(r"add\.s64 y, y, (\d+);", ours)}
+    added = {int(bits) for bits in re.findall(r"(?:or|add)\.[bs]32\s+%r\d+, %r\d+, (\d+);", triton)}
+    assert apart % (1 << 16) == 0
+    assert {bits for bits in added if bits >= apart} == {apart + number * step for number in range(4)}
+    assert apart == 64 * ROW_BYTES // 16 << 16
+    orders = [set(re.findall(r"wgmma\.mma_async[^;]*((?:, \d){4});", text)) for text in (ours, triton)]
+    assert orders == 2 * [{", 1, 1, 1, 1"}]
+
+
 @every_variant
 def test_how_a_stage_is_filled(made: Variant) -> None:
     """A stage is filled when it is empty, and expects its own bytes; blocks of a cluster load in turns, for all peers.
@@ -662,7 +714,7 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     (waited,), (filled,) = operands(lines, "ttng.wait_barrier"), operands(lines, "ttng.barrier_expect")
     (expected,) = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", "\n".join(lines))
     assert waited != filled
-    assert int(expected) == sum(block(made)) * made.config.block_k * DTYPES[made.dtype_a].bytes
+    assert int(expected) == loaded(made) * made.config.block_k * DTYPES[made.dtype_a].bytes
     assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
     words = "ttng.wait_barrier|ttng.barrier_expect|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
     found = [match[0].strip() for line in lines if (match := re.search(words, line))]
@@ -670,7 +722,9 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
         told, load = ["mapa.shared::cluster.u32 there"], "cp.async.bulk.tensor"
     else:
         told, load = [], "async_tma_copy_global_to_local"
-    loads = [["scf.if", *count * [load]] for count in (slabs(made), len(widths(made)))]
+    # inline PTX of a cluster copies all boxes
+    each = boxes_across(made) or 1 if made.num_ctas == 1 else 1
+    loads = [["scf.if", *count * [load]] for count in (slabs(made), len(widths(made)) * each)]
     assert found == ["ttng.wait_barrier", "ttng.barrier_expect", *told, *loads[0], *loads[1]]
 
 

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import next_stage, release
+from aotmm.kernels.hopper.pipeline import first_of, next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
@@ -29,19 +29,21 @@ _ROWS = 64  # of one instruction
 _THREADS = 128  # of a warpgroup
 _STEP_BYTES = 32  # along K, of one instruction
 _UNIT = 16  # bytes: of addresses and distances in descriptors
-_DESCRIPTOR = (
-    (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32) | (1 << 16)
-)  # that swizzle, groups one after another
+_DESCRIPTOR = (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32)  # that swizzle, groups one after another
+_BOXES_APART = 16  # the bit of a descriptor where the distance of boxes begins, which are a line wide
 VECTOR_UNIT = gl.constexpr(VECTOR_BYTES)
 MOST_INT8 = gl.constexpr(224)  # columns of a product of int8 that Gluon knows
 _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8"}
 
 
 @gluon.constexpr_function
-def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool) -> str:
+def products(
+    rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool, y_k_major: bool = True
+) -> str:
     """Return PTX that adds `rows` of X times `columns` columns of Y over a line (128 bytes) of K to sums `width` wide.
 
-    Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all.
+    Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all. If Y
+    does not lie along K, its columns are in boxes one after another, as many as fill a line in each.
     """
     registers = width * _ROWS // _THREADS  # of the sums of an instruction's rows
     x_address, y_address, added = (f"${2 * rows // _ROWS * registers + i}" for i in range(3))
@@ -51,16 +53,17 @@ def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_
     shape = f"m64n{columns}k{depth}.{'s32' if integer else 'f32'}.{kinds[0]}.{kinds[1]}"
     # a step along K is within a line, or `depth` lines further
     x_step = (_STEP_BYTES if x_k_major else depth * LINE_BYTES) // _UNIT
-    y_step = _STEP_BYTES // _UNIT
+    y_step = (_STEP_BYTES if y_k_major else depth * LINE_BYTES) // _UNIT
+    box = LINE_BYTES // _STEP_BYTES * depth * LINE_BYTES // _UNIT
     x_slab = _ROWS * LINE_BYTES // _UNIT  # from the rows of an instruction to the next, in both orders of X
     signs = "" if integer else ", 1, 1"
-    orders = f", {int(not x_k_major)}, 0" if of_16_bits else ""
+    orders = f", {int(not x_k_major)}, {int(not y_k_major)}" if of_16_bits else ""
     lines = [".reg .pred add;", ".reg .b64 x, y, slab;", f"setp.ne.b32 add, {added}, 0;", "wgmma.fence.sync.aligned;"]
-    for name, address in (("x", x_address), ("y", y_address)):
+    for name, address, apart in (("x", x_address, 1), ("y", y_address, 1 if y_k_major else box)):  # 1: there is but one
         lines += [
             f"cvt.u64.u32 {name}, {address};",
             f"bfe.u64 {name}, {name}, 4, 14;",
-            f"or.b64 {name}, {name}, {_DESCRIPTOR};",
+            f"or.b64 {name}, {name}, {_DESCRIPTOR | apart << _BOXES_APART};",
         ]
     for step in range(LINE_BYTES // _STEP_BYTES):
         if step:
@@ -82,16 +85,17 @@ def in_place(rows: int, width: int, integer: bool) -> str:
 
 
 @gluon.jit
-def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr):
+def multiply_add(x, y, acc, add, COLUMNS: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr):
     """Start acc + x @ y, or x @ y if not `add`, for the first COLUMNS columns of `acc`.
 
     If acc has more, or Gluon does not know the instruction, x has 64 rows or 128, and lines of 128 bytes in shared
-    memory: along K if X_K_MAJOR, else along its rows; y has such lines along K.
+    memory: along K if X_K_MAJOR, else along its rows. So has y: along K if Y_K_MAJOR, else it is the first of boxes
+    that follow each other, each a line wide.
     """
     if acc.shape[1] == COLUMNS and not (x.dtype == gl.int8 and COLUMNS > MOST_INT8):
         return warpgroup_mma(x, y, acc, use_acc=add, is_async=True)
     else:
-        TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR)
+        TEXT: gl.constexpr = products(acc.shape[0], acc.shape[1], COLUMNS, x.dtype, y.dtype, X_K_MAJOR, Y_K_MAJOR)
         IN_PLACE: gl.constexpr = in_place(acc.shape[0], acc.shape[1], x.dtype == gl.int8)
         return gl.inline_asm(TEXT, IN_PLACE, [acc, x, y, gl.to_tensor(add).to(gl.int32)], acc.type)
 
@@ -103,26 +107,34 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def clear_from(box, rows):
-    """Set the rows of a box from number `rows` on to zero."""
+def keep(box, first, end):
+    """Set all rows of a box but those from number `first` to `end` to zero."""
     VECTOR: gl.constexpr = VECTOR_UNIT * 8 // box.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = min(box.shape[1] // VECTOR, THREADS)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     row = gl.arange(0, box.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     values = box.load(LAYOUT)
-    box.store(gl.where((row < rows)[:, None], values, gl.zeros_like(values)))
+    box.store(gl.where(((row >= first) & (row < end))[:, None], values, gl.zeros_like(values)))
 
 
 @gluon.jit
-def clear_behind(ring, tiling, SLAB: gl.constexpr, stage, k):
-    """Set elements of K from number `k` of a stage on to zero, of both factors: 0 times NaN would not be 0."""
+def clear_others(ring, tiling, SLAB: gl.constexpr, stage, step, size):
+    """Set rows of a stage to zero that are not of its step: of later groups of K, or of the step before.
+
+    Both factors are cleared: 0 times NaN would not be 0. `size` is as `multiply` has it.
+    """
     t = tiling
-    clear_from(ring.x.index(stage * t.PARTS + SLAB), k)
-    clear_from(ring.y.index(stage), k)
-    if t.COLS1 > 0:
-        clear_from(ring.y1.index(stage), k)
-    fence_async_shared()
-    gl.barrier()  # a wgmma reads what all threads wrote
+    if t.GROUPED_K or t.ENDS_WITH_K:
+        first = step * t.BLOCK_K - first_of(step, size, t)
+        end = gl.minimum(size - step * t.BLOCK_K, t.BLOCK_K) if t.GROUPED_K else t.BLOCK_K
+        if end - first < t.BLOCK_K:
+            keep(ring.x.index(stage * t.PARTS + SLAB), first, end)
+            for i in gl.static_range(t.BOXES):
+                keep(ring.y.index(stage * t.BOXES + i), first, end)
+            if t.COLS1 > 0:
+                keep(ring.y1.index(stage), first, end)
+            fence_async_shared()
+            gl.barrier()  # a wgmma reads what all threads wrote
 
 
 @gluon.jit
@@ -135,14 +147,12 @@ def multiply_boxes(
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
-        if t.GROUPED_K:
-            if size - step * t.BLOCK_K < t.BLOCK_K:
-                clear_behind(ring, t, SLAB, stage, size - step * t.BLOCK_K)
+        clear_others(ring, t, SLAB, stage, step, size)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
             # the sums of Hopper's fp8 tensor cores move to fp32 after every step
-            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
             if t.X_GROUP > 0:
                 x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
             if t.COLS1 > 0:
@@ -158,7 +168,7 @@ def multiply_boxes(
             else:
                 acc += product
         else:
-            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR)
+            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
             if t.COLS1 > 0:
                 y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
                 acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
@@ -208,8 +218,8 @@ def multiply(
 ):  # fmt: skip
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. Elements of K
-    from number `size` on are not summed; with None there are none in these steps but zeros.
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. `size` is
+    the number of elements of K (`Work.size`).
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS

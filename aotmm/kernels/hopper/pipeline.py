@@ -21,6 +21,7 @@ from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of
 from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, end_of, group_of, place
 
 AT_ONCE = gl.constexpr(GROUPS_AT_ONCE)
+DEPTH = gl.constexpr(16)  # elements of K of an instruction, of 16 bits
 
 
 @gluon.aggregate
@@ -30,11 +31,12 @@ class Tiling:
     It multiplies ROWS rows of X by COLUMNS columns of Y: a tile, or its part of the tile of a cluster if the launch has
     clusters (CLUSTERED). X_MAP, Y_MAP and Y1_MAP are then the names of their tensor maps in PTX. X has PARTS slabs of
     ROWS // PARTS rows, one for each consumer that works on a tile. A slab's sums are COLS wide, of which those past
-    COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y is one transfer, into BOXES of the
-    boxes that the compiler knows. A matrix that is added comes through the ring too, BIAS columns of each slab in a
-    stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time; IN_TURNS by a loop. If GROUPED,
-    rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a
-    slab have one, and Y_GROUP columns (`scales`).
+    COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y fills BOXES of the boxes that the
+    compiler knows: along K by one transfer, else by one for each. A matrix that is added comes through the ring too,
+    BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
+    IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
+    of C sums a group of K. If ENDS_WITH_K, the boxes of the last step end where K does (`first_of`). With block scales
+    (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns (`scales`).
     """
 
     CLUSTERED: gl.constexpr
@@ -59,6 +61,7 @@ class Tiling:
     SWAPPED: gl.constexpr
     GROUPED: gl.constexpr
     GROUPED_K: gl.constexpr
+    ENDS_WITH_K: gl.constexpr
     PARTIAL: gl.constexpr
     PRECISE: gl.constexpr
     X_GROUP: gl.constexpr
@@ -157,11 +160,11 @@ class Work:
 
     @gluon.jit
     def size(self, matrix):
-        """Return the elements of a group of K; None if K has no groups."""
+        """Return the elements of a group of K, of all of K if it has no groups."""
         if self.tiling.GROUPED_K:
             return end_of(matrix, self.ends, self.batch, self.K) - self.begin(matrix)
         else:
-            return None
+            return self.K
 
     @gluon.jit
     def begin(self, matrix):
@@ -185,6 +188,20 @@ class Work:
     def member(self, matrix):
         """Return the number in the batch."""
         return matrix % self.batch if self.tiling.PARTIAL else matrix
+
+
+@gluon.jit
+def first_of(step, K, tiling):
+    """Return the element of K with which the boxes of a step begin.
+
+    If ENDS_WITH_K, those of the last step end with the instruction that has the last element. Elements of the step
+    before come again, and are cleared (`mma.clear_others`): TMA takes long to fill a box's rows with zeros.
+    """
+    t = tiling
+    if t.ENDS_WITH_K:
+        return gl.minimum(step * t.BLOCK_K, gl.maximum(gl.cdiv(K, DEPTH) * DEPTH - t.BLOCK_K, 0))
+    else:
+        return step * t.BLOCK_K
 
 
 @gluon.jit
@@ -297,6 +314,18 @@ def load(
 
 
 @gluon.jit
+def load_y(desc, z, along, k, bar, ring, stage, tiling, COLS: gl.constexpr, mask):
+    """Start copying COLS columns of Y, all of a stage's boxes."""
+    t = tiling
+    if t.Y_K_MAJOR or t.CLUSTERED:
+        load(desc, z, along, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask)
+    else:
+        BOX: gl.constexpr = COLS // t.BOXES
+        for i in gl.static_range(t.BOXES):
+            load(desc, z, along + i * BOX, k, bar, ring.y.index(stage * t.BOXES + i), t, t.Y_K_MAJOR, BOX)
+
+
+@gluon.jit
 def release(ring, cluster, stage, pred):
     """Release a stage of all peers, as a consumer: each warp for itself, when it has read all."""
     arrive(ring.empty.index(stage), cluster, pred, WARPS)
@@ -334,8 +363,9 @@ def produce(
     meet(c)
     gdc_wait()  # operands may be results of the previous kernel; consumers come after, through `full`
     PART: gl.constexpr = t.ROWS // t.PARTS
-    COLS: gl.constexpr = t.COLUMNS - t.COLS1
-    BYTES: gl.constexpr = (t.ROWS + t.COLUMNS) * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
+    BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
+    COLS: gl.constexpr = BOX * t.BOXES
+    BYTES: gl.constexpr = (t.ROWS + COLS + t.COLS1) * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
     of_x, of_y = c.masks()
     stage = 0
     phase = 1
@@ -347,7 +377,7 @@ def produce(
         x_z = of_batch(z, stride_xz)
         y_z = of_batch(z, stride_yz)
         for step in range(first, end):
-            k = begin + step * t.BLOCK_K
+            k = begin + first_of(step, work.K, t)
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.expect(bar, BYTES)
@@ -357,7 +387,7 @@ def produce(
                     x = ring.x.index(stage * t.PARTS + i)
                     load(x_desc, x_z, row + i * PART, k, bar, x, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
             if c.loads_y(step):
-                load(y_desc, y_z, col, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, of_y)
+                load_y(y_desc, y_z, col, k, bar, ring, stage, t, COLS, of_y)
                 if t.COLS1 > 0:
                     y1 = ring.y1.index(stage)
                     load(y1_desc, y_z, col + t.COLS, k, bar, y1, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)

@@ -27,6 +27,7 @@ from aotmm.problem import BLOCK_SCALE_K, DTYPES
 PRODUCER_REGISTERS = 24
 SCALING_PRODUCER_REGISTERS = 40  # of one that also holds addresses of block scales
 CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+PAIR = 2  # widths side by side
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from shared memory
 BARRIER_BYTES = 512  # more than all barriers take
@@ -56,24 +57,27 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     partial, grouped = variant.role == "partial", variant.role == "grouped_m"
     fp8 = variant.dtype_a.startswith("fp8")
     scaled = fp8 and not partial and not variant.block_scales
-    a, b = _operand(variant, "a"), _operand(variant, "b")
-    x, y = (b, a) if swapped else (a, b)
+    x, y = (_operand(variant, name) for name in ("ba" if swapped else "ab"))
     part = rows // parts
     cols = 1 << (columns.bit_length() - 1)
     cols1 = columns - cols
     line = config.block_k * DTYPES[variant.dtype_a].bytes
     in_registers = DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K"
     one = part in (64, 128) and columns <= MOST_COLUMNS and line == LINE_BYTES and not in_registers
-    joined = bool(cols1) and y["inner"] == "K" and one
+    along_k = y["inner"] == "K"
+    boxes, wide = _boxes(columns, y, swapped=swapped) if one else (0, 0)
+    loaded = boxes * wide or columns
     in_turns = variant.epilogue == "full" and not swapped and not cols1
     narrow = DTYPES[variant.dtype_c].bytes <= MOST_TRANSPOSED
     whole = cols if swapped and narrow and not cols1 else cols // 4 if in_turns else 0
-    width = whole or _width(variant, rows, columns, part, cols, cols1)
+    width = whole or _width(variant, rows, loaded, part, cols, cols1)
     tail = _least_power(columns % width) or width
     descriptors = {"x_desc": _described(x, part, config.block_k)}
-    if joined:
-        # the compiler gets the least box, the unit of the layout of shared memory; one transfer takes all
-        descriptors["y_desc"] = dataclasses.replace(_described(y, GROUP_LINES, config.block_k), outer=columns)
+    if boxes:
+        # the compiler gets the least box, the unit of the layout of shared memory; along K one transfer takes all
+        descriptors["y_desc"] = dataclasses.replace(
+            _described(y, wide, config.block_k), outer=columns if along_k else config.block_k
+        )
         cols, cols1 = 2 * cols, 0
     else:
         descriptors["y_desc"] = _described(y, cols, config.block_k)
@@ -95,17 +99,18 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "COLS1": cols1,
         "WIDTH": width,
         "TAIL": tail,
-        "BOXES": columns // GROUP_LINES if joined else 1,
+        "BOXES": boxes or 1,
         "BIAS": bias,
         "IN_TURNS": in_turns,
         "BLOCK_K": config.block_k,
         "STAGES": config.num_stages,
         "X_K_MAJOR": x["inner"] == "K",
-        "Y_K_MAJOR": y["inner"] == "K",
+        "Y_K_MAJOR": along_k,
         "X_IN_REGISTERS": in_registers,
         "SWAPPED": swapped,
         "GROUPED": grouped,
         "GROUPED_K": variant.role == "grouped_k",
+        "ENDS_WITH_K": x["inner"] != "K" and not along_k and variant.role != "grouped_k",
         "PARTIAL": partial,
         "PRECISE": fp8 and not variant.fast_accum,
         **_groups(variant, part, columns, swapped=swapped),
@@ -242,14 +247,28 @@ def _least_power(number: int) -> int:
     return number & -number
 
 
-def _width(variant: Variant, rows: int, columns: int, part: int, cols: int, cols1: int) -> int:
+def _boxes(columns: int, y: dict[str, str], *, swapped: bool) -> tuple[int, int]:
+    """Return the boxes of a stage of Y whose columns are one instruction but no tensor's, and the columns of a box.
+
+    Both are 0 if they are not: two instructions multiply a sum of two powers of two if Y does not lie along K, unless
+    swapped. Then boxes are a line wide, and the last one may reach past the tile.
+    """
+    along_k = y["inner"] == "K"
+    if columns.bit_count() == 1 or (columns.bit_count() == PAIR and not along_k and not swapped):
+        return 0, 0
+    wide = GROUP_LINES if along_k else LINE_BYTES // DTYPES[y["dtype"]].bytes
+    return -(-columns // wide), wide
+
+
+def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1: int) -> int:
     """Return the columns of one store: the most that fit in shared memory, at most a row without conflicts.
 
-    Every consumer has room of its own for `part` rows of them, beside the ring and the factors of the epilogue.
+    Every consumer has room of its own for `part` rows of them, beside the ring, whose stages have `rows` of X and
+    `loaded` columns of Y, and the factors of the epilogue.
     """
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
-    taken = config.num_stages * (rows + columns) * config.block_k * element + BARRIER_BYTES
+    taken = config.num_stages * (rows + loaded) * config.block_k * element + BARRIER_BYTES
     if variant.dtype_a.startswith("fp8") or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
     if variant.block_scales:

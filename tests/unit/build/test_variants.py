@@ -341,11 +341,11 @@ def test_families_of_hopper(tmp_path: Path, family: str, size: tuple[int, int, i
 @pytest.mark.parametrize(
     ("family", "size", "layouts", "words"),
     [
-        ("cooperative", (128, 208, 64, 8), '["nn"]', "layouts in which B is contiguous along K"),
+        ("cooperative", (192, 208, 64, 4), '["nn"]', "block_m = 64 or 128"),
         ("cooperative", (192, 208, 64, 4), '["nt"]', "block_m = 64 or 128"),
         ("cooperative", (128, 208, 128, 8), '["nt"]', "block_k = 64"),
-        ("pingpong", (128, 112, 64, 8), '["nn"]', "layouts in which B is contiguous along K"),
-        ("swapped", (200, 128, 64, 8), '["tt"]', "layouts in which A is contiguous along K"),
+        ("swapped", (56, 128, 128, 8), '["tt"]', "block_k = 64$"),
+        ("swapped", (72, 128, 32, 8), '["tn"]', "block_k = 64$"),
         ("swapped", (144, 192, 64, 4), '["nt"]', "block_n = 64 or 128"),
     ],
 )
@@ -358,6 +358,31 @@ def test_widths_that_no_instruction_has(
     entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["bf16"]\nlayouts = {layouts}\n{text}'
     with pytest.raises(SpecError, match=words):
         config_set(str(written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    ("family", "size", "layouts"),
+    [
+        ("cooperative", (128, 208, 64, 8), '["nn", "tn"]'),
+        ("cooperative", (256, 112, 64, 8), '["nt", "tn"]'),
+        ("pingpong", (64, 240, 64, 8), '["nn"]'),
+        ("swapped", (40, 128, 64, 8), '["tt"]'),
+        ("swapped", (72, 128, 64, 8), '["tt"]'),
+        ("swapped", (200, 128, 64, 8), '["tn", "nn"]'),
+    ],
+)
+def test_widths_in_every_layout(
+    tmp_path: Path, family: str, size: tuple[int, int, int, int], layouts: str, dtype: str
+) -> None:
+    """Of 16-bit types one instruction reads columns of any order."""
+    names = ("block_m", "block_n", "block_k", "num_warps")
+    text = "".join(f"{name} = {value}\n" for name, value in zip(names, size, strict=True))
+    entry = f'[[config]]\nfamily = "{family}"\narchs = ["sm90"]\ndtypes = ["{dtype}"]\nlayouts = {layouts}\n{text}'
+    chosen = written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)
+    found = [v for v in variants(chosen, target("sm90"), (dtype,)) if v.layout != "any"]
+    assert {v.layout for v in found} == set(re.findall(r"\w\w", layouts))
+    assert {(v.config.block_m, v.config.block_n) for v in found} == {size[:2]}
 
 
 SQUARE = WGMMA.replace("= 4", "= 8").replace("block_m = 64", "block_m = 512").replace("block_n = 64", "block_n = 512")
@@ -411,8 +436,9 @@ def test_clusters(
         (TILE + "cluster_m = 2", "config 1: cluster_m = 2; allowed: 1"),
         (TILE + "cluster_n = 2", "config 1: cluster_n = 2; allowed: 1"),
         (
-            SQUARE.replace("block_n = 512", "block_n = 416") + 'cluster_m = 4\ncluster_n = 2\nlayouts = ["nn"]',
-            "config 1: block_n = 208 of each block is one instruction of 208 columns, which needs layouts in which",
+            SQUARE.replace("block_n = 512", "block_n = 416").replace("block_k = 64", "block_k = 32")
+            + 'cluster_m = 4\ncluster_n = 2\nlayouts = ["nn"]',
+            "config 1: block_n = 208 of each block is one instruction of 208 columns, which needs block_k = 64",
         ),
     ],
 )
