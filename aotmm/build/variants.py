@@ -437,7 +437,7 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
     """Refuse layouts in which wgmma does not read a type: one byte along K alone; 32 bits too, but X from registers.
 
-    A stage of a group of K may end with rows of another group, which are cleared: it has such rows in layout "tn" alone.
+    A stage of a group of K may end with rows of another group, which are cleared: it has rows in layout "tn" alone.
 
     Raises:
         SpecError: with the layouts that are possible.

@@ -67,7 +67,7 @@ class _Recorded(torch.autograd.Function):
     ) -> torch.Tensor:
         of_a, of_b = ctx.needs_input_grad[:2]
         ctx.save_for_backward(a if of_b else None, b if of_a else None)  # no activation is kept for a frozen weight
-        ctx.rest = a.shape, b.shape, None if bias is None else bias.shape, options
+        ctx.rest = a.shape, b.shape, by_columns(b), None if bias is None else bias.shape, options
         return _forward(a, b, bias, options)
 
     @staticmethod
@@ -93,7 +93,7 @@ class _Transformed(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.save_for_forward(a, b)
         ctx.set_materialize_grads(False)
-        ctx.rest = a.shape, b.shape, None if bias is None else bias.shape, options
+        ctx.rest = a.shape, b.shape, by_columns(b), None if bias is None else bias.shape, options
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor | None) -> _Gradients:
@@ -161,11 +161,11 @@ def over_batch(
 def _gradients(ctx: Any, gradient: torch.Tensor) -> _Gradients:
     """Return the gradients of a, b and bias for the result's, by the kernels of the operands' dtype."""
     a, b = ctx.saved_tensors
-    shape_a, shape_b, shape_of_bias, (*rest, _) = ctx.rest
+    shape_a, shape_b, turned, shape_of_bias, (*rest, _) = ctx.rest
     options = (*rest, -1)
     needed = ctx.needs_input_grad
     of_a = _of_a(gradient.to(b.dtype), shape_a, b, options) if needed[0] else None
-    of_b = _of_b(gradient.to(a.dtype), a, shape_b, options) if needed[1] else None
+    of_b = _of_b(gradient.to(a.dtype), a, shape_b, options, turned=turned) if needed[1] else None
     of_bias = gradient.sum_to_size(shape_of_bias) if needed[2] else None
     return of_a, of_b, of_bias, None
 
@@ -180,16 +180,28 @@ def _of_a(gradient: torch.Tensor, shape: torch.Size, b: torch.Tensor, options: O
     return multiply(long, b.mT.reshape(batch * columns, b.shape[-2]), None, options).reshape(shape)
 
 
-def _of_b(gradient: torch.Tensor, a: torch.Tensor, shape: torch.Size, options: Options) -> torch.Tensor:
-    if gradient.dim() < _BATCHED or _shared(shape, gradient):  # a weight's: a sum over all rows depends on them anyway
+def by_columns(b: torch.Tensor) -> bool:
+    """Return whether columns are contiguous, not rows, as in W.T of a layer's weight: torch copies another gradient."""
+    return b.stride(-2) == 1 != b.stride(-1)
+
+
+def _of_b(
+    gradient: torch.Tensor, a: torch.Tensor, shape: torch.Size, options: Options, *, turned: bool
+) -> torch.Tensor:
+    """Return the gradient of b, in b's memory order unless members of a batch must have the bits of single products."""
+    shared = _shared(shape, gradient)
+    if gradient.dim() < _BATCHED or shared:  # a weight's: a sum over all rows depends on them anyway
         activation, slope, tf32, fast_accum, _, library, output = options
         options = (activation, slope, tf32, fast_accum, False, library, output)
-    if not _shared(shape, gradient):
-        return multiply(a.mT, gradient, None, options)
-    batch, rows, columns = gradient.shape
-    a = a.expand(batch, *a.shape[-2:])
-    long = a.reshape(batch * rows, a.shape[-1]).mT
-    return multiply(long, gradient.reshape(batch * rows, columns), None, options).reshape(shape)
+    if shared:
+        batch, rows, columns = gradient.shape
+        a = a.expand(batch, *a.shape[-2:]).reshape(batch * rows, a.shape[-1])
+        gradient = gradient.reshape(batch * rows, columns)
+    if turned and not options[_INVARIANT]:
+        found = multiply(gradient.mT, a, None, options).mT
+    else:
+        found = multiply(a.mT, gradient, None, options)
+    return found.reshape(shape)
 
 
 def _shared(operand: torch.Size, gradient: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from aotmm.problem import LEAKY_SLOPE
 from aotmm.runtime import ops
+from aotmm.runtime.autograd import by_columns
 from aotmm.runtime.views import grouped_shape
 
 _MATRIX = 2  # dimensions
@@ -37,6 +38,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.save_for_backward(a if of_b else None, b if of_a else None, offs)
     ctx.bias = None if bias is None else (bias.shape, bias.dtype)
     ctx.types = a.dtype, b.dtype
+    ctx.turned = by_columns(b)
     ctx.options = options
     ctx.count = len(inputs)
     del output
@@ -55,7 +57,7 @@ def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, .
     if ctx.needs_input_grad[0]:
         of_a = product(gradient, b.mT, offs, *plain)
     if ctx.needs_input_grad[1]:
-        of_b = product(a.mT, gradient, offs, *plain)
+        of_b = product(gradient.mT, a, offs, *plain).mT if ctx.turned else product(a.mT, gradient, offs, *plain)
     if ctx.bias is not None and ctx.needs_input_grad[3]:
         shape, dtype = ctx.bias
         ones = gradient.new_ones(1, gradient.shape[0])

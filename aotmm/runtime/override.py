@@ -325,18 +325,12 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute _grouped_mm with rows or columns in groups by ours, the rest by torch's.
-
-    Of two batches torch's is a bmm, which is ours. K in groups, as in gradients of weights, is faster by torch's, so it
-    is ours only if a result has to have the same bits: docs/experts.md.
-    """
+    """Compute _grouped_mm of what is in groups by ours, the rest by torch's: it makes a bmm of two batches."""
     fate = DECLINED
-    k_in_groups = a.dim() == b.dim() == _MATRIX
     if a.dtype not in _HALVES:
         fate = OTHER_TYPE
     elif (
         offs is not None
-        and (invariant or not k_in_groups)
         and offs.dtype is torch.int32
         and bias is None
         and a.dtype is b.dtype

@@ -2,8 +2,8 @@
 
 `python -m tests.gpu.corpus FOLDER --out RESULT.json` does so with every function of the packs in FOLDER, as `aotmm
 build --kernel` or `python -m tests.build.corpus --keep` made them. It knows no kernel: inputs are drawn by a fixed
-seed, and integers are such that most kernels stay within memory. Those that do not, end the process that launches them.
-So each function has a process of its own.
+seed, and integers are such that most kernels stay within memory. Those that do not, end the process that launches them,
+which the pool replaces.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import json
 import math
 import os
 import re
-import signal
-import subprocess
 import sys
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,21 @@ import aotmm
 from aotmm.errors import AotmmError, ArtifactError
 from aotmm.pack.schema import Argument, Guard, OwnKernel
 from aotmm.problem import AUTOTUNE, CONSTEXPR, FLOAT_TYPES, INTEGER_TYPES, NO_POINTER, POINTER_CODES, POINTER_TYPES
+from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerFactory, local
 from tests.gpu import driver
 
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "tests.gpu.corpus")
 SEED = 20261126
-LIMIT_S = 20  # of a try
+JOBS = min(8, os.cpu_count() or 1)
+DAY_S = 24 * 3600.0
+LIMIT_S = 15  # of a try
 START_S = 120  # until torch is there in all processes, which start at once
 REPEATS = 20  # of a kernel whose results differ
 
+KINDS = ("special", "generic")  # pointers that are multiples of 16 bytes, and such that are not
 EQUAL, DIFFER = "equal", "differ"
-VARYING, NOTHING, FAILED = "not deterministic", "wrote nothing", "does not run"
-BEST = (DIFFER, EQUAL, VARYING, NOTHING, FAILED)  # what counts of several tries: the first of these
-ENOUGH = (DIFFER, EQUAL)
+VARYING, NOTHING, FAILED, NOT_TRIED = "not deterministic", "wrote nothing", "does not run", "not tried"
+BEST = (DIFFER, EQUAL, VARYING, NOTHING, FAILED, NOT_TRIED)  # what counts of several tries: the first of these
+ENOUGH = (DIFFER, EQUAL, VARYING)  # no more tries after one of these
 
 # ctypes of Triton's types. Others are pointers.
 NUMBERS: dict[str, Any] = {
@@ -61,28 +63,24 @@ class Inputs:
     """One try of a kernel.
 
     Attributes:
-        kind: "special" for pointers that are multiples of 16 bytes, "generic" for such that are not.
         number: of each integer argument, but for `STRIDES` if they are to be `apart`.
         grid: blocks along x, y and z. Nothing says which of them a kernel asks for. Those that it does not tell apart
             do the same, which goes well unless they write what they read.
+        kind: of pointers, one of `KINDS`.
     """
 
-    kind: str
     number: int
     grid: tuple[int, int, int]
     apart: bool
+    kind: str = KINDS[0]
 
 
-TRIES = tuple(
-    Inputs(kind, number, grid, apart)
-    for kind in ("special", "generic")
-    for number, grid, apart in (
-        (64, (2, 2, 2), True),
-        (64, (2, 1, 1), True),
-        (64, (1, 1, 1), True),
-        (16, (1, 1, 1), False),
-        (128, (2, 1, 1), False),
-    )
+TRIES = (  # those that most kernels take first
+    Inputs(64, (2, 1, 1), apart=True),
+    Inputs(16, (1, 1, 1), apart=False),
+    Inputs(64, (2, 2, 2), apart=True),
+    Inputs(64, (1, 1, 1), apart=True),
+    Inputs(128, (2, 1, 1), apart=False),
 )
 
 
@@ -106,16 +104,29 @@ class Result:
 
 @dataclass
 class Found:
-    """What came of the tries of a function with pointers of one kind."""
+    """A function, and what came of it so far."""
 
-    function: str
-    kind: str
+    packs: Path
+    name: str
     tries: list[Result] = field(default_factory=list)
 
     @property
-    def best(self) -> Result:
-        """The try that counts."""
-        return min(self.tries, key=lambda row: BEST.index(row.result))
+    def title(self) -> str:
+        """Its name among those of several packs."""
+        return f"{self.packs.name}/{self.name}"
+
+    def best(self, kind: str) -> Result:
+        """The try with pointers of this kind that counts."""
+        tries = [row for row in self.tries if row.inputs.kind == kind]
+        return min(tries, key=lambda row: BEST.index(row.result), default=Result(TRIES[0], "", NOT_TRIED))
+
+    def following(self) -> Inputs | None:
+        """What to try next: special pointers until one try is enough, then generic ones with the best of those."""
+        best, count = self.best("special"), len(self.tries)
+        if best.result not in ENOUGH and count < len(TRIES):
+            return TRIES[count]
+        generic = replace(best.inputs, kind="generic")
+        return None if best.result == FAILED or self.tries[-1].inputs == generic else generic
 
 
 # ------------------------------------------------------------------------------------------------------- one launch
@@ -124,6 +135,7 @@ class Memory:
 
     Attributes:
         whole: all of it, in bytes.
+        before: what was in it at first.
         tensors: by argument, from where it points to on.
     """
 
@@ -144,30 +156,25 @@ class Memory:
             room.copy_(drawn)
             begin = room.numel() // 4 + (inputs.kind == "generic")
             self.tensors[row.name] = room[begin:]
-        self.before = self.now()
+        self.before = self.whole.clone()
 
-    def now(self) -> torch.Tensor:
-        """A copy of its content, outside the GPU, where no stray store can reach it."""
-        return self.whole.to("cpu", copy=True)
+    def holds(self, content: torch.Tensor) -> bool:
+        """Whether it is, bit for bit, what `content` is."""
+        return torch.equal(self.whole.view(torch.int64), content.view(torch.int64))
 
-    def restore(self) -> None:
-        """Makes it as it was at first."""
-        self.whole.copy_(self.before)
-
-    def parts(self, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """By argument, its part of `content` and of what was there at first, both as bytes."""
+    def differing(self, content: torch.Tensor) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """By argument whose memory is not as in `content`: its bytes, and which of them differ."""
         for number, name in enumerate(self.tensors):
             part = slice(number * self.ROOM, (number + 1) * self.ROOM)
-            yield name, content[part], self.before[part]
+            differ = self.whole[part] != content[part]
+            if differ.any():
+                yield name, self.whole[part], differ
 
-    def changes(self, content: torch.Tensor) -> tuple[int, float]:
-        """How many bytes of `content` are not as at first, and the share of finite ones among changed floats."""
+    def changes(self) -> tuple[int, float]:
+        """How many bytes are not as at first, and the share of finite ones among changed floats."""
         changed = floats = finite = 0
-        for name, now, before in self.parts(content):
+        for name, now, differ in self.differing(self.before):
             dtype = self.tensors[name].dtype
-            if torch.equal(now, before):
-                continue
-            differ = now != before
             changed += int(differ.sum())
             if dtype.is_floating_point:
                 values = now.view(dtype)[differ.view(-1, dtype.itemsize).any(1)].float()
@@ -252,11 +259,14 @@ def given_for(kernel: OwnKernel, inputs: Inputs, memory: Memory) -> dict[str, An
     return given
 
 
+_load = cache(aotmm.load)
+
+
 class Launches:
     """One function with its inputs, and its launches by either way."""
 
     def __init__(self, packs: Path, name: str, inputs: Inputs, device: str) -> None:
-        self.function, self.grid = aotmm.load(packs)[name], inputs.grid
+        self.function, self.grid = _load(packs)[name], inputs.grid
         pack = self.function.pack_for(0)
         kernels = [kernel for kernel in pack.manifest.own if kernel.function == name]
         pointers = [row for row in kernels[0].arguments if row.type in POINTER_CODES and row.type != NO_POINTER]
@@ -268,22 +278,22 @@ class Launches:
         scratch_bytes = math.prod(self.grid) * self.kernel.global_scratch_bytes
         self.scratch = torch.zeros(scratch_bytes, dtype=torch.uint8, device=device)
 
-    def by_driver(self) -> torch.Tensor:
-        """What the driver's launch leaves in memory. Raises CallError, ValueError."""
+    def by_driver(self) -> Memory:
+        """The memory after the driver's launch. Raises CallError, ValueError."""
         values = parameters(self.kernel, self.given, self.scratch.data_ptr() if self.scratch.numel() else 0)
-        self.memory.restore()
+        self.memory.whole.copy_(self.memory.before)
         function = driver.load(self.kernel, self.image)
         function.launch_values(self.grid, values)
         driver.synchronize()
         function.unload()
-        return self.memory.now()
+        return self.memory
 
-    def by_aotmm(self) -> torch.Tensor:
-        """What aotmm's launch leaves in memory. Raises AotmmError, CallError."""
-        self.memory.restore()
+    def by_aotmm(self) -> Memory:
+        """The memory after aotmm's launch. Raises AotmmError, CallError."""
+        self.memory.whole.copy_(self.memory.before)
         self.function[self.grid](**self.given)
         driver.synchronize()
-        return self.memory.now()
+        return self.memory
 
 
 def tried(packs: Path, name: str, inputs: Inputs, device: str = "cuda") -> Result:
@@ -291,87 +301,40 @@ def tried(packs: Path, name: str, inputs: Inputs, device: str = "cuda") -> Resul
     launches = Launches(packs, name, inputs, device)
     memory, kernel = launches.memory, launches.kernel.name
     try:
-        first, second = launches.by_driver(), launches.by_driver()
+        first = launches.by_driver().whole.clone()
+        changed, finite = memory.changes()
+        same = launches.by_driver().holds(first)
     except (driver.CallError, ValueError) as error:
         return Result(inputs, kernel, FAILED, str(error))
-    changed, finite = memory.changes(first)
-    if not torch.equal(first, second):
+    if not same:
         return Result(inputs, kernel, VARYING, "the driver's two launches differ", changed, finite)
     try:
-        ours = launches.by_aotmm()
+        same = launches.by_aotmm().holds(first)
     except (AotmmError, driver.CallError, TypeError, ValueError) as error:
         return Result(inputs, kernel, DIFFER, f"aotmm: {type(error).__name__}: {error}", changed, finite)
-    if not torch.equal(ours, first):
-        if any(not torch.equal(first, launches.by_driver()) for _ in range(REPEATS)):
+    if not same:
+        wrong = ", ".join(name for name, *_ in memory.differing(first))
+        if any(not launches.by_driver().holds(first) for _ in range(REPEATS)):
             return Result(inputs, kernel, VARYING, "some of the driver's launches differ", changed, finite)
-        pairs = zip(memory.parts(ours), memory.parts(first), strict=True)
-        wrong = [name for (name, now, _), (_, was, _) in pairs if not torch.equal(now, was)]
-        return Result(inputs, kernel, DIFFER, f"other bytes in {', '.join(wrong)}", changed, finite)
+        return Result(inputs, kernel, DIFFER, f"other bytes in {wrong}", changed, finite)
     return Result(inputs, kernel, EQUAL if changed else NOTHING, "", changed, finite)
 
 
-# -------------------------------------------------------------------------------------------------- in a process
-def work(packs: Path, name: str, wanted: Sequence[int], device: str = "cuda") -> None:
-    """Print before and after each try of `TRIES` what it is, in JSON; end after one that does not run."""
-    settled: set[str] = set()
-    for number in wanted:
-        inputs = TRIES[number]
-        if inputs.kind in settled:
-            continue
-        _say({"begin": number})
-        signal.alarm(LIMIT_S)  # ends a process whose kernel never ends
-        found = tried(packs, name, inputs, device)
-        signal.alarm(0)
-        _say({"end": number, "result": asdict(found)})
-        if found.result in (FAILED, DIFFER):
-            break  # the context may be of no use any more
-        settled |= {inputs.kind} if found.result in ENOUGH else set()
-    os._exit(0)  # without tidying up what may be broken
+# ------------------------------------------------------------------------------------------------ in several processes
+def worker() -> Worker:
+    """What does one try after another, in a process of the pool."""
+    torch.zeros(1, device="cuda")  # makes the context
+    return attempt
 
 
-def _say(words: dict[str, Any]) -> None:
-    print(json.dumps(words), flush=True)  # noqa: T201 - a command
-
-
-def found_of(packs: Path, name: str, command: Sequence[str] = COMMAND) -> list[Found]:
-    """What comes of a function, by kind of pointers, in as many processes as it needs."""
-    found = {kind: Found(f"{packs.name}/{name}", kind) for kind in dict.fromkeys(row.kind for row in TRIES)}
-    left = list(range(len(TRIES)))
-    while left:
-        lines, end = _lines([*command, str(packs), "--function", name, "--tries", json.dumps(left)])
-        results = [_result(line["result"]) for line in lines if "end" in line]
-        if not lines:
-            raise RuntimeError(f"{packs}: {name}: {end}")
-        if "end" not in lines[-1]:
-            results.append(Result(TRIES[lines[-1]["begin"]], name, FAILED, end))
-        for row in results:
-            found[row.inputs.kind].tries.append(row)
-        last = max(TRIES.index(row.inputs) for row in results)
-        settled = [kind for kind, row in found.items() if row.tries and row.best.result in ENOUGH]
-        left = [number for number in left if number > last and TRIES[number].kind not in settled]
-    return list(found.values())
-
-
-def _lines(command: Sequence[str]) -> tuple[list[dict[str, Any]], str]:
-    """What a process printed, and how it ended."""
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=settings, capture_output=True, check=False, timeout=START_S + LIMIT_S * len(TRIES)
-        )
-    except subprocess.TimeoutExpired as late:
-        text, end = late.stdout or b"", "its process did not end"
-    else:
-        words = done.stderr.decode(errors="replace").strip()[-300:]
-        text, end = done.stdout, f"its process ended with status {done.returncode} {words}"
-        if done.returncode == -signal.SIGALRM:
-            end = f"it does not end within {LIMIT_S} s"
-    return [json.loads(line) for line in text.decode().splitlines() if line.startswith("{")], end
-
-
-def _result(row: dict[str, Any]) -> Result:
-    inputs = Inputs(**row["inputs"] | {"grid": tuple(row["inputs"]["grid"])})
-    return Result(**row | {"inputs": inputs})
+def attempt(task: tuple[Path, str, Inputs], heartbeat: Heartbeat, device: str = "cuda") -> Result:
+    """One try. Raises CallError if the context is of no use any more; the last heartbeat has the result anyway."""
+    packs, name, inputs = task
+    heartbeat(Result(inputs, name, FAILED))  # unless there will be another
+    found = tried(packs, name, inputs, device)
+    heartbeat(found)
+    driver.synchronize()
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------ all of them
@@ -386,53 +349,88 @@ def functions_in(folder: Path) -> list[tuple[Path, str]]:
 
 
 def compare(
-    wanted: Sequence[tuple[Path, str]], command: Sequence[str] = COMMAND, jobs: int | None = None
+    wanted: Sequence[tuple[Path, str]],
+    start: WorkerFactory = worker,
+    jobs: int = JOBS,
+    limit_s: float = DAY_S,
+    tell: Callable[[Sequence[Found]], object] = len,
 ) -> list[Found]:
-    """What comes of each function, in order."""
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        return [row for rows in pool.map(lambda each: found_of(each[0], each[1], command), wanted) for row in rows]
+    """What comes of each function, in order; `tell` gets all of it after each that is finished.
+
+    What is left after `limit_s` seconds is not tried. Whatever fails is tried again after all others.
+    """
+    end = time.monotonic() + limit_s
+    all_found = [Found(*each) for each in wanted]
+    waiting: dict[Future[Result], tuple[Found, Inputs]] = {}
+    with local([start] * jobs, Timeouts(START_S, LIMIT_S)) as pool:
+
+        def go_on(found: Found) -> None:
+            inputs = found.following()
+            if inputs is None:
+                tell(all_found)
+            else:
+                waiting[pool.submit((found.packs, found.name, inputs))] = found, inputs
+
+        for found in all_found:
+            go_on(found)
+        while waiting and (left := end - time.monotonic()) > 0:
+            for future in wait(waiting, left, FIRST_COMPLETED).done:
+                found, inputs = waiting.pop(future)
+                try:
+                    result = future.result()
+                except WorkerDiedError as died:
+                    result = died.last or Result(inputs, found.name, FAILED)
+                    result = replace(result, reason=result.reason or died.why)
+                found.tries.append(result)
+                go_on(found)
+    return all_found
 
 
-def summary(found: Sequence[Found]) -> str:
+def summary(all_found: Sequence[Found]) -> str:
     """How many functions came out how, by kind of pointers, and what is to be said of those that are not equal."""
-    lines = []
-    for kind in dict.fromkeys(row.kind for row in found):
-        rows = [row for row in found if row.kind == kind]
-        counts = Counter(row.best.result for row in rows)
-        words = ", ".join(f"{counts[result]} {result}" for result in (EQUAL, *BEST[:1], *BEST[2:]))
-        lines.append(f"{kind}: of {len(rows)} functions {words}")
-        lines += [
-            f"  {row.function}: {row.best.result} {row.best.reason}".rstrip()
-            for result in BEST
-            for row in rows
-            if row.best.result == result != EQUAL
-        ]
+    done = sum(found.following() is None for found in all_found)
+    lines = [f"{done} of {len(all_found)} functions are done"]
+    for kind in KINDS:
+        rows = [(found.title, found.best(kind)) for found in all_found]
+        counts = Counter(best.result for _, best in rows)
+        lines.append(f"{kind}: " + ", ".join(f"{counts[result]} {result}" for result in BEST))
+        rows.sort(key=lambda row: BEST.index(row[1].result))
+        lines += [f"  {title}: {best.result} {best.reason}".rstrip() for title, best in rows if best.result != EQUAL]
     return "\n".join(lines)
 
 
-def main(command: Sequence[str] = COMMAND) -> None:
+def save(path: Path, all_found: Sequence[Found]) -> None:
+    """Write it all in JSON, whole or not at all."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    rows = [
+        {"function": found.title, "done": found.following() is None}
+        | {kind: found.best(kind).result for kind in KINDS}
+        | {"tries": [asdict(row) for row in found.tries]}
+        for found in all_found
+    ]
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps({"device": device, "torch": torch.__version__, "functions": rows}, indent=1))
+    new.replace(path)
+
+
+def main(start: WorkerFactory = worker) -> None:
     """Compare the functions in a folder; the exit status is 1 if one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="packs, or a folder of folders with packs")
-    parser.add_argument("--out", type=Path, help="file for the results in JSON")
-    parser.add_argument("--jobs", type=int, help="processes at a time; as many as there are processors by default")
-    parser.add_argument("--function", help=argparse.SUPPRESS)
-    parser.add_argument("--tries", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, required=True, help="file for the results in JSON, also of a run cut short")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="processes at a time, %(default)s by default")
+    parser.add_argument("--limit", type=float, default=DAY_S, help="seconds after which what is left is not tried")
     options = parser.parse_args()
-    if options.function is not None:
-        work(options.folder, options.function, options.tries)
-        return
     wanted = functions_in(options.folder.resolve())
     if not wanted:
         parser.error(f"there are no packs in {options.folder}")
-    found = compare(wanted, command, options.jobs)
-    if options.out is not None:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-        rows = [asdict(row) | {"result": row.best.result} for row in found]
-        options.out.write_text(json.dumps({"device": device, "torch": torch.__version__, "functions": rows}, indent=1))
-    print(summary(found))  # noqa: T201 - a command
-    sys.exit(any(row.best.result == DIFFER for row in found))
+    all_found = compare(wanted, start, options.jobs, options.limit, partial(save, options.out))
+    save(options.out, all_found)
+    print(summary(all_found))  # noqa: T201 - a command
+    sys.exit(any(found.best(kind).result == DIFFER for found in all_found for kind in KINDS))
 
 
 if __name__ == "__main__":
-    main()
+    from tests.gpu import corpus  # as the pool's processes import it
+
+    corpus.main()

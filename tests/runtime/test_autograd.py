@@ -54,6 +54,17 @@ def leaf(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("a", [(3, 4), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["rows", "columns"])
+def test_order_of_a_weights_gradient(lib: Library, a: tuple[int, ...], order: tuple[int, int]) -> None:
+    """It lies in memory as the weight does, so that torch need not copy it; of W.T, too."""
+    x, weight = normal(*a), normal(*((4, 5)[i] for i in order)).permute(order).requires_grad_()
+    (found,) = torch.autograd.grad(lib.matmul(x, weight).sum(), weight)
+    assert found.stride() == weight.stride()
+    assert torch.allclose(found, x.reshape(-1, 4).sum(0)[:, None].expand(4, 5), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("calls")
 @pytest.mark.parametrize(("a", "b", "bias"), SHAPES, ids=str)
 def test_derivatives(lib: Library, a: tuple[int, ...], b: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
     """First and second derivatives of both modes, and batches of them, are those that differences give."""
@@ -111,8 +122,8 @@ def test_gradients_are_products_of_views(lib: Library, calls: list[Call]) -> Non
     """Forward and backward of a layer are three products, and the transposed operands are views."""
     x, w, bias = leaf(2, 3, 4), leaf(5, 4), leaf(5)
     lib.matmul(x, w.T, bias=bias).backward(normal(2, 3, 5))  # type: ignore[no-untyped-call]
-    assert [call.shapes for call in calls] == [((6, 4), (4, 5)), ((6, 5), (5, 4)), ((4, 6), (6, 5))]
-    assert [call.strides for call in calls] == [((4, 1), (1, 4)), ((5, 1), (4, 1)), ((1, 4), (5, 1))]
+    assert [call.shapes for call in calls] == [((6, 4), (4, 5)), ((6, 5), (5, 4)), ((5, 6), (6, 4))]
+    assert [call.strides for call in calls] == [((4, 1), (1, 4)), ((5, 1), (4, 1)), ((1, 5), (4, 1))]
 
 
 def test_batch_invariant_gradients(lib: Library, calls: list[Call]) -> None:

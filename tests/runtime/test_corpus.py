@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.gpu import corpus
+from tests.runtime import digests
 from tests.runtime.pretend import FUNCTIONS, run_functions
 
 pytestmark = pytest.mark.skipif(not FUNCTIONS.is_dir(), reason="no packs of examples/own; build them: make own")
-
-# A GPU whose launches write a digest of themselves to the beginning of the memory.
-DIGESTS = """
-import hashlib
-from tests.gpu import corpus
-from tests.runtime import pretend
-corpus.Memory.ROOM = 1 << 16
-seen = []
-class Seen(corpus.Memory):
-    def __init__(self, *given):
-        super().__init__(*given)
-        seen[:] = [self]
-corpus.Memory = Seen
-def digest(launch, *more):
-    facts = launch.symbol, launch.grid, launch.block, launch.shared, launch.params, launch.stream, launch.image, more
-    found = hashlib.sha256(repr(facts).encode()).digest()
-    seen[0].whole[: len(found)] = torch.frombuffer(bytearray(found), dtype=torch.uint8)
-"""
 
 
 def test_results() -> None:
     """Launches are equal in all that the driver gets; what differs, fails, varies or writes nothing is called so."""
     run_functions(
-        DIGESTS
-        + """
+        """
+from dataclasses import replace
+import pytest
+from tests.gpu import corpus
+from tests.runtime.digests import digests
+digest = digests()
 driver.execute, driver.run = True, digest
 def tried(inputs, name="layer_norm_kernel"):
     found = corpus.tried(pretend.FUNCTIONS, name, inputs, "cpu")
     return found.result, found.reason
-special, generic = (next(row for row in corpus.TRIES if row.kind == kind) for kind in ("special", "generic"))
+special, generic = (replace(corpus.TRIES[0], kind=kind) for kind in corpus.KINDS)
 for name in ("add_kernel", "softmax_kernel", "layer_norm_kernel"):
-    for inputs in corpus.TRIES:
+    for inputs in (replace(row, kind=kind) for row in corpus.TRIES for kind in corpus.KINDS):
         found = corpus.tried(pretend.FUNCTIONS, name, inputs, "cpu")
         assert found.result == "equal", found
         assert 20 < found.changed <= 32  # some bytes are as they were by chance
@@ -63,6 +51,12 @@ assert tried(special) == ("not deterministic", "the driver's two launches differ
 driver.run = lambda launch: digest(launch, len(driver.launches) // 3)
 driver.launches.clear()
 assert tried(special) == ("not deterministic", "some of the driver's launches differ")
+told = []
+driver.run = digest
+driver.fail_next("cuCtxSynchronize", 700, 3)  # after what is compared
+with pytest.raises(corpus.driver.CallError):
+    corpus.attempt((pretend.FUNCTIONS, "add_kernel", special), told.append, "cpu")
+assert [row.result for row in told] == ["does not run", "equal"]
 driver.run = lambda launch: None
 assert tried(special) == ("wrote nothing", "")
 driver.run, right = digest, corpus.parameters
@@ -78,36 +72,43 @@ for number in range(9):  # seven arguments, two pointers to scratch memory
 
 
 def test_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A process that a launch ends, or that never ends, costs that try alone; the summary and the status say all."""
-    child = f"""
-import os, time, torch
-from tests.runtime import pretend
-driver, _ = pretend.begin_functions()
-{DIGESTS}
-def run(launch):
-    if launch.grid == (2, 2, 2):
-        {{"add_kernel": os.abort, "softmax_kernel": lambda: time.sleep(60)}}.get(launch.symbol, int)()
-    digest(launch, *[len(driver.launches)] * (launch.symbol == "layer_norm_kernel"))
-driver.execute, driver.run, corpus.LIMIT_S, corpus.TRIES = True, run, 2, corpus.TRIES[:2]
-work = corpus.work
-corpus.work = lambda *given: work(*given, "cpu")
-corpus.main()
-"""
+    """A process that a launch ends, or that never ends, costs that try alone; the file, summary and status say all."""
+    out, saved, save = tmp_path / "out.json", [], corpus.save
+
+    def seen(path: Path, all_found: Sequence[corpus.Found]) -> None:
+        save(path, all_found)
+        saved.append(sum(row["done"] for row in json.loads(out.read_text())["functions"]))
+
     monkeypatch.setattr(corpus, "LIMIT_S", 2)
-    monkeypatch.setattr(corpus, "TRIES", corpus.TRIES[:2])
-    monkeypatch.setattr(sys, "argv", ["corpus", str(FUNCTIONS), "--out", str(tmp_path / "out.json"), "--jobs", "2"])
+    monkeypatch.setattr(corpus, "save", seen)
+    monkeypatch.setattr(sys, "argv", ["corpus", str(FUNCTIONS), "--out", str(out), "--jobs", "2"])
     with pytest.raises(SystemExit) as ended:
-        corpus.main((sys.executable, "-c", child))
+        corpus.main(digests.worker)
     assert not ended.value.code
-    rows = json.loads((tmp_path / "out.json").read_text())["functions"]
+    assert saved == [1, 2, 3, 3]
+    rows = json.loads(out.read_text())["functions"]
     found = {row["function"]: [(each["result"], each["reason"]) for each in row["tries"]] for row in rows}
     varying = ("not deterministic", "the driver's two launches differ")
     assert found["own/layer_norm_kernel"] == [varying, varying]
-    assert found["own/softmax_kernel"] == [("does not run", "it does not end within 2 s"), ("equal", "")]
-    (first, reason), second = found["own/add_kernel"]
-    assert (first, second) == ("does not run", ("equal", ""))
-    assert reason.startswith("its process ended with status -6")
-    assert "special: of 3 functions 2 equal, 0 differ, 1 not deterministic, 0 wrote nothing, 0 does not run" in (
-        printed := capsys.readouterr().out
-    )
+    assert found["own/softmax_kernel"] == [("does not run", "it gave no sign of life for 2 s"), *[("equal", "")] * 2]
+    assert found["own/add_kernel"] == [("does not run", "its process ended with code -6"), *[("equal", "")] * 2]
+    kinds = [[each["inputs"]["kind"] for each in row["tries"]] for row in rows]
+    assert sorted(kinds) == [["special", "generic"], *[["special", "special", "generic"]] * 2]
+    printed = capsys.readouterr().out
+    counts = "0 differ, 2 equal, 1 not deterministic, 0 wrote nothing, 0 does not run, 0 not tried"
+    assert printed.startswith(f"3 of 3 functions are done\nspecial: {counts}\n")
+    assert f"\ngeneric: {counts}\n" in printed
     assert "  own/layer_norm_kernel: not deterministic the driver's two launches differ" in printed
+
+
+def test_limit() -> None:
+    """What is left when the time is over counts as not tried; what never runs is tried in all ways, and no further."""
+    wanted = corpus.functions_in(FUNCTIONS)
+    all_found = corpus.compare(wanted, digests.worker, 1, 0.1)  # before a process is there
+    text = corpus.summary(all_found)
+    assert text.startswith("0 of 3 functions are done\n")
+    assert "generic: 0 differ, 0 equal, 0 not deterministic, 0 wrote nothing, 0 does not run, 3 not tried\n" in text
+    found = corpus.Found(*wanted[0])
+    while (inputs := found.following()) is not None:
+        found.tries.append(corpus.Result(inputs, found.name, corpus.FAILED))
+    assert [row.inputs for row in found.tries] == list(corpus.TRIES)

@@ -70,8 +70,11 @@ def of_sums(a, b, bias):
     return torch.stack([a[:, lo:hi] @ b[lo:hi] for lo, hi in spans])
 cases = [
     (whole(9, 6), whole(4, 6, 7), of_rows, {"bias": whole(4, 7), "activation": "relu"}),
+    (whole(9, 6), whole(4, 7, 6).mT, of_rows, {"bias": whole(4, 7), "activation": "relu"}),
     (whole(4, 5, 6), whole(6, 9), of_columns, {}),
+    (whole(4, 5, 6), whole(9, 6).T, of_columns, {}),
     (whole(5, 9), whole(9, 7), of_sums, {}),
+    (whole(5, 9), whole(7, 9).T, of_sums, {}),
 ]
 for a, b, reference, more in cases:
     leaves = [x.requires_grad_() for x in (a, b, more.get("bias", torch.zeros(1)))]
@@ -82,6 +85,7 @@ for a, b, reference, more in cases:
     for x, y in zip(grads, torch.autograd.grad(wanted, leaves[: len(grads)], weights)):
         same(x.detach(), y)
     assert all(x.grad_fn is not None for x in grads[:1])
+    assert grads[1].stride() == b.stride(), "torch would copy a gradient of another order"
 """)
 
 
@@ -181,19 +185,18 @@ with aotmm.override() as active:
     same(found[:9], want)
     assert gpu.runs == 1 and gpu.first.grouped == "M"
     of_weights = whole(8, 11, dtype=torch.float16), whole(11, 16, dtype=torch.float16), offs
-    for other in ((a.float(), b.float(), offs), (a, b, offs, b[0, 0]), of_weights):
+    gpu.first = None
+    torch._grouped_mm(*of_weights)
+    assert gpu.runs == 2 and gpu.first.grouped == "K"
+    for other in ((a.float(), b.float(), offs), (a, b, offs, b[0, 0])):
         try:
             torch._grouped_mm(*other)
         except (RuntimeError, NotImplementedError):
             pass  # torch has no such kernel here
-    assert gpu.runs == 1
+    assert gpu.runs == 2
     print(active)
-with aotmm.override(batch_invariant=True) as active:
-    gpu.first = None
-    torch._grouped_mm(*of_weights)
-    assert gpu.runs == 2 and gpu.first.grouped == "K"
 """)
-    assert "1 products by aotmm, 3 by torch: 1 of other types, 2 of other forms" in out
+    assert "2 products by aotmm, 2 by torch: 1 of other types, 1 of other forms" in out
 
 
 def test_document() -> None:

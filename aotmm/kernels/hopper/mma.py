@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import next_stage, release
+from aotmm.kernels.hopper.pipeline import first_of, next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
@@ -107,27 +107,34 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def clear_from(box, rows):
-    """Set the rows of a box from number `rows` on to zero."""
+def keep(box, first, end):
+    """Set all rows of a box but those from number `first` to `end` to zero."""
     VECTOR: gl.constexpr = VECTOR_UNIT * 8 // box.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = min(box.shape[1] // VECTOR, THREADS)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     row = gl.arange(0, box.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     values = box.load(LAYOUT)
-    box.store(gl.where((row < rows)[:, None], values, gl.zeros_like(values)))
+    box.store(gl.where(((row >= first) & (row < end))[:, None], values, gl.zeros_like(values)))
 
 
 @gluon.jit
-def clear_behind(ring, tiling, SLAB: gl.constexpr, stage, k):
-    """Set elements of K from number `k` of a stage on to zero, of both factors: 0 times NaN would not be 0."""
+def clear_others(ring, tiling, SLAB: gl.constexpr, stage, step, size):
+    """Set rows of a stage to zero that are not of its step: of later groups of K, or of the step before.
+
+    Both factors are cleared: 0 times NaN would not be 0. `size` is as `multiply` has it.
+    """
     t = tiling
-    clear_from(ring.x.index(stage * t.PARTS + SLAB), k)
-    for i in gl.static_range(t.BOXES):
-        clear_from(ring.y.index(stage * t.BOXES + i), k)
-    if t.COLS1 > 0:
-        clear_from(ring.y1.index(stage), k)
-    fence_async_shared()
-    gl.barrier()  # a wgmma reads what all threads wrote
+    if t.GROUPED_K or t.ENDS_WITH_K:
+        first = step * t.BLOCK_K - first_of(step, size, t)
+        end = gl.minimum(size - step * t.BLOCK_K, t.BLOCK_K) if t.GROUPED_K else t.BLOCK_K
+        if end - first < t.BLOCK_K:
+            keep(ring.x.index(stage * t.PARTS + SLAB), first, end)
+            for i in gl.static_range(t.BOXES):
+                keep(ring.y.index(stage * t.BOXES + i), first, end)
+            if t.COLS1 > 0:
+                keep(ring.y1.index(stage), first, end)
+            fence_async_shared()
+            gl.barrier()  # a wgmma reads what all threads wrote
 
 
 @gluon.jit
@@ -140,9 +147,7 @@ def multiply_boxes(
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
-        if t.GROUPED_K:
-            if size - step * t.BLOCK_K < t.BLOCK_K:
-                clear_behind(ring, t, SLAB, stage, size - step * t.BLOCK_K)
+        clear_others(ring, t, SLAB, stage, step, size)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
@@ -213,8 +218,8 @@ def multiply(
 ):  # fmt: skip
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. Elements of K
-    from number `size` on are not summed; with None there are none in these steps but zeros.
+    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. `size` is
+    the number of elements of K (`Work.size`).
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
