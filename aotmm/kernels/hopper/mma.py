@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import first_of, next_stage, release
+from aotmm.kernels.hopper.pipeline import DEPTH, first_of, next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
@@ -107,78 +107,129 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def keep(box, first, end):
-    """Set all rows of a box but those from number `first` to `end` to zero."""
+def rows_layout(box):
+    """Return a layout in which a warpgroup reads and writes rows of a box in whole vectors."""
     VECTOR: gl.constexpr = VECTOR_UNIT * 8 // box.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = min(box.shape[1] // VECTOR, THREADS)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
+    return gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
+
+
+@gluon.jit
+def clear_after(box, rows):
+    """Set the rows of a box from number `rows` on to zero."""
+    LAYOUT: gl.constexpr = rows_layout(box)
     row = gl.arange(0, box.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     values = box.load(LAYOUT)
-    box.store(gl.where(((row >= first) & (row < end))[:, None], values, gl.zeros_like(values)))
+    box.store(gl.where((row < rows)[:, None], values, gl.zeros_like(values)))
+
+
+@gluon.jit
+def clear_before(box, rows):
+    """Set the first rows of a box to zero, a multiple of DEPTH."""
+    LAYOUT: gl.constexpr = rows_layout(box)
+    for i in gl.static_range(box.shape[0] // DEPTH - 1):
+        if rows > i * DEPTH:
+            box.slice(i * DEPTH, DEPTH).store(gl.zeros([DEPTH, box.shape[1]], box.dtype, LAYOUT))
+
+
+@gluon.jit
+def clear(box, step, size, tiling):
+    """Set rows of a box to zero that are not of its step: of later groups of K, or of the step before."""
+    t = tiling
+    if t.GROUPED_K:
+        clear_after(box, size - step * t.BLOCK_K)
+    else:
+        clear_before(box, step * t.BLOCK_K - first_of(step, size, t))
 
 
 @gluon.jit
 def clear_others(ring, tiling, SLAB: gl.constexpr, stage, step, size):
-    """Set rows of a stage to zero that are not of its step: of later groups of K, or of the step before.
+    """Do `clear` for a stage, whose last elements are not those of a whole step.
 
     Both factors are cleared: 0 times NaN would not be 0. `size` is as `multiply` has it.
     """
     t = tiling
-    if t.GROUPED_K or t.ENDS_WITH_K:
-        first = step * t.BLOCK_K - first_of(step, size, t)
-        end = gl.minimum(size - step * t.BLOCK_K, t.BLOCK_K) if t.GROUPED_K else t.BLOCK_K
-        if end - first < t.BLOCK_K:
-            keep(ring.x.index(stage * t.PARTS + SLAB), first, end)
-            for i in gl.static_range(t.BOXES):
-                keep(ring.y.index(stage * t.BOXES + i), first, end)
-            if t.COLS1 > 0:
-                keep(ring.y1.index(stage), first, end)
-            fence_async_shared()
-            gl.barrier()  # a wgmma reads what all threads wrote
+    if size - step * t.BLOCK_K < t.BLOCK_K:
+        clear(ring.x.index(stage * t.PARTS + SLAB), step, size, t)
+        for i in gl.static_range(t.BOXES):
+            clear(ring.y.index(stage * t.BOXES + i), step, size, t)
+        if t.COLS1 > 0:
+            clear(ring.y1.index(stage), step, size, t)
+        fence_async_shared()
+        gl.barrier()  # a wgmma reads what all threads wrote
+
+
+@gluon.jit
+def multiply_precise(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1):
+    """Add the product of a stage in fp32: the sums of Hopper's fp8 tensor cores move there after every step."""
+    t = tiling
+    x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
+    y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
+    product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
+    if t.X_GROUP > 0:
+        x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
+    if t.COLS1 > 0:
+        y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+        product1 = warpgroup_mma(x, y1, acc1, use_acc=False, is_async=True)
+        product, product1 = warpgroup_mma_wait(0, deps=(product, product1))
+        acc1 += product1
+    else:
+        product = warpgroup_mma_wait(0, deps=(product,))
+    release(ring, cluster, stage, True)
+    if t.X_GROUP > 0:
+        acc = add_scaled(acc, product, x_scales, y_scales, t)
+    else:
+        acc += product
+    return acc, acc1
+
+
+@gluon.jit
+def multiply_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1, add):
+    """Start the product of a stage, and release the stage before if there is one (`add`)."""
+    t = tiling
+    x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
+    y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
+    acc = multiply_add(x, y, acc, add, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
+    if t.COLS1 > 0:
+        y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
+        acc1 = warpgroup_mma(x, y1, acc1, use_acc=add, is_async=True)
+        acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
+    else:
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+    # The stage before is computed, not carried along: the compiler takes a variable that begins as another carried one
+    # to be constant.
+    release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, add)
+    return acc, acc1
 
 
 @gluon.jit
 def multiply_boxes(
     ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1, added_to, added_phase, awaited, size
 ):
-    """Do `multiply` with both factors in shared memory; the last product may be in flight."""
+    """Do `multiply` with both factors in shared memory; the last product may be in flight.
+
+    A last step that may have to be cleared is a loop of its own: in the other, a branch takes 6 to 9 % of the time.
+    """
     t = tiling
-    for step in range(first, end):
+    CLEARED: gl.constexpr = t.GROUPED_K or t.ENDS_WITH_K
+    last = gl.maximum(end - 1, first) if CLEARED else end
+    for step in range(first, last):
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
-        clear_others(ring, t, SLAB, stage, step, size)
-        x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
-        y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         if t.PRECISE:
-            # the sums of Hopper's fp8 tensor cores move to fp32 after every step
-            product = multiply_add(x, y, acc, False, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
-            if t.X_GROUP > 0:
-                x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
-            if t.COLS1 > 0:
-                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
-                product1 = warpgroup_mma(x, y1, acc1, use_acc=False, is_async=True)
-                product, product1 = warpgroup_mma_wait(0, deps=(product, product1))
-                acc1 += product1
-            else:
-                product = warpgroup_mma_wait(0, deps=(product,))
-            release(ring, cluster, stage, True)
-            if t.X_GROUP > 0:
-                acc = add_scaled(acc, product, x_scales, y_scales, t)
-            else:
-                acc += product
+            acc, acc1 = multiply_precise(ring, cluster, t, SLAB, stage, acc, acc1)
         else:
-            acc = multiply_add(x, y, acc, step > first, t.COLUMNS - t.COLS1, t.X_K_MAJOR, t.Y_K_MAJOR)
-            if t.COLS1 > 0:
-                y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
-                acc1 = warpgroup_mma(x, y1, acc1, use_acc=step > first, is_async=True)
-                acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
-            else:
-                acc = warpgroup_mma_wait(1, deps=(acc,))
-            # The stage before is computed, not carried along: the compiler takes a variable that begins as another
-            # carried one to be constant.
-            release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, step > first)
+            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first)
         stage, phase = next_stage(stage, phase, t.STAGES)
+    if CLEARED:
+        for step in range(last, end):
+            if t.EPILOGUE != "none" and added_to is not None and step == awaited:
+                mbarrier.wait(added_to, added_phase)
+            mbarrier.wait(ring.full.index(stage), phase)
+            clear_others(ring, t, SLAB, stage, step, size)
+            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first)
+            stage, phase = next_stage(stage, phase, t.STAGES)
     return acc, acc1, stage, phase
 
 
