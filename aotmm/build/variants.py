@@ -445,7 +445,7 @@ def _check_layouts(entry: Entry, family: Family, where: str) -> None:
     if not family.width:
         return
     wide = any(DTYPES[input_types(dtype)[0]].bytes != _TWO_BYTES for dtype in entry.dtypes)
-    if entry.role == "grouped_k" and (wide or entry.layouts != ("tn",)):
+    if entry.role == "grouped_k" in family.roles and (wide or entry.layouts != ("tn",)):
         raise SpecError(f'{where}: family {entry.family} sums groups of K of fp16 and bf16 in layouts = ["tn"] alone')
     for dtype in entry.dtypes:
         size = DTYPES[input_types(dtype)[0]].bytes

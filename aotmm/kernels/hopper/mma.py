@@ -184,8 +184,8 @@ def multiply_precise(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1
 
 
 @gluon.jit
-def multiply_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1, add):
-    """Start the product of a stage, and release the stage before if there is one (`add`)."""
+def multiply_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1, add, IN_FLIGHT: gl.constexpr):
+    """Start the product of a stage, end it unless IN_FLIGHT, and release the stage before if there is one (`add`)."""
     t = tiling
     x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
     y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
@@ -193,9 +193,9 @@ def multiply_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, acc, acc1, 
     if t.COLS1 > 0:
         y1 = as_factor(ring.y1.index(stage), t.Y_K_MAJOR)
         acc1 = warpgroup_mma(x, y1, acc1, use_acc=add, is_async=True)
-        acc, acc1 = warpgroup_mma_wait(2, deps=(acc, acc1))
+        acc, acc1 = warpgroup_mma_wait(2 if IN_FLIGHT else 0, deps=(acc, acc1))
     else:
-        acc = warpgroup_mma_wait(1, deps=(acc,))
+        acc = warpgroup_mma_wait(1 if IN_FLIGHT else 0, deps=(acc,))
     # The stage before is computed, not carried along: the compiler takes a variable that begins as another carried one
     # to be constant.
     release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, add)
@@ -208,11 +208,13 @@ def multiply_boxes(
 ):
     """Do `multiply` with both factors in shared memory; the last product may be in flight.
 
-    A last step that may have to be cleared is a loop of its own: in the other, a branch takes 6 to 9 % of the time.
+    A last step that has to be cleared is a loop of its own: a branch in the other takes 6 to 9 % of the time.
     """
     t = tiling
     CLEARED: gl.constexpr = t.GROUPED_K or t.ENDS_WITH_K
-    last = gl.maximum(end - 1, first) if CLEARED else end
+    last = end
+    if CLEARED:
+        last = gl.where(size % t.BLOCK_K == 0, end, gl.maximum(end - 1, first))
     for step in range(first, last):
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
@@ -220,7 +222,7 @@ def multiply_boxes(
         if t.PRECISE:
             acc, acc1 = multiply_precise(ring, cluster, t, SLAB, stage, acc, acc1)
         else:
-            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first)
+            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first, True)
         stage, phase = next_stage(stage, phase, t.STAGES)
     if CLEARED:
         for step in range(last, end):
@@ -228,7 +230,12 @@ def multiply_boxes(
                 mbarrier.wait(added_to, added_phase)
             mbarrier.wait(ring.full.index(stage), phase)
             clear_others(ring, t, SLAB, stage, step, size)
-            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first)
+            # with a product in flight here or after this, the assembler waits behind every wgmma
+            if t.COLS1 > 0:
+                acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
+            else:
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+            acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first, False)
             stage, phase = next_stage(stage, phase, t.STAGES)
     return acc, acc1, stage, phase
 

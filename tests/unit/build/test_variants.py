@@ -597,8 +597,18 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'grouped = "M"\nsplit = true', "config 1: grouped products do not split K"),
         (HEADER + TILE + 'grouped = "K"\nepilogues = ["full"]', "config 1: epilogues has no meaning with grouped"),
         (
+            HEADER + TILE + 'grouped = "K"\nfamily = "swapped"\narchs = ["sm90"]\ndtypes = ["fp16"]',
+            "config 1: family swapped does not multiply groups of K; families that do: tile, cooperative, pingpong",
+        ),
+        (
             HEADER + TILE + 'grouped = "K"\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]',
-            "config 1: family cooperative does not multiply groups of K; families that do: tile",
+            'config 1: family cooperative sums groups of K of fp16 and bf16 in layouts = ["tn"] alone',
+        ),
+        (
+            HEADER
+            + TILE
+            + 'grouped = "K"\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["tf32"]\nlayouts = ["tn"]',
+            'config 1: family cooperative sums groups of K of fp16 and bf16 in layouts = ["tn"] alone',
         ),
         (
             HEADER + TILE + 'block_scales = "1x128"',
