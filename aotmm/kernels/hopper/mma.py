@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import DEPTH, first_of, next_stage, release
+from aotmm.kernels.hopper.pipeline import next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
@@ -107,56 +107,30 @@ def as_factor(smem, TRANSPOSED: gl.constexpr):
 
 
 @gluon.jit
-def rows_layout(box):
-    """Return a layout in which a warpgroup reads and writes rows of a box in whole vectors."""
+def clear_from(box, rows):
+    """Set the rows of a box from number `rows` on to zero."""
     VECTOR: gl.constexpr = VECTOR_UNIT * 8 // box.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = min(box.shape[1] // VECTOR, THREADS)
-    return gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
-
-
-@gluon.jit
-def clear_after(box, rows):
-    """Set the rows of a box from number `rows` on to zero."""
-    LAYOUT: gl.constexpr = rows_layout(box)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     row = gl.arange(0, box.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     values = box.load(LAYOUT)
     box.store(gl.where((row < rows)[:, None], values, gl.zeros_like(values)))
 
 
 @gluon.jit
-def clear_before(box, rows):
-    """Set the first rows of a box to zero, a multiple of DEPTH."""
-    LAYOUT: gl.constexpr = rows_layout(box)
-    for i in gl.static_range(box.shape[0] // DEPTH - 1):
-        if rows > i * DEPTH:
-            box.slice(i * DEPTH, DEPTH).store(gl.zeros([DEPTH, box.shape[1]], box.dtype, LAYOUT))
+def clear_others(ring, tiling, SLAB: gl.constexpr, stage, rows):
+    """Set what a stage has of the next group of K to zero, its rows from number `rows` on.
 
-
-@gluon.jit
-def clear(box, step, size, tiling):
-    """Set rows of a box to zero that are not of its step: of later groups of K, or of the step before."""
-    t = tiling
-    if t.GROUPED_K:
-        clear_after(box, size - step * t.BLOCK_K)
-    else:
-        clear_before(box, step * t.BLOCK_K - first_of(step, size, t))
-
-
-@gluon.jit
-def clear_others(ring, tiling, SLAB: gl.constexpr, stage, step, size):
-    """Do `clear` for a stage, whose last elements are not those of a whole step.
-
-    Both factors are cleared: 0 times NaN would not be 0. `size` is as `multiply` has it.
+    Both factors are cleared: 0 times NaN would not be 0.
     """
     t = tiling
-    if size - step * t.BLOCK_K < t.BLOCK_K:
-        clear(ring.x.index(stage * t.PARTS + SLAB), step, size, t)
-        for i in gl.static_range(t.BOXES):
-            clear(ring.y.index(stage * t.BOXES + i), step, size, t)
-        if t.COLS1 > 0:
-            clear(ring.y1.index(stage), step, size, t)
-        fence_async_shared()
-        gl.barrier()  # a wgmma reads what all threads wrote
+    clear_from(ring.x.index(stage * t.PARTS + SLAB), rows)
+    for i in gl.static_range(t.BOXES):
+        clear_from(ring.y.index(stage * t.BOXES + i), rows)
+    if t.COLS1 > 0:
+        clear_from(ring.y1.index(stage), rows)
+    fence_async_shared()
+    gl.barrier()  # a wgmma reads what all threads wrote
 
 
 @gluon.jit
@@ -208,14 +182,13 @@ def multiply_boxes(
 ):
     """Do `multiply` with both factors in shared memory; the last product may be in flight.
 
-    A last step that has to be cleared is a loop of its own: a branch in the other takes 6 to 9 % of the time.
+    A step that is not all of its group of K has a loop of its own: a branch in the other took up to 9 % of the time.
     """
     t = tiling
-    CLEARED: gl.constexpr = t.GROUPED_K or t.ENDS_WITH_K
-    last = end
-    if CLEARED:
-        last = gl.where(size % t.BLOCK_K == 0, end, gl.maximum(end - 1, first))
-    for step in range(first, last):
+    whole = end
+    if t.GROUPED_K:
+        whole = gl.maximum(size // t.BLOCK_K, first)
+    for step in range(first, whole):
         if t.EPILOGUE != "none" and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
@@ -224,12 +197,10 @@ def multiply_boxes(
         else:
             acc, acc1 = multiply_stage(ring, cluster, t, SLAB, stage, acc, acc1, step > first, True)
         stage, phase = next_stage(stage, phase, t.STAGES)
-    if CLEARED:
-        for step in range(last, end):
-            if t.EPILOGUE != "none" and added_to is not None and step == awaited:
-                mbarrier.wait(added_to, added_phase)
+    if t.GROUPED_K:
+        for step in range(whole, end):
             mbarrier.wait(ring.full.index(stage), phase)
-            clear_others(ring, t, SLAB, stage, step, size)
+            clear_others(ring, t, SLAB, stage, size - step * t.BLOCK_K)
             # with a product in flight here or after this, the assembler waits behind every wgmma
             if t.COLS1 > 0:
                 acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
@@ -277,7 +248,7 @@ def multiply(
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
     Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. `size` is
-    the number of elements of K (`Work.size`).
+    that of the group of K (`Work.size`).
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS

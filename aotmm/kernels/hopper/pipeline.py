@@ -21,7 +21,6 @@ from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of
 from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, end_of, group_of, place
 
 AT_ONCE = gl.constexpr(GROUPS_AT_ONCE)
-DEPTH = gl.constexpr(16)  # elements of K of an instruction, of 16 bits
 
 
 @gluon.aggregate
@@ -35,8 +34,8 @@ class Tiling:
     compiler knows: along K by one transfer, else by one for each. A matrix that is added comes through the ring too,
     BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
-    of C sums a group of K. If ENDS_WITH_K, the boxes of the last step end where K does (`first_of`). With block scales
-    (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns (`scales`).
+    of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
+    (`scales`).
     """
 
     CLUSTERED: gl.constexpr
@@ -61,7 +60,6 @@ class Tiling:
     SWAPPED: gl.constexpr
     GROUPED: gl.constexpr
     GROUPED_K: gl.constexpr
-    ENDS_WITH_K: gl.constexpr
     PARTIAL: gl.constexpr
     PRECISE: gl.constexpr
     X_GROUP: gl.constexpr
@@ -188,20 +186,6 @@ class Work:
     def member(self, matrix):
         """Return the number in the batch."""
         return matrix % self.batch if self.tiling.PARTIAL else matrix
-
-
-@gluon.jit
-def first_of(step, K, tiling):
-    """Return the element of K with which the boxes of a step begin.
-
-    If ENDS_WITH_K, those of the last step end with the instruction that has the last element. Elements of the step
-    before come again, and are cleared (`mma.clear_others`): TMA takes long to fill a box's rows with zeros.
-    """
-    t = tiling
-    if t.ENDS_WITH_K:
-        return gl.minimum(step * t.BLOCK_K, gl.maximum(gl.cdiv(K, DEPTH) * DEPTH - t.BLOCK_K, 0))
-    else:
-        return step * t.BLOCK_K
 
 
 @gluon.jit
@@ -377,7 +361,7 @@ def produce(
         x_z = of_batch(z, stride_xz)
         y_z = of_batch(z, stride_yz)
         for step in range(first, end):
-            k = begin + first_of(step, work.K, t)
+            k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
             mbarrier.expect(bar, BYTES)

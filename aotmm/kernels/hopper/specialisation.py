@@ -110,7 +110,6 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "SWAPPED": swapped,
         "GROUPED": grouped,
         "GROUPED_K": variant.role == "grouped_k",
-        "ENDS_WITH_K": x["inner"] != "K" and not along_k and variant.role != "grouped_k",
         "PARTIAL": partial,
         "PRECISE": fp8 and not variant.fast_accum,
         **_groups(variant, part, columns, swapped=swapped),
