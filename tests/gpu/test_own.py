@@ -189,6 +189,7 @@ def test_streams_and_graphs(own: Library) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of its compiler
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # likewise, which begins with an empty one
 def test_torch_op(own: Library) -> None:
     """torch.compile traces the op, Inductor keeps its operands as they are, and CUDA graphs repeat it."""
     add = own["add_kernel"].torch_op("aotmm_test::add")
