@@ -111,7 +111,8 @@ _CDNA = ("fp16", "bf16", "fp32", "fp8e5", "int8")
 _ROWS = (
     Target(
         name="sm80", gpus="A100; others from 8.0 on through the same cubins or, from 9.0 on, PTX", status=EMULATED,
-        executed_on="an H200 through its PTX (not grouped products), a CPU interpreter for the cubins; never an A100",
+        executed_on="an H200 and an H100 through its PTX (not grouped products), a CPU interpreter for the cubins; "
+        "never an A100",
         dtypes=_AMPERE, multiprocessors=108, tflops=312.0, bandwidth=1555.0, shared_bytes=166_912,
         clock_mhz=1410, min_driver=12_000, ptx_version=80,
     ),
@@ -129,7 +130,7 @@ _ROWS = (
     ),
     Target(
         name="sm90", gpus="H100, H200", status=EXECUTED,
-        executed_on="an H200; grouped products in part on an H100 alone",
+        executed_on="an H200 and an H100; grouped products on an H100 alone",
         dtypes=_HOPPER, multiprocessors=132, tflops=989.5, bandwidth=4800.0, shared_bytes=232_448,
         device="NVIDIA H200", clock_mhz=1980, min_driver=12_000, fast_accum=True,
     ),

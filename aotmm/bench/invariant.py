@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -132,6 +132,8 @@ class _Starved:
             print(json.dumps(question), file=self._process.stdin, flush=True)
             return float(self._process.stdout.readline())  # type: ignore[union-attr]
         except (OSError, ValueError) as error:
+            with suppress(OSError):
+                self._process.stdin.close()  # type: ignore[union-attr] # which ends it, if it has not failed itself
             raise AotmmError(f"the process of {_CUBLAS} failed with exit code {self._process.wait()}") from error
 
 

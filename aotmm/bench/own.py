@@ -29,8 +29,8 @@ PACKS = _ROOT / "build" / "own"
 _EXAMPLES = _ROOT / "examples" / "own"
 _CALLS = 400  # fewer than the launch queue holds, so that no call waits for the GPU
 _ROUNDS = 40
-# Clocks for which the GPU is busy while launches are timed, about 20 ms. On one that is idle now and then launches cost
-# more, the slower they follow each other, so that methods would differ by more than what the CPU does.
+# Clocks for which the GPU is busy while launches are timed, about 20 ms. On a GPU that idles in between, a launch costs
+# more the longer the pause before it. Then methods would differ by more than the CPU's work.
 _BUSY = 40_000_000
 _PROCESSES = 3
 _OF_JIT, _ABOVE_C, _ABOVE_PYTHON, _SOONER = 0.45, 0.3, 1.2, 50.0  # asked for: at most, at most, at most, at least

@@ -474,12 +474,17 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
         return
     rows = "block_n" if swapped else "block_m"
     groups = numbers["num_warps"] // 4 if family.warpgroups else 1
-    size = min(DTYPES[input_types(dtype)[0]].bytes for dtype in entry.dtypes)
+    x, along_k = ("B", "t") if swapped else ("A", "n")
+    sizes = {DTYPES[input_types(dtype)[0]].bytes for dtype in entry.dtypes}
     if "int8" in entry.dtypes and width % _INT8_STEP and width > _INT8_ANY:
         raise SpecError(f"{where}: {family.width} = {width}: int8 has widths of multiples of {_INT8_STEP} alone")
     needs = {
         f"{rows} = {64 * groups} or {128 * groups}": numbers[rows] in (64 * groups, 128 * groups),
-        f"block_k = {LINE_BYTES // size}": numbers["block_k"] * size == LINE_BYTES,
+        f"block_k = {' and '.join(str(LINE_BYTES // size) for size in sorted(sizes))}": all(
+            numbers["block_k"] * size == LINE_BYTES for size in sizes
+        ),
+        f"layouts in which {x} is contiguous along K": _FOUR not in sizes
+        or all(row["AB".index(x)] == along_k for row in entry.layouts),
         f"{family.width} <= {MOST_COLUMNS}": width <= MOST_COLUMNS,
     }
     lacking = [need for need, met in needs.items() if not met]

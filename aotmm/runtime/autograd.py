@@ -181,7 +181,10 @@ def _of_a(gradient: torch.Tensor, shape: torch.Size, b: torch.Tensor, options: O
 
 
 def by_columns(b: torch.Tensor) -> bool:
-    """Return whether columns are contiguous, not rows, as in W.T of a layer's weight: torch copies another gradient."""
+    """Return whether columns of b are contiguous, not rows, as in W.T of a layer's weight.
+
+    torch copies a gradient that lies otherwise.
+    """
     return b.stride(-2) == 1 != b.stride(-1)
 
 

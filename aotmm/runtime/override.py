@@ -325,7 +325,7 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute _grouped_mm of what is in groups by ours, the rest by torch's: it makes a bmm of two batches."""
+    """Compute `_grouped_mm` by ours if a dimension is in groups, else by torch's, which makes a bmm of two batches."""
     fate = DECLINED
     if a.dtype not in _HALVES:
         fate = OTHER_TYPE

@@ -1,4 +1,4 @@
-"""Families `cooperative`, `clustered` and `swapped`: consumer warpgroups of a block multiply the slabs of one tile."""
+"""Families `cooperative` and `swapped`: consumer warpgroups of a block multiply the slabs of one tile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
         held = fetch_factors(matrix, row, col, memory, epilogue, t)
         first, end = work.steps_of(matrix)
         size = work.size(matrix)
-        acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end, size=size)
+        acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end, size)
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
         factors = put_factors(memory, SLAB, held, t)
         if t.EPILOGUE != "none" and epilogue.stages(t) > 0:

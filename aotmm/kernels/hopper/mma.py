@@ -37,9 +37,7 @@ _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", 
 
 
 @gluon.constexpr_function
-def products(
-    rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool, y_k_major: bool = True
-) -> str:
+def products(rows: int, width: int, columns: int, x_type: Any, y_type: Any, x_k_major: bool, y_k_major: bool) -> str:
     """Return PTX that adds `rows` of X times `columns` columns of Y over a line (128 bytes) of K to sums `width` wide.
 
     Its operands are the sums as results, the sums, addresses of X and Y in shared memory, whether to add at all. If Y
@@ -182,7 +180,8 @@ def multiply_boxes(
 ):
     """Do `multiply` with both factors in shared memory; the last product may be in flight.
 
-    A step that is not all of its group of K has a loop of its own: a branch in the other took up to 9 % of the time.
+    The last step of a group of K, if it is not full, has a loop of its own: a branch in the main loop took up to 9 % of
+    the time.
     """
     t = tiling
     whole = end
@@ -201,7 +200,7 @@ def multiply_boxes(
         for step in range(whole, end):
             mbarrier.wait(ring.full.index(stage), phase)
             clear_others(ring, t, SLAB, stage, size - step * t.BLOCK_K)
-            # with a product in flight here or after this, the assembler waits behind every wgmma
+            # were a product in flight here, or behind this loop, the assembler would wait after every wgmma
             if t.COLS1 > 0:
                 acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
             else:
@@ -242,13 +241,12 @@ def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, 
 
 @gluon.jit
 def multiply(
-    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, added_to=None, added_phase=0, awaited=-1,
-    size=None,
-):  # fmt: skip
+    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, size, added_to=None, added_phase=0, awaited=-1
+):
     """Return the sums of slab SLAB over steps `first` to `end`, from `stage` on; `drain` completes them.
 
-    Step `awaited` waits for the barrier `added_to` too, if there is one and `awaited` is not negative. `size` is
-    that of the group of K (`Work.size`).
+    `size` is the number of elements of K (`Work.size`). Step `awaited` waits for the barrier `added_to` too, if there
+    is one and `awaited` is not negative.
     """
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS

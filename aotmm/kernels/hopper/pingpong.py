@@ -46,8 +46,8 @@ def consume(
         mbarrier.wait(order.index(TURN), phase)
         first, end = work.steps_of(matrix)
         acc, acc1, stage, ring_phase = multiply(
-            ring, work.cluster, t, 0, at % t.STAGES, at // t.STAGES & 1, first, end, added_to.index(TURN), phase,
-            awaited, work.size(matrix),
+            ring, work.cluster, t, 0, at % t.STAGES, at // t.STAGES & 1, first, end, work.size(matrix),
+            added_to.index(TURN), phase, awaited,
         )  # fmt: skip
         mbarrier.arrive(order.index(1 - TURN))
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)

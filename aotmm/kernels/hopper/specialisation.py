@@ -76,7 +76,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     if boxes:
         # the compiler gets the least box, the unit of the layout of shared memory; along K one transfer takes all
         descriptors["y_desc"] = dataclasses.replace(
-            _described(y, wide, config.block_k), outer=columns if along_k else config.block_k
+            _described(y, wide, config.block_k), outer=columns if along_k else 0
         )
         cols, cols1 = 2 * cols, 0
     else:
@@ -247,10 +247,10 @@ def _least_power(number: int) -> int:
 
 
 def _boxes(columns: int, y: dict[str, str], *, swapped: bool) -> tuple[int, int]:
-    """Return the boxes of a stage of Y whose columns are one instruction but no tensor's, and the columns of a box.
+    """Return how many boxes a stage of Y has, and the columns of each, if one instruction has a width of no tensor.
 
-    Both are 0 if they are not: two instructions multiply a sum of two powers of two if Y does not lie along K, unless
-    swapped. Then boxes are a line wide, and the last one may reach past the tile.
+    Else both are 0: for a power of two, and for a sum of two across K unless swapped, which is two instructions. Across
+    K boxes are a line wide, and the last one may reach past the tile.
     """
     along_k = y["inner"] == "K"
     if columns.bit_count() == 1 or (columns.bit_count() == PAIR and not along_k and not swapped):

@@ -360,6 +360,27 @@ def test_widths_that_no_instruction_has(
         config_set(str(written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)))
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        (
+            '"cooperative"\ndtypes = ["tf32"]\nlayouts = ["tt"]\nblock_m = 128\nblock_n = 112',
+            "in which A is contiguous",
+        ),
+        ('"swapped"\ndtypes = ["tf32"]\nlayouts = ["nn"]\nblock_m = 40\nblock_n = 128', "in which B is contiguous"),
+        (
+            '"cooperative"\ndtypes = ["fp16", "fp8e4"]\nlayouts = ["nt"]\nblock_m = 128\nblock_n = 112',
+            "needs block_k = 128 and 64",
+        ),
+    ],
+)
+def test_widths_that_no_instruction_has_for_a_type(tmp_path: Path, entry: str, words: str) -> None:
+    """tf32 whose other operand comes through registers, and types of two sizes, have no such width."""
+    text = f'[[config]]\nblock_k = 32\nnum_warps = 8\narchs = ["sm90"]\nfamily = {entry}\n'
+    with pytest.raises(SpecError, match=words):
+        written(tmp_path, HEADER + 'epilogues = ["none"]\n' + text)
+
+
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize(
     ("family", "size", "layouts"),
