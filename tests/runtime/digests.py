@@ -15,6 +15,8 @@ from aotmm.workers.pool import Worker
 from tests.gpu import corpus
 from tests.runtime import pretend
 
+_drivers: list[Any] = []  # the library calls into them as long as a process lives
+
 
 def digests() -> Callable[..., None]:
     """What a launch does from now on, in small memory. What was there is part of the digest, as is `more`."""
@@ -58,4 +60,5 @@ def worker() -> Worker:
         digest(launch, *[len(driver.launches)] * (launch.symbol == "layer_norm_kernel"))
 
     driver.execute, driver.run = True, run
+    _drivers.append(driver)
     return partial(corpus.attempt, device="cpu")
