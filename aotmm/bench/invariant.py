@@ -98,18 +98,25 @@ def _times(case: Case, other: _Starved) -> dict[str, float]:
         from aotmm.bench.providers.one_tile import matmul
 
         calls[_TILE] = lambda x: matmul(x.a, x.b, x.out)
-    runs = {name: _recorded(case, call, name) for name, call in calls.items()}
+    record = _recorder(case)
+    runs = {name: record(call, name) for name, call in calls.items()}
     samples = in_turn(runs | {_CUBLAS: other.recorded(case)})
     return {name: statistics.median(each) for name, each in samples.items()}
 
 
-def _recorded(case: Case, call: Call, name: str) -> tuple[Callable[[], float], int]:
-    """Return a recording of `call`, whose product is right, and the number of products in it."""
-    pool, stopwatch = Pool(torch.device("cuda")), GraphStopwatch()
-    sets = pool.operands(case, torch.cuda.get_device_properties().L2_cache_size)
-    call(sets[0])
-    truth(sets[0].a, sets[0].b, sets[0].out.dtype, sets[0].epilogue).confirm(sets[0].out, f"the product by {name}")
-    return repeated(stopwatch, call, sets)
+def _recorder(case: Case) -> Callable[[Call, str], tuple[Callable[[], float], int]]:
+    """Return a function that records a way to multiply, if its product is right, as `repeated`; all on one pool."""
+    sets = Pool(torch.device("cuda")).operands(case, torch.cuda.get_device_properties().L2_cache_size)
+    first, stopwatch = sets[0], GraphStopwatch()
+    true = truth(first.a, first.b, first.out.dtype, first.epilogue)
+
+    def recorded(call: Call, name: str) -> tuple[Callable[[], float], int]:
+        first.unset()  # no product of another way
+        call(first)
+        true.confirm(first.out, f"the product by {name}")
+        return repeated(stopwatch, call, sets)
+
+    return recorded
 
 
 def _call(operands: Operands, *, invariant: bool) -> object:
@@ -160,6 +167,6 @@ def starved() -> None:
         else:
             M, N, K = question
             case = Case(Shape(M, N, K, "nt"), "bf16")
-            run, answer = _recorded(case, lambda x: torch.mm(x.a, x.b, out=x.out), _CUBLAS)
+            run, answer = _recorder(case)(lambda x: torch.mm(x.a, x.b, out=x.out), _CUBLAS)
         sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
