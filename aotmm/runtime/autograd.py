@@ -204,7 +204,7 @@ def _of_b(
         found = multiply(gradient.mT, a, None, options).mT
     else:
         found = multiply(a.mT, gradient, None, options)
-    return found.reshape(shape)
+    return found.reshape(shape) if shared else found
 
 
 def _shared(operand: torch.Size, gradient: torch.Tensor) -> bool:
