@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 13  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 14  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {
@@ -91,7 +91,8 @@ GROUPED = {"none": "product", "M": "grouped_m", "K": "grouped_k"}
 # bias_rank is 0 without a bias, 1 for a vector of N, 2 for a matrix.
 # Partial sums are fp32 (split, batch, M_pad, N_pad), whole tiles, at workspace_ptr, a matrix every workspace_stride_z
 # elements; split is 1 for a product. grouped is the place of a dimension in GROUPED, and offsets_ptr the address of the
-# int32 ends of its groups. global_scratch is the address of the memory that Triton's compiler needs. c_span
+# int32 ends of its groups; of groups of rows with room for group_rows each, if that is not 0, their numbers of rows.
+# expected_rows is how many rows they have together by the caller's estimate, 0 for M: kernels are chosen by it. global_scratch is the address of the memory that Triton's compiler needs. c_span
 # is the number of elements of a row of C that may be written: N, or the whole pitch of a C in the workspace. Tiles are
 # computed in groups of group_m rows of tiles of C.
 # Block scales are one factor for BLOCK_SCALE_K products along K of a row of A, and of block_columns columns of B: 1 or
@@ -101,8 +102,8 @@ PRODUCT_QUANTITIES = (
     "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn",
     "batch", "stride_az", "stride_bz", "stride_cz",
     "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n",
-    "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b",
-    "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr",
+    "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "stride_scale_bz",
+    "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr", "group_rows", "expected_rows",
     "block_scale_a_ptr", "block_scale_b_ptr", "stride_block_az", "stride_block_am", "stride_block_ak",
     "stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",

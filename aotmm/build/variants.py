@@ -290,8 +290,8 @@ def _generic_entries(chosen: ConfigSet, own: list[Variant]) -> list[Entry]:
     """Return the entries of the generic kernels: all types that the set's kernels write, its richest epilogue.
 
     If the set's `own` variants split K, there are generic ones that do so, too. If some are grouped, there are generic
-    ones of their types, for results of the default type, and of fp32 if the set has them. Types of which some have
-    block scales get generic ones with these, too.
+    ones of their types, for results of the default type and of fp32 if the set has them, of fp8 for all types. Types of
+    which some have block scales get generic ones with these, too, and in groups if some of those are grouped.
     """
     table = tomllib.loads((FOLDER / "generic.toml").read_text())
     epilogues = {*chosen.epilogues, *(name for entry in chosen.entries for name in entry.epilogues)}
@@ -314,22 +314,26 @@ def _generic_entries(chosen: ConfigSet, own: list[Variant]) -> list[Entry]:
         changed
         for role in dict.fromkeys(variant.role for variant in own if variant.role != "product")
         for each in found
-        if (changed := _generic_of(role, each, [variant for variant in own if variant.role == role]))
+        for changed in _generic_of(role, each, [variant for variant in own if variant.role == role])
     ]
     return found
 
 
-def _generic_of(role: str, entry: Entry, own: list[Variant]) -> Entry | None:
-    """Return the generic entry of another role than "product", of which the set's `own` variants are; None for none."""
+def _generic_of(role: str, entry: Entry, own: list[Variant]) -> Iterator[Entry]:
+    """Yield the generic entries of another role than "product", of which the set's `own` variants are."""
     if role != "grouped_m":
         entry = dataclasses.replace(entry, epilogues=("none",))
     if role == "partial":
-        return dataclasses.replace(entry, role=role, outputs=("fp32",))
-    if entry.block_scales:
-        return None
-    dtypes = sorted({variant.dtype_a for variant in own if not entry.dtypes or variant.dtype_a in entry.dtypes})
-    outputs = tuple(name for name in entry.outputs if name == "fp32")
-    return dataclasses.replace(entry, role=role, dtypes=tuple(dtypes), outputs=outputs) if dtypes else None
+        yield dataclasses.replace(entry, role=role, outputs=("fp32",))
+        return
+    mine = {variant.dtype_a for variant in own if bool(variant.block_scales) == bool(entry.block_scales)}
+    known = sorted(name for name in mine if not entry.dtypes or name in entry.dtypes)
+    of_fp8 = tuple(name for name in known if name.startswith("fp8"))
+    others = tuple(name for name in known if name not in of_fp8)
+    fp32 = tuple(name for name in entry.outputs if name == "fp32")
+    for dtypes, outputs in ((of_fp8, entry.outputs), (others, fp32)):
+        if dtypes:
+            yield dataclasses.replace(entry, role=role, dtypes=dtypes, outputs=outputs)
 
 
 def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str) -> Entry:
@@ -383,7 +387,7 @@ def _check_block_scales(entry: Entry, where: str) -> None:
         "family = tile, or one for Hopper": hopper or entry.family == "tile",
         "dtypes, of fp8 alone": entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes),
         "no fast_accum": not entry.fast_accum,
-        "no groups": entry.role in ("product", "partial"),
+        "no groups of K": entry.role != "grouped_k",
         f"block_k = {' or '.join(map(str, steps))}": entry.numbers["block_k"] in steps,
         'block_scales = "any", which is what family tile has': hopper or entry.block_scales == "any",
     }

@@ -1,6 +1,7 @@
 """The order of tiles: in groups of rows of tiles, so that programs that run together share operands in L2.
 
-Tiles of a grouped product are those of one group after another.
+Tiles of a grouped product are those of one group after another. Groups of rows lie one behind the other, and `offsets`
+has their ends. If `group_rows` is not 0, each has room for so many rows, and `offsets` has how many it uses.
 
 Source of the idea: Triton tutorial 03, "Matrix Multiplication".
 """
@@ -30,23 +31,32 @@ def end_of(group, offsets_ptr, groups, size):
 
 
 @triton.jit
-def tiles_of(group, offsets_ptr, groups, M, tiles_n, block_m):
-    """Return the numbers of tiles of some groups of rows."""
-    rows = end_of(group, offsets_ptr, groups, M) - end_of(group - 1, offsets_ptr, groups, M)
-    return tl.maximum(rows + block_m - 1, 0) // block_m * tiles_n
+def rows_of(group, offsets_ptr, groups, M, group_rows):
+    """Return the first row of a group, or of several, and the row behind its last."""
+    number = end_of(group, offsets_ptr, groups, M)
+    room = group * group_rows
+    first = tl.where(group_rows > 0, room, end_of(group - 1, offsets_ptr, groups, M))
+    return first, tl.where(group_rows > 0, room + tl.minimum(number, group_rows), number)
 
 
 @triton.jit
-def count_of_groups(i, offsets_ptr, groups, M, tiles_n, block_m):
+def tiles_of(group, offsets_ptr, groups, M, group_rows, tiles_n, block_m):
+    """Return the numbers of tiles of some groups of rows."""
+    first, end = rows_of(group, offsets_ptr, groups, M, group_rows)
+    return tl.maximum(end - first + block_m - 1, 0) // block_m * tiles_n
+
+
+@triton.jit
+def count_of_groups(i, offsets_ptr, groups, M, group_rows, tiles_n, block_m):
     """Return the number of tiles of all groups of rows; `i` is a range from 0 on."""
     count = 0
     for first in range(0, groups, i.shape[0]):
-        count += tl.sum(tiles_of(first + i, offsets_ptr, groups, M, tiles_n, block_m))
+        count += tl.sum(tiles_of(first + i, offsets_ptr, groups, M, group_rows, tiles_n, block_m))
     return count
 
 
 @triton.jit
-def group_of(tile, i, offsets_ptr, groups, M, tiles_n, block_m):
+def group_of(tile, i, offsets_ptr, groups, M, group_rows, tiles_n, block_m):
     """Return the group of tile number `tile`, the number of its first tile, its first row, and the row behind its last.
 
     Tiles begin at the first row of their group. Behind the last tile, the group is number `groups` or more. `i` is a
@@ -56,9 +66,10 @@ def group_of(tile, i, offsets_ptr, groups, M, tiles_n, block_m):
     before = 0
     count = 0
     for first in range(0, groups, i.shape[0]):
-        behind = count + tl.cumsum(tiles_of(first + i, offsets_ptr, groups, M, tiles_n, block_m))
+        behind = count + tl.cumsum(tiles_of(first + i, offsets_ptr, groups, M, group_rows, tiles_n, block_m))
         passed = behind <= tile
         group += tl.sum(passed.to(tl.int32))
         before = tl.maximum(before, tl.max(tl.where(passed, behind, 0)))
         count = tl.max(behind)
-    return group, before, end_of(group - 1, offsets_ptr, groups, M), end_of(group, offsets_ptr, groups, M)
+    begin, end = rows_of(group, offsets_ptr, groups, M, group_rows)
+    return group, before, begin, end

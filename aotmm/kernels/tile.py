@@ -32,7 +32,7 @@ from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES, unit_strides
 
 SIZES = ("M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn")
-_IN_GROUPS = {"grouped_m": {"M": "i32"}, "grouped_k": {"K": "i32"}}  # by role: what offsets count
+_IN_GROUPS = {"grouped_m": {"M": "i32", "group_rows": "i32"}, "grouped_k": {"K": "i32"}}  # by role: what offsets count
 BATCH_STRIDES = ("stride_az", "stride_bz", "stride_cz")
 # Hopper's fp8 tensor cores keep about 14 bits; sums are moved to fp32 after this many products, as cuBLAS does
 # without fast accumulation. Source: DeepSeek-V3 technical report, section 3.3.2.
@@ -307,6 +307,7 @@ def grouped_m(
     stride_cn,
     stride_bz,
     offsets_ptr,
+    group_rows,
     bias_ptr,
     bias_rank,
     stride_bias_z,
@@ -316,21 +317,32 @@ def grouped_m(
     scale_b_ptr,
     stride_scale_a,
     stride_scale_b,
+    stride_scale_bz,
     activation,
     slope,
     group_m,
+    block_scale_a_ptr,
+    block_scale_b_ptr,
+    stride_block_az,
+    stride_block_am,
+    stride_block_ak,
+    stride_block_bz,
+    stride_block_bk,
+    stride_block_bn,
+    block_columns,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EPILOGUE: tl.constexpr,
     PRECISION: tl.constexpr,
     MAX_IMPRECISE: tl.constexpr,
+    BLOCK_SCALED: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):
     """Compute C (M, N) = A (M, K) @ B (batch, K, N) and the epilogue, for `batch` groups of rows of A."""
     tiles_n = tl.cdiv(N, BLOCK_N).to(tl.int32)
     group, before, first, end = group_of(
-        tl.program_id(0), tl.arange(0, AT_ONCE), offsets_ptr, batch, M, tiles_n, BLOCK_M
+        tl.program_id(0), tl.arange(0, AT_ONCE), offsets_ptr, batch, M, group_rows, tiles_n, BLOCK_M
     )
     if group >= batch:  # there are fewer tiles than there may be
         return
@@ -354,6 +366,14 @@ def grouped_m(
         BLOCK_K,
         PRECISION,
         MAX_IMPRECISE,
+        BLOCK_SCALED,
+        block_scale_a_ptr + z * stride_block_az if BLOCK_SCALED else block_scale_a_ptr,
+        block_scale_b_ptr + z * stride_block_bz if BLOCK_SCALED else block_scale_b_ptr,
+        stride_block_am,
+        stride_block_ak,
+        stride_block_bk,
+        stride_block_bn,
+        block_columns,
     )
     acc = finish(
         acc,
@@ -362,7 +382,7 @@ def grouped_m(
         stride_bias_m,
         stride_bias_n,
         scale_a_ptr,
-        scale_b_ptr,
+        scale_b_ptr + z * stride_scale_bz,
         stride_scale_a,
         stride_scale_b,
         activation,
@@ -455,7 +475,7 @@ def specialise(variant: Variant) -> Specialisation:
         "c_ptr": f"*{c.triton}",
         **dict.fromkeys(SIZES, "i64" if variant.layout == "any" else "i32"),
         **_IN_GROUPS.get(variant.role, {}),
-        **dict.fromkeys((*BATCH_STRIDES, "stride_bias_z"), "i64"),
+        **dict.fromkeys((*BATCH_STRIDES, "stride_bias_z", "stride_scale_bz"), "i64"),
         **epilogue_types(c),
         **WORKSPACE_TYPES,
         "workspace_ptr": f"*{c.triton}",

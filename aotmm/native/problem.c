@@ -13,6 +13,30 @@ static int64_t extent(int64_t rows, int64_t row_stride, int64_t cols, int64_t co
   return sum;
 }
 
+static int valid_groups(const aotmm_problem *p) {
+  const int rows = p->grouped == AOTMM_GROUPED_M;
+  if (!rows && (p->group_rows || p->expected_rows || p->stride_scale_bz))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "group_rows=%lld expected_rows=%lld stride_scale_bz=%lld: they are of groups of "
+                      "rows alone", (long long)p->group_rows, (long long)p->expected_rows, (long long)p->stride_scale_bz);
+  if (!p->grouped) return AOTMM_OK;
+  if (!rows && (p->scale_a_ptr || p->scale_b_ptr || p->block_scale_a_ptr))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "scales of a product with K in groups: it has none");
+  if (!p->offsets_ptr || p->offsets_ptr % (int64_t)sizeof(int32_t))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "offsets_ptr=%#llx: the ends of groups are int32 numbers on the device",
+                      (unsigned long long)p->offsets_ptr);
+  if (p->stride_az || (rows ? p->stride_cz : p->stride_bz))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_az=%lld stride_bz=%lld stride_cz=%lld: what is in groups is one matrix, "
+                      "with a stride of 0", (long long)p->stride_az, (long long)p->stride_bz, (long long)p->stride_cz);
+  if (p->group_rows < 0 || p->expected_rows < 0 || (p->group_rows && saturated(p->group_rows, p->batch) != p->M))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "group_rows=%lld expected_rows=%lld of batch=%lld groups in M=%lld rows: they "
+                      "are not negative, and M has room for group_rows of each group", (long long)p->group_rows,
+                      (long long)p->expected_rows, (long long)p->batch, (long long)p->M);
+  if (p->stride_block_az && !p->group_rows)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_block_az=%lld: block scales of rows of one matrix are 0 apart",
+                      (long long)p->stride_block_az);
+  return AOTMM_OK;
+}
+
 int valid(const aotmm_problem *p) {
   if (p->M < 0 || p->N < 0 || p->K < 0)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "M=%lld N=%lld K=%lld: sizes are not negative", (long long)p->M,
@@ -22,7 +46,7 @@ int valid(const aotmm_problem *p) {
   const int64_t strides[] = {p->stride_am,      p->stride_ak,      p->stride_bk,      p->stride_bn,     p->stride_cm,
                              p->stride_cn,      p->stride_az,      p->stride_bz,      p->stride_cz,     p->stride_bias_z,
                              p->stride_bias_m,  p->stride_bias_n,  p->stride_scale_a, p->stride_scale_b,
-                             p->stride_block_az, p->stride_block_am, p->stride_block_ak, p->stride_block_bz,
+                             p->stride_scale_bz, p->stride_block_az, p->stride_block_am, p->stride_block_ak, p->stride_block_bz,
                              p->stride_block_bk, p->stride_block_bn};
   int64_t signs = 0;
   for (unsigned i = 0; i < sizeof strides / sizeof *strides; i++) signs |= strides[i];
@@ -52,16 +76,7 @@ int valid(const aotmm_problem *p) {
   if (p->block_scale_a_ptr && p->block_columns != 1 && p->block_columns != AOTMM_BLOCK_SCALE_K)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block_columns=%lld: 1 or %d", (long long)p->block_columns,
                       AOTMM_BLOCK_SCALE_K);
-  if (!p->grouped) return AOTMM_OK;
-  if (p->block_scale_a_ptr)
-    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "block scales of a grouped product: it has none");
-  if (!p->offsets_ptr || p->offsets_ptr % (int64_t)sizeof(int32_t))
-    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "offsets_ptr=%#llx: the ends of groups are int32 numbers on the device",
-                      (unsigned long long)p->offsets_ptr);
-  if (p->stride_az || (p->grouped == AOTMM_GROUPED_M ? p->stride_cz : p->stride_bz))
-    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_az=%lld stride_bz=%lld stride_cz=%lld: what is in groups is one matrix, "
-                      "with a stride of 0", (long long)p->stride_az, (long long)p->stride_bz, (long long)p->stride_cz);
-  return AOTMM_OK;
+  return valid_groups(p);
 }
 
 int valid_device(const aotmm_device *device) {
@@ -116,6 +131,8 @@ void set_quantities(quantities *q, const aotmm_problem *p) {
   memcpy(value + AOTMM_PRODUCT_SLOPE, &p->slope, sizeof p->slope);
   for (int i = 0; i < OPERANDS; i++) set_extent(q, i);
   value[AOTMM_PRODUCT_BIAS_RANK] = !p->bias_ptr ? 0 : value[AOTMM_PRODUCT_STRIDE_BIAS_M] ? 2 : 1;
+  /* kernels count rows through all groups */
+  if (p->group_rows) value[AOTMM_PRODUCT_STRIDE_BLOCK_AZ] -= saturated(p->group_rows, value[AOTMM_PRODUCT_STRIDE_BLOCK_AM]);
   value[AOTMM_PRODUCT_SPLIT] = 1;
   value[AOTMM_PRODUCT_C_SPAN] = p->N;
 }

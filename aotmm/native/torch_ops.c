@@ -151,6 +151,12 @@ static void set_output(call *c, const matrix *m) {
   c->problem.dtype_c = m->dtype;
 }
 
+/* Return whether matrices follow each other as their rows do. */
+static int follow(int64_t z_stride, int64_t rows, int64_t row_stride) {
+  int64_t apart;
+  return !__builtin_mul_overflow(rows, row_stride, &apart) && z_stride == apart;
+}
+
 /* Read the last dimensions of a bias or scale, right-aligned: missing ones have size 1 and stride 0. */
 static int right_aligned(const view *v, int32_t device, int64_t size[3], int64_t stride[3]) {
   if (v->device != device) return fail(KIND_VALUE, "a bias or scale is on another device");
@@ -203,18 +209,22 @@ static int set_scales(call *c) {
   const request *r = c->request;
   aotmm_problem *p = &c->problem;
   const int64_t blocks = ceil_div(p->K, AOTMM_BLOCK_SCALE_K), wide = ceil_div(p->N, AOTMM_BLOCK_SCALE_K);
+  const int64_t rows = p->group_rows ? p->group_rows : p->M, matrices = p->grouped && !p->group_rows ? 1 : p->batch;
   factors a = {.size = {1, 1, 1}}, b = {.size = {1, 1, 1}};
   if ((r->scale_a && read_scale(c, r->scale_a, &a)) || (r->scale_b && read_scale(c, r->scale_b, &b))) return 1;
-  if (!is_one_of(a.size[0], p->batch, 1) || !is_one_of(a.size[1], p->M, 1) || !is_one_of(a.size[2], blocks, 1))
+  if (!is_one_of(a.size[0], matrices, 1) || !is_one_of(a.size[1], rows, 1) || !is_one_of(a.size[2], blocks, 1))
     return fail(KIND_VALUE, "scale_a must be one number, (M, 1), or (M, ceil(K / 128)) for blocks of K");
   if (!is_one_of(b.size[0], p->batch, 1) || !is_one_of(b.size[1], blocks, 1) || !is_one_of(b.size[2], p->N, wide))
     return fail(KIND_VALUE, "scale_b must be one number, (1, N), or (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)) "
                             "for blocks of K");
   if (!is_in_blocks(&a, &b, blocks, p->N)) {
-    if (a.size[0] != 1 || b.size[0] != 1)
+    if (!p->grouped && (a.size[0] != 1 || b.size[0] != 1))
       return fail(KIND_VALUE, "scales of rows and columns are the same for every matrix of a batch");
+    if (rows == 1) a.stride[1] = a.stride[0];
+    if (p->group_rows && a.size[0] * a.size[1] != 1 && (a.size[0] * a.size[1] != p->M || !follow(a.stride[0], rows, a.stride[1])))
+      return fail(KIND_VALUE, "scale_a must be one number, or have one for each row of all matrices, evenly in memory");
     p->scale_a_ptr = a.address, p->stride_scale_a = a.stride[1];
-    p->scale_b_ptr = b.address, p->stride_scale_b = b.stride[2];
+    p->scale_b_ptr = b.address, p->stride_scale_b = b.stride[2], p->stride_scale_bz = b.stride[0];
     return 0;
   }
   if (p->K == 0) return 0; /* there is no block */
@@ -243,12 +253,6 @@ static int set_epilogue(call *c) {
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
   return r->scale_a || r->scale_b ? set_scales(c) : 0;
-}
-
-/* Return whether matrices follow each other as their rows do. */
-static int follow(int64_t z_stride, int64_t rows, int64_t row_stride) {
-  int64_t apart;
-  return !__builtin_mul_overflow(rows, row_stride, &apart) && z_stride == apart;
 }
 
 /* Make a batch with one B a matrix of all its rows, if these lie evenly: tiles can then have rows of several
@@ -406,26 +410,39 @@ static matrix transposed(const matrix *m) {
   return found;
 }
 
+/* Make a batch one matrix of all rows, if these lie evenly. */
+static int as_rows(matrix *m) {
+  if (m->rows == 1) m->row_stride = m->z_stride;
+  if (m->batch > 1 && !follow(m->z_stride, m->rows, m->row_stride))
+    return fail(KIND_VALUE, "the matrices of a, and of out, must follow each other as their rows do");
+  m->rows = saturated(m->rows, m->batch), m->batch = 1;
+  return 0;
+}
+
 /* Set the operands of a grouped product, and what is in groups. Groups of columns of B are those of rows of B^T, whose
-   product is C^T; `*turned` tells. */
+   product is C^T; `*turned` tells. Groups of two batches are the first rows of each matrix of A. */
 static int set_groups(call *c, matrix *a, matrix *b, int *turned) {
   const request *r = c->request;
   const view *ends = r->offsets;
   if (as_matrix(&r->a, a) || as_matrix(&r->b, b)) return 1;
-  if (a->dim == 3 && b->dim == 3) return fail(KIND_VALUE, "a grouped product has offs along one or two matrices; these are batches");
   if (a->device != b->device || ends->device != a->device) return fail(KIND_VALUE, "a, b and offs are on different devices");
-  if (ends->dim != 1) return fail(KIND_VALUE, "offs must have one dimension, the ends of the groups");
-  if (ends->dtype != AOTMM_INT32) return fail(KIND_TYPE, "offs must be int32");
+  if (ends->dim != 1) return fail(KIND_VALUE, "offs must have one dimension, the ends of the groups, or rows their numbers");
+  if (ends->dtype != AOTMM_INT32) return fail(KIND_TYPE, "offs, or rows, must be int32");
   if (a->cols != b->rows) return fail(KIND_VALUE, "the inner sizes differ: a is (..., M, K), b must be (..., K, N)");
-  *turned = a->dim == 3;
+  aotmm_problem *p = &c->problem;
+  const int64_t groups = ends->sizes[0];
+  *turned = a->dim == 3 && b->dim == 2;
+  if (a->dim == 3 && b->dim == 3) {
+    if (a->batch != groups) return fail(KIND_VALUE, "rows must have one number for each matrix");
+    p->group_rows = a->rows;
+    if (as_rows(a)) return 1;
+  }
   if (*turned) {
     const matrix of_rows = transposed(b);
     *b = transposed(a), *a = of_rows;
   }
-  const int64_t groups = ends->sizes[0];
   if (b->dim == 3 && b->batch != groups) return fail(KIND_VALUE, "offs must have one number for each matrix");
-  if (groups > 1 && ends->strides[0] != 1) return fail(KIND_VALUE, "offs must be contiguous");
-  aotmm_problem *p = &c->problem;
+  if (groups > 1 && ends->strides[0] != 1) return fail(KIND_VALUE, "offs, or rows, must be contiguous");
   c->device = a->device;
   p->grouped = b->dim == 3 ? AOTMM_GROUPED_M : AOTMM_GROUPED_K;
   p->offsets_ptr = (int64_t)ends->address, p->batch = groups;
@@ -435,7 +452,8 @@ static int set_groups(call *c, matrix *a, matrix *b, int *turned) {
   p->stride_bk = b->row_stride, p->stride_bn = b->col_stride, p->stride_bz = b->z_stride;
   p->dtype_a = a->dtype, p->dtype_b = b->dtype;
   p->activation = r->activation, p->slope = (float)r->slope;
-  p->allow_tf32 = r->allow_tf32, p->batch_invariant = r->batch_invariant;
+  p->allow_tf32 = r->allow_tf32, p->fast_accum = r->fast_accum, p->batch_invariant = r->batch_invariant;
+  if (p->grouped == AOTMM_GROUPED_M) p->expected_rows = r->expected_rows;
   return 0;
 }
 
@@ -453,6 +471,21 @@ static int set_bias_of_groups(call *c, const view *bias, int turned) {
   return 0;
 }
 
+static int set_scales_of_groups(call *c, int turned) {
+  if (turned || c->problem.grouped != AOTMM_GROUPED_M)
+    return fail(KIND_VALUE, "scales are for groups of rows of a: b must be a batch");
+  return set_scales(c);
+}
+
+static int check_output_of_groups(const call *c, const matrix *a, const matrix *b, int dim, const int64_t sizes[3], const matrix *m) {
+  if (m->device != c->device) return fail(KIND_VALUE, "out is on another device than the operands");
+  if (m->dim != dim || (dim == 3 && m->batch != sizes[0]) || m->rows != sizes[1] || m->cols != sizes[2])
+    return fail(KIND_VALUE, "out has the wrong shape, it must be (M, N) or (groups, M, N)");
+  if (overlaps_itself(m)) return fail(KIND_VALUE, "elements of out share memory");
+  if (share_memory(m, a) || share_memory(m, b)) return fail(KIND_VALUE, "out shares memory with an operand");
+  return 0;
+}
+
 EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
   call c = {.request = r};
   matrix a, b, m;
@@ -460,16 +493,20 @@ EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
   int turned;
   if (set_groups(&c, &a, &b, &turned)) return 1;
   aotmm_problem *p = &c.problem;
-  const int64_t sizes[] = {p->batch, turned ? p->N : p->M, turned ? p->M : p->N};
-  if (new_result(&c, a.dtype, b.dim == 3 ? 2 : 3, sizes, &m, &made)) return 1;
-  set_output(&c, &m);
-  if (p->grouped == AOTMM_GROUPED_M) p->stride_cz = 0;
-  if (turned) p->stride_cm = m.col_stride, p->stride_cn = m.row_stride;
-  const int failed = (r->bias && set_bias_of_groups(&c, r->bias, turned)) || launch(&c);
-  if (failed)
-    torch.aoti_torch_delete_tensor_object(made);
-  else
-    *result = made;
+  const int dim = p->grouped == AOTMM_GROUPED_M && !p->group_rows ? 2 : 3;
+  const int64_t sizes[] = {p->batch, p->group_rows ? p->group_rows : turned ? p->N : p->M, turned ? p->M : p->N};
+  int failed = r->out ? as_matrix(r->out, &m) || check_output_of_groups(&c, &a, &b, dim, sizes, &m)
+                      : new_result(&c, a.dtype, dim, sizes, &m, &made);
+  if (!failed && p->group_rows) failed = as_rows(&m);
+  if (!failed) {
+    set_output(&c, &m);
+    if (p->grouped == AOTMM_GROUPED_M) p->stride_cz = 0;
+    if (turned) p->stride_cm = m.col_stride, p->stride_cn = m.row_stride;
+    failed = (r->bias && set_bias_of_groups(&c, r->bias, turned)) ||
+             ((r->scale_a || r->scale_b) && set_scales_of_groups(&c, turned)) || launch(&c);
+  }
+  if (!failed && made) *result = made;
+  if (failed && made) torch.aoti_torch_delete_tensor_object(made);
   return failed;
 }
 
@@ -562,26 +599,51 @@ static void op_mm_out(value *stack, uint64_t arguments, uint64_t results) {
   stack[0] = (value)out;
 }
 
-/* grouped_mm(Tensor a, Tensor b, Tensor offs, Tensor? bias, int activation, float slope, bool allow_tf32,
-   bool batch_invariant, int library, int out_dtype) -> Tensor */
-static void op_grouped_mm(value *stack, uint64_t arguments, uint64_t results) {
-  (void)arguments, (void)results;
-  tensor_t owned[] = {(tensor_t)stack[0], (tensor_t)stack[1], (tensor_t)stack[2], optional_tensor(stack[3])}, result = NULL;
-  view offsets, bias;
+/* As `multiply_stack`, with the schemas of runtime/grouped.py. */
+static int multiply_groups(const value *stack, int64_t out_dtype, tensor_t out, tensor_t *result) {
+  enum { TENSORS = 6 };
+  tensor_t owned[TENSORS] = {(tensor_t)stack[0],        (tensor_t)stack[1],        (tensor_t)stack[2],
+                             optional_tensor(stack[3]), optional_tensor(stack[4]), optional_tensor(stack[5])};
+  view offsets, bias, scale_a, scale_b, written;
   request r = {.offsets = &offsets,
                .bias = owned[3] ? &bias : NULL,
-               .activation = (int64_t)stack[4],
-               .slope = as_double(stack[5]),
-               .allow_tf32 = (int)(stack[6] & 1),
-               .batch_invariant = (int)(stack[7] & 1),
-               .library = (int64_t)stack[8],
-               .out_dtype = (int64_t)stack[9]};
+               .scale_a = owned[4] ? &scale_a : NULL,
+               .scale_b = owned[5] ? &scale_b : NULL,
+               .out = out ? &written : NULL,
+               .activation = (int64_t)stack[6],
+               .slope = as_double(stack[7]),
+               .allow_tf32 = (int)(stack[8] & 1),
+               .fast_accum = (int)(stack[9] & 1),
+               .batch_invariant = (int)(stack[10] & 1),
+               .library = (int64_t)stack[11],
+               .expected_rows = (int64_t)stack[12],
+               .out_dtype = out_dtype};
   const int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) || read_view(owned[2], 0, &offsets) ||
-                     (r.bias && read_view(owned[3], 0, &bias)) || aotmm_torch_multiply_groups(&r, &result);
-  for (int i = 0; i < 4; i++)
+                     (r.bias && read_view(owned[3], 0, &bias)) || (r.scale_a && read_view(owned[4], 0, &scale_a)) ||
+                     (r.scale_b && read_view(owned[5], 0, &scale_b)) || (out && read_view(out, 1, &written)) ||
+                     aotmm_torch_multiply_groups(&r, result);
+  for (int i = 0; i < TENSORS; i++)
     if (owned[i]) torch.aoti_torch_delete_tensor_object(owned[i]);
-  if (failed) raise();
+  return failed;
+}
+
+/* grouped_mm(..., int out_dtype=-1) -> Tensor */
+static void op_grouped_mm(value *stack, uint64_t arguments, uint64_t results) {
+  (void)arguments, (void)results;
+  tensor_t result = NULL;
+  if (multiply_groups(stack, (int64_t)stack[13], NULL, &result)) raise();
   stack[0] = (value)result;
+}
+
+/* grouped_mm.out(..., *, Tensor(a!) out) -> Tensor(a!) */
+static void op_grouped_mm_out(value *stack, uint64_t arguments, uint64_t results) {
+  (void)arguments, (void)results;
+  tensor_t out = (tensor_t)stack[13];
+  if (multiply_groups(stack, -1, out, NULL)) {
+    torch.aoti_torch_delete_tensor_object(out);
+    raise();
+  }
+  stack[0] = (value)out;
 }
 
 /* ---------------------------------------------------------------------------------------------- setup */
@@ -617,7 +679,8 @@ EXPORT const char *aotmm_torch_connect(void *(*find)(const char *), int (*resolv
   if (torch.aoti_torch_library_init_impl("aotmm", "CompositeExplicitAutograd", "aotmm", 0, &kernels) ||
       torch.torch_library_impl(kernels, "mm", op_mm, TORCH_2_10) ||
       torch.torch_library_impl(kernels, "mm.out", op_mm_out, TORCH_2_10) ||
-      torch.torch_library_impl(kernels, "grouped_mm", op_grouped_mm, TORCH_2_10))
+      torch.torch_library_impl(kernels, "grouped_mm", op_grouped_mm, TORCH_2_10) ||
+      torch.torch_library_impl(kernels, "grouped_mm.out", op_grouped_mm_out, TORCH_2_10))
     return "the implementation of torch.ops.aotmm";
   return NULL;
 }

@@ -59,7 +59,7 @@ int share_memory(const matrix *, const matrix *);
 typedef struct request {
   view a, b;
   const view *out, *bias, *scale_a, *scale_b, *offsets; /* the last of a grouped product alone */
-  int64_t activation, library, out_dtype;
+  int64_t activation, library, out_dtype, expected_rows;
   double slope;
   int allow_tf32, fast_accum, batch_invariant;
 } request;
@@ -79,7 +79,7 @@ int read_view(tensor_t, int writable, view *);
    the error recorded. */
 int aotmm_torch_multiply(const request *, tensor_t *result);
 
-/* Launch a grouped product likewise: of the request's tensors it takes a, b, offsets and bias. */
+/* Launch a grouped product likewise. */
 int aotmm_torch_multiply_groups(const request *, tensor_t *result);
 
 /* Return whether the last product was refused for its arguments, not because the driver failed. */

@@ -153,6 +153,8 @@ class Problem:
     batch_invariant: bool = False
     grouped: str = "none"
     offsets_ptr: int = 0
+    group_rows: int = 0
+    expected_rows: int = 0
     batch: int = 1
     batch_strides: tuple[int, int, int] = (0, 0, 0)
     bias_ptr: int = 0
@@ -160,6 +162,7 @@ class Problem:
     scale_a_ptr: int = 0
     scale_b_ptr: int = 0
     scale_strides: tuple[int, int] = (0, 0)
+    stride_scale_bz: int = 0
     block_scale_a_ptr: int = 0
     block_scale_b_ptr: int = 0
     block_strides_a: tuple[int, int, int] = (0, 0, 0)

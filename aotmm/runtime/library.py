@@ -65,6 +65,7 @@ class Library:
         self._mm = torch.ops.aotmm.mm.default
         self._mm_out = torch.ops.aotmm.mm.out
         self._grouped_mm = torch.ops.aotmm.grouped_mm.default
+        self._grouped_mm_out = torch.ops.aotmm.grouped_mm.out
         self._matmul = torch.ops.aotmm.matmul.default
 
     def __repr__(self) -> str:
@@ -177,9 +178,15 @@ class Library:
         b: torch.Tensor,
         *,
         offs: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
+        expected_rows: int | None = None,
+        out: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
         activation: Activation = None,
+        scale_a: torch.Tensor | None = None,
+        scale_b: torch.Tensor | None = None,
         out_dtype: torch.dtype | None = None,
+        fast_accum: bool = False,
         batch_invariant: bool = False,
     ) -> torch.Tensor:
         """Return the products of groups, as `torch.nn.functional.grouped_mm`: activation(a @ b + bias) of each.
@@ -188,50 +195,73 @@ class Library:
         captured graph is right whatever they are at each replay. A group may be empty. What lies behind the last group
         is not read, and there the result is undefined. fp32 operands are multiplied as `matmul` does.
 
-        For fp16, bf16 and fp32 it is differentiable, any number of times, in reverse mode.
+        For fp16, bf16 and fp32 with offs it is differentiable, any number of times, in reverse mode.
 
         Args:
             a: (M, K), its rows in groups, with b (groups, K, N); or (groups, M, K) with b (K, N), its columns in
-                groups; or (M, K) with b (K, N), K in groups. fp16, bf16 or fp32; any strides, any alignment. With both
-                (groups, M, K) and (groups, K, N) it is `matmul`, without offs.
+                groups; or (M, K) with b (K, N), K in groups. fp16, bf16, fp32 or float8; any strides, any alignment.
+                With both (groups, M, K) and (groups, K, N) it is `matmul`, without offs, or has `rows`.
             b: as above, of the same dtype.
             offs: int32 (groups), on the device, ascending: the end of each group, in elements of what is in groups.
+            rows: int32 (groups), on the device: of two batches, how many rows of each matrix of a count, from its
+                first on. The others of the result are undefined. The matrices of a and of out must follow each other as
+                their rows do.
+            expected_rows: an estimate of the rows that all groups have together, by which kernels are chosen; by
+                default all rows of a.
+            out: tensor of the result's shape to write to, likewise. It must not share memory with an operand.
             bias: (N), or (groups, N) with one vector for each group, of the result's dtype; for rows in groups alone.
             activation: as `matmul` has it.
-            out_dtype: dtype of the result; by default that of the operands.
+            scale_a: fp32, for rows in groups: one number or (..., M, 1), or of float8 for blocks of K
+                (..., M, ceil(K / 128)).
+            scale_b: fp32, likewise: one number, (1, N) or (groups, 1, N), or for blocks (groups, ceil(K / 128), N) or
+                (groups, ceil(K / 128), ceil(N / 128)). Both are as in `matmul`, any strides.
+            out_dtype: dtype of a result without `out`; by default that of the operands, fp16 for float8.
+            fast_accum: as `matmul` has it.
             batch_invariant: a row has the same bits as in `matmul` of its group's matrix alone with `batch_invariant`.
 
         Returns:
-            A new row-major tensor: (M, N), or (groups, M, N) if K is in groups.
+            `out`, or a new row-major tensor: (M, N), or (groups, M, N) if K is in groups or a has matrices of rows.
 
         Raises:
-            TypeError: not GPU tensors, or dtypes that no kernel multiplies on this GPU.
-            ValueError: shapes, devices or offs do not fit together, or the activation is unknown.
+            TypeError: not GPU tensors, dtypes that no kernel multiplies on this GPU, or both `out` and `out_dtype`.
+            ValueError: shapes, devices, memory or offs do not fit together, or the activation is unknown.
             NoKernelError: no pack has grouped kernels for this GPU, types and epilogue.
             DriverError: the driver refused the launch.
-            NotImplementedError: a gradient is required of a product of another dtype.
+            NotImplementedError: a gradient is required of a product that has none: with `out`, rows or scales, or of
+                another dtype.
         """
         batches = a.dim() == b.dim() == _BATCH
-        if batches != (offs is None):
+        if (offs is None) is not batches or (rows is not None and not batches):
             found = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
-            raise ValueError(
-                f"offs are {'not for two batches' if batches else 'needed for a matrix in groups'}: {found}"
-            )
-        if offs is None:
+            needs = "two batches take rows, not offs" if batches else "a matrix in groups takes offs, not rows"
+            raise ValueError(f"{needs}: {found}")
+        if offs is None and rows is None:
             whole = bias.unsqueeze(1) if bias is not None and bias.dim() == _MATRIX else bias
-            options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
-            return self.matmul(a, b, bias=whole, batch_invariant=batch_invariant, **options)
+            factors: dict[str, Any] = {"bias": whole, "scale_a": scale_a, "scale_b": scale_b, "activation": activation}
+            flags = {"fast_accum": fast_accum, "batch_invariant": batch_invariant}
+            return self.matmul(a, b, out=out, out_dtype=out_dtype, **factors, **flags)
+        if expected_rows is not None and expected_rows < 0:
+            raise ValueError(f"expected_rows={expected_rows}: it is not negative")
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        if out is not None:
+            _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
         tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias))
+        if tracked and (rows is not None or scale_a is not None or scale_b is not None):
+            raise NotImplementedError("grouped_mm with rows or scales has no gradient; use torch.no_grad() or detach()")
         # Dynamo knows the older name of the setting alone, and compiles again when it changes
         allowed = torch.backends.cuda.matmul.allow_tf32 if is_dynamo_compiling() else ops.tf32_allowed()
         tf32 = a.dtype is torch.float32 and allowed
-        output = -1 if out_dtype is None else ops.output_code(out_dtype)
         fused = _NO_ACTIVATION if tracked else (code, slope)
+        flags_ = tf32, fast_accum, batch_invariant, self._number, expected_rows or 0
+        arguments = (a, b, offs if rows is None else rows, bias, scale_a, scale_b, *fused, *flags_)
         try:
-            result = self._grouped_mm(a, b, offs, bias, *fused, tf32, batch_invariant, self._number, output)
+            if out is None:
+                result = self._grouped_mm(*arguments, -1 if out_dtype is None else ops.output_code(out_dtype))
+            else:
+                result = self._grouped_mm_out(*arguments, out=out)
         except RuntimeError as error:
-            tensors = {"a": a, "b": b, "offs": offs, "bias": bias}
+            tensors = {"a": a, "b": b, "offs": offs, "rows": rows, "out": out, "bias": bias}
+            tensors |= {"scale_a": scale_a, "scale_b": scale_b}
             given = {name: value for name, value in tensors.items() if value is not None}
             self._ops.reraise(error, given, self.packs_for)
         return composite.activated(result, _NAMES[code], slope) if tracked and code else result
@@ -330,10 +360,10 @@ class Library:
     def explain(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Selection:
         """Return the kernel that `matmul` launches for these arguments, its plan, and why others do not fit.
 
-        With `offs` it is that of `grouped_mm`. If the strides need several launches, it explains the first.
+        With `offs` or `rows` it is that of `grouped_mm`. If the strides need several launches, it explains the first.
 
         Args:
-            a: as in `matmul`, or with `offs` in `grouped_mm`.
+            a: as in `matmul`, or with `offs` or `rows` in `grouped_mm`.
             b: likewise.
             options: the other arguments of that method.
 
@@ -350,7 +380,7 @@ class Library:
     def problem(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Problem:
         """Return the problem that `matmul` launches first for these arguments, for the functions of `launcher`.
 
-        With `offs` it is that of `grouped_mm`. It is the method up to that launch, which is left out. So torch computes
+        With `offs` or `rows` it is that of `grouped_mm`. It is the method up to that launch, which is left out. So torch computes
         what comes before it, such as the casts of autocast. A result without `out` is allocated, and freed at once. An
         `out` stays as it is.
 
@@ -359,7 +389,8 @@ class Library:
             TypeError, ValueError, NotImplementedError: as that method.
         """
         dry_run = _dry_run(self._ops.dry_run)
-        multiply = dry_run.matmul if options.get("offs") is None else dry_run.grouped_mm
+        grouped_ = any(options.get(name) is not None for name in ("offs", "rows"))
+        multiply = dry_run.grouped_mm if grouped_ else dry_run.matmul
         try:
             result = multiply(a, b, **options)
         except DriverError:  # the launch that is left out; nothing else of a dry run needs a driver

@@ -142,7 +142,7 @@ class Ops:
         """Raise the calling thread's last error, of which torch made the RuntimeError `cause`.
 
         Args:
-            tensors: the arguments by name, for the message; "offs" is among those of a grouped product.
+            tensors: the arguments by name, for the message; "offs" or "rows" is among those of a grouped product.
             packs_for: returns the packs that may serve a GPU, in order.
         """
         from aotmm.runtime.c_interface import NO_KERNEL, error_of  # only here: `load` should be quick
@@ -170,7 +170,7 @@ class Ops:
                 _refuse_types(tensors, text, found, packs_for(tensors["a"].device.index))
             raise error_of(failure.error) from None
         if "allocate" in text:  # the same in Python raises torch's own error, mostly out of memory
-            a, b, offs = tensors["a"], tensors["b"], tensors.get("offs")
+            a, b, offs = tensors["a"], tensors["b"], tensors.get("offs", tensors.get("rows"))
             shape = result_shape(a, b) if offs is None else grouped_shape(a, b, offs)
             torch.empty(shape, dtype=default_output(a.dtype), device=a.device)
         raise cause
@@ -183,7 +183,7 @@ def _refuse_types(tensors: dict[str, torch.Tensor], text: str, found: str, packs
         TypeError: they have no such pair. NoKernelError: they have it, but for other outputs or sizes.
     """
     a, b = tensors["a"], tensors["b"]
-    grouped = "none" if "offs" not in tensors else "K" if a.dim() == b.dim() else "M"
+    grouped = "M" if "rows" in tensors else "none" if "offs" not in tensors else "K" if a.dim() == b.dim() else "M"
     kernels = [kernel for pack in packs for kernel in pack.manifest.kernels if kernel.role == GROUPED[grouped]]
     types = [(DTYPES[k.dtype_a].storage, DTYPES[k.dtype_b].storage) for k in kernels]
     mine = (TORCH_DTYPES[a.dtype], TORCH_DTYPES[b.dtype])

@@ -31,6 +31,7 @@ _REASONS = {
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
 _SCALED = ("_scaled_mm", "_scaled_mm.out")
 _GROUPED = "_grouped_mm"
+_SCALED_GROUPED = ("_scaled_grouped_mm", "_scaled_grouped_mm_v2")  # the second is not in every torch
 _VECTOR_BYTES = 16  # torch rounds the rows of a grouped result up to it
 _SCALED_V2 = ("_scaled_mm_v2", "_scaled_mm_v2.out")  # of torch.nn.functional.scaled_mm; not on every device
 
@@ -105,7 +106,7 @@ def _begin(library: Library, *, batch_invariant: bool) -> None:
     global _kernels  # noqa: PLW0603
     if not ops.serves_gpus():
         return
-    names = (*_WITHOUT, *_WITH_SCALARS, *_SCALED, *filter(_has_kernel, _SCALED_V2), _GROUPED)
+    names = (*_WITHOUT, *_WITH_SCALARS, *_SCALED, *filter(_has_kernel, (*_SCALED_V2, *_SCALED_GROUPED)), _GROUPED)
     own = {name: torch.library.get_kernel(f"aten::{name}", _KEY) for name in names}
     registered = ops.registered()
     _kernels = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -127,7 +128,14 @@ def _register(
     for name, dim in _WITH_SCALARS.items():
         other_forms = partial(_add_product, library, registered, own[name], dim, batch_invariant)
         found[name] = registered.direct.adder(dim, other_forms, own[name].call_boxed)
-    for names, kernel in ((_SCALED, _scaled), (_SCALED_V2, _scaled_v2), ((_GROUPED,), _grouped)):
+    in_python: tuple[tuple[tuple[str, ...], Any], ...] = (
+        (_SCALED, _scaled),
+        (_SCALED_V2, _scaled_v2),
+        ((_GROUPED,), _grouped),
+        (_SCALED_GROUPED[:1], _scaled_grouped),
+        (_SCALED_GROUPED[1:], _scaled_grouped_v2),
+    )
+    for names, kernel in in_python:
         found |= {
             name: partial(kernel, library, registered, own[name], batch_invariant) for name in names if name in own
         }
@@ -338,11 +346,101 @@ def _grouped(
         and b.shape[-1] * b.itemsize % _VECTOR_BYTES == 0
     ):
         fate = OURS
-    options = (offs, None, 0, LEAKY_SLOPE, False, invariant, library)
+    options = (offs, None, None, None, 0, LEAKY_SLOPE, False, False, invariant, library)
     product = _computed(registered, library, fate, (a, b, *options), None, torch.ops.aotmm.grouped_mm.default)
     if product is not None:
         return product
     return own.call_boxed(keys, a, b, offs, bias, out_dtype)  # type: ignore[no-any-return]
+
+
+def _scaled_grouped(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
+    keys: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> torch.Tensor:
+    """Compute `_scaled_grouped_mm` of rows in groups by ours, all else by torch's."""
+    scales = (scale_a, scale_b) if bias is None and scale_result is None else None
+    product = _rows_scaled(library, registered, (use_fast_accum, invariant), a, b, offs, scales, out_dtype)
+    if product is not None:
+        return product
+    rest = (scale_a, scale_b, offs, bias, scale_result, out_dtype, use_fast_accum)
+    return own.call_boxed(keys, a, b, *rest)  # type: ignore[no-any-return]
+
+
+def _scaled_grouped_v2(
+    library: int,
+    registered: ops.Ops,
+    own: Any,
+    invariant: bool,  # noqa: FBT001 - bound by `partial`
+    keys: Any,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales_a: list[torch.Tensor],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scales_b: list[torch.Tensor],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: tuple[int, ...] = (),
+    use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> torch.Tensor:
+    """Compute `_scaled_grouped_mm_v2`, as `_scaled_grouped`."""
+    of_rows = [torch.nn.functional.ScalingType.RowWise.value]
+    plain = list(recipe_a) == list(recipe_b) == of_rows and not (any(swizzle_a) or any(swizzle_b) or contraction_dim)
+    scales = (scales_a[0], scales_b[0]) if plain and bias is None and len(scales_a) == len(scales_b) == 1 else None
+    product = _rows_scaled(library, registered, (use_fast_accum, invariant), a, b, offs, scales, out_dtype)
+    if product is not None:
+        return product
+    rest = (scales_a, recipe_a, swizzle_a, scales_b, recipe_b, swizzle_b, offs, bias, out_dtype)
+    return own.call_boxed(keys, a, b, *rest, contraction_dim, use_fast_accum)  # type: ignore[no-any-return]
+
+
+def _rows_scaled(
+    library: int,
+    registered: ops.Ops,
+    flags: tuple[bool, bool],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor | None:
+    """Return the product of rows in groups, in bf16, if it is ours, None if it is torch's, and count it.
+
+    Args:
+        flags: use_fast_accum, and whether rows have the same bits in every batch.
+        scales: (M) of rows of a, (groups, N) of columns of b; None for others.
+    """
+    fate, factors = DECLINED, (None, None)
+    if a.dtype not in _FP8 or b.dtype not in _FP8:
+        fate = OTHER_TYPE
+    elif (
+        scales is not None
+        and offs is not None
+        and offs.dtype is torch.int32
+        and (a.dim(), b.dim()) == (_MATRIX, _MATRIX + 1)
+        and out_dtype is torch.bfloat16
+        and scales[0].dtype is scales[1].dtype is torch.float32
+        and (scales[0].shape, scales[1].shape) == (a.shape[:1], (b.shape[0], b.shape[2]))
+        and b.shape[2] * out_dtype.itemsize % _VECTOR_BYTES == 0
+    ):
+        fate, factors = OURS, (scales[0].unsqueeze(1), scales[1].unsqueeze(1))
+    options = (offs, None, *factors, 0, LEAKY_SLOPE, False, *flags, library, 0, ops.output_code(torch.bfloat16))
+    return _computed(registered, library, fate, (a, b, *options), None, torch.ops.aotmm.grouped_mm.default)
 
 
 def _has_known_scales(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:

@@ -21,10 +21,9 @@ class Product(NamedTuple):
 
 
 def grouped_shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of a grouped product: (groups, M, N) of two matrices, else (M, N)."""
-    if a.dim() == b.dim() == _MATRIX:
-        return offs.shape[0], a.shape[0], b.shape[1]
-    return a.shape[-2], b.shape[-1]
+    """Return the shape of a grouped product: (groups, M, N) of two matrices or two batches, else (M, N)."""
+    shape = a.shape[-2], b.shape[-1]
+    return (offs.shape[0], *shape) if a.dim() == b.dim() else shape
 
 
 def result_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 import aotmm
+from aotmm import deep_gemm
+from aotmm.kernels import BLOCK_SCALED
 from aotmm.runtime.library import Library
 from tests.gpu.judge import lay_out
 
+E4 = torch.float8_e4m3fn
 HALVES = (torch.float16, torch.bfloat16)
 COUNTS = (1, 3, 8, 64, 512)  # of groups
 FORMS = ("rows", "columns", "K")
@@ -111,6 +114,121 @@ def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> No
                     tried.add(kernel.name)
     role = "grouped_k" if form == "K" else "grouped_m"
     assert tried == {k.name for k in launcher.kernels if k.role == role and k.dtype_a == k.dtype_c} != set()
+
+
+def scaled(
+    groups: int, size: int, room: int, columns: int, generator: torch.Generator
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """fp8 operands of rows in groups, with power-of-two scales of rows (columns = 0) or blocks, and the exact product.
+
+    With `room` each group is the first rows of a matrix. The product is NaN where no group is.
+    """
+    N, K = 208, 400
+    offs = ends(size, groups, "random", generator)
+    counts = torch.randint(0, room + 1, (groups,), generator=generator, device="cuda", dtype=torch.int32)
+    M = groups * room if room else size
+    a, b = integers(M, K, generator=generator), integers(groups, K, N, generator=generator)
+    blocks = -(-K // 128) if columns else 1
+
+    def powers(*shape: int) -> torch.Tensor:
+        return torch.randint(-1, 2, shape, generator=generator, device="cuda").float().exp2()
+
+    scale_a, scale_b = powers(M, blocks), powers(groups, blocks, -(-N // (columns or 1)))
+    of_k = torch.arange(K, device="cuda") // 128 * (columns > 0)
+    of_n = torch.arange(N, device="cuda") // (columns or 1)
+    x, y = a * scale_a[:, of_k], b * scale_b[:, of_k][..., of_n]
+    want = torch.full((M, N), float("nan"), device="cuda", dtype=torch.float64)
+    rows = [(g * room, g * room + n) for g, n in enumerate(counts.tolist())] if room else spans(offs)
+    for group, (begin, end) in enumerate(rows):
+        want[begin:end] = x[begin:end] @ y[group]
+    left, right = a.to(E4), b.mT.contiguous().to(E4).mT
+    options: dict[str, Any] = {"a": left, "b": right, "offs": offs, "scale_a": scale_a, "scale_b": scale_b}
+    if room:
+        padded = torch.full((groups, blocks, room + 4), float("nan"), device="cuda")
+        many = padded[..., :room].mT.copy_(scale_a.view(groups, room, blocks)) if columns else scale_a.view(groups, room, 1)
+        options |= {"a": left.view(groups, room, K), "offs": None, "rows": counts, "scale_a": many}
+        want = want.view(groups, room, N)
+    return options, want
+
+
+@pytest.mark.parametrize("columns", [0, 128, 1])
+@pytest.mark.parametrize("room", [0, 70])
+def test_every_scaled_kernel(lib: Library, columns: int, room: int, generator: torch.Generator) -> None:
+    """Each fp8 kernel gives exact products with scales of rows or of blocks, of both forms, and writes nothing else."""
+    launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
+    for groups, size in ((1, 64), (5, 200), (40, 1032)):
+        options, want = scaled(groups, size, room, columns, generator)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            same(lib.grouped_mm(**options, out_dtype=dtype), want)
+            memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
+            for fast in (False, True):
+                problem = lib.problem(**options, out_dtype=dtype, fast_accum=fast)
+                problem = replace(problem, c_ptr=memory[32:].data_ptr())
+                for number, kernel in enumerate(launcher.kernels):
+                    plan = launcher.check(problem, launcher.device(0), number).plan
+                    if plan is None:
+                        continue
+                    memory.fill_(float("nan"))
+                    launcher.run(plan, problem, 0, stream, 0)
+                    found = memory[32:-32].view(want.shape)
+                    same(found, want)
+                    assert found[want.isnan()].isnan().all()
+                    assert memory[:32].isnan().all()
+                    assert memory[-32:].isnan().all()
+                    tried.add(kernel.name)
+    mine = [k for k in launcher.kernels if k.role == "grouped_m" and k.dtype_a == "fp8e4"]
+    assert tried == {
+        k.name
+        for k in mine
+        if (BLOCK_SCALED in k.guards) == (columns > 0) and (columns != 1 or "128x128" not in k.name)
+    } != set()
+
+
+def test_deep_gemm(lib: Library, generator: torch.Generator) -> None:
+    """DeepGEMM's functions of rows give exact products, captured too, and leave other rows as they were."""
+    del lib
+    groups, room = 4, 256
+    options, want = scaled(groups, 1, room, 128, generator)
+    pairs = (options["a"], options["scale_a"]), (options["b"].mT, options["scale_b"].mT)
+    d = torch.full(want.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(*pairs, d, options["rows"], 100)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        deep_gemm.m_grouped_fp8_gemm_nt_masked(*pairs, d, options["rows"], 100)
+    d.fill_(float("nan"))
+    graph.replay()
+    same(d, want)
+    assert d[want.isnan()].isnan().all()
+    ids = torch.full((groups, room), -1, device="cuda", dtype=torch.int32)
+    for group, count in enumerate(options["rows"].tolist()):
+        ids[group, :count] = group
+    (a, of_a), of_b = pairs[0], pairs[1]
+    flat = a.view(groups * room, -1), of_a.reshape(groups * room, -1)
+    d = torch.full((groups * room, want.shape[2]), float("nan"), device="cuda", dtype=torch.bfloat16)
+    deep_gemm.m_grouped_fp8_gemm_nt_contiguous(flat, of_b, d, ids.flatten())
+    same(d.view(want.shape), want)
+    plain = a.bfloat16(), of_b[0].bfloat16()
+    exact = torch.where(want.isnan(), want, a.double() @ plain[1].double().mT)
+    d = torch.full(want.shape, float("nan"), device="cuda", dtype=torch.bfloat16)
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(*plain, d, options["rows"], 100)
+    same(d, exact)
+    d = torch.full((groups * room, want.shape[2]), float("nan"), device="cuda", dtype=torch.bfloat16)
+    deep_gemm.m_grouped_bf16_gemm_nt_contiguous(plain[0].view(groups * room, -1), plain[1], d, ids.flatten())
+    same(d.view(want.shape), exact)
+
+
+def test_torchs_scaled_grouped_mm(lib: Library, generator: torch.Generator) -> None:
+    """Inside the override torch's own fp8 function gives the same integers, with both kinds of sums."""
+    del lib
+    options, want = scaled(8, 256, 0, 0, generator)
+    options["offs"][-1] = 256
+    arguments = options["a"], options["b"], options["scale_a"][:, 0], options["scale_b"][:, 0], options["offs"]
+    with aotmm.override() as active:
+        for fast in (False, True):
+            found = torch._scaled_grouped_mm(*arguments, out_dtype=torch.bfloat16, use_fast_accum=fast)
+            same(found, want)
+    assert "2 products by aotmm" in repr(active)
 
 
 def test_groups_of_k_see_no_others(lib: Library, generator: torch.Generator) -> None:

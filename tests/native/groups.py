@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aotmm.pack.schema import Kernel
-from aotmm.problem import DTYPES
+from aotmm.problem import BLOCK_SCALE_K, DTYPES
 from aotmm.runtime.launcher import Plan, Problem
 from tests.emulators import numerics
 from tests.native.emulation import STORAGE, Array, Emulator, Operand, place
@@ -18,7 +18,7 @@ from tests.native.emulation import Product as Placement
 
 # A tile of each form, and what every set gets for its types: generic kernels of both forms.
 CONFIGS = """
-dtypes = ["fp16", "bf16"]
+dtypes = ["fp16", "bf16", "fp8e5"]
 layouts = ["nt"]
 epilogues = ["none"]
 source = "tests"
@@ -31,6 +31,38 @@ num_stages = 2
 num_warps = 4
 
 [[config]]
+dtypes = ["fp8e5"]
+block_scales = "any"
+block_m = 32
+block_n = 32
+block_k = 128
+num_stages = 2
+num_warps = 2
+
+[[config]]
+dtypes = ["fp8e5"]
+grouped = "M"
+epilogues = ["full"]
+outputs = ["fp16", "fp32"]
+block_m = 32
+block_n = 32
+block_k = 64
+num_stages = 2
+num_warps = 2
+
+[[config]]
+dtypes = ["fp8e5"]
+grouped = "M"
+block_scales = "any"
+outputs = ["fp32"]
+block_m = 32
+block_n = 32
+block_k = 128
+num_stages = 2
+num_warps = 2
+
+[[config]]
+dtypes = ["fp16", "bf16"]
 grouped = "M"
 layouts = ["nn", "nt"]
 epilogues = ["full"]
@@ -42,6 +74,7 @@ num_stages = 2
 num_warps = 2
 
 [[config]]
+dtypes = ["fp16", "bf16"]
 grouped = "K"
 layouts = ["tn"]
 outputs = ["fp16", "bf16", "fp32"]
@@ -64,6 +97,9 @@ class Grouped:
         other: M of groups of K, K of groups of rows.
         layout, padding, offset: as in `emulation.Product`.
         bias: "" for none, "vector" for one in each group, "matrix" for one of C's shape.
+        room: rows that each group of rows has room for; 0 if they lie one behind the other.
+        scales: "" for none, "rows" for one for each row, and each column in each group, or of blocks of K: of as many
+            columns of B as the number says.
     """
 
     grouped: str
@@ -79,6 +115,8 @@ class Grouped:
     step_c: int = 1
     bias: str = ""
     activation: str = "none"
+    room: int = 0
+    scales: str | int = ""
 
 
 class Case:
@@ -88,7 +126,11 @@ class Case:
         """Draw integers whose sums are exact in every order; what must not be read or changed is NaN."""
         self.product = product
         ends = np.cumsum(product.sizes)
-        length = int(ends[-1]) + product.behind
+        begins = ends - product.sizes
+        if product.room:
+            begins = np.arange(len(product.sizes)) * product.room
+            ends = begins + product.sizes
+        length = product.room * len(product.sizes) or int(ends[-1]) + product.behind
         self.M, self.K = (length, product.other) if product.grouped == "M" else (product.other, length)
         groups, N = len(product.sizes), product.N
         a, b, _ = numerics.integer_inputs(
@@ -97,9 +139,12 @@ class Case:
         a = a[:1, :, : self.K]
         b = b[:, : self.K] if product.grouped == "M" else b[:1, : self.K]
         nan = numerics.encode(np.array([np.nan]), product.dtype)[0]
+        spans = list(zip(begins, ends, strict=True))
+        self.rows = np.concatenate([np.arange(low, high) for low, high in spans])
         if product.grouped == "M":
-            a[:, ends[-1] :] = nan
+            a[:, np.setdiff1d(np.arange(self.M), self.rows)] = nan
         else:
+            self.rows = np.arange(self.M)
             a[:, :, ends[-1] :], b[:, ends[-1] :] = nan, nan
         results = 1 if product.grouped == "M" else groups
         c = np.full((results, self.M, N), 0, STORAGE[product.out])
@@ -110,10 +155,9 @@ class Case:
             "B": place(b, loose, transposed=product.layout[1] == "t"),
             "C": place(c, loose, transposed=False, step=product.step_c),
         }
-        self.ends = ends.astype(np.int32)
+        self.ends = np.array(product.sizes if product.room else ends, np.int32)
         exact_a, exact_b = numerics.decode(a, product.dtype), numerics.decode(b, product.dtype)
-        begins = ends - product.sizes
-        spans = list(zip(begins, ends, strict=True))
+        exact_a, exact_b = self._scale(np.random.default_rng(1), exact_a, exact_b)
         if product.grouped == "M":
             parts = [exact_a[0, low:high] @ exact_b[group] for group, (low, high) in enumerate(spans)]
             self.want = np.concatenate(parts)[None]
@@ -122,6 +166,28 @@ class Case:
         self._add_bias(np.random.default_rng(0), spans)
         if product.activation == "relu":
             self.want = np.maximum(self.want, 0)
+
+    def _scale(self, rng: np.random.Generator, a: Array, b: Array) -> tuple[Array, Array]:
+        """Draw scales, powers of two, place them amid NaN, and return the operands times theirs."""
+        product = self.product
+        if not product.scales:
+            return a, b
+        of_rows = product.scales == "rows"
+        groups, wide = len(product.sizes), product.N if of_rows else -(-product.N // int(product.scales))
+        blocks = 1 if of_rows else max(1, -(-self.K // BLOCK_SCALE_K))
+        matrices = (groups, product.room) if product.room and not of_rows else (1, self.M)
+        loose = Placement(1, 1, 1, padding=3, offset=1, gap=2)
+        found = []
+        for name, shape in (("scale_a", (*matrices, blocks)), ("scale_b", (groups, blocks, wide))):
+            values = (2.0 ** rng.integers(-1, 1, shape)).astype(np.float32)
+            self.operands[f"block_{name}" * (not of_rows) or name] = place(values, loose, transposed=name == "scale_b")
+            found.append(values.astype(float))
+        of_a = found[0].reshape(1, self.M, blocks)
+        if of_rows:
+            return a * of_a, b * found[1]
+        of_k = np.arange(self.K) // BLOCK_SCALE_K
+        of_n = np.arange(product.N) // int(product.scales)
+        return a * of_a[..., of_k], b * found[1][:, of_k][..., of_n]
 
     def _add_bias(self, rng: np.random.Generator, spans: Sequence[tuple[int, int]]) -> None:
         product = self.product
@@ -168,8 +234,23 @@ class Case:
             "bias_ptr": bias.address if bias else 0,
             "bias_strides": self.bias_strides,
             "activation": product.activation,
+            "group_rows": product.room,
         }
+        fields |= self._of_scales()
         return Problem(**fields | more)
+
+    def _of_scales(self) -> dict[str, Any]:
+        product, operands = self.product, self.operands
+        if product.scales == "rows":
+            (_, row, _), (group, _, column) = operands["scale_a"].strides, operands["scale_b"].strides
+            strides: dict[str, Any] = {"scale_strides": (row, column), "stride_scale_bz": group}
+            return strides | {f"{name}_ptr": operands[name].address for name in ("scale_a", "scale_b")}
+        if not product.scales:
+            return {}
+        (group, *of_a), of_b = (operands[f"block_scale_{name}"].strides for name in "ab")
+        strides = {"block_strides_a": (group if product.room else 0, *of_a), "block_strides_b": of_b}
+        addresses = {f"block_scale_{name}_ptr": operands[f"block_scale_{name}"].address for name in "ab"}
+        return strides | addresses | {"block_columns": product.scales}
 
     def buffers(self, results: str) -> list[tuple[str, Array, str]]:
         """All that a kernel may touch; `results` is the driver's word for what it may do to C."""
@@ -183,16 +264,18 @@ class Case:
 
     def complaints(self) -> list[str]:
         """What is wrong with C: other bits than the exact result has, or a change behind the last group or beside C."""
-        operand, rows = self.operands["C"], self.want.shape[1]
-        got, want = operand.view[:, :rows], numerics.encode(self.want, self.product.out)
+        operand = self.operands["C"]
+        got, want = operand.view[:, self.rows], numerics.encode(self.want, self.product.out)
         found = []
         if wrong := int((got != want).sum()):
             found.append(f"{wrong} of {want.size} elements are wrong, the first at {np.argwhere(got != want)[0]}")
-        inside = Operand(operand.view[:, :rows], operand.buffers).bytes_of_elements()
+        # each row by itself: a selection of rows is a copy, and has other addresses
+        rows = [Operand(operand.view[:, row : row + 1], operand.buffers).bytes_of_elements() for row in self.rows]
         for buffer in operand.buffers:
             outside = np.ones(buffer.nbytes, bool)
-            at = inside - buffer.ctypes.data
-            outside[at[(at >= 0) & (at < buffer.nbytes)]] = False
+            for inside in rows:
+                at = inside - buffer.ctypes.data
+                outside[at[(at >= 0) & (at < buffer.nbytes)]] = False
             if (buffer.view(np.uint8)[outside] != 0xFF).any():
                 found.append("memory outside of the groups was changed")
         return found

@@ -112,7 +112,8 @@ def quantities(problem: Problem) -> Values:
     found["bias_rank"] = (2 if found["stride_bias_m"] else 1) if p.bias_ptr else 0
     found |= {"workspace_ptr": 0, "workspace_stride_m": 0, "workspace_stride_z": 0, "split": 1, "global_scratch": 0}
     found["c_span"] = p.N
-    found |= {name: getattr(p, name) for name in ("block_scale_a_ptr", "block_scale_b_ptr", "block_columns")}
+    own = ("block_scale_a_ptr", "block_scale_b_ptr", "block_columns", "stride_scale_bz", "group_rows", "expected_rows")
+    found |= {name: getattr(p, name) for name in own}
     found |= dict(zip(("stride_block_az", "stride_block_am", "stride_block_ak"), p.block_strides_a, strict=True))
     found |= dict(zip(("stride_block_bz", "stride_block_bk", "stride_block_bn"), p.block_strides_b, strict=True))
     return with_extents(found)

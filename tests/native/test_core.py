@@ -540,8 +540,12 @@ def test_shared_memory_of_the_device_counts() -> None:
         (replace(dense(8, 8, 8, "fp8e5"), block_scale_a_ptr=4), "block scales of A alone: both operands have them"),
         (replace(dense(8, 8, 8, "fp8e5"), block_scale_b_ptr=4), "block scales of B alone: both operands have them"),
         (
-            replace(with_block_scales(dense(8, 8, 8, "fp8e5"), 1), grouped="M", offsets_ptr=4),
-            "block scales of a grouped product: it has none",
+            replace(with_block_scales(dense(8, 8, 8, "fp8e5"), 1), grouped="K", offsets_ptr=4),
+            "scales of a product with K in groups: it has none",
+        ),
+        (
+            replace(with_block_scales(dense(8, 8, 8, "fp8e5"), 1, ((8, 1, 1), (0, 0, 0))), grouped="M", offsets_ptr=4),
+            "stride_block_az=8: block scales of rows of one matrix are 0 apart",
         ),
         (replace(dense(8, 8, 8, "int8"), bias_ptr=64), "int32 results have no scales, bias or activation"),
         (replace(dense(8, 8, 8, "int8"), scale_b_ptr=64), "int32 results have no scales, bias or activation"),

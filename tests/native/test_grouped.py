@@ -38,6 +38,7 @@ def products() -> list[Grouped]:
     rng = np.random.default_rng(22)
     every: dict[str, Any] = {"out": "fp32", "dtype": "bf16"}
     rows = Grouped("M", (5, 0, 33, 1), 40, 48, behind=7)
+    eight: dict[str, Any] = {"out": "fp32", "dtype": "fp8e5"}
     loose: dict[str, Any] = {"layout": "tt", "padding": 3, "offset": 1, "step_c": 2}
     sums = Grouped("K", (5, 0, 33, 1), 40, 40, behind=7, layout="tn")
     return [
@@ -50,6 +51,13 @@ def products() -> list[Grouped]:
         replace(rows, sizes=ragged(rng, 130, 2), N=8, other=16, layout="nn", dtype="bf16", out="bf16"),
         replace(rows, sizes=ragged(rng, 5, 40), N=33, other=17, bias="matrix", **loose),
         replace(rows, other=0, bias="vector"),
+        replace(rows, room=33, behind=0, bias="vector"),
+        replace(rows, sizes=ragged(rng, 9, 7), room=7, N=33, other=17, **loose),
+        replace(rows, scales="rows", other=144, **eight),
+        replace(rows, scales="rows", room=40, N=33, other=17, padding=3, offset=1, step_c=2, **eight),
+        replace(rows, scales=128, N=136, other=272, **eight),
+        replace(rows, scales=1, other=272, room=40, behind=0, **eight),
+        replace(rows, scales=128, sizes=(0, 9, 1), room=9, N=130, other=130, layout="tt", padding=3, **eight),
         sums,
         replace(sums, sizes=(0, 70, 1), **every),
         replace(sums, sizes=ragged(rng, 64, 3), N=8, other=8),
@@ -120,6 +128,12 @@ def test_wrong_offsets_stay_inside(folder: Path) -> None:
         ({"offsets_ptr": 6}, "offsets_ptr=0x6"),
         ({"batch_strides": (8, 0, 0)}, "stride_az=8"),
         ({"batch_strides": (0, 64, 64)}, "stride_cz=64"),
+        ({"group_rows": 2}, "group_rows=2 expected_rows=0 of batch=1 groups in M=3 rows"),
+        ({"group_rows": -3}, "group_rows=-3"),
+        ({"expected_rows": -1}, "expected_rows=-1"),
+        ({"grouped": "none", "expected_rows": 1}, "they are of groups of rows alone"),
+        ({"grouped": "K", "group_rows": 3}, "they are of groups of rows alone"),
+        ({"grouped": "K", "scale_a_ptr": 64}, "scales of a product with K in groups: it has none"),
     ],
 )
 def test_wrong_problems(changes: dict[str, object], message: str) -> None:

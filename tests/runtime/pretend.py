@@ -138,12 +138,13 @@ def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
 
 
 def _types() -> dict[int, Any]:
-    """NumPy's types by those that the launcher multiplies; fp8 is bytes to it."""
+    """NumPy's types by those that the launcher multiplies; fp8 and bf16 are bits to it."""
     import numpy as np
 
     from aotmm.problem import DTYPE_CODES
 
-    names = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8, "int32": np.int32, "fp8e4": np.uint8}
+    names = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8, "int32": np.int32}
+    names |= {"fp8e4": np.uint8, "bf16": np.int16}
     return {DTYPE_CODES.index(name): dtype for name, dtype in names.items()}
 
 
@@ -164,9 +165,8 @@ def _numbers(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[in
     from aotmm.problem import DTYPE_CODES
 
     found = _array(address, dtype, shape, strides)
-    if dtype == DTYPE_CODES.index("fp8e4"):
-        return torch.from_numpy(found.copy()).view(torch.float8_e4m3fn).double().numpy()
-    return found.astype(float)
+    of_bits = {"fp8e4": torch.float8_e4m3fn, "bf16": torch.bfloat16}.get(DTYPE_CODES[dtype])
+    return torch.from_numpy(found.copy()).view(of_bits).double().numpy() if of_bits else found.astype(float)
 
 
 def _product(p: Any) -> Any:
@@ -197,10 +197,15 @@ def _product(p: Any) -> Any:
 def _multiply(p: Any) -> None:
     """Compute a problem, its bias and relu."""
     import numpy as np
+    import torch
+
+    from aotmm.problem import DTYPE_CODES
 
     c = _product(p)
+    c = np.maximum(c, 0) if p.activation else c
     out = _array(p.c_ptr, p.dtype_c, (p.batch, p.M, p.N), (p.stride_cz, p.stride_cm, p.stride_cn))
-    out[...] = np.maximum(c, 0) if p.activation else c
+    bits = p.dtype_c == DTYPE_CODES.index("bf16")
+    out[...] = torch.from_numpy(c).bfloat16().view(torch.int16).numpy() if bits else c
 
 
 def _multiply_groups(p: Any) -> None:
@@ -212,14 +217,26 @@ def _multiply_groups(p: Any) -> None:
     ends = _array(p.offsets_ptr, DTYPE_CODES.index("int32"), (p.batch,), (1,)).tolist()
     of_rows = p.grouped == list(GROUPED).index("M")
     size = [DTYPES[DTYPE_CODES[code]].bytes for code in (p.dtype_a, p.dtype_b, p.dtype_c)]
-    for group, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+    spans = zip([0, *ends], ends, strict=False)
+    if p.group_rows:
+        begins = range(0, p.M, p.group_rows)
+        spans = zip(begins, (i + min(rows, p.group_rows) for i, rows in zip(begins, ends, strict=True)), strict=True)
+    for group, (begin, end) in enumerate(spans):
         part = copy.copy(p)
-        part.batch = 1
+        part.batch, part.grouped = 1, 0
         if of_rows:
             part.M = end - begin
             part.a_ptr += begin * p.stride_am * size[0]
             part.b_ptr += group * p.stride_bz * size[1]
             part.c_ptr += begin * p.stride_cm * size[2]
+            if p.scale_a_ptr:
+                part.scale_a_ptr += begin * p.stride_scale_a * 4
+            if p.scale_b_ptr:
+                part.scale_b_ptr += group * p.stride_scale_bz * 4
+            if p.block_scale_a_ptr:
+                first = begin - group * p.group_rows if p.group_rows else begin
+                part.block_scale_a_ptr += (group * p.stride_block_az + first * p.stride_block_am) * 4
+                part.block_scale_b_ptr += group * p.stride_block_bz * 4
         else:
             part.K = end - begin
             part.a_ptr += begin * p.stride_ak * size[0]

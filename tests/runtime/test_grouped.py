@@ -123,6 +123,53 @@ for options, words in (({"scale_a": each}, "scale_a"), ({"bias": whole(3)}, "bia
 """)
 
 
+def test_scales_and_rows() -> None:
+    """fp8 with scales of rows or of blocks, matrices of which some rows count, and a given result, of any strides."""
+    run("""
+from aotmm.timing.correctness import block_scaled
+e4 = torch.float8_e4m3fn
+def powers(*shape): return torch.randint(-2, 3, shape).float().exp2()
+a, b = whole(11, 272).clamp(-1, 1), whole(4, 272, 144).clamp(-1, 1)
+of_rows, of_columns, blocks, wide, narrow = powers(11, 1), powers(4, 1, 144), powers(11, 3), powers(4, 3, 2), powers(4, 3, 144)
+def want(x, y, scale_x, scale_y):
+    if scale_x.dim() and scale_x.shape[-1] > 1:
+        x, y = block_scaled(x.double(), y.double(), scale_x.double(), scale_y.double())
+        return x @ y
+    return (x.double() @ y.double()) * scale_x * scale_y
+cases = [(of_rows, of_columns), (torch.tensor(2.0), of_columns), (of_rows, powers(1, 144)), (blocks, wide), (blocks, narrow),
+         (blocks.T.contiguous().T, wide.mT.contiguous().mT)]
+for scale_a, scale_b in cases:
+    options = {"offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out_dtype": torch.float32}
+    c = lib.grouped_mm(a.to(e4), b.to(e4), **options)
+    for g, (lo, hi) in enumerate(spans):
+        x = scale_a[lo:hi] if scale_a.numel() > 1 else scale_a
+        y = scale_b[g] if scale_b.dim() == 3 else scale_b
+        same(c[lo:hi].double(), want(a[lo:hi], b[g], x, y))
+rows = torch.tensor([3, 0, 5, 1], dtype=torch.int32)
+many, of_many, many_blocks = whole(4, 5, 272).clamp(-1, 1), powers(4, 5, 1), powers(4, 5, 3)
+padded = torch.empty(4, 3, 8)[:, :, :5].mT.copy_(many_blocks)
+out = torch.empty(4, 5, 150)[:, :, :144]
+for scale_a, scale_b in ((None, None), (of_many, of_columns), (many_blocks, wide), (padded, narrow)):
+    gpu.first = None
+    x, y = (many.to(e4), b.to(e4)) if scale_a is not None else (many, b)
+    out.fill_(torch.nan)
+    assert lib.grouped_mm(x, y, rows=rows, scale_a=scale_a, scale_b=scale_b, out=out, expected_rows=9) is out
+    assert gpu.first.group_rows == 5 and gpu.first.M == 20 and gpu.first.expected_rows == 9
+    for g, count in enumerate(rows.tolist()):
+        one = torch.ones(5, 1), torch.ones(1, 144)
+        x, y = (scale_a[g], scale_b[g]) if scale_a is not None else one
+        same(out[g, :count].double(), want(many[g, :count], b[g], x[:count], y).double())
+        assert out[g, count:].isnan().all()
+single = lib.grouped_mm(many[:, :1].contiguous(), b, rows=rows.clamp(max=1))
+same(single[0], many[0, :1] @ b[0])
+same(lib.grouped_mm(a, b, offs=offs, out=torch.empty(144, 11).T)[:3], a[:3] @ b[0])
+from torch.library import opcheck
+opcheck(torch.ops.aotmm.grouped_mm.default, (many, b, torch.full((4,), 5, dtype=torch.int32)), test_utils=("test_schema", "test_faketensor"))
+p = lib.problem(many, b, rows=rows)
+assert p.group_rows == 5 and p.grouped == "M"
+""")
+
+
 def test_errors() -> None:
     """What does not fit together is refused with its shapes before anything is launched."""
     out = run("""
@@ -138,13 +185,30 @@ calls = {
     "bias of sums": lambda: lib.grouped_mm(a.T, a, offs=offs, bias=whole(6)),
     "type of bias": lambda: lib.grouped_mm(a, b, offs=offs, bias=whole(7).half()),
     "activation": lambda: lib.grouped_mm(a, b, offs=offs, activation="cube"),
+    "rows of a matrix": lambda: lib.grouped_mm(a, b, rows=offs),
+    "number of rows": lambda: lib.grouped_mm(b, b.mT, rows=offs[:2]),
+    "rows apart": lambda: lib.grouped_mm(whole(4, 8, 7)[:, :6], b.mT, rows=offs),
+    "negative rows": lambda: lib.grouped_mm(a, b, offs=offs, expected_rows=-1),
+    "scales of sums": lambda: lib.grouped_mm(a.T, a, offs=offs, scale_a=whole(1)),
+    "scales of rows": lambda: lib.grouped_mm(a, b, offs=offs, scale_a=whole(8, 1)),
+    "uneven scales": lambda: lib.grouped_mm(b, b.mT, rows=offs, scale_a=whole(4, 9, 1)[:, :6]),
+    "blocks of fp16": lambda: lib.grouped_mm(
+        whole(9, 256).half(), whole(4, 256, 7).half(), offs=offs, scale_a=whole(9, 2), scale_b=whole(4, 2, 7)
+    ),
+    "shape of out": lambda: lib.grouped_mm(a, b, offs=offs, out=whole(9, 6)),
+    "out is a": lambda: lib.grouped_mm(a, b.mT[:, :6, :6], offs=offs, out=a),
+    "out and out_dtype": lambda: lib.grouped_mm(a, b, offs=offs, out=whole(9, 7), out_dtype=torch.float16),
+    "gradient of rows": lambda: lib.grouped_mm(b.requires_grad_(), b.detach().mT, rows=offs),
+    "gradient of scales": lambda: lib.grouped_mm(a, b.requires_grad_(), offs=offs, scale_a=whole(1)),
+    "gradient of out": lambda: lib.grouped_mm(a, b.requires_grad_(), offs=offs, out=whole(9, 7)),
 }
 for name, call in calls.items():
     try:
         call()
         print(name, "passed")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         print(f"{name}: {type(error).__name__}: {error}")
+    b = b.detach()
 gpu.refuse = "kernel"
 refused = {"rows": (a.half(), b.half()), "sums": (a.T.half(), a.half()), "fp32": (a, b), "sums of fp32": (a.T, a)}
 for name, (x, y) in refused.items():
@@ -155,9 +219,23 @@ for name, (x, y) in refused.items():
 assert gpu.runs == 0
 """)
     for words in (
-        "no offs: ValueError: offs are needed for a matrix in groups: a is (9, 6), b is (4, 6, 7)",
-        "offs of batches: ValueError: offs are not for two batches",
-        "type of offs: TypeError: offs must be int32",
+        "no offs: ValueError: a matrix in groups takes offs, not rows: a is (9, 6), b is (4, 6, 7)",
+        "rows of a matrix: ValueError: a matrix in groups takes offs, not rows: a is (9, 6)",
+        "offs of batches: ValueError: two batches take rows, not offs",
+        "number of rows: ValueError: rows must have one number for each matrix",
+        "rows apart: ValueError: the matrices of a, and of out, must follow each other as their rows do",
+        "negative rows: ValueError: expected_rows=-1",
+        "scales of sums: ValueError: scales are for groups of rows of a",
+        "scales of rows: ValueError: scale_a must be one number, (M, 1), or",
+        "uneven scales: ValueError: scale_a must be one number, or have one for each row of all matrices, evenly in memory",
+        "blocks of fp16: TypeError: scales of blocks of K are for float8",
+        "shape of out: ValueError: out has the wrong shape, it must be (M, N) or (groups, M, N)",
+        "out is a: ValueError: out shares memory with an operand",
+        "out and out_dtype: TypeError: out_dtype is for a new result",
+        "gradient of rows: NotImplementedError: grouped_mm with rows or scales has no gradient",
+        "gradient of scales: NotImplementedError: grouped_mm with rows or scales has no gradient",
+        "gradient of out: NotImplementedError: matmul with out= has no gradient",
+        "type of offs: TypeError: offs, or rows, must be int32",
         "number of offs: ValueError: offs must have one number for each matrix",
         "shape of offs: ValueError: offs must have one dimension",
         "inner sizes: ValueError: the inner sizes differ",
@@ -197,6 +275,39 @@ with aotmm.override() as active:
     print(active)
 """)
     assert "2 products by aotmm, 2 by torch: 1 of other types, 1 of other forms" in out
+
+
+def test_override_with_scales() -> None:
+    """Torch's scaled grouped products of fp8 rows come here, in the form of both ops; others are torch's."""
+    out = run("""
+e4, one = torch.float8_e4m3fn, torch.nn.functional.ScalingType.RowWise.value
+def refuse(*arguments, **options): raise NotImplementedError("as torch's kernel on a GPU, which a CPU lacks")
+kernels = torch.library.Library("aten", "IMPL")
+for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
+    kernels.impl(name, refuse, "CPU")
+a, b = whole(11, 16), whole(4, 8, 16)
+of_a, of_b = torch.rand(11) + 0.5, torch.rand(4, 8) + 0.5
+x, y = a.to(e4), b.to(e4).mT
+parts = [(a[lo:hi] @ b[g].T) * of_a[lo:hi, None] * of_b[g] for g, (lo, hi) in enumerate(spans)]
+with aotmm.override() as active:
+    for fast in (False, True):
+        found = torch._scaled_grouped_mm(x, y, of_a, of_b, offs, out_dtype=torch.bfloat16, use_fast_accum=fast)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found[:9].float(), torch.cat(parts), rtol=2**-8, atol=0)
+        assert gpu.first.fast_accum == fast and gpu.first.stride_scale_bz == 8
+        gpu.first = None
+    found = torch._scaled_grouped_mm_v2(x, y, [of_a], [one], [], [of_b], [one], [], offs, None, torch.bfloat16)
+    torch.testing.assert_close(found[:9].float(), torch.cat(parts), rtol=2**-8, atol=0)
+    assert gpu.runs == 3
+    for other in ((x, y, of_a, of_b, offs), (x, y, of_a.double(), of_b, offs, None, None, torch.bfloat16)):
+        try:
+            torch._scaled_grouped_mm(*other)
+        except (RuntimeError, ValueError, NotImplementedError, TypeError):
+            pass  # torch has no such kernel here
+    assert gpu.runs == 3
+    print(active)
+""")
+    assert "3 products by aotmm, 2 by torch: 2 of other forms" in out
 
 
 def test_document() -> None:

@@ -38,6 +38,7 @@ ROOMS = {
     "aotmm.build.variants": BUILD | {"tomli"},
     "aotmm.runtime": RUNTIME,
     "aotmm.nn": RUNTIME,
+    "aotmm.deep_gemm": HALL | {"torch"},
     "aotmm.timing": HALL | {"aotmm.timing", "torch"},
     "aotmm.timing.correctness": HALL,  # for tests without torch too
     "aotmm.tune": RUNTIME | {"aotmm.timing", "aotmm.tune", "aotmm.workers.dask"},

@@ -38,15 +38,15 @@ def test_numbers_of_the_c_interface() -> None:
     assert PRODUCT_QUANTITIES[12:16] == ("batch", "stride_az", "stride_bz", "stride_cz")
     assert PRODUCT_QUANTITIES[16:20] == ("bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n")
     assert PRODUCT_QUANTITIES[20:24] == ("scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b")
-    assert PRODUCT_QUANTITIES[24:28] == ("activation", "allow_tf32", "fast_accum", "batch_invariant")
-    assert PRODUCT_QUANTITIES[28:30] == ("grouped", "offsets_ptr")
-    assert PRODUCT_QUANTITIES[30:35] == (*block_scales, "stride_block_az", "stride_block_am", "stride_block_ak")
-    assert PRODUCT_QUANTITIES[35:39] == ("stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns")
-    assert PRODUCT_QUANTITIES[39:45] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
+    assert PRODUCT_QUANTITIES[24:29] == ("stride_scale_bz", "activation", "allow_tf32", "fast_accum", "batch_invariant")
+    assert PRODUCT_QUANTITIES[29:33] == ("grouped", "offsets_ptr", "group_rows", "expected_rows")
+    assert PRODUCT_QUANTITIES[33:38] == (*block_scales, "stride_block_az", "stride_block_am", "stride_block_ak")
+    assert PRODUCT_QUANTITIES[38:42] == ("stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns")
+    assert PRODUCT_QUANTITIES[42:48] == ("slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero")
     assert PRODUCT_QUANTITIES[STATED_QUANTITIES] == "slope"
     sums = ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split")
-    assert PRODUCT_QUANTITIES[45:50] == (*sums, "global_scratch")
-    assert PRODUCT_QUANTITIES[50:] == ("c_span", "group_m", "a_reach", "b_reach", "c_reach")
+    assert PRODUCT_QUANTITIES[48:53] == (*sums, "global_scratch")
+    assert PRODUCT_QUANTITIES[53:] == ("c_span", "group_m", "a_reach", "b_reach", "c_reach")
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -55,9 +55,9 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
 def cooperative(
     x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
     workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
-    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope, c_ptr, stride_cm,
-    offsets_ptr, block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am, stride_block_ak,
-    stride_block_bz, stride_block_bk, stride_block_bn, block_columns,
+    stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope, c_ptr,
+    stride_cm, offsets_ptr, group_rows, block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am,
+    stride_block_ak, stride_block_bz, stride_block_bk, stride_block_bn, block_columns,
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
@@ -75,7 +75,9 @@ def cooperative(
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
-    work = Work(N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, cluster, t)
+    work = Work(
+        N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, group_rows, cluster, t
+    )
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz
     x_scales, y_scales = block_scales(
@@ -88,7 +90,8 @@ def cooperative(
     memory = epilogue_memory(t, PARTS)
     epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
-        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, activation, slope, c_ptr, stride_cm,
+        stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope,
+        c_ptr, stride_cm,
     )  # fmt: skip
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
     # the other warps of the producer's warpgroup, which take part in `meet`

@@ -35,6 +35,7 @@ class Epilogue:
     scale_b_ptr: gl.tensor
     stride_scale_a: gl.tensor
     stride_scale_b: gl.tensor
+    stride_scale_bz: gl.base_value
     activation: gl.tensor
     slope: gl.tensor
     c_ptr: gl.base_value
@@ -53,6 +54,14 @@ class Epilogue:
     def bias_of(self, matrix):
         """Return the address of the bias of a member of the batch."""
         return self.bias_ptr + matrix.to(gl.int64) * self.stride_bias_z
+
+    @gluon.jit
+    def scale_b_of(self, matrix, tiling):
+        """Return the address of the scales of columns of B: each group of rows has its own."""
+        if tiling.GROUPED:
+            return self.scale_b_ptr + matrix.to(gl.int64) * self.stride_scale_bz
+        else:
+            return self.scale_b_ptr
 
     @gluon.jit
     def boxed(self):
@@ -98,7 +107,7 @@ def fetch_factors(matrix, row, col, memory, epilogue, tiling):
         bias = fetch(e.bias_of(matrix), e.stride_bias_n, e.bias_rank == VECTOR, n, e.N, 0.0, NS)
         if t.SCALED:
             scale_a = fetch(e.scale_a_ptr, e.stride_scale_a, e.scale_a_ptr.to(gl.int64) != 0, m, e.M, 1.0, MS)
-            scale_b = fetch(e.scale_b_ptr, e.stride_scale_b, e.scale_b_ptr.to(gl.int64) != 0, n, e.N, 1.0, NS)
+            scale_b = fetch(e.scale_b_of(matrix, t), e.stride_scale_b, e.scale_b_ptr.to(gl.int64) != 0, n, e.N, 1.0, NS)
         else:
             scale_a = bias  # not used
             scale_b = bias

@@ -73,7 +73,8 @@ class Work:
     """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of K.
 
     `steps` is the number of steps along all of K. `ends` is the address of the ends of the groups of rows of C or of K,
-    of which there are `batch`; of products that are not grouped it is not read.
+    of which there are `batch`, or with `group_rows` of their numbers of rows (`order`); of products that are not grouped
+    neither is read.
     """
 
     rows: gl.tensor
@@ -84,6 +85,7 @@ class Work:
     group_m: gl.tensor
     split: gl.tensor
     ends: gl.base_value
+    group_rows: gl.base_value
     cluster: Cluster
     tiling: Tiling
 
@@ -99,7 +101,7 @@ class Work:
         tiles_x, tiles_y = self.tiles()
         if self.tiling.GROUPED:
             M, tiles_n, block_m = self.grouped()
-            return count_of_groups(ends_at_once(), self.ends, self.batch, M, tiles_n, block_m)
+            return count_of_groups(ends_at_once(), self.ends, self.batch, M, self.group_rows, tiles_n, block_m)
         else:
             return tiles_x * tiles_y * self.batch * self.split
 
@@ -125,7 +127,9 @@ class Work:
         c = self.cluster
         if t.GROUPED:
             M, tiles_n, block_m = self.grouped()
-            matrix, before, first, end = group_of(unit, ends_at_once(), self.ends, self.batch, M, tiles_n, block_m)
+            matrix, before, first, end = group_of(
+                unit, ends_at_once(), self.ends, self.batch, M, self.group_rows, tiles_n, block_m
+            )
             m, n = place(unit - before, gl.cdiv(end - first, block_m), tiles_n, self.group_m)
             if t.SWAPPED:
                 return (n * c.down + c.x) * t.ROWS, first + (m * c.across + c.y) * t.COLUMNS, matrix, end

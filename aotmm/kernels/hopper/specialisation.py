@@ -125,7 +125,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **WORKSPACE_TYPES,
         **({"workspace_ptr": f"*{c.triton}"} if partial else {}),
         **epilogue_types(c),
-        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64"} if grouped else {}),
+        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64", "group_rows": "i32"} if grouped else {}),
+        **({"stride_scale_bz": "i64"} if grouped and scaled else {}),
         **({"offsets_ptr": "*i32"} if variant.role.startswith("grouped") else {}),
         **(BLOCK_SCALE_TYPES if variant.block_scales else {}),
     }

@@ -644,8 +644,8 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             "config 1: block_scales = '128x128': the entry needs no fast_accum; block_k = 128",
         ),
         (
-            HEADER + TILE + 'dtypes = ["fp8e4"]\ngrouped = "M"\nblock_scales = "any"',
-            "config 1: block_scales = 'any': the entry needs no groups",
+            HEADER + TILE + 'dtypes = ["fp8e4"]\ngrouped = "K"\nlayouts = ["tn"]\nblock_scales = "any"',
+            "config 1: block_scales = 'any': the entry needs no groups of K",
         ),
         (
             HEADER + FMA + 'block_scales = "any"',
