@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -75,13 +76,18 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
     def measured(item: Work) -> Row:
         torch.cuda.empty_cache()  # results in graphs of before have memory that no other graph can take
         sets = pool.operands(item.case, cache_bytes)
-        problems = {id(x): library().problem(x.a, x.b, offs=x.offs) for x in sets}
+        options = {id(x): _options(item.case, x) for x in sets}
+        problems = {id(x): library().problem(x.a, x.b, offs=x.offs, **options[id(x)]) for x in sets}
         first = problems[id(sets[0])]
         chosen = launcher.plan(first, ordinal, WORKSPACE_LIMIT)
         others = _others(launcher, ordinal, first, chosen)
         providers = [
-            _provider(_OURS, lambda x: library().grouped_mm(x.a, x.b, offs=x.offs), described(launcher, chosen)),
-            _provider(_TORCH, lambda x: _grouped_mm(x.a, x.b, offs=x.offs)),
+            _provider(
+                _OURS,
+                lambda x: library().grouped_mm(x.a, x.b, offs=x.offs, **options[id(x)]),
+                described(launcher, chosen),
+            ),
+            _provider(_TORCH, lambda x: _torchs(x, options[id(x)])),
             *(
                 _provider(name, _launches(launcher, plan, problems), described(launcher, plan))
                 for name, plan in others.items()
@@ -90,6 +96,25 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
         return with_best(Row(item.case, item.sweeps, *compare(item.case, sets, providers, stopwatch, _EFFORT)))
 
     return measured
+
+
+def _options(case: Case, x: Operands) -> dict[str, Any]:
+    """Return the other arguments of `lib.grouped_mm`: of fp8 a scale for each row, and each column in each group."""
+    scale_a, scale_b = x.epilogue.scale_a, x.epilogue.scale_b
+    if scale_a is None or scale_b is None:
+        return {}
+    rows, columns = scale_a.expand(len(x.a), 1).contiguous(), scale_b.expand(len(x.b), 1, case.shape.N).contiguous()
+    return {"scale_a": rows, "scale_b": columns, "out_dtype": x.out.dtype, "fast_accum": case.fast_accum}
+
+
+def _torchs(x: Operands, options: Mapping[str, Any]) -> torch.Tensor:
+    """Return torch's product, of these options of ours."""
+    if not options:
+        return _grouped_mm(x.a, x.b, offs=x.offs)
+    scales = options["scale_a"][:, 0], options["scale_b"][:, 0]
+    return torch._scaled_grouped_mm(  # noqa: SLF001 - its name in every torch
+        x.a, x.b, *scales, x.offs, out_dtype=options["out_dtype"], use_fast_accum=options["fast_accum"]
+    )
 
 
 def _others(launcher: Launcher, ordinal: int, problem: Problem, chosen: Plan) -> dict[str, Plan]:

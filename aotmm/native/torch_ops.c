@@ -221,7 +221,8 @@ static int set_scales(call *c) {
     if (!p->grouped && (a.size[0] != 1 || b.size[0] != 1))
       return fail(KIND_VALUE, "scales of rows and columns are the same for every matrix of a batch");
     if (rows == 1) a.stride[1] = a.stride[0];
-    if (p->group_rows && a.size[0] * a.size[1] != 1 && (a.size[0] * a.size[1] != p->M || !follow(a.stride[0], rows, a.stride[1])))
+    const int64_t count = a.size[0] * a.size[1];
+    if (p->group_rows && count != 1 && (count != p->M || (matrices > 1 && !follow(a.stride[0], rows, a.stride[1]))))
       return fail(KIND_VALUE, "scale_a must be one number, or have one for each row of all matrices, evenly in memory");
     p->scale_a_ptr = a.address, p->stride_scale_a = a.stride[1];
     p->scale_b_ptr = b.address, p->stride_scale_b = b.stride[2], p->stride_scale_bz = b.stride[0];

@@ -64,7 +64,7 @@ def truth(
         a, b: fp16, bf16, fp32 or fp8, of tf32 what it holds; or int8.
         epilogue: with a bias of N or (M, N), and scales of one element.
         offs: ends of groups of K, or of rows of a if b has a matrix for each; the last one is the whole size. A grouped
-            product has no epilogue here.
+            product has no bias here.
     """
     count = a.shape[-2]
     rows = torch.arange(count, device=a.device)

@@ -1,6 +1,7 @@
 """Grouped products drawn at random: layers of mixtures of experts, of the models that `experts.json` lists.
 
-A layer is gate and up in one, with 2 * intermediate outputs, or down. Weights are stored (groups, N, K), in bf16.
+A layer is gate and up in one, with 2 * intermediate outputs, or down. Weights are stored (groups, N, K), in bf16 or
+fp8.
 The rows of all experts together are log-uniform. They are routed in one of three ways, each as likely as the others:
 
 * uniform: each row goes to any expert.
@@ -13,6 +14,8 @@ The classes are:
 * few: a layer of which each expert has 1 to `most_few` rows, any number as likely as the others.
 * activations: gradients of a layer's rows, which are rows in groups with the weights in the other layout, nn.
 * weights: gradients of its weights, sums over each expert's rows: K in groups, layout tn.
+* fp8: a layer in fp8 e4m3 with a scale for each row of A, and each column of B in each group; fp8 fast: likewise, by
+  fast sums.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from aotmm.timing.problems import Case, Groups, Shape
 
 FILE = Path(__file__).parent / "experts.json"
 ROUTINGS = ("uniform", "zipf", "one")
-SHARES = {"experts": 1.0, "few": 1 / 3, "activations": 1 / 3, "weights": 1 / 3}  # of the problems of a run, by class
+# Of the problems of a run, by class.
+SHARES = {"experts": 1.0, "few": 1 / 3, "activations": 1 / 3, "weights": 1 / 3, "fp8": 1 / 3, "fp8 fast": 1 / 3}
 _MAX_BYTES = 1 << 20
 _Size = Annotated[int, range(1, 2**31)]
 
@@ -84,7 +88,8 @@ def _case(name: str, known: Experts, numbers: random.Random) -> Case:
     rows = sum(sizes)
     shapes = {"activations": (rows, K, N, "nn"), "weights": (N, K, rows, "tn")}
     shape = Shape(*shapes.get(name, (rows, N, K, "nt")), f"{model.name} {part}")
-    return Case(shape, "bf16", groups=Groups("K" if name == "weights" else "M", routing, sizes))
+    groups = Groups("K" if name == "weights" else "M", routing, sizes)
+    return Case(shape, "fp8e4" if name.startswith("fp8") else "bf16", fast_accum=name == "fp8 fast", groups=groups)
 
 
 def routed(routing: str, count: int, rows: int, numbers: random.Random) -> tuple[int, ...]:

@@ -131,7 +131,7 @@ def scaled(
     blocks = -(-K // 128) if columns else 1
 
     def powers(*shape: int) -> torch.Tensor:
-        return torch.randint(-1, 2, shape, generator=generator, device="cuda").float().exp2()
+        return torch.pow(2.0, torch.randint(-1, 2, shape, generator=generator, device="cuda")).float()
 
     scale_a, scale_b = powers(M, blocks), powers(groups, blocks, -(-N // (columns or 1)))
     of_k = torch.arange(K, device="cuda") // 128 * (columns > 0)

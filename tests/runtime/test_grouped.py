@@ -160,6 +160,8 @@ for scale_a, scale_b in ((None, None), (of_many, of_columns), (many_blocks, wide
         x, y = (scale_a[g], scale_b[g]) if scale_a is not None else one
         same(out[g, :count].double(), want(many[g, :count], b[g], x[:count], y).double())
         assert out[g, count:].isnan().all()
+one = lib.grouped_mm(many[:1].to(e4), b[:1].to(e4), rows=rows[:1], scale_a=of_many[:1], scale_b=of_columns[:1])
+same(one[0, :3].double(), want(many[0, :3], b[0], of_many[0, :3], of_columns[0]))
 single = lib.grouped_mm(many[:, :1].contiguous(), b, rows=rows.clamp(max=1))
 same(single[0], many[0, :1] @ b[0])
 same(lib.grouped_mm(a, b, offs=offs, out=torch.empty(144, 11).T)[:3], a[:3] @ b[0])

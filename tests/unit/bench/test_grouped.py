@@ -26,6 +26,7 @@ from aotmm.bench.results import Results, Row, Times
 from aotmm.bench.summary import failures
 from aotmm.runtime.launcher import Plan
 from aotmm.timing.check import Truth, truth
+from aotmm.timing.correctness import Epilogue
 from aotmm.timing.experts import ROUTINGS, SHARES, Experts, Model, draw, experts, routed
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case, Groups, Shape, case_of
@@ -48,10 +49,29 @@ def _product(x: Operands, *, shift: int = 0) -> torch.Tensor:
     ends = x.offs.tolist()
     spans = list(pairwise([0, *ends]))
     a, b = x.a.double(), x.b.double()
+    for scale in (x.epilogue.scale_a, x.epilogue.scale_b):
+        a = a if scale is None else a * scale
     if b.dim() > a.dim():
         parts = [a[begin:end] @ b[(group + shift) % len(b)] for group, (begin, end) in enumerate(spans)]
         return torch.cat(parts).to(x.out.dtype)
     return torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in spans]).roll(shift, 0).to(x.out.dtype)
+
+
+def _scaled_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor,
+    *,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """torch's product with a scale for each row, and each column in each group; a CPU has none."""
+    del use_fast_accum
+    spans = pairwise([0, *offs.tolist()])
+    parts = [(a[lo:hi].double() @ b[g].double()) * scale_b[g] for g, (lo, hi) in enumerate(spans)]
+    return (torch.cat(parts) * scale_a[:, None]).to(out_dtype)
 
 
 # ---------------------------------------------------------------------------------------------------- what is drawn
@@ -69,6 +89,8 @@ def test_problems_are_of_the_models(seed: int) -> None:
         "few": 2,
         "activations": 2,
         "weights": 2,
+        "fp8": 2,
+        "fp8 fast": 2,
     }
     for name, cases in drawn.items():
         for case in cases:
@@ -80,6 +102,7 @@ def test_problems_are_of_the_models(seed: int) -> None:
             assert sum(sizes) == rows
             assert case.groups.dimension == ("K" if name == "weights" else "M")
             assert case.shape.layout == {"activations": "nn", "weights": "tn"}.get(name, "nt")
+            assert (case.dtype, case.fast_accum) == ("fp8e4" if "fp8" in name else "bf16", name == "fp8 fast")
             if name == "few":
                 assert 1 <= min(sizes) <= max(sizes) <= 8
             else:
@@ -222,11 +245,11 @@ class _Library:
     def plan(self, _problem: object, _ordinal: int, _limit: int) -> Plan:
         return Plan(0, cost=self.costs[0])
 
-    def problem(self, _a: torch.Tensor, _b: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+    def problem(self, _a: torch.Tensor, _b: torch.Tensor, *, offs: torch.Tensor, **_: object) -> torch.Tensor:
         return offs
 
-    def grouped_mm(self, a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
-        return grouped._grouped_mm(a, b, offs=offs)
+    def grouped_mm(self, a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor, **options: Any) -> torch.Tensor:
+        return grouped._torchs(Operands(a, b, a, Epilogue(), offs), options)
 
 
 @pytest.fixture
@@ -252,6 +275,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     monkeypatch.setattr(grouped, "GraphStopwatch", FakeStopwatch)
     monkeypatch.setattr(grouped, "Pool", lambda _: Pool(torch.device("cpu")))
     monkeypatch.setattr(grouped, "experts", lambda: TINY)
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", _scaled_product)
     monkeypatch.setattr("aotmm.bench.facts.collect", lambda _: dict(here))
     monkeypatch.setattr("aotmm.bench.facts.watched", lambda _: nullcontext(State()))
     return found
@@ -273,7 +297,9 @@ def test_a_run(tmp_path: Path) -> None:
     run_grouped(5, tmp_path, later.append, count=3)
     rows = results.read(tmp_path).rows
     assert [row.case for row in rows] == [row.case for row in first + later]
-    assert sorted(row.sweeps[0] for row in rows) == ["activations", *["experts"] * 3, "few", "weights"]
+    assert sorted(row.sweeps[0] for row in rows) == [
+        "activations", *["experts"] * 3, "few", "fp8", "fp8 fast", "weights",
+    ]  # fmt: skip
     for row in rows:
         assert row.case.groups is not None
         assert row.sweeps[1] == f"{row.sweeps[0]}, {row.case.groups.routing}"
@@ -305,7 +331,8 @@ def test_targets_are_those_that_were_set() -> None:
     """Layers and few rows have targets, gradients and regrets have none, and each class has a line of either kind."""
     goals = drawn_goals(drawn_facts(figure=GROUPED))
     wanted = {goal.sweeps: (goal.mean, goal.quantile, goal.worst) for goal in goals if goal.mean is not None}
-    assert wanted == {("experts",): (1.15, 1.0, 0.92), ("few",): (1.3, None, None)}
+    of_fp8 = {(name,): (1.1, None, None) for name in ("fp8", "fp8 fast")}
+    assert wanted == {("experts",): (1.15, 1.0, 0.92), ("few",): (1.3, None, None)} | of_fp8
     for against in ("torch", "best"):
         assert {name for goal in goals if goal.against == against for name in goal.sweeps} >= set(SHARES)
     assert all(goal.at_most == (goal.against == "best") for goal in goals)
