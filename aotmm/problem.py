@@ -92,9 +92,10 @@ GROUPED = {"none": "product", "M": "grouped_m", "K": "grouped_k"}
 # Partial sums are fp32 (split, batch, M_pad, N_pad), whole tiles, at workspace_ptr, a matrix every workspace_stride_z
 # elements; split is 1 for a product. grouped is the place of a dimension in GROUPED, and offsets_ptr the address of the
 # int32 ends of its groups; of groups of rows with room for group_rows each, if that is not 0, their numbers of rows.
-# expected_rows is how many rows they have together by the caller's estimate, 0 for M: kernels are chosen by it. global_scratch is the address of the memory that Triton's compiler needs. c_span
-# is the number of elements of a row of C that may be written: N, or the whole pitch of a C in the workspace. Tiles are
-# computed in groups of group_m rows of tiles of C.
+# expected_rows is how many rows they have together by the caller's estimate, 0 for M: kernels are chosen by it.
+# global_scratch is the address of the memory that Triton's compiler needs. c_span is the number of elements of a row of
+# C that may be written: N, or the whole pitch of a C in the workspace. Tiles are computed in groups of group_m rows of
+# tiles of C.
 # Block scales are one factor for BLOCK_SCALE_K products along K of a row of A, and of block_columns columns of B: 1 or
 # BLOCK_SCALE_K. Both addresses are 0 without them.
 PRODUCT_QUANTITIES = (
@@ -103,7 +104,8 @@ PRODUCT_QUANTITIES = (
     "batch", "stride_az", "stride_bz", "stride_cz",
     "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n",
     "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "stride_scale_bz",
-    "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr", "group_rows", "expected_rows",
+    "activation", "allow_tf32", "fast_accum", "batch_invariant",
+    "grouped", "offsets_ptr", "group_rows", "expected_rows",
     "block_scale_a_ptr", "block_scale_b_ptr", "stride_block_az", "stride_block_am", "stride_block_ak",
     "stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns",
     "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero",

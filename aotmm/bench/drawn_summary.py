@@ -14,7 +14,8 @@ from aotmm.bench.results import Results, Row
 from aotmm.bench.summary import MET, MISSED, NO_TARGET, OURS, Goal, figure, goals, targets
 from aotmm.errors import SpecError
 
-RATIO, REGRET, AMPERE, GROUPED = "ratio", "regret", "ampere", "grouped"  # the figures of a run (its fact "figure")
+# The figures of a run (its fact "figure").
+RATIO, REGRET, AMPERE, GROUPED, BLOCKS = "ratio", "regret", "ampere", "grouped", "blocks"
 _COMMON = ("figure", "table", "device", "aotmm", "packs", "torch", "cuda")  # facts that runs of one report share
 _WORST = 30  # problems in a list
 _WIDTH = 200  # characters of a reason
@@ -24,6 +25,7 @@ _TITLES = {
     REGRET: "Regret of the chosen plans",
     AMPERE: "Kernels for sm80 on another GPU, a proxy for an A100",
     GROUPED: "Grouped products against torch",
+    BLOCKS: "fp8 with block scales against torch and DeepGEMM",
 }
 _UNSEEN = "All problems are of the tenth of which no table has times."
 _TEXTS = {
@@ -37,6 +39,9 @@ _TEXTS = {
     GROUPED: "A ratio is the time of torch's grouped_mm over ours: above 1 is faster. A regret is the time of the "
     "chosen kernel over that of the fastest that fits, itself among them: 1 is perfect. All are timed in turns. "
     "Means are geometric.",
+    BLOCKS: "A ratio is the time of torch, of DeepGEMM after its warm-up, or of our own product without block scales "
+    "over ours: above 1 is faster. A regret is the time of the chosen kernel over that of the fastest that fits, "
+    "itself among them: 1 is perfect. All are timed in turns. Means are geometric.",
 }
 
 
@@ -103,7 +108,7 @@ def drawn_goals(facts: dict[str, Any]) -> list[Goal]:
 
     Regrets have a target over those classes alone. An H100 has other targets than an H200.
     """
-    if facts["figure"] in (AMPERE, GROUPED):
+    if facts["figure"] in (AMPERE, GROUPED, BLOCKS):
         return goals(facts["figure"])
     known, found = targets(), goals("random")
     if facts["figure"] == REGRET:
@@ -234,6 +239,7 @@ def _worst_table(kind: str, found: Sequence[Found]) -> tuple[tuple[str, ...], li
     header = {
         RATIO: ("problem", "class", "ratio", "our us", "torch's us", "our plan", "torch's kernels"),
         GROUPED: ("problem", "class", "ratio", "our us", "torch's us", "our kernel", ""),
+        BLOCKS: ("problem", "class", "ratio", "our us", "the other's us", "our kernel", ""),
         REGRET: ("problem", "class", "regret", "chosen us", "best us", "chosen", "best"),
         AMPERE: ("problem", "class", "ratio", "our us", "CUTLASS' us", "our plan", "CUTLASS' kernel"),
     }[kind]

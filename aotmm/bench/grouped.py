@@ -5,7 +5,7 @@ All of our kernels that may be fast take turns with the chosen one, which gives 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.timing.experts import draw, experts
 from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import Case
 from aotmm.tune.candidates import candidates
 
 # Problems of the class with all targets, and a third as many of each other one. On an H100 their launches are predicted
@@ -80,7 +81,7 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
         problems = {id(x): library().problem(x.a, x.b, offs=x.offs, **options[id(x)]) for x in sets}
         first = problems[id(sets[0])]
         chosen = launcher.plan(first, ordinal, WORKSPACE_LIMIT)
-        others = _others(launcher, ordinal, first, chosen)
+        others = rivals(launcher, ordinal, first, chosen)
         providers = [
             _provider(
                 _OURS,
@@ -89,7 +90,7 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
             ),
             _provider(_TORCH, lambda x: _torchs(x, options[id(x)])),
             *(
-                _provider(name, _launches(launcher, plan, problems), described(launcher, plan))
+                _provider(name, launches(launcher, plan, problems), described(launcher, plan))
                 for name, plan in others.items()
             ),
         ]
@@ -117,7 +118,7 @@ def _torchs(x: Operands, options: Mapping[str, Any]) -> torch.Tensor:
     )
 
 
-def _others(launcher: Launcher, ordinal: int, problem: Problem, chosen: Plan) -> dict[str, Plan]:
+def rivals(launcher: Launcher, ordinal: int, problem: Problem, chosen: Plan) -> dict[str, Plan]:
     """Return the plans of the kernels that may be faster than the chosen one, by config, each launched as foreseen."""
     return {
         each.config_name: each.plan
@@ -128,13 +129,15 @@ def _others(launcher: Launcher, ordinal: int, problem: Problem, chosen: Plan) ->
     }
 
 
-def _launches(launcher: Launcher, plan: Plan, problems: Mapping[int, Problem]) -> Call:
+def launches(launcher: Launcher, plan: Plan, problems: Mapping[int, Problem]) -> Call:
     """Return the launch of a plan into a new tensor; `problems` has that of each set of operands, by its id."""
 
     def call(x: Operands) -> torch.Tensor:
         out = torch.empty_like(x.out)
+        workspace = torch.empty(plan.workspace_bytes, device=out.device, dtype=torch.uint8)
         problem = replace(problems[id(x)], c_ptr=out.data_ptr())
-        launcher.run(plan, problem, x.out.device.index, torch.cuda.current_stream().cuda_stream, 0)
+        address = workspace.data_ptr() if plan.workspace_bytes else 0
+        launcher.run(plan, problem, x.out.device.index, torch.cuda.current_stream().cuda_stream, address)
         return out
 
     return call
@@ -144,10 +147,14 @@ def _provider(name: str, call: Call, note: str = "") -> Provider:
     return Provider(name, "", lambda _case, _sets: call, describe=lambda _case, _operands: note)
 
 
-def with_best(row: Row) -> Row:
-    """Return the row with the times of the fastest kernel of ours, and the reasons why others have none."""
-    ours = {name: times for name, times in row.times.items() if name != _TORCH}
-    wrong = [f"{name}: {why}" for name, why in row.not_run.items() if name not in (_OURS, _TORCH)]
+def with_best(row: Row, others: Collection[str] = (_TORCH,)) -> Row:
+    """Return the row with the times of the fastest kernel of ours, and the reasons why others of ours have none.
+
+    Args:
+        others: the providers that are not ours.
+    """
+    ours = {name: times for name, times in row.times.items() if name not in others}
+    wrong = [f"{name}: {why}" for name, why in row.not_run.items() if name not in (_OURS, *others)]
     return replace(
         row,
         times=row.times | ({_BEST: ours[min(ours, key=row.us)]} if ours else {}),

@@ -130,7 +130,7 @@ def compare(
     A provider that cannot run, that fails, or whose product is wrong is not timed.
     """
     checked = (sets[0], sets[-1])
-    truths = [(x, truth(x.a, x.b, x.out.dtype, x.epilogue, x.offs)) for x in checked]
+    truths = [(x, truth(x.a, x.b, x.out.dtype, x.epilogue, x.offs, x.block_scales)) for x in checked]
     ready: dict[str, _Ready] = {}
     not_run: dict[str, str] = {}
     for provider in providers:

@@ -29,7 +29,7 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
 _OPTIONAL = ("models", "own")  # need packages, or packs, that nothing else does: only if asked for
-_ALONE = ("random", "invariant", "grouped", "ampere", "build_scaling")  # runs of other modules
+_ALONE = ("random", "invariant", "grouped", "blocks", "ampere", "build_scaling")  # runs of other modules
 
 
 def run(

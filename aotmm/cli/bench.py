@@ -14,7 +14,7 @@ from aotmm.cli.output import needs_build_extra, needs_torch, print_json
 from aotmm.errors import WrongResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from aotmm.bench.results import Results
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    show_default="bench-results; random, invariant, grouped and ampere: a folder in it, named by the seed",
+    show_default="bench-results; random, invariant, grouped, blocks and ampere: a folder in it, named by the seed",
     help="Folder for results.json, tables and plots; a run that it has results of is continued.",
 )
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(("fp16", "bf16", "fp8e4")), help="Only this type.")
@@ -91,6 +91,8 @@ def bench(
     invariant, alone, measures the price of batch_invariant on layers that are drawn now.
     grouped, alone, measures grouped products of expert layers that are drawn now, of the models in
     aotmm/timing/experts.json, against torch's grouped_mm, and the choice of their kernels.
+    blocks, alone, measures fp8 products with block scales that are drawn now, of DeepSeek-V3's layers and the expert
+    layers above, against torch, DeepGEMM where it is installed, and our own fp8 without block scales.
     ampere, alone, measures the pack for sm80 on a newer GPU, through its PTX, against CUTLASS' kernels for Ampere.
     build_scaling, alone, measures builds with a simulated compiler. It needs no GPU, but the build and cluster extras.
     Providers: aotmm, aotmm_plain, torch, scaled_mm, int_mm, unfused, addmm, tutorial, cutlass. Every product is checked
@@ -99,7 +101,7 @@ def bench(
     of_sweeps, of_random = ("dtypes", "every"), ("seed", "count", "classes", "regret", "table")
     of_products = (*of_sweeps, "providers", *of_random)
     drawn, builds = what == ("random",), what == ("build_scaling",)
-    seeded = drawn or what in (("invariant",), ("grouped",), ("ampere",))
+    seeded = drawn or what in (("invariant",), ("grouped",), ("blocks",), ("ampere",))
     refuse_ignored(
         ("with --render", bool(rendered), ("what", *of_products, "overhead", "ablation")),
         ("with --render", len(rendered) == 1, ("out",)),
@@ -118,12 +120,19 @@ def bench(
     with needs_torch("aotmm bench"):
         from aotmm.bench import results, summary
         from aotmm.bench.ampere import run_ampere
+        from aotmm.bench.blocks import run_blocks
         from aotmm.bench.cases import COMPARISONS
         from aotmm.bench.drawn import run_drawn
         from aotmm.bench.grouped import run_grouped
         from aotmm.bench.invariant import run_invariant
         from aotmm.bench.regret import run_regret
         from aotmm.bench.run import run, run_ablation
+    alone: dict[str, Callable[..., Results]] = {
+        "invariant": run_invariant,
+        "grouped": run_grouped,
+        "blocks": run_blocks,
+        "ampere": run_ampere,
+    }
     unswept = bool(what) and not seeded and COMPARISONS.keys().isdisjoint(what)
     refuse_ignored((f"on {', '.join(what)}", unswept, (*of_sweeps, "providers")))
 
@@ -138,12 +147,8 @@ def bench(
         click.echo(f"seed {seed}", err=True)
         folder = out or folder / f"{'regret' if regret else what[0]}-{seed}"
         names = [name for words in classes for name in words.split(",")]
-        if what == ("ampere",):
-            runs = [run_ampere(seed, folder, progress, count=count)]
-        elif what == ("grouped",):
-            runs = [run_grouped(seed, folder, progress, count=count)]
-        elif what == ("invariant",):
-            runs = [run_invariant(seed, folder, progress, count=count)]
+        if not drawn:
+            runs = [alone[what[0]](seed, folder, progress, count=count)]
         elif regret:
             runs = [run_regret(seed, folder, progress, count=count, classes=names, table=table)]
         else:

@@ -237,9 +237,9 @@ class Library:
             raise ValueError(f"{needs}: {found}")
         if offs is None and rows is None:
             whole = bias.unsqueeze(1) if bias is not None and bias.dim() == _MATRIX else bias
-            factors: dict[str, Any] = {"bias": whole, "scale_a": scale_a, "scale_b": scale_b, "activation": activation}
-            flags = {"fast_accum": fast_accum, "batch_invariant": batch_invariant}
-            return self.matmul(a, b, out=out, out_dtype=out_dtype, **factors, **flags)
+            options: dict[str, Any] = {"bias": whole, "scale_a": scale_a, "scale_b": scale_b, "activation": activation}
+            options |= {"fast_accum": fast_accum, "batch_invariant": batch_invariant}
+            return self.matmul(a, b, out=out, out_dtype=out_dtype, **options)
         if expected_rows is not None and expected_rows < 0:
             raise ValueError(f"expected_rows={expected_rows}: it is not negative")
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
@@ -252,8 +252,8 @@ class Library:
         allowed = torch.backends.cuda.matmul.allow_tf32 if is_dynamo_compiling() else ops.tf32_allowed()
         tf32 = a.dtype is torch.float32 and allowed
         fused = _NO_ACTIVATION if tracked else (code, slope)
-        flags_ = tf32, fast_accum, batch_invariant, self._number, expected_rows or 0
-        arguments = (a, b, offs if rows is None else rows, bias, scale_a, scale_b, *fused, *flags_)
+        flags = tf32, fast_accum, batch_invariant, self._number, expected_rows or 0
+        arguments = (a, b, offs if rows is None else rows, bias, scale_a, scale_b, *fused, *flags)
         try:
             if out is None:
                 result = self._grouped_mm(*arguments, -1 if out_dtype is None else ops.output_code(out_dtype))
@@ -380,9 +380,9 @@ class Library:
     def problem(self, a: torch.Tensor, b: torch.Tensor, **options: Any) -> Problem:
         """Return the problem that `matmul` launches first for these arguments, for the functions of `launcher`.
 
-        With `offs` or `rows` it is that of `grouped_mm`. It is the method up to that launch, which is left out. So torch computes
-        what comes before it, such as the casts of autocast. A result without `out` is allocated, and freed at once. An
-        `out` stays as it is.
+        With `offs` or `rows` it is that of `grouped_mm`. It is the method up to that launch, which is left out. So
+        torch computes what comes before it, such as the casts of autocast. A result without `out` is allocated, and
+        freed at once. An `out` stays as it is.
 
         Raises:
             ValueError: nothing is launched, because the result is empty.

@@ -425,7 +425,8 @@ def _rows_scaled(
         flags: use_fast_accum, and whether rows have the same bits in every batch.
         scales: (M) of rows of a, (groups, N) of columns of b; None for others.
     """
-    fate, factors = DECLINED, (None, None)
+    factors: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    fate = DECLINED
     if a.dtype not in _FP8 or b.dtype not in _FP8:
         fate = OTHER_TYPE
     elif (

@@ -9,7 +9,19 @@ from typing import Any
 
 import torch
 
-from aotmm.timing.correctness import TF32, U_FP8, U_OUT, U_TENSOR_CORE, Epilogue, allowed, argument, sizes, sum_errors
+from aotmm.timing.correctness import (
+    TF32,
+    U_FP8,
+    U_OUT,
+    U_TENSOR_CORE,
+    Epilogue,
+    allowed,
+    argument,
+    block_scaled,
+    block_scaled_error,
+    sizes,
+    sum_errors,
+)
 from aotmm.timing.operands import torch_dtype
 
 OUTPUT_NAMES = {torch_dtype(name): name for name in U_OUT}
@@ -55,6 +67,7 @@ def truth(
     output: torch.dtype,
     epilogue: Epilogue | None = None,
     offs: torch.Tensor | None = None,
+    block_scales: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Truth:
     """Return the truth about the product of a (M, K) and b (K, N), or batches of them, in type `output`, in float64.
 
@@ -65,6 +78,7 @@ def truth(
         epilogue: with a bias of N or (M, N), and scales of one element.
         offs: ends of groups of K, or of rows of a if b has a matrix for each; the last one is the whole size. A grouped
             product has no bias here.
+        block_scales: of a and b, which are then one matrix each, or a and its groups' matrices.
     """
     count = a.shape[-2]
     rows = torch.arange(count, device=a.device)
@@ -89,7 +103,17 @@ def truth(
     u_acc = 0.0 if a.dtype is torch.int8 else U_FP8 if a.itemsize == 1 else U_TENSOR_CORE
     u_out = U_OUT[OUTPUT_NAMES[output]]
     kind = TF32 if a.dtype is torch.float32 else {}  # of `sum_errors`
-    found = [_sums(x, y, u_acc, kind) for x, y in _products(a[..., rows, :], b, offs, rows)]
+    pairs = _products(a[..., rows, :], b, offs, rows)
+    if block_scales is not None:
+        of_a = block_scales[0][rows]
+        scales = _products(of_a, block_scales[1], offs if b.dim() > a.dim() else None, rows)
+        pairs = (
+            block_scaled(x.double(), y.double(), of_x.double(), of_y.double())
+            for (x, y), (of_x, of_y) in zip(pairs, scales, strict=True)
+        )
+    found = [_sums(x, y, u_acc, kind) for x, y in pairs]
+    if block_scales is not None:
+        found = [(product, spread, block_scaled_error(error, spread)) for product, spread, error in found]
     product, spread, error = (join(each) for each in zip(*found, strict=True))
     del found
     x, error = argument(product, error, epilogue)

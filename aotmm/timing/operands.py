@@ -30,7 +30,8 @@ class Operands:
     """A (M, K), B (K, N), `out` (M, N), and the case's bias (N), activation and fp32 scales of fp8 operands.
 
     If the case is a batch, A, B and `out` have it as their first dimension. Of a grouped product B or `out` has one for
-    the groups, and `offs` is the end of each.
+    the groups, and `offs` is the end of each. Block scales of A and of B are those that `lib.matmul` has. Their
+    benchmark adds them to operands of a pool.
     """
 
     a: torch.Tensor
@@ -38,6 +39,7 @@ class Operands:
     out: torch.Tensor
     epilogue: Epilogue
     offs: torch.Tensor | None = None
+    block_scales: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def unset(self) -> None:
         """Fill C with numbers that no right product has: NaN, or the least integer."""

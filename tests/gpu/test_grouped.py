@@ -145,7 +145,11 @@ def scaled(
     options: dict[str, Any] = {"a": left, "b": right, "offs": offs, "scale_a": scale_a, "scale_b": scale_b}
     if room:
         padded = torch.full((groups, blocks, room + 4), float("nan"), device="cuda")
-        many = padded[..., :room].mT.copy_(scale_a.view(groups, room, blocks)) if columns else scale_a.view(groups, room, 1)
+        many = (
+            padded[..., :room].mT.copy_(scale_a.view(groups, room, blocks))
+            if columns
+            else scale_a.view(groups, room, 1)
+        )
         options |= {"a": left.view(groups, room, K), "offs": None, "rows": counts, "scale_a": many}
         want = want.view(groups, room, N)
     return options, want
@@ -177,11 +181,15 @@ def test_every_scaled_kernel(lib: Library, columns: int, room: int, generator: t
                     assert memory[-32:].isnan().all()
                     tried.add(kernel.name)
     mine = [k for k in launcher.kernels if k.role == "grouped_m" and k.dtype_a == "fp8e4"]
-    assert tried == {
-        k.name
-        for k in mine
-        if (BLOCK_SCALED in k.guards) == (columns > 0) and (columns != 1 or "128x128" not in k.name)
-    } != set()
+    assert (
+        tried
+        == {
+            k.name
+            for k in mine
+            if (BLOCK_SCALED in k.guards) == (columns > 0) and (columns != 1 or "128x128" not in k.name)
+        }
+        != set()
+    )
 
 
 def test_deep_gemm(lib: Library, generator: torch.Generator) -> None:

@@ -125,8 +125,8 @@ class Case:
     def __init__(self, product: Grouped) -> None:
         """Draw integers whose sums are exact in every order; what must not be read or changed is NaN."""
         self.product = product
-        ends = np.cumsum(product.sizes)
-        begins = ends - product.sizes
+        ends: Any = np.cumsum(product.sizes)
+        begins: Any = ends - product.sizes
         if product.room:
             begins = np.arange(len(product.sizes)) * product.room
             ends = begins + product.sizes

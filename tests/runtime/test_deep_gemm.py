@@ -51,7 +51,8 @@ for layout, psum in ((ids, False), (torch.tensor(ends, dtype=torch.int32), True)
     gpu.first = None
     for scales in (of_a, major):
         d.fill_(torch.nan)
-        deep_gemm.m_grouped_fp8_gemm_nt_contiguous((a.to(e4), scales), (b.to(e4), of_b), d, layout, recipe=(1, 128, 128), **more)
+        pairs = (a.to(e4), scales), (b.to(e4), of_b)
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*pairs, d, layout, recipe=(1, 128, 128), **more)
         judged(d, True)
         assert gpu.first.block_scale_a_ptr == scales.data_ptr() and gpu.first.block_scale_b_ptr == of_b.data_ptr()
         gpu.first = None
@@ -82,7 +83,8 @@ judged(d, False)
 assert gpu.first.expected_rows == 12 and gpu.first.group_rows == 7
 for scales in (of_a, major):
     d.fill_(torch.nan)
-    deep_gemm.m_grouped_fp8_gemm_nt_masked((a.to(e4), scales), (b.to(e4), of_b), d, masked_m, 3, disable_ue8m0_cast=True)
+    pairs = (a.to(e4), scales), (b.to(e4), of_b)
+    deep_gemm.m_grouped_fp8_gemm_nt_masked(*pairs, d, masked_m, 3, disable_ue8m0_cast=True)
     judged(d, True)
 """
     )
@@ -94,12 +96,13 @@ def test_errors() -> None:
         MAKE
         + """
 a, d, ids = whole(128, K), torch.empty(128, N, dtype=bf16), torch.zeros(128, dtype=torch.int32)
-fp8 = (a.to(e4), powers(128, 3)), (b.to(e4), of_b)
+of_a = powers(128, 3)
+fp8 = (a.to(e4), of_a), (b.to(e4), of_b)
 calls = {
     "recipe": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*fp8, d, ids, recipe=(1, 1, 128)),
     "type of a": lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a.half(), b.to(bf16), d, ids),
     "type of d": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*fp8, d.float(), ids),
-    "type of b": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked((a[None].to(e4), powers(1, 128, 3)), (b, of_b), d, ids, 1),
+    "type of b": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked((a.to(e4), of_a), (b, of_b), d, ids, 1),
     "type of ids": lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a.to(bf16), b.to(bf16), d, ids.long()),
     "number of ids": lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a.to(bf16), b.to(bf16), d, ids[:9]),
     "packed scales": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous((fp8[0][0], fp8[0][1].int()), fp8[1], d, ids),

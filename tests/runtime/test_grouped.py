@@ -130,14 +130,15 @@ from aotmm.timing.correctness import block_scaled
 e4 = torch.float8_e4m3fn
 def powers(*shape): return torch.randint(-2, 3, shape).float().exp2()
 a, b = whole(11, 272).clamp(-1, 1), whole(4, 272, 144).clamp(-1, 1)
-of_rows, of_columns, blocks, wide, narrow = powers(11, 1), powers(4, 1, 144), powers(11, 3), powers(4, 3, 2), powers(4, 3, 144)
+of_rows, of_columns = powers(11, 1), powers(4, 1, 144)
+blocks, wide, narrow = powers(11, 3), powers(4, 3, 2), powers(4, 3, 144)
 def want(x, y, scale_x, scale_y):
     if scale_x.dim() and scale_x.shape[-1] > 1:
         x, y = block_scaled(x.double(), y.double(), scale_x.double(), scale_y.double())
         return x @ y
     return (x.double() @ y.double()) * scale_x * scale_y
-cases = [(of_rows, of_columns), (torch.tensor(2.0), of_columns), (of_rows, powers(1, 144)), (blocks, wide), (blocks, narrow),
-         (blocks.T.contiguous().T, wide.mT.contiguous().mT)]
+cases = [(of_rows, of_columns), (torch.tensor(2.0), of_columns), (of_rows, powers(1, 144)), (blocks, wide),
+         (blocks, narrow), (blocks.T.contiguous().T, wide.mT.contiguous().mT)]
 for scale_a, scale_b in cases:
     options = {"offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out_dtype": torch.float32}
     c = lib.grouped_mm(a.to(e4), b.to(e4), **options)
@@ -166,7 +167,8 @@ single = lib.grouped_mm(many[:, :1].contiguous(), b, rows=rows.clamp(max=1))
 same(single[0], many[0, :1] @ b[0])
 same(lib.grouped_mm(a, b, offs=offs, out=torch.empty(144, 11).T)[:3], a[:3] @ b[0])
 from torch.library import opcheck
-opcheck(torch.ops.aotmm.grouped_mm.default, (many, b, torch.full((4,), 5, dtype=torch.int32)), test_utils=("test_schema", "test_faketensor"))
+all_rows = torch.full((4,), 5, dtype=torch.int32)
+opcheck(torch.ops.aotmm.grouped_mm.default, (many, b, all_rows), test_utils=("test_schema", "test_faketensor"))
 p = lib.problem(many, b, rows=rows)
 assert p.group_rows == 5 and p.grouped == "M"
 """)
@@ -229,7 +231,7 @@ assert gpu.runs == 0
         "negative rows: ValueError: expected_rows=-1",
         "scales of sums: ValueError: scales are for groups of rows of a",
         "scales of rows: ValueError: scale_a must be one number, (M, 1), or",
-        "uneven scales: ValueError: scale_a must be one number, or have one for each row of all matrices, evenly in memory",
+        "uneven scales: ValueError: scale_a must be one number, or have one for each row of all matrices, evenly",
         "blocks of fp16: TypeError: scales of blocks of K are for float8",
         "shape of out: ValueError: out has the wrong shape, it must be (M, N) or (groups, M, N)",
         "out is a: ValueError: out shares memory with an operand",

@@ -73,8 +73,7 @@ class Work:
     """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of K.
 
     `steps` is the number of steps along all of K. `ends` is the address of the ends of the groups of rows of C or of K,
-    of which there are `batch`, or with `group_rows` of their numbers of rows (`order`); of products that are not grouped
-    neither is read.
+    of which there are `batch`, or with `group_rows` of their numbers of rows (`order`). Others read neither.
     """
 
     rows: gl.tensor

@@ -27,7 +27,7 @@ def test_help_names_everything() -> None:
     from aotmm.bench.run import WHAT
 
     text = " ".join(_run("--help").output.split())
-    for name in (*WHAT, *NAMES, "random", "invariant", "grouped", "ampere", "build_scaling"):
+    for name in (*WHAT, *NAMES, "random", "invariant", "grouped", "blocks", "ampere", "build_scaling"):
         assert name in text
 
 
@@ -40,6 +40,7 @@ def test_no_gpu(tmp_path: Path) -> None:
         ("random", "--regret"),
         ("invariant",),
         ("grouped",),
+        ("blocks",),
         ("ampere",),
         ("--overhead",),
         ("--ablation",),
@@ -59,7 +60,7 @@ def test_unknown_names(tmp_path: Path) -> None:
     assert "unknown provider mkl; known: aotmm" in found.output
     found = _run("random", "llm", "--out", tmp_path)
     assert found.exit_code == SpecError.exit_code
-    assert "random, invariant, grouped, ampere and build_scaling are no part of another run" in found.output
+    assert "random, invariant, grouped, blocks, ampere and build_scaling are no part of another run" in found.output
 
 
 def test_render(tmp_path: Path) -> None:

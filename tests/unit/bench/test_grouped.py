@@ -271,7 +271,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     monkeypatch.setattr(grouped, "gpu", lambda: 0)
     monkeypatch.setattr(grouped, "library", lambda: library)
     monkeypatch.setattr(grouped, "candidates", candidates)
-    monkeypatch.setattr(grouped, "_launches", launches)
+    monkeypatch.setattr(grouped, "launches", launches)
     monkeypatch.setattr(grouped, "GraphStopwatch", FakeStopwatch)
     monkeypatch.setattr(grouped, "Pool", lambda _: Pool(torch.device("cpu")))
     monkeypatch.setattr(grouped, "experts", lambda: TINY)
