@@ -50,6 +50,7 @@ ROOMS = {
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
     "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers"},
     "aotmm.bench.ampere": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
+    "aotmm.bench.blocks": RUNTIME | {"aotmm.timing", "aotmm.bench", "deep_gemm"},
     "aotmm.bench.grouped": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.bench.regret": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.cli": RUNTIME | BUILD | {"aotmm.cli", "aotmm.timing", "aotmm.tune", "aotmm.bench", "click", "rich"},
