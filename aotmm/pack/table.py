@@ -7,6 +7,7 @@ model and per shape, so that two tables compare well.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,12 @@ _ElementBytes = Annotated[int, (1, 2, 4)]
 _Positive = Annotated[int, range(1, 2**53)]
 _Fact = Annotated[int, range(2**31)]
 _Offset = Annotated[int, range(LINE_BYTES)]
+
+
+# A config's name: family, block_m, block_n, block_k, stages, warps, cluster_m, cluster_n, and all else. The weights are of
+# the logarithms of its numbers in the distance of two tiles (docs/experiments/tuning.md, "Configs without a model").
+_TILE = re.compile(r"(\w+)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(?:_c(\d+)x(\d+))?(\w*)")
+_WEIGHTS = (2.0, 2.0, 1.0, 0.3, 1.0, 1.0, 1.0)
 
 
 class Sample(NamedTuple):
@@ -136,10 +143,36 @@ class Table(_Origin):
     shapes: tuple[ShapeTimes, ...]
 
     def models_of(self, keys: Iterable[tuple[str, int, bool]]) -> list[Model]:
-        """Return the models of configs, as `Model.key` names them; for one without, the factors of `network` alone."""
+        """Return the models of configs, as `Model.key` names them.
+
+        One without has that of the nearest tile of its family and types, else the factors of `network` alone.
+        """
         found = {model.key: model for model in self.models}
         factors = (1.0,) * len(FITTED) if self.network is None else self.network.factors
-        return [found.get(key) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
+        return [found.get(key) or self._nearest(key) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
+
+    def _nearest(self, key: tuple[str, int, bool]) -> Model | None:
+        """Return the model of the nearest tile that differs in its numbers alone, under the key's name."""
+        tile = _TILE.fullmatch(key[0])
+        if tile is None:
+            return None
+        near = [
+            (_distance(tile, other), model.config_name, model)
+            for model in self.models
+            if model.key[1:] == key[1:] and (other := _TILE.fullmatch(model.config_name)) and _alike(tile, other)
+        ]
+        return replace(min(near)[2], config_name=key[0]) if near else None
+
+
+def _alike(one: re.Match[str], other: re.Match[str]) -> bool:
+    """Return whether two tiles are of one family, with the same access and role."""
+    return (one[1], one[len(_WEIGHTS) + 2]) == (other[1], other[len(_WEIGHTS) + 2])
+
+
+def _distance(one: re.Match[str], other: re.Match[str]) -> float:
+    """Return how far the numbers of two tiles are apart."""
+    pairs = zip(_WEIGHTS, one.groups("1")[1:-1], other.groups("1")[1:-1], strict=True)
+    return sum(weight * abs(math.log2(max(1, int(x)) / max(1, int(y)))) for weight, x, y in pairs)
 
 
 class _Row(NamedTuple):

@@ -102,6 +102,29 @@ def test_a_table_may_have_no_network() -> None:
     assert table.parse(table.write(plain), "t") == plain
 
 
+@pytest.mark.parametrize(("name", "like"), [
+    ("wide_128x192x64_s4_w8", "wide_128x192x64_s5_w8"),
+    ("wide_128x160x64_s5_w8", "wide_128x192x64_s5_w8"),
+    ("wide_64x128x64_s9_w4", "wide_64x112x64_s9_w4"),
+    ("wide_256x192x64_s5_w8_c2x1", "wide_128x192x64_s5_w8"),
+    ("wide_128x192x64_s4_w8_split", None),
+    ("tall_128x192x64_s4_w8", None),
+    ("ws_b", None),
+])  # fmt: skip
+def test_a_config_without_a_model_has_that_of_the_nearest_tile(name: str, like: str | None) -> None:
+    """Of its family, role, width and sums; sides of the tile weigh most. Without one it has the network's factors."""
+    names = ("wide_128x192x64_s5_w8", "wide_64x112x64_s9_w4", "tall_128x192x64_s4_w8_split")
+    models = tuple(replace(MODELS[0], config_name=each, shift=float(i)) for i, each in enumerate(names))
+    others = tuple(replace(model, element_bytes=1, shift=9.0) for model in models)
+    (found,) = replace(TABLE, models=(*MODELS, *models, *others)).models_of([(name, 2, False)])
+    assert found.config_name == name
+    if like is None:
+        assert TABLE.network is not None
+        assert (found.factors, found.shift, found.hidden) == (TABLE.network.factors, 0.0, (0.0,) * HIDDEN)
+    else:
+        assert replace(found, config_name=like) == models[names.index(like)]
+
+
 def test_the_best_sample_of_each_schedule() -> None:
     """Of all splits and launches of a config without copies the fastest counts."""
     assert TABLE.shapes[0].best() == {"ws_a": FAST, "ws_a_split": SPLIT}
