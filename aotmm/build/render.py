@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aotmm import __version__
 from aotmm.build.compile import Compiled
 from aotmm.build.own.choices import TRAILING, grid_values
-from aotmm.kernels import BLOCK_SCALED, MOST_BLOCKS
+from aotmm.kernels import MOST_BLOCKS
 from aotmm.pack.edits import edits
 from aotmm.pack.files import data_folder
 from aotmm.pack.grid import in_c
@@ -542,7 +542,7 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
 
 def _scales(kernel: Kernel) -> tuple[str, ...]:
     """Return the kinds of scales that a kernel takes, by its guards."""
-    if BLOCK_SCALED in kernel.guards:
+    if kernel.block_scaled:
         return ("BLOCK_SCALES",)
     return ("NO_SCALES",) if Guard("scale_a_ptr", "equals", 0) in kernel.guards else ("NO_SCALES", "SCALES")
 

@@ -249,6 +249,11 @@ class Kernel(AnyKernel):
         """Return the blocks of a cluster."""
         return self.config.num_ctas
 
+    @property
+    def block_scaled(self) -> bool:
+        """Return whether it is for products with block scales."""
+        return any((guard.value, guard.relation) == ("block_scale_a_ptr", "at_least") for guard in self.guards)
+
 
 @dataclass(frozen=True, slots=True)
 class Argument:

@@ -49,6 +49,8 @@ _COPY_NS, _COPIED = 1800.0, 0.6  # of a copy, and the time of its bytes over tha
 _REDUCE_NS = 1000.0
 # Cost of a multiply-add on Hopper without wgmma: of tf32 over that with it. Measured on an H100: up to 3.
 _TF32_PLAIN = 3.0
+# Cost of one with block scales in `swapped`, where each column of a thread's sums has its own. Fitted on an H100.
+_SCALED_COLUMNS = 1.4
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
 # threads read for each. Fitted on an H100 (docs/experiments/fp32.md), and taken for other GPUs of NVIDIA's.
 _FP32_PLAIN, _FMA_READS = 3.0, 3.5
@@ -225,6 +227,8 @@ def _mac_cost(kernel: Kernel, target: Target) -> float:
         return cost * (1 + _FMA_READS / math.sqrt(sums))
     if kernel.dtype_a == "fp32" and target.backend == "cuda":
         return cost * _FP32_PLAIN
+    if kernel.family == "swapped" and kernel.block_scaled:
+        return cost * _SCALED_COLUMNS
     hopper = target.fast_accum  # no other arch has it
     return cost * (_TF32_PLAIN if plain and hopper and kernel.dtype_a == "tf32" else 1.0)
 

@@ -16,7 +16,8 @@ from aotmm.runtime.library import Library
 
 _KEY = "CUDA"  # on ROCm too
 _MATRIX = 2  # dimensions
-_MOST_BLOCK_ROWS = 64  # of a product with block scales that is ours: torch's is faster above (docs/performance.md)
+# Rows of a product with scales of blocks of K and single columns that is ours: torch's is faster above (docs/torch.md).
+_MOST_NARROW_ROWS = 64
 _HALVES = (torch.float16, torch.bfloat16)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # The fates of products, in the order of native/override.c.
@@ -312,7 +313,7 @@ def _scaled_product(
         and a.dim() == b.dim() == _MATRIX
         and scales is not None
         and _has_known_scales(a, b, *scales)
-        and (len(a) <= _MOST_BLOCK_ROWS or flags[1] or not _in_blocks(*scales))
+        and (len(a) <= _MOST_NARROW_ROWS or flags[1] or not _in_narrow_blocks(b, *scales))
         and (bias is None or (bias.dtype is result and bias.shape == (b.shape[1],)))
         and (out is None or out.dtype is result)
     ):
@@ -457,9 +458,9 @@ def _has_known_scales(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, s
     )
 
 
-def _in_blocks(scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
-    """Return whether known scales are of blocks of K, of which there are several."""
-    return scale_a.numel() > 1 and scale_b.numel() > 1 and scale_a.shape[1] > 1
+def _in_narrow_blocks(b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
+    """Return whether known scales are of several blocks of K, and of B of single columns."""
+    return scale_a.numel() > 1 and scale_a.shape[1] > 1 and scale_b.shape[-1] == b.shape[1]
 
 
 def _blocks(size: int) -> int:

@@ -144,7 +144,7 @@ with aotmm.override() as override:
         lambda: torch._scaled_mm(p, q, one, one, bias=shift[:1], out_dtype=torch.half),
         lambda: torch._scaled_mm(p, q, one, one, out_dtype=torch.bfloat16, out=half),
         lambda: torch._scaled_mm(u, v, of_u, padded, out_dtype=torch.half),
-        lambda: torch._scaled_mm(many, v, of_many, of_v, out_dtype=torch.half),  # torch's are faster
+        lambda: torch._scaled_mm(many, v, of_many, narrow, out_dtype=torch.half),  # torch's are faster
         lambda: scaled(u, v, of_u, kinds.BlockWise1x128, of_v[:2], kinds.BlockWise128x128, output_dtype=torch.half),
     ]
     for call in wrong:
@@ -152,8 +152,9 @@ with aotmm.override() as override:
         try: call()
         except (RuntimeError, ValueError): pass
         assert gpu.runs == before  # what torch makes of them is its own
-with aotmm.override(batch_invariant=True):
     assert launched(lambda: torch._scaled_mm(many, v, of_many, of_v, out_dtype=torch.half)) == 1
+with aotmm.override(batch_invariant=True):
+    assert launched(lambda: torch._scaled_mm(many, v, of_many, narrow, out_dtype=torch.half)) == 1
 assert launched(lambda: [call() for name, (call, _) in calls.items() if "int" in name]) == 0
 """
     )
