@@ -18,7 +18,7 @@ import numpy as np
 from aotmm.build.products import code_of
 from aotmm.build.variants import FOLDER, Entry, config_set, variants
 from aotmm.errors import SpecError
-from aotmm.kernels import VECTOR_BYTES, Variant
+from aotmm.kernels import VECTOR_BYTES, Variant, block_guards
 from aotmm.pack import table
 from aotmm.pack.schema import Config, Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
@@ -216,7 +216,7 @@ def _kernel(variant: Variant) -> Kernel:
     """Return what times depend on of a variant's kernel; what a compiler finds out is None."""
     names = [field.name for field in fields(Kernel)]
     known: dict[str, Any] = {name: getattr(variant, name, None) for name in names}
-    return Kernel(**known | {"vector_bytes": VECTOR_BYTES})
+    return Kernel(**known | {"vector_bytes": VECTOR_BYTES, "guards": block_guards(variant)})
 
 
 def _entries(pairs: Pairs, candidates: _Candidates) -> Iterator[str]:
