@@ -247,9 +247,15 @@ def _grouped_m(kernel: Kernel) -> Launch:
     members = b, b[::-1], np.roll(b, 1, axis=0)
     memory, values = _inputs(kernel, a, b)
     stored = np.stack([_inputs(kernel, a, each)[0]["b_ptr"] for each in members])
+    scaled = [_scaled(kernel, a, each, memory, values) for each in members]
+    if BLOCK_SCALED in kernel.guards:  # those of each group are a multiple of the first one's
+        of_b = memory["block_scale_b_ptr"]
+        memory["block_scale_b_ptr"] = np.stack([of_b * np.float32(number) for number in range(1, len(members) + 1)])
+        values["stride_block_bz"] = of_b.size
+        scaled = [(rows, each * number) for number, (rows, each) in enumerate(scaled, 1)]
     x = np.zeros((m, n), np.int64)
-    for each, first, end in zip(members, [0, *ends], ends, strict=False):
-        x[first:end] = a[first:end] @ each
+    for (rows, each), first, end in zip(scaled, [0, *ends], ends, strict=False):
+        x[first:end] = rows[first:end] @ each
     want = _into_c(kernel, _finished(kernel, x, memory, values), memory, values, pad=_pad(kernel))
     want[ends[-1] :] = _poison(want[ends[-1] :])
     memory |= {"b_ptr": stored, "offsets_ptr": ends}

@@ -113,7 +113,7 @@ def test_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("results.json", "results.csv", "report.md", "figures.png", "report.html"):
         assert (tmp_path / name).stat().st_size > 0
     rows = read(tmp_path).rows
-    assert len(rows) == 6 + 2 + 2 + 2
+    assert len(rows) == 6 + 2 + 2 + 2 + 2 + 2
     hopper = torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
     for row in rows:
         assert {"aotmm", "best", *["torch"] * hopper} <= set(row.times), row
