@@ -13,8 +13,9 @@ import torch
 import aotmm
 
 _ALIGNMENT = 128  # rows at which groups of the contiguous layout begin
-_RECIPE = (1, 128, 128)  # rows of a, rows of b, and elements of K that share a scale
-_NO_GROUP = 0x7FFFFFFF  # behind all groups
+# Rows of a, rows of b, and elements of K that share a scale; those of a alone, and of b.
+_RECIPES = (1, 128, 128), (1, 128), (128, 128)
+_SIGNLESS = 0x7FFFFFFF  # makes -1, of no group, the largest number
 Scaled = tuple[torch.Tensor, torch.Tensor]
 
 __all__ = [
@@ -99,9 +100,12 @@ def m_grouped_fp8_gemm_nt_contiguous(
     d: torch.Tensor,
     grouped_layout: torch.Tensor,
     recipe: tuple[int, int, int] | None = None,
+    recipe_a: tuple[int, int] | None = None,
+    recipe_b: tuple[int, int] | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,  # noqa: FBT001, FBT002 - DeepGEMM's signature
     use_psum_layout: bool = False,  # noqa: FBT001, FBT002
+    ensure_zero_padding: bool = True,  # noqa: FBT001, FBT002
     expected_m_for_psum_layout: int | None = None,
 ) -> None:
     """Do `m_grouped_bf16_gemm_nt_contiguous` for float8_e4m3fn with scales of blocks of 128 elements of K.
@@ -112,16 +116,18 @@ def m_grouped_fp8_gemm_nt_contiguous(
         d: bf16 (M, N), written.
         grouped_layout: as there.
         recipe: (1, 128, 128), the only one here.
+        recipe_a: (1, 128). recipe_b: (128, 128).
         compiled_dims: not used: nothing is compiled.
         disable_ue8m0_cast: not used: scales stay fp32.
         use_psum_layout: as there.
+        ensure_zero_padding: as there.
         expected_m_for_psum_layout: as there.
 
     Raises:
         ValueError: another recipe, or as there. TypeError, NoKernelError, DriverError: as there.
     """
-    del compiled_dims, disable_ue8m0_cast
-    _check_recipe(recipe)
+    del compiled_dims, disable_ue8m0_cast, ensure_zero_padding
+    _check_recipes(recipe, recipe_a, recipe_b)
     _check_types(torch.float8_e4m3fn, a=a[0], b=b[0])
     _check_types(torch.bfloat16, d=d)
     ends = _ends(grouped_layout, a[0], b[0], psum=use_psum_layout)
@@ -137,6 +143,8 @@ def m_grouped_fp8_gemm_nt_masked(
     masked_m: torch.Tensor,
     expected_m: int,
     recipe: tuple[int, int, int] | None = None,
+    recipe_a: tuple[int, int] | None = None,
+    recipe_b: tuple[int, int] | None = None,
     compiled_dims: str = "nk",
     disable_ue8m0_cast: bool = False,  # noqa: FBT001, FBT002 - DeepGEMM's signature
 ) -> None:
@@ -149,6 +157,7 @@ def m_grouped_fp8_gemm_nt_masked(
         masked_m: as there.
         expected_m: as there.
         recipe: (1, 128, 128), the only one here.
+        recipe_a: (1, 128). recipe_b: (128, 128).
         compiled_dims: not used: nothing is compiled.
         disable_ue8m0_cast: not used: scales stay fp32.
 
@@ -156,16 +165,18 @@ def m_grouped_fp8_gemm_nt_masked(
         ValueError: another recipe, or as there. TypeError, NoKernelError, DriverError: as there.
     """
     del compiled_dims, disable_ue8m0_cast
-    _check_recipe(recipe)
+    _check_recipes(recipe, recipe_a, recipe_b)
     _check_types(torch.float8_e4m3fn, a=a[0], b=b[0])
     _check_types(torch.bfloat16, d=d)
     scales = {"scale_a": a[1], "scale_b": b[1].mT}
     aotmm.grouped_mm(a[0], b[0].mT, rows=masked_m, out=d, expected_rows=expected_m * len(b[0]), **scales)
 
 
-def _check_recipe(recipe: tuple[int, int, int] | None) -> None:
-    if recipe is not None and tuple(recipe) != _RECIPE:
-        raise ValueError(f"recipe={recipe}: kernels have scales of {_RECIPE} elements of M, N and K alone")
+def _check_recipes(*recipes: tuple[int, ...] | None) -> None:
+    """Raise ValueError for recipes of both operands, of a or of b that are not the only ones here."""
+    for name, found, known in zip(("recipe", "recipe_a", "recipe_b"), recipes, _RECIPES, strict=True):
+        if found is not None and tuple(found) != known:
+            raise ValueError(f"{name}={found}: kernels have {known} alone")
 
 
 def _check_types(dtype: torch.dtype, **tensors: torch.Tensor) -> None:
@@ -182,7 +193,7 @@ def _ends(layout: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, psum: bool)
         return (layout + (_ALIGNMENT - 1)) & -_ALIGNMENT
     if layout.shape != a.shape[:1]:
         raise ValueError(f"grouped_layout must be ({len(a)},), one group for each row, found {tuple(layout.shape)}")
-    first = layout[::_ALIGNMENT] & _NO_GROUP
+    first = layout[::_ALIGNMENT] & _SIGNLESS
     # A block of no group is computed with the group behind it; behind the last group it is not computed.
     of_blocks = first.flip(0).cummin(0).values.flip(0)
     groups = torch.arange(len(b), dtype=torch.int32, device=layout.device)

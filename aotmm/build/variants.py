@@ -382,13 +382,16 @@ def _check_block_scales(entry: Entry, where: str) -> None:
     if not entry.block_scales:
         return
     hopper = entry.family in WARP_SPECIALISED
+    side, warpgroups = ("block_n" if entry.family == "swapped" else "block_m"), max(1, entry.numbers["num_warps"] // 4)
+    rows = entry.numbers[side] // entry.numbers.get(f"cluster_{side[-1]}", 1) // warpgroups
     steps = (BLOCK_SCALE_K,) if hopper else tuple(size for size in NUMBERS["block_k"] if size <= BLOCK_SCALE_K)
     needs = {
-        "family = tile, or one for Hopper": hopper or entry.family == "tile",
+        "family = tile, cooperative or swapped": entry.family in ("tile", "cooperative", "swapped"),
         "dtypes, of fp8 alone": entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes),
         "no fast_accum": not entry.fast_accum,
         "no groups of K": entry.role != "grouped_k",
         f"block_k = {' or '.join(map(str, steps))}": entry.numbers["block_k"] in steps,
+        f"{side} = 64 or 128 for each warpgroup": not hopper or rows in (64, 128),
         'block_scales = "any", which is what family tile has': hopper or entry.block_scales == "any",
     }
     if lacking := [need for need, met in needs.items() if not met]:

@@ -31,6 +31,12 @@ static int valid_groups(const aotmm_problem *p) {
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "group_rows=%lld expected_rows=%lld of batch=%lld groups in M=%lld rows: they "
                       "are not negative, and M has room for group_rows of each group", (long long)p->group_rows,
                       (long long)p->expected_rows, (long long)p->batch, (long long)p->M);
+  if (p->stride_scale_bz && !p->scale_b_ptr)
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_scale_bz=%lld without scale_b_ptr", (long long)p->stride_scale_bz);
+  if (p->block_scale_a_ptr && p->batch > 1 && p->stride_block_az < saturated(p->group_rows, p->stride_block_am))
+    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_block_az=%lld: block scales of A's %lld rows of a group, %lld apart, lie "
+                      "before those of the next group", (long long)p->stride_block_az, (long long)p->group_rows,
+                      (long long)p->stride_block_am);
   if (p->stride_block_az && !p->group_rows)
     return aotmm_fail(AOTMM_INVALID, 0, -1, "", "stride_block_az=%lld: block scales of rows of one matrix are 0 apart",
                       (long long)p->stride_block_az);

@@ -79,7 +79,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->placements[0].time = 0;
   const int64_t rows = p->expected_rows && p->expected_rows < p->M ? p->expected_rows : p->M;
   const float M = (float)rows, K = (float)p->K;
-  const float groups = (float)(p->grouped == AOTMM_GROUPED_M && rows < p->batch ? rows : groups_of(p));
+  const float groups = (float)(p->grouped == AOTMM_GROUPED_M && rows < p->batch ? (rows ? rows : 1) : groups_of(p));
   s->routings = p->grouped == AOTMM_GROUPED_M ? ROUTINGS : 1;
   s->sizes[0] = p->grouped == AOTMM_GROUPED_M   ? sizes_of(p, groups, M / groups, K)
                 : p->grouped == AOTMM_GROUPED_K ? sizes_of(p, groups, M, K / groups)

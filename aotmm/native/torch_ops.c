@@ -231,6 +231,10 @@ static int set_scales(call *c) {
   if (p->K == 0) return 0; /* there is no block */
   if (!r->scale_a || !r->scale_b) return fail(KIND_VALUE, "scales of blocks of K need both scale_a and scale_b");
   if (p->dtype_a != AOTMM_FP8E4 && p->dtype_a != AOTMM_FP8E5) return fail(KIND_TYPE, "scales of blocks of K are for float8");
+  if (p->grouped && p->batch > 1 && r->scale_b->dim < 3)
+    return fail(KIND_VALUE, "scale_b of blocks of K must be (groups, ceil(K / 128), N) or (groups, ceil(K / 128), ceil(N / 128))");
+  if (p->group_rows && p->batch > 1 && a.stride[0] < saturated(rows, a.stride[1]))
+    return fail(KIND_VALUE, "scale_a of blocks of K must have the matrices' scales one behind the other, at least rows apart");
   p->block_scale_a_ptr = a.address, p->block_scale_b_ptr = b.address;
   p->stride_block_az = a.stride[0], p->stride_block_am = a.stride[1], p->stride_block_ak = a.stride[2];
   p->stride_block_bz = b.stride[0], p->stride_block_bk = b.stride[1], p->stride_block_bn = b.stride[2];
@@ -414,7 +418,7 @@ static matrix transposed(const matrix *m) {
 /* Make a batch one matrix of all rows, if these lie evenly. */
 static int as_rows(matrix *m) {
   if (m->rows == 1) m->row_stride = m->z_stride;
-  if (m->batch > 1 && !follow(m->z_stride, m->rows, m->row_stride))
+  if (m->batch > 1 && m->rows > 0 && !follow(m->z_stride, m->rows, m->row_stride))
     return fail(KIND_VALUE, "the matrices of a, and of out, must follow each other as their rows do");
   m->rows = saturated(m->rows, m->batch), m->batch = 1;
   return 0;
@@ -434,7 +438,7 @@ static int set_groups(call *c, matrix *a, matrix *b, int *turned) {
   const int64_t groups = ends->sizes[0];
   *turned = a->dim == 3 && b->dim == 2;
   if (a->dim == 3 && b->dim == 3) {
-    if (a->batch != groups) return fail(KIND_VALUE, "rows must have one number for each matrix");
+    if (a->batch != groups) return fail(KIND_VALUE, "offs, or rows, must have one number for each matrix");
     p->group_rows = a->rows;
     if (as_rows(a)) return 1;
   }
@@ -442,7 +446,7 @@ static int set_groups(call *c, matrix *a, matrix *b, int *turned) {
     const matrix of_rows = transposed(b);
     *b = transposed(a), *a = of_rows;
   }
-  if (b->dim == 3 && b->batch != groups) return fail(KIND_VALUE, "offs must have one number for each matrix");
+  if (b->dim == 3 && b->batch != groups) return fail(KIND_VALUE, "offs, or rows, must have one number for each matrix");
   if (groups > 1 && ends->strides[0] != 1) return fail(KIND_VALUE, "offs, or rows, must be contiguous");
   c->device = a->device;
   p->grouped = b->dim == 3 ? AOTMM_GROUPED_M : AOTMM_GROUPED_K;
@@ -463,10 +467,15 @@ static int set_bias_of_groups(call *c, const view *bias, int turned) {
   aotmm_problem *p = &c->problem;
   if (bias->device != c->device) return fail(KIND_VALUE, "a bias or scale is on another device");
   if (bias->dtype != p->dtype_c) return fail(KIND_TYPE, "bias must have the dtype of the result");
-  if (turned || p->grouped != AOTMM_GROUPED_M) return fail(KIND_VALUE, "a bias is for groups of rows of a: a must be a matrix, b a batch");
+  if (turned || p->grouped != AOTMM_GROUPED_M) return fail(KIND_VALUE, "a bias is for groups of rows of a: b must be a batch");
   const int one = bias->dim == 1 && bias->sizes[0] == p->N;
   if (!one && (bias->dim != 2 || bias->sizes[0] != p->batch || bias->sizes[1] != p->N))
     return fail(KIND_VALUE, "bias must be (N) or (groups, N)");
+  const matrix out = {.batch = 1, .rows = p->M, .cols = p->N, .row_stride = p->stride_cm, .col_stride = p->stride_cn,
+                      .address = (uint64_t)p->c_ptr, .bytes = bytes_of_dtype[p->dtype_c]};
+  const matrix added = {.batch = 1, .rows = one ? 1 : p->batch, .cols = p->N, .row_stride = one ? 0 : bias->strides[0],
+                        .col_stride = bias->strides[bias->dim - 1], .address = bias->address, .bytes = out.bytes};
+  if (share_memory(&out, &added)) return fail(KIND_VALUE, "out shares memory with bias");
   p->bias_ptr = (int64_t)bias->address;
   p->stride_bias_z = one ? 0 : bias->strides[0], p->stride_bias_n = bias->strides[bias->dim - 1];
   return 0;
@@ -494,11 +503,11 @@ EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
   int turned;
   if (set_groups(&c, &a, &b, &turned)) return 1;
   aotmm_problem *p = &c.problem;
-  const int dim = p->grouped == AOTMM_GROUPED_M && !p->group_rows ? 2 : 3;
-  const int64_t sizes[] = {p->batch, p->group_rows ? p->group_rows : turned ? p->N : p->M, turned ? p->M : p->N};
+  const int batches = r->a.dim == 3 && r->b.dim == 3, dim = p->grouped == AOTMM_GROUPED_M && !batches ? 2 : 3;
+  const int64_t sizes[] = {p->batch, batches ? p->group_rows : turned ? p->N : p->M, turned ? p->M : p->N};
   int failed = r->out ? as_matrix(r->out, &m) || check_output_of_groups(&c, &a, &b, dim, sizes, &m)
                       : new_result(&c, a.dtype, dim, sizes, &m, &made);
-  if (!failed && p->group_rows) failed = as_rows(&m);
+  if (!failed && batches) failed = as_rows(&m);
   if (!failed) {
     set_output(&c, &m);
     if (p->grouped == AOTMM_GROUPED_M) p->stride_cz = 0;

@@ -235,13 +235,13 @@ class Library:
             found = f"a is {tuple(a.shape)}, b is {tuple(b.shape)}"
             needs = "two batches take rows, not offs" if batches else "a matrix in groups takes offs, not rows"
             raise ValueError(f"{needs}: {found}")
+        if expected_rows is not None and (expected_rows < 0 or (offs is None and rows is None)):
+            raise ValueError(f"expected_rows={expected_rows}: a number of rows in groups, which is not negative")
         if offs is None and rows is None:
             whole = bias.unsqueeze(1) if bias is not None and bias.dim() == _MATRIX else bias
             options: dict[str, Any] = {"bias": whole, "scale_a": scale_a, "scale_b": scale_b, "activation": activation}
             options |= {"fast_accum": fast_accum, "batch_invariant": batch_invariant}
             return self.matmul(a, b, out=out, out_dtype=out_dtype, **options)
-        if expected_rows is not None and expected_rows < 0:
-            raise ValueError(f"expected_rows={expected_rows}: it is not negative")
         code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
         if out is not None:
             _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
@@ -257,8 +257,14 @@ class Library:
         try:
             if out is None:
                 result = self._grouped_mm(*arguments, -1 if out_dtype is None else ops.output_code(out_dtype))
+            elif is_compiling():  # a copy, which Inductor removes
+                result = self._grouped_mm(*arguments, ops.output_code(out.dtype))
+                _check_shape(out, result.shape)
+                result = out.copy_(result)
             else:
                 result = self._grouped_mm_out(*arguments, out=out)
+                if not out.is_inference():
+                    torch.autograd.graph.increment_version(out)
         except RuntimeError as error:
             tensors = {"a": a, "b": b, "offs": offs, "rows": rows, "out": out, "bias": bias}
             tensors |= {"scale_a": scale_a, "scale_b": scale_b}
@@ -494,7 +500,7 @@ def _check_out(out_dtype: torch.dtype | None, out: object, *read: torch.Tensor |
     if out_dtype is not None:
         raise TypeError("out_dtype is for a new result; out has its own dtype")
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in (out, *read)):
-        raise NotImplementedError("matmul with out= has no gradient; use torch.no_grad(), detach(), or no out")
+        raise NotImplementedError("a product with out= has no gradient; use torch.no_grad(), detach(), or no out")
 
 
 def _check_shape(out: torch.Tensor, shape: tuple[int, ...]) -> None:

@@ -471,7 +471,10 @@ class Reference:
         self.tables = tuple(tables)
         self._constants: dict[object, list[Floats]] = {}
         self._hidden: dict[tuple[str, int], list[float]] = {}
-        self._models = {(table.device, model.key): model for table in tables for model in table.models}
+        keys = sorted({key_of(kernel) for kernel in kernels})
+        self._models = {
+            (table.device, model.key): model for table in tables for model in table.models_of(keys)
+        }
         self._times_of: dict[str, tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]] = {}
         # on the device of the last question, as the next ones
         self.constants: list[Floats] = []

@@ -131,6 +131,7 @@ def test_wrong_offsets_stay_inside(folder: Path) -> None:
         ({"group_rows": 2}, "group_rows=2 expected_rows=0 of batch=1 groups in M=3 rows"),
         ({"group_rows": -3}, "group_rows=-3"),
         ({"expected_rows": -1}, "expected_rows=-1"),
+        ({"stride_scale_bz": 8}, "stride_scale_bz=8 without scale_b_ptr"),
         ({"grouped": "none", "expected_rows": 1}, "they are of groups of rows alone"),
         ({"grouped": "K", "group_rows": 3}, "they are of groups of rows alone"),
         ({"grouped": "K", "scale_a_ptr": 64}, "scales of a product with K in groups: it has none"),

@@ -100,6 +100,7 @@ of_a = powers(128, 3)
 fp8 = (a.to(e4), of_a), (b.to(e4), of_b)
 calls = {
     "recipe": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*fp8, d, ids, recipe=(1, 1, 128)),
+    "recipe of b": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(*fp8, d, ids, 1, None, (1, 128), (1, 128)),
     "type of a": lambda: deep_gemm.m_grouped_bf16_gemm_nt_contiguous(a.half(), b.to(bf16), d, ids),
     "type of d": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(*fp8, d.float(), ids),
     "type of b": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked((a.to(e4), of_a), (b, of_b), d, ids, 1),
@@ -118,7 +119,8 @@ assert gpu.runs == 0
 """
     )
     for words in (
-        "recipe: ValueError: recipe=(1, 1, 128): kernels have scales of (1, 128, 128) elements",
+        "recipe: ValueError: recipe=(1, 1, 128): kernels have (1, 128, 128) alone",
+        "recipe of b: ValueError: recipe_b=(1, 128): kernels have (128, 128) alone",
         "type of a: TypeError: a must be torch.bfloat16, found torch.float16",
         "type of d: TypeError: d must be torch.bfloat16, found torch.float32",
         "type of b: TypeError: b must be torch.float8_e4m3fn, found torch.float32",

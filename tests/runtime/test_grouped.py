@@ -169,6 +169,16 @@ same(lib.grouped_mm(a, b, offs=offs, out=torch.empty(144, 11).T)[:3], a[:3] @ b[
 from torch.library import opcheck
 all_rows = torch.full((4,), 5, dtype=torch.int32)
 opcheck(torch.ops.aotmm.grouped_mm.default, (many, b, all_rows), test_utils=("test_schema", "test_faketensor"))
+for empty in (many[:, :0], many[:1, :0]):
+    assert lib.grouped_mm(empty, b[: len(empty)], rows=rows[: len(empty)]).shape == (len(empty), 0, 144)
+    assert lib.grouped_mm(empty, b[: len(empty)], rows=rows[: len(empty)], out=out[: len(empty), :0]).numel() == 0
+version = out._version
+lib.grouped_mm(many, b, rows=rows, out=out)
+assert out._version == version + 1, "autograd is told of the write"
+compiled = torch.compile(lambda x, y, n, o: lib.grouped_mm(x, y, rows=n, out=o), backend="aot_eager", fullgraph=True)
+out.zero_()
+compiled(many, b, rows, out)
+same(out[0, :3], many[0, :3] @ b[0])
 p = lib.problem(many, b, rows=rows)
 assert p.group_rows == 5 and p.grouped == "M"
 """)
@@ -178,6 +188,7 @@ def test_errors() -> None:
     """What does not fit together is refused with its shapes before anything is launched."""
     out = run("""
 a, b = whole(9, 6), whole(4, 6, 7)
+into, e4 = whole(9, 7), torch.float8_e4m3fn
 calls = {
     "no offs": lambda: lib.grouped_mm(a, b),
     "offs of batches": lambda: lib.grouped_mm(b, b.mT, offs=offs),
@@ -193,6 +204,14 @@ calls = {
     "number of rows": lambda: lib.grouped_mm(b, b.mT, rows=offs[:2]),
     "rows apart": lambda: lib.grouped_mm(whole(4, 8, 7)[:, :6], b.mT, rows=offs),
     "negative rows": lambda: lib.grouped_mm(a, b, offs=offs, expected_rows=-1),
+    "rows of none": lambda: lib.grouped_mm(b, b.mT, expected_rows=3),
+    "bias in out": lambda: lib.grouped_mm(a, b, offs=offs, out=into, bias=into[0]),
+    "scales without groups": lambda: lib.grouped_mm(
+        whole(9, 512).to(e4), whole(4, 512, 7).to(e4), offs=offs, scale_a=whole(9, 4), scale_b=whole(4, 7)
+    ),
+    "shared scales": lambda: lib.grouped_mm(
+        whole(4, 5, 256).to(e4), whole(4, 256, 7).to(e4), rows=offs, scale_a=whole(5, 2), scale_b=whole(4, 2, 7)
+    ),
     "scales of sums": lambda: lib.grouped_mm(a.T, a, offs=offs, scale_a=whole(1)),
     "scales of rows": lambda: lib.grouped_mm(a, b, offs=offs, scale_a=whole(8, 1)),
     "uneven scales": lambda: lib.grouped_mm(b, b.mT, rows=offs, scale_a=whole(4, 9, 1)[:, :6]),
@@ -226,9 +245,13 @@ assert gpu.runs == 0
         "no offs: ValueError: a matrix in groups takes offs, not rows: a is (9, 6), b is (4, 6, 7)",
         "rows of a matrix: ValueError: a matrix in groups takes offs, not rows: a is (9, 6)",
         "offs of batches: ValueError: two batches take rows, not offs",
-        "number of rows: ValueError: rows must have one number for each matrix",
+        "number of rows: ValueError: offs, or rows, must have one number for each matrix",
         "rows apart: ValueError: the matrices of a, and of out, must follow each other as their rows do",
-        "negative rows: ValueError: expected_rows=-1",
+        "negative rows: ValueError: expected_rows=-1: a number of rows in groups, which is not negative",
+        "rows of none: ValueError: expected_rows=3: a number of rows in groups",
+        "bias in out: ValueError: out shares memory with bias",
+        "scales without groups: ValueError: scale_b of blocks of K must be (groups, ceil(K / 128), N)",
+        "shared scales: ValueError: scale_a of blocks of K must have the matrices' scales one behind the other",
         "scales of sums: ValueError: scales are for groups of rows of a",
         "scales of rows: ValueError: scale_a must be one number, (M, 1), or",
         "uneven scales: ValueError: scale_a must be one number, or have one for each row of all matrices, evenly",
@@ -238,9 +261,9 @@ assert gpu.runs == 0
         "out and out_dtype: TypeError: out_dtype is for a new result",
         "gradient of rows: NotImplementedError: grouped_mm with rows or scales has no gradient",
         "gradient of scales: NotImplementedError: grouped_mm with rows or scales has no gradient",
-        "gradient of out: NotImplementedError: matmul with out= has no gradient",
+        "gradient of out: NotImplementedError: a product with out= has no gradient",
         "type of offs: TypeError: offs, or rows, must be int32",
-        "number of offs: ValueError: offs must have one number for each matrix",
+        "number of offs: ValueError: offs, or rows, must have one number for each matrix",
         "shape of offs: ValueError: offs must have one dimension",
         "inner sizes: ValueError: the inner sizes differ",
         "bias: ValueError: bias must be (N) or (groups, N)",

@@ -304,7 +304,7 @@ for options, words in (
     ({"out": torch.empty(4, 6).short()}, "TypeError: aotmm has no kernels for this dtype"),
     ({"out": [0.0] * 4}, "TypeError: out must be a tensor, found list"),
     ({"out": out, "out_dtype": torch.float16}, "TypeError: out_dtype is for a new result"),
-    ({"out": a.new_empty(4, 6).requires_grad_()}, "NotImplementedError: matmul with out= has no gradient"),
+    ({"out": a.new_empty(4, 6).requires_grad_()}, "NotImplementedError: a product with out= has no gradient"),
     ({"bias": bias[:5]}, "ValueError: bias must broadcast"),
     ({"activation": "swish"}, "ValueError: unknown activation 'swish'"),
     ({"scale_a": bias}, "TypeError: scales must be float32"),

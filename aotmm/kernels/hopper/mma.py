@@ -206,10 +206,8 @@ def multiply_boxes(
 
 
 @gluon.jit
-def multiply_scaled(
-    ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, added_to, added_phase, awaited
-):
-    """Do `multiply` with block scales.
+def multiply_scaled(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc):
+    """Do `multiply` with block scales, in one accumulator and without `added_to`.
 
     Those of the next step are read while a product is in flight. A step's own would come between its instructions, and
     delay the last ones: the tensor cores then took up to 20 % longer.
@@ -218,8 +216,6 @@ def multiply_scaled(
     mbarrier.wait(ring.full.index(stage), phase)
     x_scales, y_scales = held_scales(ring, t, SLAB, stage, acc)
     for step in range(first, end):
-        if t.EPILOGUE != "none" and added_to is not None and step == awaited:
-            mbarrier.wait(added_to, added_phase)
         x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR)
         y = as_factor(ring.y.index(stage * t.BOXES), t.Y_K_MAJOR)
         product = multiply_add(x, y, acc, False, t.COLUMNS, t.X_K_MAJOR, t.Y_K_MAJOR)
@@ -281,9 +277,7 @@ def multiply(
     acc = gl.zeros([PART, t.COLS], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS]))
     acc1 = gl.zeros([PART, COLS1], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS]))
     if t.X_GROUP > 0:
-        acc, stage, phase = multiply_scaled(
-            ring, cluster, t, SLAB, stage, phase, first, end, acc, added_to, added_phase, awaited
-        )
+        acc, stage, phase = multiply_scaled(ring, cluster, t, SLAB, stage, phase, first, end, acc)
         return acc, acc1, stage, phase
     elif t.X_IN_REGISTERS:
         return multiply_registers(ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1)

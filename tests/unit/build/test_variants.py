@@ -69,6 +69,10 @@ MULTISTAGE = (
     '[[config]]\nfamily = "multistage"\narchs = ["sm80"]\ndtypes = ["fp16"]\n'
     "block_m = 64\nblock_n = 64\nblock_k = 32\nnum_warps = 4\n"
 )
+TALL_FP8 = (
+    '[[config]]\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp8e4"]\n'
+    "block_m = 256\nblock_n = 64\nblock_k = 64\nnum_warps = 4\n"
+)
 WGMMA = TILE + 'family = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]\n'
 
 
@@ -648,8 +652,12 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             "config 1: block_scales = 'any': the entry needs no groups of K",
         ),
         (
+            HEADER + TALL_FP8 + 'layouts = ["nt"]\nblock_scales = "128x128"',
+            "config 1: block_scales = '128x128': the entry needs block_k = 128; block_m = 64 or 128 for each warpgroup",
+        ),
+        (
             HEADER + FMA + 'block_scales = "any"',
-            "config 1: block_scales = 'any': the entry needs family = tile, or one for Hopper; dtypes, of fp8 alone",
+            "config 1: block_scales = 'any': the entry needs family = tile, cooperative or swapped; dtypes, of fp8",
         ),
         (
             HEADER + TILE + 'epilogues = ["smooth"]',
