@@ -472,9 +472,7 @@ class Reference:
         self._constants: dict[object, list[Floats]] = {}
         self._hidden: dict[tuple[str, int], list[float]] = {}
         keys = sorted({key_of(kernel) for kernel in kernels})
-        self._models = {
-            (table.device, model.key): model for table in tables for model in table.models_of(keys)
-        }
+        self._models = {(table.device, model.key): model for table in tables for model in table.models_of(keys)}
         self._times_of: dict[str, tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]] = {}
         # on the device of the last question, as the next ones
         self.constants: list[Floats] = []
