@@ -16,7 +16,7 @@ from aotmm.bench import facts
 from aotmm.bench.cases import Work
 from aotmm.bench.drawn import left, mixed
 from aotmm.bench.drawn_summary import BLOCKS
-from aotmm.bench.grouped import launches, rivals, with_best
+from aotmm.bench.grouped import launches, provider, rivals, with_best
 from aotmm.bench.protocol import Effort, GraphStopwatch, compare
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.providers.own import described, library
@@ -94,22 +94,18 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
         first = problems[id(sets[0])]
         chosen = launcher.plan(first, ordinal, WORKSPACE_LIMIT)
         providers = [
-            Provider(_OURS, "", lambda _case, _sets: _ours, describe=lambda _case, _x: described(launcher, chosen)),
+            provider(_OURS, _ours, described(launcher, chosen)),
             *([] if item.case.groups else [Provider(_TORCH, "", _torchs)]),
             Provider(_DEEP_GEMM, "", _deep_gemms),
-            *([Provider(_UNSCALED, "", lambda _case, _sets: _unscaled)] if ones else []),
+            *([provider(_UNSCALED, _unscaled)] if ones else []),
             *(
-                _rival(name, launches(launcher, plan, problems), described(launcher, plan))
+                provider(name, launches(launcher, plan, problems), described(launcher, plan))
                 for name, plan in rivals(launcher, ordinal, first, chosen).items()
             ),
         ]
         return with_best(Row(item.case, item.sweeps, *compare(item.case, sets, providers, stopwatch, _EFFORT)), _OTHERS)
 
     return measured
-
-
-def _rival(name: str, call: Call, note: str) -> Provider:
-    return Provider(name, "", lambda _case, _sets: call, describe=lambda _case, _x: note)
 
 
 def _options(x: Operands) -> dict[str, Any]:

@@ -83,14 +83,14 @@ def _measurer(ordinal: int, cache_bytes: int) -> Callable[[Work], Row]:
         chosen = launcher.plan(first, ordinal, WORKSPACE_LIMIT)
         others = rivals(launcher, ordinal, first, chosen)
         providers = [
-            _provider(
+            provider(
                 _OURS,
                 lambda x: library().grouped_mm(x.a, x.b, offs=x.offs, **options[id(x)]),
                 described(launcher, chosen),
             ),
-            _provider(_TORCH, lambda x: _torchs(x, options[id(x)])),
+            provider(_TORCH, lambda x: _torchs(x, options[id(x)])),
             *(
-                _provider(name, launches(launcher, plan, problems), described(launcher, plan))
+                provider(name, launches(launcher, plan, problems), described(launcher, plan))
                 for name, plan in others.items()
             ),
         ]
@@ -143,7 +143,8 @@ def launches(launcher: Launcher, plan: Plan, problems: Mapping[int, Problem]) ->
     return call
 
 
-def _provider(name: str, call: Call, note: str = "") -> Provider:
+def provider(name: str, call: Call, note: str = "") -> Provider:
+    """Return the provider of a call that is the same for all operands, with a note on it."""
     return Provider(name, "", lambda _case, _sets: call, describe=lambda _case, _operands: note)
 
 

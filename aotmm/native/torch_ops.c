@@ -374,16 +374,12 @@ static int new_result(const call *c, int32_t input, int dim, const int64_t sizes
   return 0;
 }
 
-static int new_output(const call *c, const matrix *a, const matrix *b, matrix *m, tensor_t *result) {
-  return new_result(c, a->dtype, a->dim == 2 && b->dim == 2 ? 2 : 3,
-                    (const int64_t[]){c->problem.batch, a->rows, b->cols}, m, result);
-}
-
-static int check_output(const call *c, const matrix *a, const matrix *b, const matrix *m) {
-  const aotmm_problem *p = &c->problem;
+/* Check an `out` of given dimensions and sizes; the first does not count for a matrix. */
+static int check_output(const call *c, const matrix *a, const matrix *b, int dim, const int64_t sizes[3], const char *shape,
+                        const matrix *m) {
   if (m->device != c->device) return fail(KIND_VALUE, "out is on another device than the operands");
-  if (m->batch != p->batch || m->rows != p->M || m->cols != p->N || m->dim != (a->dim > b->dim ? a->dim : b->dim))
-    return fail(KIND_VALUE, "out has the wrong shape, it must be (M, N) or (batch, M, N)");
+  if (m->dim != dim || (dim == 3 && m->batch != sizes[0]) || m->rows != sizes[1] || m->cols != sizes[2])
+    return fail(KIND_VALUE, shape);
   if (overlaps_itself(m)) return fail(KIND_VALUE, "elements of out share memory");
   if (share_memory(m, a) || share_memory(m, b)) return fail(KIND_VALUE, "out shares memory with an operand");
   return 0;
@@ -393,8 +389,12 @@ EXPORT int aotmm_torch_multiply(const request *r, tensor_t *result) {
   call c = {.request = r};
   matrix a, b, m;
   tensor_t made = NULL;
-  int failed = set_operands(&c, &a, &b) || (r->out ? as_matrix(r->out, &m) || check_output(&c, &a, &b, &m)
-                                                   : new_output(&c, &a, &b, &m, &made));
+  if (set_operands(&c, &a, &b)) return 1;
+  const int dim = a.dim == 2 && b.dim == 2 ? 2 : 3;
+  const int64_t sizes[] = {c.problem.batch, a.rows, b.cols};
+  static const char shape[] = "out has the wrong shape, it must be (M, N) or (batch, M, N)";
+  int failed = r->out ? as_matrix(r->out, &m) || check_output(&c, &a, &b, dim, sizes, shape, &m)
+                      : new_result(&c, a.dtype, dim, sizes, &m, &made);
   if (!failed) {
     set_output(&c, &m);
     failed = set_epilogue(&c);
@@ -487,15 +487,6 @@ static int set_scales_of_groups(call *c, int turned) {
   return set_scales(c);
 }
 
-static int check_output_of_groups(const call *c, const matrix *a, const matrix *b, int dim, const int64_t sizes[3], const matrix *m) {
-  if (m->device != c->device) return fail(KIND_VALUE, "out is on another device than the operands");
-  if (m->dim != dim || (dim == 3 && m->batch != sizes[0]) || m->rows != sizes[1] || m->cols != sizes[2])
-    return fail(KIND_VALUE, "out has the wrong shape, it must be (M, N) or (groups, M, N)");
-  if (overlaps_itself(m)) return fail(KIND_VALUE, "elements of out share memory");
-  if (share_memory(m, a) || share_memory(m, b)) return fail(KIND_VALUE, "out shares memory with an operand");
-  return 0;
-}
-
 EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
   call c = {.request = r};
   matrix a, b, m;
@@ -505,7 +496,8 @@ EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {
   aotmm_problem *p = &c.problem;
   const int batches = r->a.dim == 3 && r->b.dim == 3, dim = p->grouped == AOTMM_GROUPED_M && !batches ? 2 : 3;
   const int64_t sizes[] = {p->batch, batches ? p->group_rows : turned ? p->N : p->M, turned ? p->M : p->N};
-  int failed = r->out ? as_matrix(r->out, &m) || check_output_of_groups(&c, &a, &b, dim, sizes, &m)
+  static const char shape[] = "out has the wrong shape, it must be (M, N) or (groups, M, N)";
+  int failed = r->out ? as_matrix(r->out, &m) || check_output(&c, &a, &b, dim, sizes, shape, &m)
                       : new_result(&c, a.dtype, dim, sizes, &m, &made);
   if (!failed && batches) failed = as_rows(&m);
   if (!failed) {

@@ -148,20 +148,22 @@ class Table(_Origin):
         One without has that of the nearest tile of its family and types, else the factors of `network` alone.
         """
         found = {model.key: model for model in self.models}
+        tiles = [(tile, model) for model in self.models if (tile := _TILE.fullmatch(model.config_name))]
         factors = (1.0,) * len(FITTED) if self.network is None else self.network.factors
-        return [found.get(key) or self._nearest(key) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
+        return [found.get(key) or _nearest(key, tiles) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
 
-    def _nearest(self, key: tuple[str, int, bool]) -> Model | None:
-        """Return the model of the nearest tile that differs in its numbers alone, under the key's name."""
-        tile = _TILE.fullmatch(key[0])
-        if tile is None:
-            return None
-        near = [
-            (_distance(tile, other), model.config_name, model)
-            for model in self.models
-            if model.key[1:] == key[1:] and (other := _TILE.fullmatch(model.config_name)) and _alike(tile, other)
-        ]
-        return replace(min(near)[2], config_name=key[0]) if near else None
+
+def _nearest(key: tuple[str, int, bool], tiles: Iterable[tuple[re.Match[str], Model]]) -> Model | None:
+    """Return the model of the nearest tile that differs from a config in its numbers alone, under the config's name."""
+    tile = _TILE.fullmatch(key[0])
+    if tile is None:
+        return None
+    near = [
+        (_distance(tile, other), model.config_name, model)
+        for other, model in tiles
+        if model.key[1:] == key[1:] and _alike(tile, other)
+    ]
+    return replace(min(near)[2], config_name=key[0]) if near else None
 
 
 def _alike(one: re.Match[str], other: re.Match[str]) -> bool:

@@ -259,14 +259,21 @@ def _scaled_v2(
     **into: torch.Tensor,
 ) -> torch.Tensor:
     """Compute _scaled_mm_v2 or its out variant, as `_scaled`."""
-    scales = None
-    if len(scales_a) == len(scales_b) == 1 and not (any(swizzle_a) or any(swizzle_b) or contraction_dim):
-        scales = _scales_of_recipes(b, (scales_a[0], scales_b[0]), (*recipe_a, *recipe_b))
+    scales = _plain_scales(scales_a, scales_b, (*swizzle_a, *swizzle_b, *contraction_dim))
+    if scales is not None:
+        scales = _scales_of_recipes(b, scales, (*recipe_a, *recipe_b))
     found = _scaled_product(library, registered, (use_fast_accum, invariant), a, b, scales, bias, out_dtype, **into)
     if found is not None:
         return found
     rest = (scales_a, recipe_a, swizzle_a, scales_b, recipe_b, swizzle_b, bias, out_dtype)
     return own.call_boxed(keys, a, b, *rest, contraction_dim, use_fast_accum, **into)  # type: ignore[no-any-return]
+
+
+def _plain_scales(
+    scales_a: list[torch.Tensor], scales_b: list[torch.Tensor], rest: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the scales of each operand if it has one level of them; None with `rest`, a swizzle or contraction_dim."""
+    return (scales_a[0], scales_b[0]) if len(scales_a) == len(scales_b) == 1 and not any(rest) else None
 
 
 def _scales_of_recipes(
@@ -400,9 +407,9 @@ def _scaled_grouped_v2(
     use_fast_accum: bool = False,  # noqa: FBT001, FBT002 - torch's signature
 ) -> torch.Tensor:
     """Compute `_scaled_grouped_mm_v2`, as `_scaled_grouped`."""
-    of_rows = [torch.nn.functional.ScalingType.RowWise.value]
-    plain = list(recipe_a) == list(recipe_b) == of_rows and not (any(swizzle_a) or any(swizzle_b) or contraction_dim)
-    scales = (scales_a[0], scales_b[0]) if plain and bias is None and len(scales_a) == len(scales_b) == 1 else None
+    scales = None
+    if bias is None and (*recipe_a, *recipe_b) == (torch.nn.functional.ScalingType.RowWise.value,) * 2:
+        scales = _plain_scales(scales_a, scales_b, (*swizzle_a, *swizzle_b, *contraction_dim))
     product = _rows_scaled(library, registered, (use_fast_accum, invariant), a, b, offs, scales, out_dtype)
     if product is not None:
         return product

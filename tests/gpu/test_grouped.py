@@ -11,6 +11,7 @@ import torch
 import aotmm
 from aotmm import deep_gemm
 from aotmm.kernels import BLOCK_SCALED
+from aotmm.runtime.launcher import Problem
 from aotmm.runtime.library import Library
 from tests.gpu.judge import lay_out
 
@@ -88,30 +89,40 @@ def test_ragged_groups(lib: Library, form: str, dtype: torch.dtype, generator: t
                 same(lib.grouped_mm(a, b, offs=offs), wanted(form, a, b, offs))
 
 
+def right_by_each_kernel(lib: Library, problem: Problem, want: torch.Tensor, dtype: torch.dtype) -> set[str]:
+    """The names of the kernels that take a problem: each gives the bits of `want`, and writes nothing but them."""
+    launcher, stream = lib.launcher(0), torch.cuda.current_stream().cuda_stream
+    tried: set[str] = set()
+    memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
+    problem = replace(problem, c_ptr=memory[32:].data_ptr())
+    for number, kernel in enumerate(launcher.kernels):
+        plan = launcher.check(problem, launcher.device(0), number).plan
+        if plan is None:
+            continue
+        memory.fill_(float("nan"))
+        launcher.run(plan, problem, 0, stream, 0)
+        found = memory[32:-32].view(want.shape)
+        same(found, want)
+        assert found[want.isnan()].isnan().all()
+        assert memory[:32].isnan().all()
+        assert memory[-32:].isnan().all()
+        tried.add(kernel.name)
+    return tried
+
+
 @pytest.mark.parametrize("form", ["rows", "K"])
 def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> None:
     """Each kernel with results of its operands' type gives exact products, and writes nothing but them."""
-    launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
+    launcher = lib.launcher(0)
+    tried: set[str] = set()
     for dtype in HALVES:
         for groups, size in ((1, 64), (5, 200), (40, 1032)):
             a, b = operands(form, groups, size, dtype, generator)
             offs = ends(size, groups, "random", generator)
             want = wanted(form, a, b, offs)
-            memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
             for right in (b, b.contiguous()):
-                problem = replace(lib.problem(a, right, offs=offs), c_ptr=memory[32:].data_ptr())
-                for number, kernel in enumerate(launcher.kernels):
-                    plan = launcher.check(problem, launcher.device(0), number).plan
-                    if plan is None:
-                        continue
-                    memory.fill_(float("nan"))
-                    launcher.run(plan, problem, 0, stream, 0)
-                    found = memory[32:-32].view(want.shape)
-                    same(found, want)
-                    assert found[want.isnan()].isnan().all()
-                    assert memory[:32].isnan().all()
-                    assert memory[-32:].isnan().all()
-                    tried.add(kernel.name)
+                problem = lib.problem(a, right, offs=offs)
+                tried |= right_by_each_kernel(lib, problem, want, dtype)
     role = "grouped_k" if form == "K" else "grouped_m"
     assert tried == {k.name for k in launcher.kernels if k.role == role and k.dtype_a == k.dtype_c} != set()
 
@@ -159,27 +170,15 @@ def scaled(
 @pytest.mark.parametrize("room", [0, 70])
 def test_every_scaled_kernel(lib: Library, columns: int, room: int, generator: torch.Generator) -> None:
     """Each fp8 kernel gives exact products with scales of rows or of blocks, of both forms, and writes nothing else."""
-    launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
+    launcher = lib.launcher(0)
+    tried: set[str] = set()
     for groups, size in ((1, 64), (5, 200), (40, 1032)):
         options, want = scaled(groups, size, room, columns, generator)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             same(lib.grouped_mm(**options, out_dtype=dtype), want)
-            memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
             for fast in (False, True):
                 problem = lib.problem(**options, out_dtype=dtype, fast_accum=fast)
-                problem = replace(problem, c_ptr=memory[32:].data_ptr())
-                for number, kernel in enumerate(launcher.kernels):
-                    plan = launcher.check(problem, launcher.device(0), number).plan
-                    if plan is None:
-                        continue
-                    memory.fill_(float("nan"))
-                    launcher.run(plan, problem, 0, stream, 0)
-                    found = memory[32:-32].view(want.shape)
-                    same(found, want)
-                    assert found[want.isnan()].isnan().all()
-                    assert memory[:32].isnan().all()
-                    assert memory[-32:].isnan().all()
-                    tried.add(kernel.name)
+                tried |= right_by_each_kernel(lib, problem, want, dtype)
     mine = [k for k in launcher.kernels if k.role == "grouped_m" and k.dtype_a == "fp8e4"]
     assert (
         tried
