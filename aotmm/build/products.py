@@ -175,7 +175,7 @@ def _order_of(variant: Variant, plan: Specialisation, instruction: str, k: int) 
 def code_of(variant: Variant) -> Variant:
     """Return the variant that has the same image: one serves all shapes of clusters of the same blocks."""
     config = variant.config
-    if config.num_ctas == 1:
+    if config.num_ctas == 1 or config.cluster_k > 1:
         return variant
     pair = dataclasses.replace(
         config,
@@ -225,6 +225,6 @@ def _attributes(config: Config) -> tuple[Attribute, ...]:
     if config.num_ctas == 1:
         return ()
     return (
-        Attribute("cluster_dimension", (config.cluster_m, config.cluster_n, 1)),
+        Attribute("cluster_dimension", (config.cluster_m * config.cluster_k, config.cluster_n, 1)),
         Attribute("cluster_scheduling_policy_preference", (1, 0, 0)),
     )

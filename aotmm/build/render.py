@@ -207,7 +207,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
         row |= {
             "persistent": kernel.persistent,
             "pdl": kernel.pdl,
-            "cluster": (kernel.config.cluster_m, kernel.config.cluster_n),
+            "cluster": (kernel.config.cluster_m * kernel.config.cluster_k, kernel.config.cluster_n),
             "config_name": config_names.index(kernel.config_name),
             "order": orders.index(_order(kernel)),
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
@@ -527,7 +527,7 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
         special, order = kernel.dtype_a == "tf32" or kernel.fast_accum, _order(kernel)
         if kernel.role == "partial":
             summed.add((types[:2], order))
-        if kernel.role != "product" or kernel.order.instruction == "exact":
+        if kernel.role != "product" or kernel.order.instruction == "exact" or kernel.config.cluster_k > 1:
             continue
         able = EPILOGUES[: EPILOGUES.index(kernel.epilogue) + 1]
         for epilogue, relaxed, scales in itertools.product(able, (0, 1), _scales(kernel)):

@@ -47,7 +47,11 @@ _LISTS = {
     "archs": tuple(TARGETS),
 }
 _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
-_CLUSTER = {"block_m": "cluster_m", "block_n": "cluster_n"}  # blocks of a cluster along that side
+_CLUSTER = {
+    "block_m": "cluster_m",
+    "block_n": "cluster_n",
+    "block_k": "cluster_k",
+}  # blocks of a cluster along that side
 _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
@@ -64,6 +68,7 @@ _WGMMA = NUMBERS | {
     "num_warps": (4, 8, 12),
     "cluster_m": (1, 2, 4),
     "cluster_n": (1, 2, 4),
+    "cluster_k": (1, 2, 4, 8),
 }
 _WGMMA_DTYPES = ("fp16", "bf16", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 _FMA = NUMBERS | {
@@ -89,7 +94,7 @@ FAMILIES = {
         any_rows=False,
     ),
     "pingpong": Family(
-        _WGMMA | {"block_m": (64, 128), "num_warps": (8,)},
+        _WGMMA | {"block_m": (64, 128), "num_warps": (8,), "cluster_k": (1,)},
         ("sm90",),
         _WGMMA_DTYPES,
         width="block_n",
@@ -370,6 +375,7 @@ def _entry(row: Any, where: str, lists: dict[str, tuple[str, ...]], source: str)
         raise SpecError(f"{where}: fast_accum is for fp8; the entry needs dtypes, of fp8 alone")
     _check_block_scales(entry, where)
     _check_family(entry, family, where)
+    _check_slices(entry, family, where)
     return entry if entry.role == "product" else _with_role(entry, family, row, where)
 
 
@@ -390,12 +396,39 @@ def _check_block_scales(entry: Entry, where: str) -> None:
         "dtypes, of fp8 alone": entry.dtypes and all(dtype.startswith("fp8") for dtype in entry.dtypes),
         "no fast_accum": not entry.fast_accum,
         "no groups of K": entry.role != "grouped_k",
-        f"block_k = {' or '.join(map(str, steps))}": entry.numbers["block_k"] in steps,
+        f"block_k = {' or '.join(map(str, steps))} for each block": (
+            entry.numbers["block_k"] // entry.numbers.get("cluster_k", 1) in steps
+        ),
         f"{side} = 64 or 128 for each warpgroup": not hopper or rows in (64, 128),
         'block_scales = "any", which is what family tile has': hopper or entry.block_scales == "any",
     }
     if lacking := [need for need, met in needs.items() if not met]:
         raise SpecError(f"{where}: block_scales = {entry.block_scales!r}: the entry needs {'; '.join(lacking)}")
+
+
+def _check_slices(entry: Entry, family: Family, where: str) -> None:
+    """Refuse an entry whose clusters multiply slices of K, unless each warpgroup has one accumulator, of a slab.
+
+    Block p of a cluster owns slab p. With two slabs at most, the first two slices are added first in each, whichever
+    block owns it (`kernels.hopper.slices`).
+
+    Raises:
+        SpecError: with what it needs.
+    """
+    slices = entry.numbers.get("cluster_k", 1)
+    if slices == 1:
+        return
+    slabs, width = entry.numbers["num_warps"] // 4, entry.numbers[family.width]
+    along_k = family.width == "block_m" or all(layout[1] == "t" for layout in entry.layouts)
+    needs = {
+        "neither split nor grouped": entry.role == "product",
+        "no cluster_m and cluster_n": entry.numbers.get("cluster_m", 1) * entry.numbers.get("cluster_n", 1) == 1,
+        "num_warps = 4 or 8": slabs <= _TWO,
+        "dtypes other than int8": "int8" not in entry.dtypes,
+        f"{family.width} that is one instruction": width.bit_count() == 1 or along_k,
+    }
+    if lacking := [need for need, met in needs.items() if not met]:
+        raise SpecError(f"{where}: cluster_k = {slices}: the entry needs {'; '.join(lacking)}")
 
 
 def _family(name: Any, where: str) -> Family:

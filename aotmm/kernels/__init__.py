@@ -63,6 +63,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "kpack": (1, 2),
     "cluster_m": (1,),
     "cluster_n": (1,),
+    "cluster_k": (1,),
 }
 
 

@@ -13,7 +13,7 @@ typedef float lanes[LANES];
 /* What the formula takes from LANES kernels, and what they can do. */
 typedef struct aotmm_octet {
   int32_t epilogue[LANES]; /* the richest of siblings; more than any if a reduce has it, -1 for no kernel */
-  lanes block_m, block_n, block_k, cluster_m, cluster_n, beside, busy, line, sum_bytes;
+  lanes block_m, block_n, block_k, cluster_m, cluster_n, cluster_k, beside, busy, line, sum_bytes;
   lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
 } aotmm_octet;
 
@@ -40,7 +40,7 @@ typedef struct aotmm_alike {
 
 /* A kernel's part of the formula. */
 typedef struct aotmm_tile {
-  float block_m, block_n, block_k, cluster_m, cluster_n;
+  float block_m, block_n, block_k, cluster_m, cluster_n, cluster_k;
   float beside;    /* tiles that share a multiprocessor */
   float busy;      /* of these, so many take no longer than one */
   float line;      /* bytes of A along K, of a step */

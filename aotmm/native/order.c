@@ -28,5 +28,6 @@ order order_of(const aotmm_problem *p) {
 /* Return whether plans with this kernel, a product or a partial, may add up in that order. */
 int keeps_order(order wanted, uint32_t kernel) {
   const aotmm_product *k = aotmm_products + kernel;
-  return !wanted.kernels || (k->order == wanted.kernels && (k->role != AOTMM_ROLE_PARTIAL) == (wanted.slices == 1));
+  const int partial = k->role == AOTMM_ROLE_PARTIAL, sliced = aotmm_tiles[kernel].cluster_k > 1;
+  return !wanted.kernels || (k->order == wanted.kernels && (wanted.slices == 1 ? !partial && !sliced : partial));
 }

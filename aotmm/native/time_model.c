@@ -87,7 +87,8 @@ static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm
   const aotmm_tile *tile = aotmm_tiles + kernel;
   const aotmm_constants *c = constants + kernel;
   to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->beside[i] = tile->beside, to->busy[i] = tile->busy;
+  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->cluster_k[i] = tile->cluster_k;
+  to->beside[i] = tile->beside, to->busy[i] = tile->busy;
   to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
   to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
   to->ns_per_byte[i] = c->ns_per_byte, to->ns_per_taken_byte[i] = c->ns_per_taken_byte;
@@ -110,7 +111,7 @@ INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, 
   const int given = s->order.slices != 0; /* the number of slices: then any is valid */
   const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
   for (int i = 0; i < LANES; i++) {
-    const float together = k->cluster_m[i] * k->cluster_n[i], at_once = together > 2 ? in_clusters : multiprocessors;
+    const float together = k->cluster_m[i] * k->cluster_n[i] * k->cluster_k[i], at_once = together > 2 ? in_clusters : multiprocessors;
     const float down = larger(1, up_to_whole(M / k->block_m[i])), across = larger(1, up_to_whole(N / k->block_n[i]));
     const float work_tiles = down * across * batch * g->split[i];
     t->work_tiles[i] = work_tiles;
@@ -127,7 +128,7 @@ INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, 
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
     t->fixed[i] = k->base_ns[i] + t->rounds[i] * k->ns_per_tile[i];
     t->multiply[i] = t->rounds[i] * t->steps[i] * k->ns_per_k_step[i];
-    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->cluster_m[i] + bytes_b / k->cluster_n[i]) * k->ns_per_taken_byte[i]);
+    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->cluster_m[i] + bytes_b / k->cluster_n[i]) / k->cluster_k[i] * k->ns_per_taken_byte[i]);
     t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * k->ns_per_loaded_byte[i]);
     t->read[i] = size->bytes_moved * k->ns_per_byte[i];
     t->sums[i] = work_tiles * k->block_m[i] * k->block_n[i] * k->sum_bytes[i] * k->ns_per_byte[i];

@@ -102,9 +102,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The tile of one program, or of cluster_m x cluster_n blocks of a cluster, and the compiler's options for it.
+    """The tile of one program, or of the blocks of a cluster together, and the compiler's options for it.
 
-    Zeros mean "not given".
+    A cluster has cluster_m x cluster_n blocks side by side, or cluster_k blocks, each of which multiplies a slice of K
+    and a part of block_k. Zeros mean "not given".
     """
 
     block_m: int
@@ -117,6 +118,7 @@ class Config:
     kpack: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
+    cluster_k: int = 1
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.num_stages}_w{self.num_warps}"
@@ -125,13 +127,13 @@ class Config:
         if self.matrix_instr_nonkdim:
             text += f"_i{self.matrix_instr_nonkdim}"
         if self.num_ctas > 1:
-            text += f"_c{self.cluster_m}x{self.cluster_n}"
+            text += f"_c{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
         return text + (f"_p{self.kpack}" if self.kpack != 1 else "")
 
     @property
     def num_ctas(self) -> int:
         """Return the blocks of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
 
 INSTRUCTIONS = ("none", "exact", "unknown", "fma", "mma", "wgmma", "tcgen05", "mfma", "wmma")

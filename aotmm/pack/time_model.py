@@ -250,6 +250,7 @@ def kernel_inputs(kernel: Kernel) -> tuple[float, ...]:
     """Return the values of `KERNEL_INPUTS` for a product or partial."""
     config, line = kernel.config, kernel.config.block_k * DTYPES[kernel.dtype_a].bytes
     ring = config.num_stages * line * (config.block_m / config.cluster_m + config.block_n / config.cluster_n)
+    ring /= config.cluster_k
     return (
         math.log2(config.block_m),
         math.log2(config.block_n),

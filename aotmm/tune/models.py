@@ -150,7 +150,7 @@ def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Ar
 
 _SPLIT_COLUMNS = ("lines_a", "lines_b", "sectors_a", "sectors_b")
 _SHAPE_COLUMNS = ("M", "N", "K", "batch", "by_columns_a", "by_columns_b", "bytes", *_SPLIT_COLUMNS)
-_TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n")
+_TILE_COLUMNS = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "cluster_k")
 _KERNEL_COLUMNS = ("key", *_TILE_COLUMNS, "partial", "alternates", "beside", "busy", *Constants._fields)
 _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 
@@ -158,7 +158,7 @@ _COLUMNS = (*_SHAPE_COLUMNS, *_KERNEL_COLUMNS, "split", "pdl", "ns")
 def _row(kernel: Kernel, gpu: Gpu, number: int) -> tuple[float, ...]:
     """Return the values of `_KERNEL_COLUMNS`."""
     config, partial = kernel.config, kernel.role == "partial"
-    blocks = config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n
+    blocks = config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n, config.cluster_k
     sharing = beside(kernel, gpu.target), busy(kernel, gpu.target)
     return (number, *blocks, partial, kernel.family == "pingpong", *sharing, *constants(kernel, *gpu))
 
@@ -188,7 +188,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     """Return the parts of the formula and the inputs that do not depend on constants: see launcher.h."""
     M, N, K, batch, split = d["M"], d["N"], d["K"], d["batch"], d["split"]
     down, across = np.ceil(M / d["block_m"]), np.ceil(N / d["block_n"])
-    num_ctas = d["cluster_m"] * d["cluster_n"]
+    num_ctas = d["cluster_m"] * d["cluster_n"] * d["cluster_k"]
     tiles, places = (
         down * across * batch,
         np.vectorize(concurrent_tiles, otypes=[float])(gpu.device.multiprocessors, num_ctas),
@@ -206,6 +206,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
     output = np.maximum(d["bytes"], 2)  # of an element of C: measured products write fp16, bf16, or fp32 of tf32
+    taken = (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"]) / d["cluster_k"]
     moved = batch * ((M * K + K * N) * d["bytes"] + M * N * output)
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]
     if reduce is not None:
@@ -214,7 +215,11 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         d["base_ns"],
         rounds * d["ns_per_tile"],
         rounds * steps * d["ns_per_k_step"],
-        rounds * steps * (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"]) * d["ns_per_taken_byte"],
+        rounds
+        * steps
+        * (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"])
+        / d["cluster_k"]
+        * d["ns_per_taken_byte"],
         units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"],
         moved * d["ns_per_byte"],
         np.where(d["partial"] > 0, sums, 0),

@@ -683,7 +683,9 @@ class Reference:
 
     def _keeps_order(self, kernel: Kernel) -> bool:
         order, slices = self.order
-        return not order or (str(kernel.order) == order and (kernel.role == "product") == (slices == 1))
+        whole = kernel.role == "product" and kernel.config.cluster_k == 1
+        split = kernel.role == "partial"
+        return not order or (str(kernel.order) == order and (whole if slices == 1 else split))
 
     def _choice(self, found: list[tuple[Panels, list[Plan]]]) -> Choice | None:
         """The best of the best plans of every way to cut the product, the first ones if they cost the same."""
@@ -878,7 +880,7 @@ class Reference:
             slices = work_tiles * block_m * block_n * SUM_BYTES * c.ns_per_byte
         with np.errstate(over="ignore"):  # what takes centuries
             multiply = rounds * steps * c.ns_per_k_step
-            taken = bytes_a / F32(config.cluster_m) + bytes_b / F32(config.cluster_n)
+            taken = (bytes_a / F32(config.cluster_m) + bytes_b / F32(config.cluster_n)) / F32(config.cluster_k)
             take = rounds * steps * (taken * c.ns_per_taken_byte)
             load = work_tiles * steps * ((bytes_a + bytes_b) * c.ns_per_loaded_byte)
             read = batch * (m * k * width_a + k * n * width_b + m * n * width_c) * c.ns_per_byte

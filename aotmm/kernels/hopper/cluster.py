@@ -44,9 +44,11 @@ def special(REGISTER: gl.constexpr):
 
 @gluon.aggregate
 class Cluster:
-    """A cluster of `down` by `across` blocks along X and Y, in which this block is number (x, y).
+    """A cluster of `down` by `across` blocks along X and Y, in which this block is at (x, y).
 
-    It is cluster number `first` of the launch's `count`. If not CLUSTERED, every block is one.
+    It is cluster number `first` of the launch's `count`, and this block number `number` in it. `of_x` and `of_y` are
+    masks of the blocks that multiply this one's rows of X and its columns of Y; it is in both. If not CLUSTERED, every
+    block is one.
     """
 
     first: gl.tensor
@@ -55,31 +57,15 @@ class Cluster:
     across: gl.tensor
     x: gl.tensor
     y: gl.tensor
+    number: gl.tensor
+    of_x: gl.tensor
+    of_y: gl.tensor
     CLUSTERED: gl.constexpr
-    SWAPPED: gl.constexpr
-
-    @gluon.jit
-    def shared_with(self, block):
-        """Return whether block number `block` of the cluster has this one's rows of X, and whether its columns of Y."""
-        m = self.across if self.SWAPPED else self.down
-        x = block // m if self.SWAPPED else block % m
-        y = block % m if self.SWAPPED else block // m
-        exists = block < self.down * self.across
-        return exists & (x == self.x), exists & (y == self.y)
 
     @gluon.jit
     def masks(self):
-        """Return masks of the blocks that have this one's rows of X, and its columns of Y; 0 if there is no other."""
-        of_x = gl.to_tensor(0)
-        of_y = gl.to_tensor(0)
-        if self.CLUSTERED:
-            for block in gl.static_range(BLOCKS):
-                same_x, same_y = self.shared_with(block)
-                of_x |= same_x.to(gl.int32) << block
-                of_y |= same_y.to(gl.int32) << block
-            of_x = gl.where(self.across > 1, of_x, 0)
-            of_y = gl.where(self.down > 1, of_y, 0)
-        return of_x, of_y
+        """Return masks of the blocks that a box of X is for, and one of Y; 0 if it is for this one alone."""
+        return gl.where(self.across > 1, self.of_x, 0), gl.where(self.down > 1, self.of_y, 0)
 
     @gluon.jit
     def peers(self):
@@ -98,23 +84,35 @@ class Cluster:
 
 
 @gluon.jit
-def cluster_of(CLUSTERED: gl.constexpr, SWAPPED: gl.constexpr):
-    """Return the cluster of this block; M is along the first dimension of the launch, N along the second."""
-    if CLUSTERED:
-        m = special("cluster_nctaid.x")
-        n = special("cluster_nctaid.y")
-        at_m = special("cluster_ctaid.x")
-        at_n = special("cluster_ctaid.y")
+def cluster_of(CLUSTERED: gl.constexpr, SLICES: gl.constexpr, SWAPPED: gl.constexpr):
+    """Return the cluster of this block; M is along the first dimension of the launch, N along the second.
+
+    Blocks that multiply slices of K share no operand, so each is alone.
+    """
+    one = gl.to_tensor(1)
+    none = gl.to_tensor(0)
+    if not CLUSTERED:
+        return Cluster(gl.program_id(0), gl.num_programs(0), one, one, none, none, none, one, one, CLUSTERED)
+    else:
         first = special("clusterid.x")
         count = special("nclusterid.x")
-        if SWAPPED:
-            return Cluster(first, count, n, m, at_n, at_m, CLUSTERED, SWAPPED)
+        number = special("cluster_ctarank")
+        if SLICES > 1:
+            own = one << number
+            return Cluster(first, count, one, one, none, none, number, own, own, CLUSTERED)
         else:
-            return Cluster(first, count, m, n, at_m, at_n, CLUSTERED, SWAPPED)
-    else:
-        one = gl.to_tensor(1)
-        none = gl.to_tensor(0)
-        return Cluster(gl.program_id(0), gl.num_programs(0), one, one, none, none, CLUSTERED, SWAPPED)
+            m = special("cluster_nctaid.x")
+            n = special("cluster_nctaid.y")
+            at_m = special("cluster_ctaid.x")
+            at_n = special("cluster_ctaid.y")
+            of_a = none
+            for j in gl.static_range(BLOCKS):
+                of_a |= (j < n).to(gl.int32) << (at_m + j * m)
+            of_b = ((one << m) - 1) << (at_n * m)
+            if SWAPPED:
+                return Cluster(first, count, n, m, at_n, at_m, number, of_b, of_a, CLUSTERED)
+            else:
+                return Cluster(first, count, m, n, at_m, at_n, number, of_a, of_b, CLUSTERED)
 
 
 @gluon.jit
@@ -134,8 +132,7 @@ def init_barrier(bar, arrivals):
 def arrive(bar, cluster, pred, COUNT: gl.constexpr):
     """Arrive at the barrier `bar` of all peers, once for each of COUNT warps."""
     block = gl.arange(0, COUNT * THREADS, layout=gl.BlockedLayout([1], [THREADS], [COUNT], [0])) % THREADS
-    same_x, same_y = cluster.shared_with(block)
-    told = ((same_x | same_y) & pred).to(gl.int32)
+    told = (cluster.of_x | cluster.of_y) >> block & gl.to_tensor(pred).to(gl.int32)
     TEXT: gl.constexpr = _ARRIVE if cluster.CLUSTERED else _ARRIVE_HERE
     gl.inline_asm(TEXT, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
 
@@ -145,46 +142,51 @@ def arrive_elsewhere(bar, cluster):
     """Arrive at the barrier `bar` of all peers but this block, as one warp."""
     if cluster.CLUSTERED:
         block = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [THREADS], [1], [0]))
-        same_x, same_y = cluster.shared_with(block)
-        gl.inline_asm(_ARRIVE, "r,r,r,~{memory}", [bar, block, (same_x != same_y).to(gl.int32)], [], is_pure=False)
+        told = (cluster.of_x ^ cluster.of_y) >> block & 1
+        gl.inline_asm(_ARRIVE, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
 
 
 @gluon.constexpr_function
-def copies(tensor_map: str, count: int, line: int, bytes_: int) -> str:
-    """Return PTX that copies `count` boxes, side by side, to all blocks of a mask; of mask 0, to this one.
+def copies(tensor_map: str, count: int, line: int, bytes_: int, several: bool) -> str:
+    """Return PTX that copies `count` boxes, side by side, to all blocks of a mask if `several`, else to this one.
 
     A multicast to one block takes longer than a plain copy. Operands are the address of the first box in shared memory,
-    where it begins along its lines, the number of its first line, that of its matrix, the barrier, the mask.
+    where it begins along its lines, the number of its first line, that of its matrix, the barrier, the number of this
+    block, the mask. Only a predicate of `elect` alone leaves the copies in uniform registers.
 
     Args:
         tensor_map: the parameter of the kernel.
         line, bytes_: elements of a line, and bytes of a box.
     """
     copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    copy, mask = (f"{copy}.multicast::cluster", ", mask") if several else (copy, "")
     lines = [
-        ".reg .pred one, several;", ".reg .b16 mask;", ".reg .b32 number, first, box, begin, bar;", ".reg .b64 map;",
+        ".reg .pred one;", ".reg .b16 mask;", ".reg .b32 first, box, begin, bar;", ".reg .b64 map;",
         f"mov.b64 map, {tensor_map};", "cvta.param.u64 map, map;",
-        "mov.u32 number, %cluster_ctarank;",
-        "mapa.shared::cluster.u32 first, $0, number;", "mapa.shared::cluster.u32 bar, $4, number;",
-        "elect.sync _|one, -1;", "setp.ne.and.b32 several, $5, 0, one;", "setp.eq.and.b32 one, $5, 0, one;",
-        "cvt.u16.u32 mask, $5;",
+        "mapa.shared::cluster.u32 first, $0, $5;", "mapa.shared::cluster.u32 bar, $4, $5;",
+        "elect.sync _|one, -1;", "cvt.u16.u32 mask, $6;",
     ]  # fmt: skip
     for i in range(count):
         lines += [
             f"add.s32 box, first, {i * bytes_};",
             f"add.s32 begin, $1, {i * line};",
-            f"@one {copy} [box], [map, {{begin, $2, $3}}], [bar];",
-            f"@several {copy}.multicast::cluster [box], [map, {{begin, $2, $3}}], [bar], mask;",
+            f"@one {copy} [box], [map, {{begin, $2, $3}}], [bar]{mask};",
         ]
     return "\n".join(["{", *lines, "}"])
 
 
 @gluon.jit
 def load_for_all(
-    smem, inner, outer, matrix, bar, mask, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr,
+    smem, inner, outer, matrix, bar, mask, cluster, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr,
     OUTER: gl.constexpr,
 ):  # fmt: skip
     """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`."""
     ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
-    TEXT: gl.constexpr = copies(MAP, INNER // ELEMENTS, ELEMENTS, OUTER * ELEMENTS * BITS // 8)
-    gl.inline_asm(TEXT, "r,r,r,r,r,r", [smem, inner, outer, matrix, bar, mask], [], is_pure=False)
+    COUNT: gl.constexpr = INNER // ELEMENTS
+    BYTES: gl.constexpr = OUTER * ELEMENTS * BITS // 8
+    if mask != 0:
+        ALL: gl.constexpr = copies(MAP, COUNT, ELEMENTS, BYTES, True)
+        gl.inline_asm(ALL, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)
+    else:
+        ONE: gl.constexpr = copies(MAP, COUNT, ELEMENTS, BYTES, False)
+        gl.inline_asm(ONE, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)

@@ -20,12 +20,14 @@ from aotmm.kernels.hopper.epilogue import (
 from aotmm.kernels.hopper.mma import drain, multiply
 from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, produce
 from aotmm.kernels.hopper.scales import block_scales
+from aotmm.kernels.hopper.slices import add_slices, expect_slices, make_exchange
 
 
 @gluon.jit
-def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, SLAB: gl.constexpr):
+def consume(ring, exchange, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epilogue, SLAB: gl.constexpr):
     """Multiply slab SLAB of tile after tile, as a consumer warpgroup."""
     t = work.tiling
+    expect_slices(exchange, work.cluster, t, SLAB)
     meet(work.cluster)
     await_operands(t)
     stage = 0
@@ -38,15 +40,17 @@ def consume(ring, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory, work, epi
         size = work.size(matrix)
         acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end, size)
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
+        acc = add_slices(acc, exchange, work.cluster, t, SLAB)
         factors = put_factors(memory, SLAB, held, t)
         if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
                 acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip
-        store_tile(
-            acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors,
-            epilogue, t,
-        )  # fmt: skip
+        if t.SLICES == 1 or work.cluster.number == SLAB:
+            store_tile(
+                acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem.index(SLAB), c1_smem.index(SLAB), factors,
+                epilogue, t,
+            )  # fmt: skip
     if not t.PARTIAL:
         tma.store_wait(0)
 
@@ -63,17 +67,17 @@ def cooperative(
     TAIL: gl.constexpr, BOXES: gl.constexpr, BIAS: gl.constexpr, IN_TURNS: gl.constexpr, BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
     SWAPPED: gl.constexpr, GROUPED: gl.constexpr, GROUPED_K: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
-    X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, PRODUCER: gl.constexpr,
-    CONSUMER: gl.constexpr,
+    X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, SLICES: gl.constexpr,
+    PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
         STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, PARTIAL, PRECISE, X_GROUP, Y_GROUP,
-        SCALED, EPILOGUE,
+        SCALED, EPILOGUE, SLICES,
     )  # fmt: skip
-    cluster = cluster_of(CLUSTERED, SWAPPED)
+    cluster = cluster_of(CLUSTERED, SLICES, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
     work = Work(
         N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, group_rows, cluster, t
@@ -88,6 +92,7 @@ def cooperative(
     c = ring.x if PARTIAL else buffers(c_desc, PARTS)
     c1 = buffers(c1_desc, PARTS) if TAIL < WIDTH and not PARTIAL else c
     memory = epilogue_memory(t, PARTS)
+    exchange = make_exchange(t)
     epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
         stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope,
@@ -102,7 +107,7 @@ def cooperative(
     if PARTS == 1:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
@@ -112,8 +117,8 @@ def cooperative(
     elif PARTS == 2:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
@@ -123,9 +128,9 @@ def cooperative(
     else:
         gl.warp_specialize(
             [
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
-                (consume, (ring, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
+                (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
                 (produce, produced),
             ]
             + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),

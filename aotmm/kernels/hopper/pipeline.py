@@ -35,7 +35,7 @@ class Tiling:
     BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
     of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
-    (`scales`).
+    (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`).
     """
 
     CLUSTERED: gl.constexpr
@@ -66,6 +66,7 @@ class Tiling:
     Y_GROUP: gl.constexpr
     SCALED: gl.constexpr
     EPILOGUE: gl.constexpr
+    SLICES: gl.constexpr
 
 
 @gluon.aggregate
@@ -154,6 +155,9 @@ class Work:
         if t.PARTIAL:
             part = matrix // self.batch
             return part * self.steps // self.split, (part + 1) * self.steps // self.split
+        elif t.SLICES > 1:
+            part = self.cluster.number
+            return part * self.steps // t.SLICES, (part + 1) * self.steps // t.SLICES
         elif t.GROUPED_K:
             return gl.to_tensor(0), gl.cdiv(gl.maximum(self.size(matrix), 0), t.BLOCK_K)
         else:
@@ -280,8 +284,8 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def load(
-    desc, z, along, k, bar, smem, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr, MAP: gl.constexpr = None,
-    mask=None,
+    desc, z, along, k, bar, smem, cluster, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr,
+    MAP: gl.constexpr = None, mask=None,
 ):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
@@ -291,9 +295,9 @@ def load(
     if tiling.CLUSTERED and MAP is not None:
         BITS: gl.constexpr = desc.dtype.primitive_bitwidth
         if K_MAJOR:
-            load_for_all(smem, k, along, z, bar, mask, BITS, MAP, tiling.BLOCK_K, ALONG)
+            load_for_all(smem, k, along, z, bar, mask, cluster, BITS, MAP, tiling.BLOCK_K, ALONG)
         else:
-            load_for_all(smem, along, k, z, bar, mask, BITS, MAP, ALONG, tiling.BLOCK_K)
+            load_for_all(smem, along, k, z, bar, mask, cluster, BITS, MAP, ALONG, tiling.BLOCK_K)
     elif K_MAJOR:
         tma.async_load(desc, [z, along, k], bar, smem)
     else:
@@ -301,15 +305,15 @@ def load(
 
 
 @gluon.jit
-def load_y(desc, z, along, k, bar, ring, stage, tiling, COLS: gl.constexpr, mask):
+def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.constexpr, mask):
     """Start copying COLS columns of Y, all of a stage's boxes."""
     t = tiling
     if t.Y_K_MAJOR or t.CLUSTERED:
-        load(desc, z, along, k, bar, ring.y.index(stage * t.BOXES), t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask)
+        load(desc, z, along, k, bar, ring.y.index(stage * t.BOXES), cluster, t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask)
     else:
         BOX: gl.constexpr = COLS // t.BOXES
         for i in gl.static_range(t.BOXES):
-            load(desc, z, along + i * BOX, k, bar, ring.y.index(stage * t.BOXES + i), t, t.Y_K_MAJOR, BOX)
+            load(desc, z, along + i * BOX, k, bar, ring.y.index(stage * t.BOXES + i), cluster, t, t.Y_K_MAJOR, BOX)
 
 
 @gluon.jit
@@ -332,7 +336,9 @@ def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
             mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
             for j in gl.static_range(t.PARTS):
                 box = bias_box(ring, bias_desc, stage * t.PARTS + j)
-                load(bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, t, not t.SWAPPED, PART)
+                load(
+                    bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, work.cluster, t, not t.SWAPPED, PART
+                )
         else:
             mbarrier.arrive(bar)  # consumers fetch it themselves
         arrive_for_scales(bar, t)
@@ -372,12 +378,12 @@ def produce(
             if c.loads_x(step):
                 for i in gl.static_range(t.PARTS):
                     x = ring.x.index(stage * t.PARTS + i)
-                    load(x_desc, x_z, row + i * PART, k, bar, x, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
+                    load(x_desc, x_z, row + i * PART, k, bar, x, c, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
             if c.loads_y(step):
-                load_y(y_desc, y_z, col, k, bar, ring, stage, t, COLS, of_y)
+                load_y(y_desc, y_z, col, k, bar, ring, stage, c, t, COLS, of_y)
                 if t.COLS1 > 0:
                     y1 = ring.y1.index(stage)
-                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
+                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
             load_scales(ring, bar, x_block_scales, y_block_scales, z, row, col, step, stage, t)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if t.EPILOGUE != "none":

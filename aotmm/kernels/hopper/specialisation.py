@@ -58,10 +58,10 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     fp8 = variant.dtype_a.startswith("fp8")
     scaled = fp8 and not partial and not variant.block_scales
     x, y = (_operand(variant, name) for name in ("ba" if swapped else "ab"))
-    part = rows // parts
+    part, depth = rows // parts, config.block_k // config.cluster_k
     cols = 1 << (columns.bit_length() - 1)
     cols1 = columns - cols
-    line = config.block_k * DTYPES[variant.dtype_a].bytes
+    line = depth * DTYPES[variant.dtype_a].bytes
     in_registers = DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K"
     one = part in (64, 128) and columns <= MOST_COLUMNS and line == LINE_BYTES and not in_registers
     along_k = y["inner"] == "K"
@@ -72,17 +72,15 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     whole = cols if swapped and narrow and not cols1 else cols // 4 if in_turns else 0
     width = whole or _width(variant, rows, loaded, part, cols, cols1)
     tail = _least_power(columns % width) or width
-    descriptors = {"x_desc": _described(x, part, config.block_k)}
+    descriptors = {"x_desc": _described(x, part, depth)}
     if boxes:
         # the compiler gets the least box, the unit of the layout of shared memory; along K one transfer takes all
-        descriptors["y_desc"] = dataclasses.replace(
-            _described(y, wide, config.block_k), outer=columns if along_k else 0
-        )
+        descriptors["y_desc"] = dataclasses.replace(_described(y, wide, depth), outer=columns if along_k else 0)
         cols, cols1 = 2 * cols, 0
     else:
-        descriptors["y_desc"] = _described(y, cols, config.block_k)
+        descriptors["y_desc"] = _described(y, cols, depth)
     if cols1:
-        descriptors["y1_desc"] = _described(y, cols1, config.block_k)
+        descriptors["y1_desc"] = _described(y, cols1, depth)
     # as many columns of C as a line of X has room for
     bias = min(cols, cols1 or cols, min(line, LINE_BYTES) // DTYPES[variant.dtype_c].bytes)
     if not partial:
@@ -102,7 +100,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "BOXES": boxes or 1,
         "BIAS": bias,
         "IN_TURNS": in_turns,
-        "BLOCK_K": config.block_k,
+        "BLOCK_K": depth,
         "STAGES": config.num_stages,
         "X_K_MAJOR": x["inner"] == "K",
         "Y_K_MAJOR": along_k,
@@ -115,6 +113,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **_groups(variant, part, columns, swapped=swapped),
         "SCALED": scaled,
         "EPILOGUE": variant.epilogue,
+        "SLICES": config.cluster_k,
         "PRODUCER": SCALING_PRODUCER_REGISTERS if variant.block_scales else PRODUCER_REGISTERS,
         "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
     }
@@ -132,7 +131,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     vector = VECTOR_BYTES // c.bytes
     multiples = {"c_ptr": VECTOR_BYTES, "stride_cm": vector, "N": vector} if grouped else {}  # for stores of threads
-    guards = [Guard("K", "at_least", 1), *block_guards(variant)]
+    guards = [Guard("K", "at_least", 1 + depth * (config.cluster_k - 1)), *block_guards(variant)]
     if variant.fast_accum:
         guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:
@@ -151,10 +150,10 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         multiples,
         guards=tuple(guards),
         vector_bytes=VECTOR_BYTES,
-        promoted=config.block_k if constants["PRECISE"] else 0,
+        promoted=depth if constants["PRECISE"] else 0,
         rounded="load" if variant.dtype_a == "tf32" else "",
         descriptors=descriptors,
-        persistent=True,
+        persistent=config.cluster_k == 1,
         pdl=True,
         unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or variant.epilogue == "none")),
     )
@@ -268,7 +267,8 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     """
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
-    taken = config.num_stages * (rows + loaded) * config.block_k * element + BARRIER_BYTES
+    taken = config.num_stages * (rows + loaded) * config.block_k // config.cluster_k * element + BARRIER_BYTES
+    taken += (config.cluster_k - 1) * 4 * part * (cols + cols1)
     if variant.dtype_a.startswith("fp8") or variant.epilogue != "none":
         taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
     if variant.block_scales:
