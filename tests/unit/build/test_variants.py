@@ -632,7 +632,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'grouped = "K"\nepilogues = ["full"]', "config 1: epilogues has no meaning with grouped"),
         (
             HEADER + TILE + 'grouped = "K"\nfamily = "swapped"\narchs = ["sm90"]\ndtypes = ["fp16"]',
-            "config 1: family swapped does not multiply groups of K; families that do: tile, fma, cooperative, pingpong",
+            "family swapped does not multiply groups of K; families that do: tile, fma, cooperative, pingpong",
         ),
         (
             HEADER + TILE + 'grouped = "K"\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]',
