@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import facts
+from aotmm.bench import facts, preload
 from aotmm.bench.cases import Work
 from aotmm.bench.drawn import left, mixed
-from aotmm.bench.drawn_summary import BLOCKS
+from aotmm.bench.drawn_summary import BLOCKS, PRELOAD
 from aotmm.bench.grouped import launches, provider, rivals, with_best
 from aotmm.bench.protocol import Effort, GraphStopwatch, compare
 from aotmm.bench.providers import Call, NotRunError, Provider
@@ -41,7 +41,7 @@ def run_blocks(seed: int, folder: Path, progress: Callable[[Row], None], *, coun
 
     Rows have the times of "aotmm", of "torch" and "deep_gemm" where these are and take the product, of our own fp8
     product without block scales for cubes ("unscaled"; all scales are 1 there), of our other kernels, and of the "best"
-    of ours.
+    of ours. Before them, the time to preload the kernels of 797 problems is taken (`bench.preload`).
 
     Args:
         seed, count: as of `blocks.draw`; by default as many as take 4 minutes.
@@ -54,6 +54,8 @@ def run_blocks(seed: int, folder: Path, progress: Callable[[Row], None], *, coun
     """
     ordinal = gpu()
     found = continued(folder, facts.collect(ordinal) | {"seed": seed, "figure": BLOCKS})
+    if PRELOAD not in found.other:
+        found.other[PRELOAD] = preload.measure(seed)
     todo = work(seed, count or _COUNT)
     keep(left(todo, found), _measurer(ordinal, found.facts["cache_bytes"]), found, folder, progress, ordinal=ordinal)
     return found

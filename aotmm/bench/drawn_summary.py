@@ -17,6 +17,7 @@ from aotmm.errors import SpecError
 # The figures of a run (its fact "figure").
 RATIO, REGRET, AMPERE, GROUPED, BLOCKS = "ratio", "regret", "ampere", "grouped", "blocks"
 _COMMON = ("figure", "table", "device", "aotmm", "packs", "torch", "cuda")  # facts that runs of one report share
+PRELOAD = "preload"  # the further measurement of BLOCKS
 _WORST = 30  # problems in a list
 _WIDTH = 200  # characters of a reason
 _PARTS = 20  # the first and the last of so many quantiles are those at 5 and 95 %
@@ -188,6 +189,10 @@ def sections(runs: Sequence[Results]) -> list[Section]:
         rows = worst(runs, apart=apart)
         if rows:
             found.append(Section(f"The {len(rows)} worst{words}", "", *_worst_table(kind, rows)))
+    preloads = [(_seed(run), run.other[PRELOAD]) for run in runs if PRELOAD in run.other]
+    if preloads:
+        rows_of = [(seed, *(f"{value:.0f}" for value in values.values())) for seed, values in preloads]
+        found.append(Section("Preloading in a fresh process", "", ("seed", *preloads[0][1]), rows_of))
     reasons = not_run(runs)
     if reasons:
         found.append(Section("Not run", "", ("", "reason", "problems", "such as"), reasons))

@@ -82,7 +82,9 @@ _MULTISTAGE = _FMA | {"block_m": (64, 128, 256), "block_n": (64, 128, 256), "num
 _NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
     "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k")),
-    "fma": Family(_FMA, _NVIDIA, ("fp32",), sums=range(16, 129)),
+    "fma": Family(
+        _FMA, _NVIDIA, ("fp32",), sums=range(16, 129), roles=("product", "partial", "grouped_m", "grouped_k")
+    ),
     "multistage": Family(_MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows=False, sums=range(16, 129)),
     "cooperative": Family(
         _WGMMA,
@@ -331,8 +333,10 @@ def _generic_of(role: str, entry: Entry, own: list[Variant]) -> Iterator[Entry]:
     if role == "partial":
         yield dataclasses.replace(entry, role=role, outputs=("fp32",))
         return
-    mine = {variant.dtype_a for variant in own if bool(variant.block_scales) == bool(entry.block_scales)}
-    known = sorted(name for name in mine if not entry.dtypes or name in entry.dtypes)
+    mine = {
+        (variant.dtype_a, variant.dtype_b) for variant in own if bool(variant.block_scales) == bool(entry.block_scales)
+    }
+    known = [name for name in entry.dtypes or INPUTS if input_types(name) in mine]
     of_fp8 = tuple(name for name in known if name.startswith("fp8"))
     others = tuple(name for name in known if name not in of_fp8)
     fp32 = tuple(name for name in entry.outputs if name == "fp32")

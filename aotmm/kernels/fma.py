@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES, WARP, Specialisation, Variant, tile
 from aotmm.kernels.epilogue import finish
+from aotmm.kernels.order import end_of, ends_at_once, group_of, place
 from aotmm.problem import DTYPES
 
 VECTOR = VECTOR_BYTES // 4  # elements of the widest access
@@ -194,12 +195,70 @@ def partial(
     gl.store(slab + rows.to(gl.int64)[:, None] * workspace_stride_m + cols[None, :], acc)
 
 
-def of_ring(variant: Variant, product: Any, partial: Any) -> Specialisation:
-    """Return that of the two functions which has the role of `variant`, with the guards of family `tile` for it.
+@gluon.jit
+def grouped_m(
+    a_ptr, b_ptr, c_ptr, M, N, K, batch, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_bz,
+    offsets_ptr, group_rows, bias_ptr, bias_rank, stride_bias_z, stride_bias_m, stride_bias_n, scale_a_ptr, scale_b_ptr,
+    stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope, group_m,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    A_ALONG_K: gl.constexpr, B_ALONG_K: gl.constexpr, WIDTH: gl.constexpr, EPILOGUE: gl.constexpr,
+):  # fmt: skip
+    """Compute C (M, N) = A (M, K) @ B (batch, K, N) and the epilogue, for `batch` groups of rows of A."""
+    SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    group, before, first, end = group_of(
+        gl.program_id(0), ends_at_once(), offsets_ptr, batch, M, group_rows, tiles_n, BLOCK_M
+    )
+    if group >= batch:  # there are fewer tiles than there may be
+        return
+    tile_m, tile_n = place(gl.program_id(0) - before, gl.cdiv(end - first, BLOCK_M), tiles_n, group_m)
+    row = first + tile_m * BLOCK_M
+    col = tile_n * BLOCK_N
+    z = group.to(gl.int64)
+    a = operand(a_ptr, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)
+    b = operand(b_ptr + z * stride_bz, col, N, stride_bn, stride_bk, BLOCK_N, BLOCK_K, STAGES, B_ALONG_K, WIDTH)
+    acc = multiply(a, b, 0, K, K, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
+    rows = row + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, SUMS))
+    cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SUMS))
+    acc = finish(
+        acc, bias_ptr + z * stride_bias_z, bias_rank, stride_bias_m, stride_bias_n, scale_a_ptr,
+        scale_b_ptr + z * stride_scale_bz, stride_scale_a, stride_scale_b, activation, slope, rows, cols, end, N,
+        EPILOGUE,
+    )  # fmt: skip
+    c_ptrs = c_ptr + rows[:, None] * stride_cm + cols[None, :] * stride_cn
+    gl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < end) & (cols[None, :] < N))
 
-    Every barrier between threads that share memory stands in its source.
+
+@gluon.jit
+def grouped_k(
+    a_ptr, b_ptr, c_ptr, M, N, K, batch, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn, stride_cz,
+    offsets_ptr, group_m,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    A_ALONG_K: gl.constexpr, B_ALONG_K: gl.constexpr, WIDTH: gl.constexpr,
+):  # fmt: skip
+    """Compute each matrix of C (batch, M, N) = A (M, K) @ B (K, N) over its own group of K."""
+    SUMS: gl.constexpr = sums_layout(BLOCK_M, BLOCK_N, gl.num_warps(), A_ALONG_K, B_ALONG_K)
+    matrix, row, col = tile.tile_of(M, N, group_m, BLOCK_M, BLOCK_N)
+    z = matrix.to(gl.int64)
+    first = end_of(matrix - 1, offsets_ptr, batch, K)
+    size = end_of(matrix, offsets_ptr, batch, K) - first
+    a_ptr += first.to(gl.int64) * stride_ak
+    b_ptr += first.to(gl.int64) * stride_bk
+    a = operand(a_ptr, row, M, stride_am, stride_ak, BLOCK_M, BLOCK_K, STAGES, A_ALONG_K, WIDTH)
+    b = operand(b_ptr, col, N, stride_bn, stride_bk, BLOCK_N, BLOCK_K, STAGES, B_ALONG_K, WIDTH)
+    acc = multiply(a, b, 0, size, size, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
+    rows = row + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, SUMS))
+    cols = col + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SUMS))
+    c_ptrs = c_ptr + z * stride_cz + rows[:, None] * stride_cm + cols[None, :] * stride_cn
+    gl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+def of_ring(variant: Variant, functions: dict[str, Any]) -> Specialisation:
+    """Return that of the functions, by role, which `variant` has, with the guards of family `tile` for it.
+
+    Every barrier between threads that share memory stands in its source, but for those of searches for groups.
     """
-    of_tile, function = tile.specialise(variant), partial if variant.role == "partial" else product
+    of_tile, function = tile.specialise(variant), functions[variant.role]
     constants = {name: value for name, value in of_tile.constants.items() if name in function.arg_names}
     constants |= {
         "STAGES": variant.config.num_stages,
@@ -207,10 +266,11 @@ def of_ring(variant: Variant, product: Any, partial: Any) -> Specialisation:
         "B_ALONG_K": variant.layout[1] == "t",
         "WIDTH": of_tile.vector_bytes // DTYPES[variant.dtype_a].bytes,
     }
-    return replace(of_tile, function=function, constants=constants, unneeded=("add_membar",))
+    unneeded = () if variant.role == "grouped_m" else ("add_membar",)
+    return replace(of_tile, function=function, constants=constants, unneeded=unneeded)
 
 
 def specialise(variant: Variant) -> Specialisation:
     """Return the kernel of `variant`, with the guards of family `tile` for the same layout and alignment."""
     # No layout is left to the compiler, so none is converted through shared memory (tests/kernels/test_fma.py).
-    return of_ring(variant, fma, partial)
+    return of_ring(variant, {"product": fma, "partial": partial, "grouped_m": grouped_m, "grouped_k": grouped_k})

@@ -136,4 +136,4 @@ def partial(
 
 def specialise(variant: Variant) -> Specialisation:
     """Return the kernel of `variant`, with the guards of family `tile` for the same layout and aligned rows."""
-    return of_ring(variant, multistage, partial)
+    return of_ring(variant, {"product": multistage, "partial": partial})

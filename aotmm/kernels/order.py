@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from aotmm.kernels import WARP
 
 GROUPS_AT_ONCE = 128  # ends of groups that a warp loads together: 16 bytes for each thread
+_AT_ONCE, _THREADS = gl.constexpr(GROUPS_AT_ONCE), gl.constexpr(WARP)
 
 
 @triton.jit
@@ -44,6 +49,13 @@ def tiles_of(group, offsets_ptr, groups, M, group_rows, tiles_n, block_m):
     """Return the numbers of tiles of some groups of rows."""
     first, end = rows_of(group, offsets_ptr, groups, M, group_rows)
     return tl.maximum(end - first + block_m - 1, 0) // block_m * tiles_n
+
+
+@gluon.jit
+def ends_at_once():
+    """Return numbers from 0 on, of as many groups as each warp looks at together."""
+    WARPS_HERE: gl.constexpr = gl.num_warps()
+    return gl.arange(0, _AT_ONCE, layout=gl.BlockedLayout([_AT_ONCE // _THREADS], [_THREADS], [WARPS_HERE], [0]))
 
 
 @triton.jit

@@ -286,6 +286,7 @@ int aotmm_select(const aotmm_problem *, const aotmm_device *, uint64_t workspace
 int aotmm_origin_of(const aotmm_device *, aotmm_origin *);
 int aotmm_plan_for(const aotmm_problem *, int ordinal, uint64_t workspace_limit, aotmm_plan *);
 int aotmm_run(const aotmm_plan *, const aotmm_problem *, int ordinal, void *stream, void *workspace);
+int aotmm_load(const aotmm_plan *, const aotmm_problem *, int ordinal);
 int aotmm_matmul(const aotmm_problem *, int ordinal, void *stream);
 int aotmm_retune(const aotmm_table *);
 

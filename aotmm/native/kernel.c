@@ -116,15 +116,18 @@ int launch(uint32_t number, const quantities *q, const uint32_t grid[3], int pdl
   return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
 }
 
+int load(uint32_t kernel, int ordinal) {
+  aotmm_function function;
+  return function_of(kernel, ordinal, &function);
+}
+
 int aotmm_preload(int ordinal) {
   const aotmm_device *device;
   void *saved;
   int status = driver_device(ordinal, &device);
   if (status || (status = driver_enter(ordinal, &saved))) return status;
-  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++) {
-    aotmm_function function;
-    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = function_of(i, ordinal, &function);
-  }
+  for (uint32_t i = 0; i < aotmm_kernel_count && status == AOTMM_OK; i++)
+    if (aotmm_kernels[i].shared_bytes <= (uint32_t)device->shared_bytes) status = load(i, ordinal);
   driver_leave(saved);
   return status;
 }

@@ -58,6 +58,8 @@ int uses_map(const aotmm_tensor_map *, const quantities *);
 /* ---- kernel.c */
 
 int launch(uint32_t kernel, const quantities *, const uint32_t grid[3], int pdl, int ordinal, void *stream);
+/* Load a kernel for the current device, if it is not there yet. */
+int load(uint32_t kernel, int ordinal);
 
 /* ---- functions of every pack's table */
 

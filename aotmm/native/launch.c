@@ -177,6 +177,11 @@ static int launch_panels(const aotmm_plan *plan, const aotmm_problem *p, const a
   return AOTMM_OK;
 }
 
+static int known(const aotmm_plan *plan) {
+  if (plan->kernel < aotmm_kernel_count) return AOTMM_OK;
+  return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", plan->kernel, aotmm_kernel_count);
+}
+
 int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal, void *stream, void *workspace) {
   const aotmm_device *device;
   const int64_t address = (int64_t)(intptr_t)workspace;
@@ -185,15 +190,32 @@ int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal,
   void *saved;
   int status = valid(problem);
   if (status || problem->M == 0 || problem->N == 0) return status;
-  if (plan->kernel >= aotmm_kernel_count)
-    return aotmm_fail(AOTMM_INVALID, 0, -1, "", "kernel %u: the pack has %u", plan->kernel, aotmm_kernel_count);
-  if ((status = driver_device(ordinal, &device)) ||
+  if ((status = known(plan)) || (status = driver_device(ordinal, &device)) ||
       (status = cut ? check_panels(plan, problem, device, ordinal, address)
                     : resolve(plan, problem, 0, 0, device, ordinal, address, &all)) ||
       (status = driver_enter(ordinal, &saved)))
     return status;
   status = cut ? launch_panels(plan, problem, device, ordinal, stream, address)
                : launch_all(plan, &all, NULL, device, ordinal, stream);
+  driver_leave(saved);
+  return status;
+}
+
+/* The panels of a plan are launched by the same kernels, so the first stands for all. */
+int aotmm_load(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal) {
+  const aotmm_device *device;
+  launches all;
+  void *saved;
+  int status = valid(problem);
+  if (status || problem->M == 0 || problem->N == 0) return status;
+  if ((status = known(plan)) || (status = driver_device(ordinal, &device)) ||
+      (status = resolve(plan, problem, 0, 0, device, ordinal, AOTMM_WORKSPACE_ALIGNMENT, &all)) ||
+      (status = driver_enter(ordinal, &saved)))
+    return status;
+  status = load(plan->kernel, ordinal);
+  if (status == AOTMM_OK && all.reduce >= 0) status = load((uint32_t)all.reduce, ordinal);
+  for (int i = 0; i < OPERANDS && status == AOTMM_OK; i++)
+    if (plan->copies >> i & 1) status = load((uint32_t)all.copies[i], ordinal);
   driver_leave(saved);
   return status;
 }

@@ -196,6 +196,12 @@ static int read_scale(const call *c, const view *scale, factors *found) {
   return 0;
 }
 
+/* Return the factors with rows and columns exchanged: those of a transposed operand. */
+static factors exchanged(const factors *f) {
+  return (factors){.size = {f->size[0], f->size[2], f->size[1]}, .stride = {f->stride[0], f->stride[2], f->stride[1]},
+                   .address = f->address};
+}
+
 static int is_one_of(int64_t size, int64_t first, int64_t second) { return size == 1 || size == first || size == second; }
 
 /* Return whether factors are for blocks along K, of which there are `blocks`: not one for all, nor one per row or column. */
@@ -204,19 +210,27 @@ static int is_in_blocks(const factors *a, const factors *b, int64_t blocks, int6
          (b->size[2] != 1 && b->size[2] != cols);
 }
 
-/* Set fp32 factors: one for all, one for each row of A and column of B, or block scales. Their sizes tell which. */
-static int set_scales(call *c) {
+/* Set fp32 factors: one for all, one for each row of A and column of B, or block scales. Their sizes tell which. If the
+   product is `turned`, A is the caller's b transposed, and B the caller's a. */
+static int set_scales(call *c, int turned) {
   const request *r = c->request;
   aotmm_problem *p = &c->problem;
   const int64_t blocks = ceil_div(p->K, AOTMM_BLOCK_SCALE_K), wide = ceil_div(p->N, AOTMM_BLOCK_SCALE_K);
   const int64_t rows = p->group_rows ? p->group_rows : p->M, matrices = p->grouped && !p->group_rows ? 1 : p->batch;
   factors a = {.size = {1, 1, 1}}, b = {.size = {1, 1, 1}};
   if ((r->scale_a && read_scale(c, r->scale_a, &a)) || (r->scale_b && read_scale(c, r->scale_b, &b))) return 1;
+  if (turned) {
+    const factors of_rows = exchanged(&b);
+    b = exchanged(&a), a = of_rows;
+  }
   if (!is_one_of(a.size[0], matrices, 1) || !is_one_of(a.size[1], rows, 1) || !is_one_of(a.size[2], blocks, 1))
-    return fail(KIND_VALUE, "scale_a must be one number, (M, 1), or (M, ceil(K / 128)) for blocks of K");
+    return fail(KIND_VALUE, turned ? "scale_b must be one number, (1, N), or (ceil(K / 128), N) for blocks of K"
+                                   : "scale_a must be one number, (M, 1), or (M, ceil(K / 128)) for blocks of K");
   if (!is_one_of(b.size[0], p->batch, 1) || !is_one_of(b.size[1], blocks, 1) || !is_one_of(b.size[2], p->N, wide))
-    return fail(KIND_VALUE, "scale_b must be one number, (1, N), or (ceil(K / 128), N) or (ceil(K / 128), ceil(N / 128)) "
-                            "for blocks of K");
+    return fail(KIND_VALUE, turned ? "scale_a must be one number, (M, 1), or (M, ceil(K / 128)) or (ceil(M / 128), "
+                                     "ceil(K / 128)) for blocks of K, for each group"
+                                   : "scale_b must be one number, (1, N), or (ceil(K / 128), N) or (ceil(K / 128), "
+                                     "ceil(N / 128)) for blocks of K");
   if (!is_in_blocks(&a, &b, blocks, p->N)) {
     if (!p->grouped && (a.size[0] != 1 || b.size[0] != 1))
       return fail(KIND_VALUE, "scales of rows and columns are the same for every matrix of a batch");
@@ -231,8 +245,9 @@ static int set_scales(call *c) {
   if (p->K == 0) return 0; /* there is no block */
   if (!r->scale_a || !r->scale_b) return fail(KIND_VALUE, "scales of blocks of K need both scale_a and scale_b");
   if (p->dtype_a != AOTMM_FP8E4 && p->dtype_a != AOTMM_FP8E5) return fail(KIND_TYPE, "scales of blocks of K are for float8");
-  if (p->grouped && p->batch > 1 && r->scale_b->dim < 3)
-    return fail(KIND_VALUE, "scale_b of blocks of K must be (groups, ceil(K / 128), N) or (groups, ceil(K / 128), ceil(N / 128))");
+  if (p->grouped && p->batch > 1 && (turned ? r->scale_a : r->scale_b)->dim < 3)
+    return fail(KIND_VALUE, turned ? "scale_a of blocks of K must be (groups, M, ceil(K / 128)) or (groups, ceil(M / 128), ceil(K / 128))"
+                                   : "scale_b of blocks of K must be (groups, ceil(K / 128), N) or (groups, ceil(K / 128), ceil(N / 128))");
   if (p->group_rows && p->batch > 1 && a.stride[0] < saturated(rows, a.stride[1]))
     return fail(KIND_VALUE, "scale_a of blocks of K must have the matrices' scales one behind the other, at least rows apart");
   p->block_scale_a_ptr = a.address, p->block_scale_b_ptr = b.address;
@@ -257,7 +272,7 @@ static int set_epilogue(call *c) {
     p->bias_ptr = (int64_t)r->bias->address;
     p->stride_bias_z = stride[0], p->stride_bias_m = stride[1], p->stride_bias_n = stride[2];
   }
-  return r->scale_a || r->scale_b ? set_scales(c) : 0;
+  return r->scale_a || r->scale_b ? set_scales(c, 0) : 0;
 }
 
 /* Make a batch with one B a matrix of all its rows, if these lie evenly: tiles can then have rows of several
@@ -482,9 +497,9 @@ static int set_bias_of_groups(call *c, const view *bias, int turned) {
 }
 
 static int set_scales_of_groups(call *c, int turned) {
-  if (turned || c->problem.grouped != AOTMM_GROUPED_M)
-    return fail(KIND_VALUE, "scales are for groups of rows of a: b must be a batch");
-  return set_scales(c);
+  if (c->problem.grouped != AOTMM_GROUPED_M)
+    return fail(KIND_VALUE, "scales are for rows of a or columns of b in groups, not for K");
+  return set_scales(c, turned);
 }
 
 EXPORT int aotmm_torch_multiply_groups(const request *r, tensor_t *result) {

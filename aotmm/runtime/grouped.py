@@ -73,7 +73,8 @@ def _gradients(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, .
     if ctx.bias is not None and ctx.needs_input_grad[3]:
         shape, dtype = ctx.bias
         ones = gradient.new_ones(1, gradient.shape[0])
-        output = (*plain[:-1], ops.output_code(torch.float32))
+        # a sum, which tf32 would only make less precise
+        output = (None, None, None, 0, LEAKY_SLOPE, False, *ctx.options[1:], ops.output_code(torch.float32))
         of_groups = product(ones, gradient, offs, *output)[:, 0]
         of_bias = (of_groups if len(shape) == _MATRIX else of_groups.sum(0)).to(dtype)
     return (of_a, of_b, None, of_bias, *(None,) * len(_DEFAULTS))[: ctx.count]

@@ -122,6 +122,7 @@ class _CLauncher(Structure):
         ("matmul", CFUNCTYPE(c_int, POINTER(CProblem), c_int, c_void_p)),
         ("retune", CFUNCTYPE(c_int, POINTER(CTable))),
         ("preload", CFUNCTYPE(c_int, c_int)),
+        ("load", CFUNCTYPE(c_int, POINTER(CPlan), POINTER(CProblem), c_int)),
         ("last_error", CFUNCTYPE(POINTER(CError))),
     ]
 
@@ -375,6 +376,10 @@ class Launcher(CInterface["Kernel"]):
     def preload(self, ordinal: int) -> None:
         """Load every kernel that fits device `ordinal`. Raises DriverError."""
         self._raise(self._c.preload(ordinal))
+
+    def load(self, plan: Plan, problem: Problem, ordinal: int) -> None:
+        """Load the kernels that `run` launches for this plan. Raises as `run`."""
+        self._raise(self._c.load(byref(plan.to_c()), byref(_read_only(problem)), ordinal))
 
     def _raise(self, status: int) -> None:
         if status != OK:

@@ -12,7 +12,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from aotmm.errors import ArtifactError, DriverError, NoKernelError
 from aotmm.pack.files import build_command
-from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE
+from aotmm.problem import ACTIVATIONS, LEAKY_SLOPE, WORKSPACE_LIMIT
 from aotmm.runtime import autograd, composite, direct_call, grouped, ops
 from aotmm.runtime.devices import best_pack, device, what_to_build
 from aotmm.runtime.functions import Function
@@ -21,10 +21,10 @@ from aotmm.runtime.views import products, result_shape
 from aotmm.target import ranked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from aotmm.pack.schema import Kernel
-    from aotmm.runtime.launcher import Launcher, Problem, Selection
+    from aotmm.runtime.launcher import Launcher, Plan, Problem, Selection
     from aotmm.runtime.pack import AnyTable, Pack
 
 Activation = str | tuple[str, float] | None
@@ -404,17 +404,28 @@ class Library:
         why = f"is on {result.device}" if result.numel() else "is empty"
         raise ValueError(f"nothing is launched: the result of shape {tuple(result.shape)} {why}")
 
-    def preload(self, device: int | None = None) -> None:
-        """Load every kernel that fits GPU number `device` now; the default is the current GPU.
+    def preload(self, device: int | None = None, *, problems: Iterable[Problem] | None = None) -> None:
+        """Load kernels for GPU number `device` now, not at their first use; the default is the current GPU.
+
+        Args:
+            problems: those of which kernels are chosen and loaded, as `problem` returns them; by default every kernel
+                that fits the GPU is loaded, which takes longer.
 
         Raises:
-            NoKernelError: no pack has kernels for this GPU. DriverError: the driver refused one.
+            NoKernelError: no pack has kernels for this GPU, or for one of the problems. DriverError: the driver refused
+                one.
         """
         if not torch.cuda.is_available():
             raise NoKernelError(f"torch {torch.__version__} sees no GPU to load kernels for; `aotmm doctor` says why")
         ordinal = torch.cuda.current_device() if device is None else device
-        for pack in self.packs_for(ordinal):
-            pack.launcher.preload(ordinal)
+        launchers = [pack.launcher for pack in self.packs_for(ordinal)]
+        if problems is None:
+            for launcher in launchers:
+                launcher.preload(ordinal)
+            return
+        for problem in problems:
+            launcher, plan = _planned(launchers, problem, ordinal)
+            launcher.load(plan, problem, ordinal)
 
     def launcher(self, ordinal: int) -> Launcher:
         """Return the launcher that serves GPU number `ordinal`.
@@ -468,6 +479,16 @@ class Library:
                 f"build them: aotmm build --kernel FILE.py:{name} --arch {gpu.arch}"
             )
         return sorted((pack for pack in packs if pack.arch in archs), key=lambda pack: archs.index(pack.arch))
+
+
+def _planned(launchers: list[Launcher], problem: Problem, ordinal: int) -> tuple[Launcher, Plan]:
+    """Return the first launcher that has a plan for a product, as the ops choose it. Raises NoKernelError."""
+    for launcher in launchers[:-1]:
+        try:
+            return launcher, launcher.plan(problem, ordinal, WORKSPACE_LIMIT)
+        except NoKernelError:
+            continue
+    return launchers[-1], launchers[-1].plan(problem, ordinal, WORKSPACE_LIMIT)
 
 
 def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:

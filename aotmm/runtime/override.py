@@ -343,7 +343,8 @@ def _grouped(
 ) -> torch.Tensor:
     """Compute `_grouped_mm` by ours if a dimension is in groups, else by torch's, which makes a bmm of two batches."""
     fate = DECLINED
-    if a.dtype not in _HALVES:
+    tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
+    if a.dtype not in (*_HALVES, torch.float32):
         fate = OTHER_TYPE
     elif (
         offs is not None
@@ -354,7 +355,7 @@ def _grouped(
         and b.shape[-1] * b.itemsize % _VECTOR_BYTES == 0
     ):
         fate = OURS
-    options = (offs, None, None, None, 0, LEAKY_SLOPE, False, False, invariant, library)
+    options = (offs, None, None, None, 0, LEAKY_SLOPE, tf32, False, invariant, library)
     product = _computed(registered, library, fate, (a, b, *options), None, torch.ops.aotmm.grouped_mm.default)
     if product is not None:
         return product

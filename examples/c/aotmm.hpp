@@ -71,6 +71,10 @@ class library {
     run(best, problem, ordinal, stream, workspace.get());
   }
 
+  void load(const aotmm_plan &plan, const aotmm_problem &problem, int ordinal) const {
+    check(launcher_->load(&plan, &problem, ordinal));
+  }
+
   void preload(int ordinal) const { check(launcher_->preload(ordinal)); }
 
  private:

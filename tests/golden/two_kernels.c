@@ -209,6 +209,6 @@ __attribute__((visibility("default"))) const aotmm_launcher *aotmm_launcher_sm80
   static const aotmm_launcher launcher = {
       AOTMM_ABI, sizeof(aotmm_problem), 2, aotmm_arch, aotmm_kernels, aotmm_products,
       aotmm_check, aotmm_select, aotmm_device_facts, aotmm_origin_of, aotmm_plan_for, aotmm_run, aotmm_matmul,
-      aotmm_retune, aotmm_preload, aotmm_last_error};
+      aotmm_retune, aotmm_preload, aotmm_load, aotmm_last_error};
   return &launcher;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +12,25 @@ import torch
 
 import aotmm
 from aotmm import deep_gemm
+from aotmm.errors import NoKernelError
 from aotmm.kernels import BLOCK_SCALED
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.library import Library
 from tests.gpu.judge import lay_out
 
-E4 = torch.float8_e4m3fn
-HALVES = (torch.float16, torch.bfloat16)
+E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
+PLAIN = (torch.float16, torch.bfloat16, torch.float32)
 COUNTS = (1, 3, 8, 64, 512)  # of groups
 FORMS = ("rows", "columns", "K")
+
+
+@pytest.fixture(params=["fp32", "tf32"])
+def tf32(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether torch allows tf32, which it forgets afterwards."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param == "tf32"
+    yield request.param == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def integers(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -78,7 +90,8 @@ def same(found: torch.Tensor, want: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", PLAIN)
+@pytest.mark.usefixtures("tf32")
 def test_ragged_groups(lib: Library, form: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Products of any groups are exact: empty ones, one row, all in one, 1 to 512 of them, elements behind the last."""
     for groups in COUNTS:
@@ -89,15 +102,20 @@ def test_ragged_groups(lib: Library, form: str, dtype: torch.dtype, generator: t
                 same(lib.grouped_mm(a, b, offs=offs), wanted(form, a, b, offs))
 
 
-def right_by_each_kernel(lib: Library, problem: Problem, want: torch.Tensor, dtype: torch.dtype) -> set[str]:
-    """The names of the kernels that take a problem: each gives the bits of `want`, and writes nothing but them."""
+def right_by_each_kernel(
+    lib: Library, problem: Problem, want: torch.Tensor, dtype: torch.dtype, only: str = ""
+) -> set[str]:
+    """The names of the kernels that take a problem: each gives the bits of `want`, and writes nothing but them.
+
+    With `only` they are those whose operands are of that type.
+    """
     launcher, stream = lib.launcher(0), torch.cuda.current_stream().cuda_stream
     tried: set[str] = set()
     memory = torch.empty(want.numel() + 64, device="cuda", dtype=dtype)
     problem = replace(problem, c_ptr=memory[32:].data_ptr())
     for number, kernel in enumerate(launcher.kernels):
         plan = launcher.check(problem, launcher.device(0), number).plan
-        if plan is None:
+        if plan is None or kernel.dtype_a != (only or kernel.dtype_a):
             continue
         memory.fill_(float("nan"))
         launcher.run(plan, problem, 0, stream, 0)
@@ -110,12 +128,18 @@ def right_by_each_kernel(lib: Library, problem: Problem, want: torch.Tensor, dty
     return tried
 
 
+def kernels_for(lib: Library, form: str, *, tf32: bool) -> set[str]:
+    """The names of the grouped kernels of a form, rows or K, with results of their operands' type."""
+    role = "grouped_k" if form == "K" else "grouped_m"
+    of_type = [k for k in lib.launcher(0).kernels if k.role == role and k.dtype_a in (k.dtype_c, "tf32")]
+    return {k.name for k in of_type if tf32 or k.dtype_a != "tf32"}
+
+
 @pytest.mark.parametrize("form", ["rows", "K"])
-def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> None:
+def test_every_kernel(lib: Library, form: str, tf32: bool, generator: torch.Generator) -> None:  # noqa: FBT001
     """Each kernel with results of its operands' type gives exact products, and writes nothing but them."""
-    launcher = lib.launcher(0)
     tried: set[str] = set()
-    for dtype in HALVES:
+    for dtype in PLAIN:
         for groups, size in ((1, 64), (5, 200), (40, 1032)):
             a, b = operands(form, groups, size, dtype, generator)
             offs = ends(size, groups, "random", generator)
@@ -123,12 +147,31 @@ def test_every_kernel(lib: Library, form: str, generator: torch.Generator) -> No
             for right in (b, b.contiguous()):
                 problem = lib.problem(a, right, offs=offs)
                 tried |= right_by_each_kernel(lib, problem, want, dtype)
-    role = "grouped_k" if form == "K" else "grouped_m"
-    assert tried == {k.name for k in launcher.kernels if k.role == role and k.dtype_a == k.dtype_c} != set()
+    assert tried == kernels_for(lib, form, tf32=tf32) != set()
+
+
+@pytest.mark.parametrize("form", ["rows", "K"])
+def test_tf32_is_rounded(lib: Library, form: str, generator: torch.Generator) -> None:
+    """Operands just below a number of tf32 count as that number by each kernel of tf32: none cuts them."""
+    below = 1 - 2.0**-13
+    a, b = operands(form, 5, 200, torch.float32, generator)
+    offs = ends(200, 5, "random", generator)
+    want, tried = wanted(form, a, b, offs), set()
+    for right in (b, b.contiguous()):
+        problem = replace(lib.problem(a, right, offs=offs), allow_tf32=True)
+        less = a * below, right * below
+        problem = replace(problem, a_ptr=less[0].data_ptr(), b_ptr=less[1].data_ptr())
+        tried |= right_by_each_kernel(lib, problem, want, torch.float32, only="tf32")
+    assert tried == kernels_for(lib, form, tf32=True) - kernels_for(lib, form, tf32=False) != set()
 
 
 def scaled(
-    groups: int, size: int, room: int, columns: int, generator: torch.Generator
+    groups: int,
+    size: int,
+    room: int,
+    columns: int,
+    generator: torch.Generator,
+    types: tuple[torch.dtype, torch.dtype] = (E4, E4),
 ) -> tuple[dict[str, Any], torch.Tensor]:
     """fp8 operands of rows in groups, with power-of-two scales of rows (columns = 0) or blocks, and the exact product.
 
@@ -152,7 +195,7 @@ def scaled(
     rows = [(g * room, g * room + n) for g, n in enumerate(counts.tolist())] if room else spans(offs)
     for group, (begin, end) in enumerate(rows):
         want[begin:end] = x[begin:end] @ y[group]
-    left, right = a.to(E4), b.mT.contiguous().to(E4).mT
+    left, right = a.to(types[0]), b.mT.contiguous().to(types[1]).mT
     options: dict[str, Any] = {"a": left, "b": right, "offs": offs, "scale_a": scale_a, "scale_b": scale_b}
     if room:
         padded = torch.full((groups, blocks, room + 4), float("nan"), device="cuda")
@@ -166,29 +209,35 @@ def scaled(
     return options, want
 
 
-@pytest.mark.parametrize("columns", [0, 128, 1])
+@pytest.mark.parametrize(
+    ("types", "columns"), [((E4, E4), 0), ((E4, E4), 128), ((E4, E4), 1), ((E5, E5), 0), ((E4, E5), 0), ((E5, E4), 0)]
+)
 @pytest.mark.parametrize("room", [0, 70])
-def test_every_scaled_kernel(lib: Library, columns: int, room: int, generator: torch.Generator) -> None:
+def test_every_scaled_kernel(
+    lib: Library, types: tuple[torch.dtype, torch.dtype], columns: int, room: int, generator: torch.Generator
+) -> None:
     """Each fp8 kernel gives exact products with scales of rows or of blocks, of both forms, and writes nothing else."""
-    launcher = lib.launcher(0)
     tried: set[str] = set()
     for groups, size in ((1, 64), (5, 200), (40, 1032)):
-        options, want = scaled(groups, size, room, columns, generator)
+        options, want = scaled(groups, size, room, columns, generator, types)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             same(lib.grouped_mm(**options, out_dtype=dtype), want)
             for fast in (False, True):
                 problem = lib.problem(**options, out_dtype=dtype, fast_accum=fast)
                 tried |= right_by_each_kernel(lib, problem, want, dtype)
-    mine = [k for k in launcher.kernels if k.role == "grouped_m" and k.dtype_a == "fp8e4"]
-    assert (
-        tried
-        == {
-            k.name
-            for k in mine
-            if (BLOCK_SCALED in k.guards) == (columns > 0) and (columns != 1 or "128x128" not in k.name)
-        }
-        != set()
-    )
+    names = {E4: "fp8e4", E5: "fp8e5"}
+    pair = names[types[0]], names[types[1]]
+    mine = [k for k in lib.launcher(0).kernels if k.role == "grouped_m" and (k.dtype_a, k.dtype_b) == pair]
+    blocks = [k.name for k in mine if (BLOCK_SCALED in k.guards) == (columns > 0)]
+    assert tried == {name for name in blocks if columns != 1 or "128x128" not in name} != set()
+
+
+def test_scaled_columns(lib: Library, generator: torch.Generator) -> None:
+    """fp8 columns in groups with scales of rows and columns are, transposed, the rows of the transposed operands."""
+    options, want = scaled(6, 200, 0, 0, generator)
+    turned = {"a": options["b"].mT, "b": options["a"].T, "scale_a": options["scale_b"].mT}
+    found = lib.grouped_mm(**turned, scale_b=options["scale_a"].T, offs=options["offs"], out_dtype=torch.float32)
+    same(found, want.T)
 
 
 def test_deep_gemm(lib: Library, generator: torch.Generator) -> None:
@@ -238,11 +287,11 @@ def test_torchs_scaled_grouped_mm(lib: Library, generator: torch.Generator) -> N
     assert "2 products by aotmm" in repr(active)
 
 
-def test_groups_of_k_see_no_others(lib: Library, generator: torch.Generator) -> None:
+def test_groups_of_k_see_no_others(lib: Library, tf32: bool, generator: torch.Generator) -> None:  # noqa: FBT001
     """By each kernel, sums over groups of K are exact beside groups of NaN, for many tiles and any rows of a stage."""
     launcher, stream, tried = lib.launcher(0), torch.cuda.current_stream().cuda_stream, set()
     M, N, groups, size = 264, 392, 24, 1500
-    for dtype in HALVES:
+    for dtype in PLAIN:
         a, b = integers(M, size, generator=generator), integers(size, N, generator=generator)
         offs = ends(size, groups, "random", generator)
         want = torch.stack([a[:, begin:end] @ b[begin:end] for begin, end in spans(offs)])
@@ -261,7 +310,7 @@ def test_groups_of_k_see_no_others(lib: Library, generator: torch.Generator) -> 
                 launcher.run(plan, problem, 0, stream, 0)
                 assert torch.equal(c[::2], want[::2].to(dtype)), kernel.name
                 tried.add(kernel.name)
-    assert {k.name for k in launcher.kernels if k.role == "grouped_k" and k.dtype_a == k.dtype_c} == tried != set()
+    assert kernels_for(lib, "K", tf32=tf32) == tried != set()
 
 
 def test_graph_with_other_groups(lib: Library, generator: torch.Generator) -> None:
@@ -281,9 +330,10 @@ def test_graph_with_other_groups(lib: Library, generator: torch.Generator) -> No
             same(c, wanted(form, a, b, offs))
 
 
+@pytest.mark.usefixtures("tf32")
 def test_gradients(lib: Library, generator: torch.Generator) -> None:
     """Gradients of both operands and of a bias for each group are those of the products one by one."""
-    for dtype in HALVES:
+    for dtype in PLAIN:
         a, b = operands("rows", 6, 100, dtype, generator)
         bias = integers(6, 72, generator=generator).to(dtype)
         offs = ends(100, 6, "random", generator)
@@ -300,12 +350,14 @@ def test_gradients(lib: Library, generator: torch.Generator) -> None:
             assert torch.equal(mine.grad, other.grad.to(dtype))
 
 
-def test_rows_have_the_bits_of_the_single_product(lib: Library, generator: torch.Generator) -> None:
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_have_the_bits_of_the_single_product(lib: Library, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Under batch_invariant each group's rows are, bit for bit, those of `matmul` of its matrix alone."""
     options: dict[str, Any] = {"batch_invariant": True}
     for groups in (4, 32):
-        a = torch.randn(600, 512, device="cuda", dtype=torch.bfloat16, generator=generator)
-        b = torch.randn(groups, 768, 512, device="cuda", dtype=torch.bfloat16, generator=generator).mT
+        a = torch.randn(600, 512, device="cuda", dtype=dtype, generator=generator)
+        b = torch.randn(groups, 768, 512, device="cuda", dtype=dtype, generator=generator).mT
         for kind in ("random", "one", "random"):
             offs = ends(600, groups, kind, generator)
             c = lib.grouped_mm(a, b, offs=offs, **options)
@@ -314,10 +366,12 @@ def test_rows_have_the_bits_of_the_single_product(lib: Library, generator: torch
                     assert torch.equal(c[begin:end], lib.matmul(a[begin:end], b[group], **options))
 
 
-def test_torchs_grouped_mm(lib: Library, generator: torch.Generator) -> None:
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_torchs_grouped_mm(lib: Library, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Inside the override torch's own function gives the same integers, and its products are counted as ours."""
     del lib
-    a, b = operands("rows", 8, 256, torch.bfloat16, generator)
+    a, b = operands("rows", 8, 256, dtype, generator)
     offs = ends(256, 8, "random", generator)
     with aotmm.override() as active:
         found = torch.nn.functional.grouped_mm(a, b, offs=offs)
@@ -328,9 +382,19 @@ def test_torchs_grouped_mm(lib: Library, generator: torch.Generator) -> None:
 def test_op(lib: Library, generator: torch.Generator) -> None:
     """The op's schema, fake and gradients are consistent for torch."""
     del lib
-    for form in FORMS:
-        a, b = operands(form, 4, 64, torch.float16, generator)
+    for form, dtype in itertools.product(FORMS, (torch.float16, torch.float32)):
+        a, b = operands(form, 4, 64, dtype, generator)
         offs = ends(64, 4, "random", generator)
         offs[-1] = 64  # what lies behind the last group is undefined, and the check compares all of it
         arguments = a.requires_grad_(), b.requires_grad_(), offs
         torch.library.opcheck(torch.ops.aotmm.grouped_mm.default, arguments)
+
+
+def test_preloaded_problems(lib: Library, generator: torch.Generator) -> None:
+    """Kernels of problems are loaded once and serve the products afterwards; a problem that has none is an error."""
+    options, want = scaled(5, 200, 0, 128, generator)
+    problem = lib.problem(**options, out_dtype=torch.bfloat16)
+    lib.preload(problems=[problem, problem])
+    same(lib.grouped_mm(**options, out_dtype=torch.bfloat16), want)
+    with pytest.raises(NoKernelError):
+        lib.preload(problems=[replace(problem, dtype_c="int32")])

@@ -18,7 +18,7 @@ from tests.native.emulation import Product as Placement
 
 # A tile of each form, and what every set gets for its types: generic kernels of both forms.
 CONFIGS = """
-dtypes = ["fp16", "bf16", "fp8e5"]
+dtypes = ["fp16", "bf16", "fp8e5", "fp32", "tf32"]
 layouts = ["nt"]
 epilogues = ["none"]
 source = "tests"
@@ -29,6 +29,51 @@ block_n = 64
 block_k = 32
 num_stages = 2
 num_warps = 4
+
+[[config]]
+dtypes = ["fp32", "tf32"]
+grouped = "M"
+layouts = ["nn", "nt"]
+epilogues = ["full"]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+
+[[config]]
+dtypes = ["fp32", "tf32"]
+grouped = "K"
+layouts = ["tn"]
+block_m = 32
+block_n = 32
+block_k = 32
+num_stages = 2
+num_warps = 2
+
+[[config]]
+archs = ["sm80"]
+family = "fma"
+dtypes = ["fp32"]
+grouped = "M"
+layouts = ["nn", "nt"]
+block_m = 32
+block_n = 32
+block_k = 16
+num_stages = 3
+num_warps = 2
+
+[[config]]
+archs = ["sm80"]
+family = "fma"
+dtypes = ["fp32"]
+grouped = "K"
+layouts = ["nt", "tn"]
+block_m = 32
+block_n = 32
+block_k = 16
+num_stages = 3
+num_warps = 2
 
 [[config]]
 dtypes = ["fp8e5"]
@@ -95,6 +140,7 @@ class Grouped:
         sizes: of the groups along that dimension.
         behind: elements of it that are in no group: NaN in the operands.
         other: M of groups of K, K of groups of rows.
+        dtype: input type; "tf32" for fp32 operands that may be rounded to it.
         layout, padding, offset: as in `emulation.Product`.
         bias: "" for none, "vector" for one in each group, "matrix" for one of C's shape.
         room: rows that each group of rows has room for; 0 if they lie one behind the other.
@@ -226,6 +272,7 @@ class Case:
             "batch_strides": (0, z_b if of_rows else 0, 0 if of_rows else z_c),
             **dict.fromkeys(("dtype_a", "dtype_b"), DTYPES[product.dtype].storage),
             "dtype_c": product.out,
+            "allow_tf32": product.dtype == "tf32",
             "a_ptr": self.operands["A"].address,
             "b_ptr": self.operands["B"].address,
             "c_ptr": self.operands["C"].address,

@@ -41,6 +41,8 @@ def products() -> list[Grouped]:
     eight: dict[str, Any] = {"out": "fp32", "dtype": "fp8e5"}
     loose: dict[str, Any] = {"layout": "tt", "padding": 3, "offset": 1, "step_c": 2}
     sums = Grouped("K", (5, 0, 33, 1), 40, 40, behind=7, layout="tn")
+    fp32: dict[str, Any] = {"out": "fp32", "dtype": "fp32"}
+    tf32 = fp32 | {"dtype": "tf32"}
     return [
         rows,
         replace(rows, sizes=(1,), behind=0),
@@ -63,7 +65,38 @@ def products() -> list[Grouped]:
         replace(sums, sizes=ragged(rng, 64, 3), N=8, other=8),
         replace(sums, sizes=ragged(rng, 4, 40), N=33, other=35, padding=3, offset=1, layout="nt", step_c=2),
         replace(sums, sizes=(0, 0), behind=0),
+        *(
+            product
+            for of_type in (fp32, tf32)
+            for product in (
+                replace(rows, sizes=ragged(rng, 9, 40), N=72, bias="vector", activation="relu", **of_type),
+                replace(rows, sizes=ragged(rng, 130, 2), N=8, other=16, layout="nn", **of_type),
+                replace(rows, room=33, behind=0, scales="rows", **of_type),
+                replace(rows, N=33, other=17, **loose | of_type),
+                replace(sums, sizes=(0, 70, 1, 2), **of_type),
+                replace(sums, sizes=(5, 0, 33, 2), behind=8, layout="nt", **of_type),
+                replace(sums, sizes=ragged(rng, 4, 40), N=33, other=35, layout="nt", step_c=2, **of_type),
+            )
+        ),
     ]
+
+
+@own_process
+def test_tf32_is_rounded(folder: Path) -> None:
+    """Operands just below a number of tf32 count as that number by each kernel of tf32: none cuts them."""
+    emulator = Emulator(folder)
+    tried = set()
+    for grouped, layout in (("M", "nt"), ("M", "nn"), ("K", "tn")):
+        case = Case(Grouped(grouped, (5, 0, 33, 1), 40, 48, dtype="tf32", out="fp32", layout=layout))
+        for name in "AB":
+            case.operands[name].view[...] *= 1 - 2.0**-13
+        for kernel, plan in able(emulator, case.problem()):
+            if kernel.dtype_a == "tf32":
+                assert run(emulator, case, plan) == [], kernel.name
+                tried.add(kernel.name)
+    assert tried == {
+        kernel.name for kernel in emulator.kernels if kernel.dtype_a == "tf32" and "grouped" in kernel.role
+    }
 
 
 def test_ragged_groups(folder: Path) -> None:

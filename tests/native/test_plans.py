@@ -156,6 +156,32 @@ def test_chosen_by_itself(pack: Path) -> None:
         assert mm.select(problem, device, plan.workspace_bytes) == plan
 
 
+@own_process
+def test_loaded_before_it_runs(pack: Path) -> None:
+    """`load` loads the kernels of a plan and launches nothing, so that `run` finds all of them; it refuses as `run`."""
+    emulator = Emulator(pack, execute=False)
+    mm, device = emulator.launcher, emulator.launcher.device(0)
+    deep, large = problem_of(512, 512, 65_536), problem_of(4096, 4096, 4096)
+    shifted, seen = replace(large, a_ptr=large.a_ptr + 2), 0
+    for problem, launches in ((deep, 2), (large, 1), (shifted, 2)):
+        plan = mm.select(problem, device)
+        assert len(plan.launches) == launches
+        mm.load(plan, problem, 0)
+        assert emulator.driver.launches == []
+        loaded = emulator.driver.live_modules
+        assert loaded > seen, "it has a kernel that no plan before had"
+        seen = loaded
+        mm.run(plan, problem, 0, 0, 1 << 40 if plan.workspace_bytes else 0)
+        assert emulator.driver.live_modules == loaded
+        emulator.driver.launches.clear()
+    mm.load(mm.select(deep, device), replace(deep, M=0), 0)
+    with pytest.raises(ValueError, match="kernel 999: the pack has"):
+        mm.load(Plan(999), deep, 0)
+    with pytest.raises(NoKernelError, match="do not fit M=512"):
+        mm.load(mm.select(deep, device), replace(deep, dtype_c="bf16"), 0)
+    assert emulator.driver.misuse == []
+
+
 # ----------------------------------------------------------------------------------------------------------- panels
 CUT = Product(129, 136, 72, padding=3, offset=1)  # 2 x 2 panels of 128 x 128, the last ones of one row and of 8 columns
 ODD = replace(CUT, N=129)

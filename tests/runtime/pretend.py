@@ -144,7 +144,7 @@ def _types() -> dict[int, Any]:
     from aotmm.problem import DTYPE_CODES
 
     names = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8, "int32": np.int32}
-    names |= {"fp8e4": np.uint8, "bf16": np.int16}
+    names |= {"fp8e4": np.uint8, "fp8e5": np.uint8, "bf16": np.int16}
     return {DTYPE_CODES.index(name): dtype for name, dtype in names.items()}
 
 
@@ -165,7 +165,8 @@ def _numbers(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[in
     from aotmm.problem import DTYPE_CODES
 
     found = _array(address, dtype, shape, strides)
-    of_bits = {"fp8e4": torch.float8_e4m3fn, "bf16": torch.bfloat16}.get(DTYPE_CODES[dtype])
+    named = {"fp8e4": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2, "bf16": torch.bfloat16}
+    of_bits = named.get(DTYPE_CODES[dtype])
     return torch.from_numpy(found.copy()).view(of_bits).double().numpy() if of_bits else found.astype(float)
 
 

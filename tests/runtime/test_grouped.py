@@ -89,6 +89,23 @@ for a, b, reference, more in cases:
 """)
 
 
+def test_tf32() -> None:
+    """fp32 is rounded to tf32 where torch allows it, in gradients too, but in none of a bias, which is a mere sum."""
+    run("""
+a, b, each = whole(9, 6).requires_grad_(), whole(4, 6, 7).requires_grad_(), whole(4, 7).requires_grad_()
+for allowed in (False, True):
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    for leaf, rounded in ((a, allowed), (b, allowed), (each, False)):
+        gpu.first = None
+        of_a, of_b, bias = (x if x is leaf else x.detach() for x in (a, b, each))
+        c = lib.grouped_mm(of_a, of_b, offs=offs, bias=bias)
+        assert gpu.first.allow_tf32 == allowed and gpu.first.dtype_a == gpu.first.dtype_c == "fp32"
+        gpu.first = None
+        c.sum().backward()
+        assert gpu.first.allow_tf32 == rounded, leaf.shape
+""")
+
+
 def test_opcheck_and_compile() -> None:
     """The op's fake and gradients pass torch's own checks, and torch.compile gives one op for every number of rows."""
     run("""
@@ -146,6 +163,20 @@ for scale_a, scale_b in cases:
         x = scale_a[lo:hi] if scale_a.numel() > 1 else scale_a
         y = scale_b[g] if scale_b.dim() == 3 else scale_b
         same(c[lo:hi].double(), want(a[lo:hi], b[g], x, y))
+e5 = torch.float8_e5m2
+x, y = whole(11, 272).clamp(-1, 1), whole(4, 272, 144).clamp(-1, 1)
+c = lib.grouped_mm(x.to(e5), y.to(e4), offs=offs, scale_a=of_rows, scale_b=of_columns, out_dtype=torch.float32)
+same(c[:3].double(), want(x[:3], y[0], of_rows[:3], of_columns[0]))
+left, right, each_row, each_column = b.mT, a.T, of_columns.mT, of_rows.T
+in_columns = [(each_row, each_column), (powers(144, 1), torch.full((1, 1), 2.0))]
+in_columns += [(narrow.mT, blocks.T), (wide.mT, blocks.T)]
+for scale_a, scale_b in in_columns:
+    options = {"offs": offs, "scale_a": scale_a, "scale_b": scale_b, "out_dtype": torch.float32}
+    c = lib.grouped_mm(left.to(e4), right.to(e4), **options)
+    for g, (lo, hi) in enumerate(spans):
+        x = scale_a[g] if scale_a.dim() == 3 else scale_a
+        y = scale_b[:, lo:hi] if scale_b.numel() > 1 else scale_b
+        same(c[:, lo:hi].double(), want(right[:, lo:hi].T, left[g].T, y.T, x.T).T)
 rows = torch.tensor([3, 0, 5, 1], dtype=torch.int32)
 many, of_many, many_blocks = whole(4, 5, 272).clamp(-1, 1), powers(4, 5, 1), powers(4, 5, 3)
 padded = torch.empty(4, 3, 8)[:, :, :5].mT.copy_(many_blocks)
@@ -213,6 +244,11 @@ calls = {
         whole(4, 5, 256).to(e4), whole(4, 256, 7).to(e4), rows=offs, scale_a=whole(5, 2), scale_b=whole(4, 2, 7)
     ),
     "scales of sums": lambda: lib.grouped_mm(a.T, a, offs=offs, scale_a=whole(1)),
+    "scales of columns": lambda: lib.grouped_mm(b.mT, a.T, offs=offs, scale_b=whole(8, 1)),
+    "scales of their rows": lambda: lib.grouped_mm(b.mT, a.T, offs=offs, scale_a=whole(4, 1, 6)),
+    "scales of columns without groups": lambda: lib.grouped_mm(
+        whole(4, 7, 512).to(e4), whole(512, 9).to(e4), offs=offs, scale_a=whole(7, 4), scale_b=whole(4, 9)
+    ),
     "scales of rows": lambda: lib.grouped_mm(a, b, offs=offs, scale_a=whole(8, 1)),
     "uneven scales": lambda: lib.grouped_mm(b, b.mT, rows=offs, scale_a=whole(4, 9, 1)[:, :6]),
     "blocks of fp16": lambda: lib.grouped_mm(
@@ -233,7 +269,9 @@ for name, call in calls.items():
         print(f"{name}: {type(error).__name__}: {error}")
     b = b.detach()
 gpu.refuse = "kernel"
-refused = {"rows": (a.half(), b.half()), "sums": (a.T.half(), a.half()), "fp32": (a, b), "sums of fp32": (a.T, a)}
+short = a.to(torch.int8), b.to(torch.int8)
+refused = {"rows": (a.half(), b.half()), "sums": (a.T.half(), a.half())}
+refused |= {"int8": short, "sums of int8": (short[0].T, short[0])}
 for name, (x, y) in refused.items():
     try:
         lib.grouped_mm(x, y, offs=offs)
@@ -252,7 +290,10 @@ assert gpu.runs == 0
         "bias in out: ValueError: out shares memory with bias",
         "scales without groups: ValueError: scale_b of blocks of K must be (groups, ceil(K / 128), N)",
         "shared scales: ValueError: scale_a of blocks of K must have the matrices' scales one behind the other",
-        "scales of sums: ValueError: scales are for groups of rows of a",
+        "scales of sums: ValueError: scales are for rows of a or columns of b in groups, not for K",
+        "scales of columns: ValueError: scale_b must be one number, (1, N), or (ceil(K / 128), N)",
+        "scales of their rows: ValueError: scale_a must be one number, (M, 1), or (M, ceil(K / 128))",
+        "scales of columns without groups: ValueError: scale_a of blocks of K must be (groups, M, ceil(K / 128))",
         "scales of rows: ValueError: scale_a must be one number, (M, 1), or",
         "uneven scales: ValueError: scale_a must be one number, or have one for each row of all matrices, evenly",
         "blocks of fp16: TypeError: scales of blocks of K are for float8",
@@ -273,9 +314,9 @@ assert gpu.runs == 0
         "rows refused: NoKernelError: no kernel fits",
         "for these operands it has: fp16 x fp16 -> fp16, epilogue full",
         "sums refused: NoKernelError: no kernel fits",
-        "multiplies fp32 x fp32 in groups: a is (9, 6) float32 on cpu",
-        "offs is (4,) int32 on cpu; it has: bf16 x bf16, fp16 x fp16",
-        "sums of fp32 refused: TypeError: no kernel of pack",
+        "multiplies int8 x int8 in groups: a is (9, 6) int8 on cpu",
+        "offs is (4,) int32 on cpu; it has: bf16 x bf16, fp16 x fp16, fp32 x fp32",
+        "sums of int8 refused: TypeError: no kernel of pack",
     ):
         assert words in out
 
@@ -293,15 +334,20 @@ with aotmm.override() as active:
     gpu.first = None
     torch._grouped_mm(*of_weights)
     assert gpu.runs == 2 and gpu.first.grouped == "K"
-    for other in ((a.float(), b.float(), offs), (a, b, offs, b[0, 0])):
+    for allowed in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        gpu.first = None
+        same(torch._grouped_mm(a.float(), b.float(), offs)[:9], want.float())
+        assert gpu.first.dtype_a == gpu.first.dtype_c == "fp32" and gpu.first.allow_tf32 == allowed
+    for other in ((a.double(), b.double(), offs), (a, b, offs, b[0, 0])):
         try:
             torch._grouped_mm(*other)
         except (RuntimeError, NotImplementedError):
             pass  # torch has no such kernel here
-    assert gpu.runs == 2
+    assert gpu.runs == 4
     print(active)
 """)
-    assert "2 products by aotmm, 2 by torch: 1 of other types, 1 of other forms" in out
+    assert "4 products by aotmm, 2 by torch: 1 of other types, 1 of other forms" in out
 
 
 def test_override_with_scales() -> None:

@@ -18,9 +18,7 @@ from aotmm.kernels.hopper.cluster import (
     meet,
 )
 from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of_two, scale_buffers
-from aotmm.kernels.order import GROUPS_AT_ONCE, count_of_groups, end_of, group_of, place
-
-AT_ONCE = gl.constexpr(GROUPS_AT_ONCE)
+from aotmm.kernels.order import count_of_groups, end_of, ends_at_once, group_of, place
 
 
 @gluon.aggregate
@@ -193,13 +191,6 @@ class Work:
     def member(self, matrix):
         """Return the number in the batch."""
         return matrix % self.batch if self.tiling.PARTIAL else matrix
-
-
-@gluon.jit
-def ends_at_once():
-    """Return numbers from 0 on, of as many groups as each warp looks at together."""
-    WARPS_HERE: gl.constexpr = gl.num_warps()
-    return gl.arange(0, AT_ONCE, layout=gl.BlockedLayout([AT_ONCE // THREADS], [THREADS], [WARPS_HERE], [0]))
 
 
 @gluon.jit

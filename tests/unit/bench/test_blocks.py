@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotmm.bench import blocks, results
+from aotmm.bench import blocks, preload, results
 from aotmm.bench.blocks import run_blocks, with_scales, work
 from aotmm.bench.drawn_summary import BLOCKS, drawn_goals, sections
 from aotmm.bench.facts import State
@@ -138,6 +138,7 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = drawn_facts(cache_bytes=1)
     del here["seed"], here["figure"]
     monkeypatch.setattr(blocks, "gpu", lambda: 0)
+    monkeypatch.setattr(preload, "measure", lambda seed: {"problems": 797.0, "ms": 10.0 * seed})
     monkeypatch.setattr(blocks, "library", _Library)
     monkeypatch.setattr(blocks, "rivals", lambda *_: {"b": Plan(1, cost=9)})
     monkeypatch.setattr(blocks, "launches", launched)
@@ -158,4 +159,16 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("unscaled" in row.times) == (row.sweeps[0] == "cubes")
         assert row.not_run["deep_gemm"].startswith("deep_gemm is not here")
         assert ("torch" in row.times or "torch" in row.not_run) == (row.sweeps[0] != "experts")
-    assert "fp8 with block scales" in sections([results.read(tmp_path)])[0].title
+    found = sections([results.read(tmp_path)])
+    assert "fp8 with block scales" in found[0].title
+    (preloading,) = [section for section in found if section.title == "Preloading in a fresh process"]
+    assert (preloading.header, preloading.rows) == (("seed", "problems", "ms"), [("5", "797", "50")])
+
+
+def test_preloaded_problems() -> None:
+    """They are 797, of DeepSeek-V3 alone, dense and in groups; a seed gives the same."""
+    found = preload.cases(3)
+    assert len(found) == 797
+    assert found == preload.cases(3) != preload.cases(4)
+    assert {len(case.groups.sizes) if case.groups else 0 for case in found} == {0, 32}
+    assert all("DeepSeek V3" in case.shape.name and case.dtype == "fp8e4" for case in found)

@@ -495,6 +495,15 @@ def test_file(tmp_path: Path) -> None:
     ]
 
 
+def test_generic_kernels_of_groups(tmp_path: Path) -> None:
+    """Pairs of types with an entry in groups have generic kernels in groups, and no other pair has."""
+    text = HEADER + 'dtypes = ["fp8e4", "fp8e5", "fp8e5-fp8e4"]\nepilogues = ["none"]\n' + TILE + TILE
+    more = 'dtypes = ["fp8e5-fp8e4"]\ngrouped = "M"\noutputs = ["bf16"]\n'
+    found = all_variants(written(tmp_path, text + more), target("sm90"))
+    pairs = {(v.dtype_a, v.dtype_b, v.dtype_c) for v in found if v.role == "grouped_m" and v.layout == "any"}
+    assert pairs == {("fp8e5", "fp8e4", "bf16"), ("fp8e5", "fp8e4", "fp16")}
+
+
 def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
     """The generic kernels have the richest epilogue and all outputs of the set and its entries, and the default."""
     text = HEADER + 'dtypes = ["fp16", "int8"]\nepilogues = ["none"]\n' + TILE
@@ -623,7 +632,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'grouped = "K"\nepilogues = ["full"]', "config 1: epilogues has no meaning with grouped"),
         (
             HEADER + TILE + 'grouped = "K"\nfamily = "swapped"\narchs = ["sm90"]\ndtypes = ["fp16"]',
-            "config 1: family swapped does not multiply groups of K; families that do: tile, cooperative, pingpong",
+            "family swapped does not multiply groups of K; families that do: tile, fma, cooperative, pingpong",
         ),
         (
             HEADER + TILE + 'grouped = "K"\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["fp16"]',
