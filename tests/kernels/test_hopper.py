@@ -41,6 +41,8 @@ CONFIGS = {
     "clustered-wide": ("cooperative", Config(256, 144, 64, 3, 8, cluster_m=2)),
     "pingpong-clustered": ("pingpong", Config(128, 128, 64, 4, 8, cluster_m=2, cluster_n=2)),
     "swapped-clustered": ("swapped", Config(16, 256, 64, 4, 4, cluster_n=4)),
+    "sliced": ("cooperative", Config(128, 64, 128, 3, 8, cluster_k=2)),
+    "sliced-swapped": ("swapped", Config(16, 64, 256, 4, 4, cluster_k=4)),
     "swapped": ("swapped", Config(16, 128, 64, 4, 8)),
     "swapped-tall": ("swapped", Config(32, 128, 64, 4, 4)),
 }
@@ -56,6 +58,7 @@ ODD = {
     "cooperative-twice": ("cooperative", Config(256, 112, 64, 3, 8)),
     "clustered-odd": ("cooperative", Config(256, 416, 64, 3, 8, cluster_m=2, cluster_n=2)),
     "clustered-across": ("cooperative", Config(256, 224, 64, 3, 8, cluster_m=2, cluster_n=2)),
+    "sliced-odd": ("swapped", Config(40, 128, 128, 3, 8, cluster_k=2)),
 }
 # Some of them where the operand that has them does not lie along K: its stages are boxes of a line of columns each.
 ACROSS = (
@@ -64,7 +67,9 @@ ACROSS = (
     ("clustered-across", "nn"),
 )  # fmt: skip
 # Sums that leave the tensor cores at every step need registers for two tiles: not every tile can have them.
-EIGHT_BIT = ("cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped", "swapped-clustered")
+EIGHT_BIT = (
+    "cooperative-1", "cooperative-2-wide", "cooperative-3", "pingpong", "swapped", "swapped-clustered", "sliced",
+)  # fmt: skip
 # X comes through registers if it does not lie along K, and then every step waits for its product.
 TF32 = (
     ("cooperative-2", "nt"), ("cooperative-2-wide", "tt"), ("swapped", "nn"), ("swapped-odd", "nt"), ("pingpong", "nt"),
@@ -134,6 +139,8 @@ FINISHED = [
     variant("clustered-wide", "nn", epilogue="bias_relu"),
     variant("pingpong-clustered", epilogue="full"),
     variant("swapped-clustered", epilogue="bias_relu"),
+    variant("sliced", epilogue="full"),
+    variant("sliced-swapped", epilogue="bias_relu"),
     variant("swapped-tall", epilogue="bias_relu"),
     variant("swapped", epilogue="bias_relu", dtype_c="fp32"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
@@ -253,6 +260,11 @@ def block(made: Variant) -> tuple[int, int]:
     config = made.config
     sides = config.block_m // config.cluster_m, config.block_n // config.cluster_n
     return sides[::-1] if made.family == "swapped" else sides
+
+
+def depth(made: Variant) -> int:
+    """Elements of K that a block multiplies in a step: all of a tile's, or those of its slice."""
+    return made.config.block_k // made.config.cluster_k
 
 
 def widths(made: Variant) -> list[int]:
@@ -470,9 +482,9 @@ def test_resources(made: Variant) -> None:
     assert 0 < kernel.shared_bytes <= SM90.shared_bytes
     element = DTYPES[made.dtype_a].bytes
     config = made.config
-    assert kernel.shared_bytes > config.num_stages * loaded(made) * config.block_k * element
+    assert kernel.shared_bytes > config.num_stages * loaded(made) * depth(made) * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
-    assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (True, True, made.num_ctas)
+    assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (config.cluster_k == 1, True, made.num_ctas)
     if made.epilogue == "none":
         assert kernel.spill_bytes == 0
 
@@ -491,9 +503,9 @@ def test_tensor_maps(made: Variant) -> None:
     def expected(matrix: str, along: int) -> tuple[str, TensorMap]:
         size, across, k = ("M", "stride_am", "stride_ak") if matrix == "a" else ("N", "stride_bn", "stride_bk")
         if made.layout["ab".index(matrix)] == {"a": "n", "b": "t"}[matrix]:
-            inner, outer, stride, extent, box_outer = "K", size, across, config.block_k, along
+            inner, outer, stride, extent, box_outer = "K", size, across, depth(made), along
         else:
-            inner, outer, stride, extent, box_outer = size, "K", k, along, config.block_k
+            inner, outer, stride, extent, box_outer = size, "K", k, along, depth(made)
         box = min(extent, ROW_BYTES // element)
         swizzle = {32: 1, 64: 2, 128: 3}[box * element]
         between = f"stride_{matrix}z"
@@ -540,7 +552,7 @@ def test_map_of_a_residual(made: Variant) -> None:
         high, wide = (row.box_inner, row.box_outer) if swapped else (row.box_outer, row.box_inner)
         assert rows % high == 0 if swapped else high == rows
         assert min(widths(made)) % wide == 0 or len(widths(made)) == 1
-        slab = rows * made.config.block_k * DTYPES[made.dtype_a].bytes
+        slab = rows * depth(made) * DTYPES[made.dtype_a].bytes
         assert row.box_inner * DTYPES[made.dtype_c].bytes == {1: 32, 2: 64, 3: 128}[row.swizzle]
         assert rows * wide * DTYPES[made.dtype_c].bytes <= slab
 
@@ -681,7 +693,7 @@ def test_instructions(made: Variant) -> None:
     assert {int(width) for width, _ in found} == set(widths(made))
     assert all(2 * len(sums.split(",")) == int(width) for width, sums in found)
     rows = block(made)[0] // slabs(made)
-    steps = made.config.block_k * DTYPES[made.dtype_a].bytes // 32
+    steps = depth(made) * DTYPES[made.dtype_a].bytes // 32
     assert len(found) == consumers(made) * steps * (rows // 64) * len(widths(made))
     assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
 
@@ -725,17 +737,17 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     (waited,), (filled,) = operands(lines, "ttng.wait_barrier"), operands(lines, "ttng.barrier_expect")
     (expected,) = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", "\n".join(lines))
     assert waited != filled
-    assert int(expected) == loaded(made) * made.config.block_k * DTYPES[made.dtype_a].bytes
+    assert int(expected) == loaded(made) * depth(made) * DTYPES[made.dtype_a].bytes
     assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
     words = "ttng.wait_barrier|ttng.barrier_expect|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
     found = [match[0].strip() for line in lines if (match := re.search(words, line))]
-    if made.num_ctas > 1:
-        told, load = ["mapa.shared::cluster.u32 there"], "cp.async.bulk.tensor"
+    if made.num_ctas > 1:  # to several blocks, or to this one
+        told, load = ["mapa.shared::cluster.u32 there"], ["scf.if", *2 * ["cp.async.bulk.tensor"]]
     else:
-        told, load = [], "async_tma_copy_global_to_local"
+        told, load = [], ["async_tma_copy_global_to_local"]
     # inline PTX of a cluster copies all boxes
     each = boxes_across(made) or 1 if made.num_ctas == 1 else 1
-    loads = [["scf.if", *count * [load]] for count in (slabs(made), len(widths(made)) * each)]
+    loads = [["scf.if", *count * load] for count in (slabs(made), len(widths(made)) * each)]
     assert found == ["ttng.wait_barrier", "ttng.barrier_expect", *told, *loads[0], *loads[1]]
 
 
@@ -746,7 +758,7 @@ def test_multicasts(made: Variant) -> None:
     Boxes side by side in shared memory are copies of their own, through the tensor map of their operand.
     """
     found = compiled(made)
-    copy = r"@(one|several) cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
+    copy = r"@one cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
     copies = re.findall(copy, found.ptx)
     if made.num_ctas == 1:
         assert copies == []
@@ -758,14 +770,14 @@ def test_multicasts(made: Variant) -> None:
         assert row.tensor_map is not None
         along = row.tensor_map.inner != "K"
         across = [block(made)[0] // slabs(made), *widths(made)][number]
-        boxes_of_one = -(-(across if along else made.config.block_k) // row.tensor_map.box_inner)
+        boxes_of_one = -(-(across if along else depth(made)) // row.tensor_map.box_inner)
         wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{7 * number}"] += count * boxes_of_one
-    assert copies == sum(wanted.values()) * [("one", ""), ("several", ".multicast::cluster")]
+    assert Counter(copies) == dict.fromkeys(("", ".multicast::cluster"), wanted.total())
     blocks = re.findall(r"mov\.b64 map, (\w+);((?:(?!mov\.b64 map).)*)", found.ptx, re.DOTALL)
     named = Counter[str]()
     for name, text in blocks:
-        named[name] += len(re.findall(r"@several cp", text))
-    assert named == wanted
+        named[name] += len(re.findall(r"@one cp", text))
+    assert named == wanted + wanted
 
 
 @every_variant
@@ -802,6 +814,27 @@ def test_blocks_meet_and_leave(made: Variant) -> None:
     assert arrays[waited] == arrays[emptied[0]]
 
 
+SLICED = [made for made in PRODUCTS if made.config.cluster_k > 1]
+
+
+@pytest.mark.parametrize("made", SLICED, ids=lambda made: made.name)
+def test_slices_meet(made: Variant) -> None:
+    """Each warpgroup sends all sums of its slab to the block that owns it, or expects and adds those of all others."""
+    rows, columns = block(made)
+    sums = rows // slabs(made) * columns  # of a slab
+    others = made.config.cluster_k - 1
+    found = compiled(made)
+    *multiplying, _ = partitions(found.ttgir)
+    for lines in multiplying:
+        text = "\n".join(lines)
+        assert len(re.findall(r"st\.async\S*\.v4\.f32", text)) == sums // 128 // 4
+        assert len(re.findall(r"ld\.shared\.v4\.f32", text)) == others * sums // 128 // 4
+        assert len(re.findall(r"add\.f32 ", text)) == others * sums // 128
+        expected = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", text)
+        assert expected == [str(others * 4 * sums)]
+        assert text.index("ttng.barrier_expect") < text.index("barrier.cluster.arrive")
+
+
 @dataclass(frozen=True)
 class Share:
     """Of a block in a cluster: blocks with its rows of X and its columns of Y, its peers, steps at which it loads."""
@@ -815,15 +848,17 @@ class Share:
 
 def shares(down: int, across: int, swapped: bool) -> list[Share]:  # noqa: FBT001
     """What the sources say of every block of a cluster, in the order of their numbers: first along M, then along N."""
-    from aotmm.kernels.hopper.cluster import BLOCKS, Cluster
+    from aotmm.kernels.hopper.cluster import Cluster, sharing
 
+    m, n = (across, down) if swapped else (down, across)
     found = []
     for number in range(down * across):
-        x, y = divmod(number, across) if swapped else divmod(number, down)[::-1]
-        this = SimpleNamespace(down=down, across=across, x=x, y=y, SWAPPED=swapped)
-        same = [Cluster.shared_with.fn(this, other) for other in range(BLOCKS.value)]
+        at_n, at_m = divmod(number, m)
+        x, y = (at_n, at_m) if swapped else (at_m, at_n)
+        this = SimpleNamespace(down=down, across=across, x=x, y=y)
         turns = [[bool(loads.fn(this, step)) for step in range(8)] for loads in (Cluster.loads_x, Cluster.loads_y)]
-        of_x, of_y = (frozenset(i for i, pair in enumerate(same) if pair[side]) for side in (0, 1))
+        of_a, of_b = (frozenset(i for i in range(32) if mask >> i & 1) for mask in sharing.fn(m, n, at_m, at_n))
+        of_x, of_y = (of_b, of_a) if swapped else (of_a, of_b)
         found.append(Share(of_x, of_y, int(Cluster.peers.fn(this)), tuple(turns[0]), tuple(turns[1])))
     return found
 

@@ -13,9 +13,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from aotmm.kernels import LINE_BYTES, MOST_BLOCKS, WARP, WARPGROUP
+from aotmm.kernels import LINE_BYTES, WARP, WARPGROUP
 
-BLOCKS = gl.constexpr(MOST_BLOCKS)
 LINE = gl.constexpr(LINE_BYTES)
 THREADS = gl.constexpr(WARP)
 WARPS = gl.constexpr(WARPGROUP)
@@ -84,6 +83,13 @@ class Cluster:
 
 
 @gluon.jit
+def sharing(m, n, at_m, at_n):
+    """Return masks of the blocks with the rows of A, and the columns of B, of one at (at_m, at_n) of m by n blocks."""
+    row = (1 << m) - 1  # of blocks along M; its first ones are a geometric series
+    return ((1 << m * n) - 1) // row << at_m, row << at_n * m
+
+
+@gluon.jit
 def cluster_of(CLUSTERED: gl.constexpr, SLICES: gl.constexpr, SWAPPED: gl.constexpr):
     """Return the cluster of this block; M is along the first dimension of the launch, N along the second.
 
@@ -105,10 +111,7 @@ def cluster_of(CLUSTERED: gl.constexpr, SLICES: gl.constexpr, SWAPPED: gl.conste
             n = special("cluster_nctaid.y")
             at_m = special("cluster_ctaid.x")
             at_n = special("cluster_ctaid.y")
-            of_a = none
-            for j in gl.static_range(BLOCKS):
-                of_a |= (j < n).to(gl.int32) << (at_m + j * m)
-            of_b = ((one << m) - 1) << (at_n * m)
+            of_a, of_b = sharing(m, n, at_m, at_n)
             if SWAPPED:
                 return Cluster(first, count, n, m, at_n, at_m, number, of_b, of_a, CLUSTERED)
             else:

@@ -63,7 +63,7 @@ def sent(rows: int, width: int, columns: int) -> str:
 
 @gluon.constexpr_function
 def added(rows: int, width: int, columns: int) -> str:
-    """Return PTX that adds sums from a buffer. Operands: results, the sums that they replace, the buffer, this block."""
+    """Return PTX that adds sums from a buffer. Operands: results, sums that they replace, the buffer, this block."""
     count, used = rows * width // _THREADS, registers(rows, width, columns)
     lines = [".reg .b32 here, thread;", ".reg .f32 w, x, y, z;"]
     lines += place_of_thread("here", f"${2 * count}", f"${2 * count + 1}")

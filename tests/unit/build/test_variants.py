@@ -413,6 +413,23 @@ def test_widths_in_every_layout(
 SQUARE = WGMMA.replace("= 4", "= 8").replace("block_m = 64", "block_m = 512").replace("block_n = 64", "block_n = 512")
 
 
+SLICED = (
+    '[[config]]\nfamily = "cooperative"\narchs = ["sm90"]\ndtypes = ["bf16"]\nlayouts = ["nt"]\nblock_m = 128\n'
+    "block_n = 64\nblock_k = 128\nnum_warps = 8\n"
+)
+
+
+@pytest.mark.parametrize("slices", [2, 4])
+def test_slices_of_clusters(tmp_path: Path, slices: int) -> None:
+    """A cluster of slices has a step as long as those of its blocks together, and one tile; the name tells both."""
+    entry = SLICED.replace("128\nnum", f"{64 * slices}\nnum") + f"cluster_k = {slices}\n"
+    chosen = written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry)
+    (found,) = (v for v in variants(chosen, target("sm90"), ("bf16",)) if v.layout != "any")
+    assert found.config == Config(128, 64, 64 * slices, 3, 8, cluster_k=slices)
+    assert found.num_ctas == slices
+    assert found.config_name.endswith(f"_c1x1x{slices}")
+
+
 @pytest.mark.parametrize(
     ("family", "tile", "cluster", "block"),
     [
@@ -458,6 +475,28 @@ def test_clusters(
             "block_m = 320; allowed: 128, 256, 384, 512",
         ),
         (SQUARE + "cluster_m = 4", "config 1: block_n = 512; allowed: 16, 32,"),
+        (SLICED + "cluster_k = 3", "config 1: cluster_k = 3; allowed: 1, 2, 4, 8"),
+        (SLICED.replace("block_k = 128", "block_k = 64") + "cluster_k = 4", "block_k = 64; allowed: 128, 256, 512"),
+        (SLICED + "cluster_k = 2\nsplit = true", "cluster_k = 2: the entry needs neither split nor grouped"),
+        (SLICED + 'cluster_k = 2\ngrouped = "M"', "cluster_k = 2: the entry needs neither split nor grouped"),
+        (
+            SLICED.replace("block_n = 64", "block_n = 128") + "cluster_k = 2\ncluster_n = 2",
+            "cluster_k = 2: the entry needs no cluster_m and cluster_n",
+        ),
+        (
+            SLICED.replace("block_m = 128", "block_m = 192").replace("num_warps = 8", "num_warps = 12")
+            + "cluster_k = 2",
+            "cluster_k = 2: the entry needs num_warps = 4 or 8",
+        ),
+        (
+            SLICED.replace("block_n = 64", "block_n = 96").replace('"nt"', '"nn"') + "cluster_k = 2",
+            "cluster_k = 2: the entry needs block_n that is one instruction",
+        ),
+        (SLICED.replace('"bf16"', '"int8"') + "cluster_k = 2", "cluster_k = 2: the entry needs dtypes other than int8"),
+        (
+            SLICED.replace("cooperative", "pingpong") + "cluster_k = 2",
+            "config 1: cluster_k = 2; allowed: 1",
+        ),
         (TILE + "cluster_m = 2", "config 1: cluster_m = 2; allowed: 1"),
         (TILE + "cluster_n = 2", "config 1: cluster_n = 2; allowed: 1"),
         (

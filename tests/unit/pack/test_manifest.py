@@ -158,13 +158,13 @@ def test_names_of_configs() -> None:
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
         (b"{}", "pack format None, this version of aotmm reads 9"),
-        (b'{"format": 10}', "pack format 10, this version of aotmm reads 9; install the aotmm that wrote the pack"),
+        (b'{"format": 11}', "pack format 11, this version of aotmm reads 10; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 9}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 9, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 9, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 9, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 10}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 10, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 10, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 10, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -365,4 +365,4 @@ def test_kernels_may_share_an_image() -> None:
 
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes."""
-    assert FORMAT == 9
+    assert FORMAT == 10

@@ -148,6 +148,17 @@ def test_clusters_take_in_less() -> None:
     assert shares == pytest.approx({(1, 1): 1, (2, 1): a / 2 + b, (1, 2): a + b / 2, (4, 2): a / 4 + b / 2})
 
 
+def test_slices_share_steps() -> None:
+    """Each of two blocks that multiply slices of K has half of the steps, and takes in half of A and B; both load all."""
+    shape = ShapeTimes(2, "nt", False, 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
+    parts = []
+    for config in (Config(128, 256, 64, 4, 8), Config(128, 256, 128, 4, 8, cluster_k=2)):
+        made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
+        parts.append(samples((made,), Gpu(target("sm90"), EMPTY), [shape]).parts[0])
+    *_, multiply, take, load, _, _ = (two / one if one else 1 for one, two in zip(*parts, strict=True))
+    assert (multiply, take, load) == pytest.approx((0.5, 0.5, 1))
+
+
 @pytest.mark.parametrize(
     ("layout", "K", "split", "expected"),
     [
