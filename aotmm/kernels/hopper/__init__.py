@@ -16,7 +16,8 @@ waste nothing either. Such products read all of B once, so many bytes must be in
 
 Blocks of any of them may work in clusters of up to 8 (`cluster`). The blocks of a cluster share a tile of C, each
 computes a part of it. What several of them multiply, rows of A or columns of B, comes from the L2 cache once for all of
-them (multicast). A launch says how many blocks a cluster has along M and N; the code for it is the same.
+them (multicast). A launch says how many blocks a cluster has along M and N; the code for it is the same. In other
+kernels each block of a cluster multiplies a slice of K (`slices`).
 """
 
 from __future__ import annotations

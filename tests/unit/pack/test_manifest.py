@@ -157,7 +157,7 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 9"),
+        (b"{}", "pack format None, this version of aotmm reads 10"),
         (b'{"format": 11}', "pack format 11, this version of aotmm reads 10; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
