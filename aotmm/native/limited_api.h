@@ -3,6 +3,7 @@
 #ifndef AOTMM_LIMITED_API_H
 #define AOTMM_LIMITED_API_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* ---- CPython */
@@ -25,6 +26,29 @@ typedef struct PyMethodDef {
   int flags;
   const char *doc;
 } PyMethodDef;
+typedef struct PyMemberDef {
+  const char *name;
+  int type;
+  Py_ssize_t offset;
+  int flags;
+  const char *doc;
+} PyMemberDef;
+typedef struct PyType_Slot {
+  int slot;
+  void *function;
+} PyType_Slot;
+typedef struct PyType_Spec {
+  const char *name;
+  int size, item_size;
+  unsigned flags;
+  PyType_Slot *slots;
+} PyType_Spec;
+/* Py_mp_subscript and its like; Py_TPFLAGS_*; of PyMemberDef; PY_VECTORCALL_ARGUMENTS_OFFSET. */
+enum { MP_SUBSCRIPT = 5, TP_CALL = 50, TP_DEALLOC = 52, TP_METHODS = 64, TP_TRAVERSE = 71, TP_MEMBERS = 72,
+       TP_FREE = 74 };
+enum { BASETYPE = 1 << 10, HAVE_VECTORCALL = 1 << 11, HAVE_GC = 1 << 14 };
+enum { T_PYSSIZET = 19, READONLY = 1 };
+#define VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
 typedef struct PyModuleDef {
   PyObject head;
   PyObject *(*init)(void);
@@ -57,6 +81,12 @@ int PyObject_RichCompareBool(PyObject *, PyObject *, int operator);
 Py_ssize_t PyDict_Size(PyObject *);
 PyObject *PyObject_Call(PyObject *, PyObject *tuple, PyObject *keywords);
 PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+PyObject *PyType_FromSpec(PyType_Spec *);
+int PyModule_AddObjectRef(PyObject *module, const char *name, PyObject *);
+PyObject *_PyObject_GC_New(PyObject *type);
+void PyObject_GC_Track(void *);
+void PyObject_GC_UnTrack(void *);
+void PyObject_GC_Del(void *);
 void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
 void *PyCapsule_GetPointer(PyObject *, const char *name);
