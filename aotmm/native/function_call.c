@@ -1,5 +1,5 @@
 /* Functions of a user's own, called from Python without a step in it: arguments become values, and the pack's library
- * launches. DLPack's C exchange API reads tensors. What this does not take (a number of another class, a DLPack object, a
+ * launches. torch's C interface reads tensors. What this does not take (a number of another class, a DLPack object, a
  * wrong argument) goes to `slow`, which does the same in Python or says what is wrong.
  *
  * The driver's launch pushes code and data of all else out of the nearest caches. So what a call reads lies together, and
@@ -17,27 +17,18 @@ enum { MAX_DEVICES = 32, AXES = 3, EQUAL = 2 /* Py_EQ */, MAX_VALUES = 64 };
 /* By place in KINDS of runtime/function_call.py. */
 enum { POINTER, INTEGER, FP32, FP64, CHOICE };
 
-/* Types behind pointers by DLPack's code (DLDataTypeCode) and the logarithm of their bytes; 0 is AOTMM_TYPE_NONE. */
-enum { CODES = 16, SIZES = 4 };
-static const uint8_t types[CODES][SIZES] = {
-    [0] = {AOTMM_TYPE_I8, AOTMM_TYPE_I16, AOTMM_TYPE_I32, AOTMM_TYPE_I64},
-    [1] = {AOTMM_TYPE_U8, AOTMM_TYPE_U16, AOTMM_TYPE_U32, AOTMM_TYPE_U64},
-    [2] = {0, AOTMM_TYPE_FP16, AOTMM_TYPE_FP32, AOTMM_TYPE_FP64},
-    [4] = {0, AOTMM_TYPE_BF16},
-    [6] = {AOTMM_TYPE_I1},
-    [10] = {AOTMM_TYPE_FP8E4NV},
-    [11] = {AOTMM_TYPE_FP8E4B8},
-    [12] = {AOTMM_TYPE_FP8E5},
-    [13] = {AOTMM_TYPE_FP8E5B16},
-};
-_Static_assert(!AOTMM_TYPE_NONE, "types");
+/* ---- torch, filled by `connect_functions`. Functions return 0, or 1 for an exception of torch's. */
 
-/* ---- torch, filled by `connect_functions` */
-
-static int (*describe)(void *tensor, DLTensor *);
+static int (*data_of)(void *tensor, void **);
+static int (*dtype_of)(void *tensor, int32_t *);
+static int (*device_type_of)(void *tensor, int32_t *);
+static int (*device_of)(void *tensor, int32_t *);
 static int (*current_stream)(int32_t device, void **);
 static PyObject *tensor_type, *parameter_type;
-static int32_t device_types[2];
+static Py_ssize_t place_of_tensor; /* in Python's tensor: that of C++, which is what the functions take */
+static int32_t gpu;                /* torch's number of the type of device */
+enum { DTYPES = 64 };
+static uint8_t types[DTYPES]; /* behind pointers, by torch's number of a dtype; AOTMM_TYPE_NONE: none */
 
 /* ---- one function */
 
@@ -65,30 +56,22 @@ typedef struct call_values {
   int device; /* -1: no tensor yet */
 } call_values;
 
-static int32_t type_of(const DLTensor *t) {
-  const unsigned size = (unsigned)__builtin_ctz(t->bits | 1u << 7) - 3;
-  return t->code < CODES && size < SIZES && t->bits == 8u << size ? types[t->code][size] : AOTMM_TYPE_NONE;
-}
-
 static int read_pointer(const argument *a, PyObject *object, call_values *c) {
-  DLTensor t;
   int32_t type = AOTMM_TYPE_NONE;
-  uint64_t address = 0;
+  void *address = NULL;
   if (object != &_Py_NoneStruct) {
     if (object->type != tensor_type && object->type != parameter_type) return 0;
-    if (describe(object, &t)) {
-      PyErr_Clear();
+    void *tensor = (char *)object + place_of_tensor;
+    int32_t device_type, device, dtype;
+    if (device_type_of(tensor, &device_type) || device_type != gpu || device_of(tensor, &device) ||
+        (c->device >= 0 && c->device != device) || dtype_of(tensor, &dtype) || dtype < 0 || dtype >= DTYPES)
       return 0;
-    }
-    if ((t.device_type != device_types[0] && t.device_type != device_types[1]) || t.lanes != 1) return 0;
-    if (c->device >= 0 && c->device != t.device_id) return 0;
-    type = type_of(&t);
-    if (type == AOTMM_TYPE_NONE) return 0;
-    c->device = t.device_id;
-    address = (uint64_t)t.data + t.byte_offset;
+    type = types[dtype];
+    if (type == AOTMM_TYPE_NONE || data_of(tensor, &address)) return 0;
+    c->device = device;
   }
   if (!(a->allowed >> type & 1)) return 0;
-  c->value[a->value] = (int64_t)address;
+  c->value[a->value] = (intptr_t)address;
   if (a->type >= 0) {
     c->value[a->type] = type;
     c->open &= ~(1ull << a->type);
@@ -221,7 +204,7 @@ static PyObject *in_python(const function_state *f, const python_call *p) {
 }
 
 static PyObject *launch_call(const function_state *f, const python_call *p) {
-  PyObject *placed[p->names ? f->count : 1], *const *given = p->names ? placed : p->objects;
+  PyObject *placed[p->names ? f->count + 1 : 1], *const *given = p->names ? placed : p->objects; /* no array is empty */
   const int32_t first = p->names ? f->count : (int32_t)p->count; /* of `given` */
   call_values c;
   int64_t grid[AXES];
@@ -269,8 +252,8 @@ typedef struct in_grid {
   PyObject *function, *grid;
 } in_grid;
 
-static PyObject *function_type, *in_grid_type;
-static in_grid *spare; /* the memory of the last one, as most live for one call; its type is counted */
+static PyObject *in_grid_type;
+static in_grid *spare; /* the last one that was freed, for the next, as most live for one call; it counts its type */
 
 static function_state *state_of(PyObject *function) { return ((function_object *)function)->state; }
 
@@ -399,28 +382,30 @@ int add_functions(PyObject *module) {
       {TP_MEMBERS, members}, {TP_CALL, call_by_tuple}, {TP_DEALLOC, free_in_grid}, {TP_TRAVERSE, visit_in_grid}, {0}};
   static PyType_Spec of_function = {"aotmm.native._direct_call.Function", sizeof(function_object), 0, BASETYPE,
                                     function_slots};
-  static PyType_Spec of_in_grid = {"aotmm.native._direct_call.InGrid", sizeof(in_grid), 0, HAVE_GC | HAVE_VECTORCALL,
-                                   in_grid_slots};
-  in_grid_type = PyType_FromSpec(&of_in_grid), function_type = PyType_FromSpec(&of_function);
-  return !in_grid_type || !function_type || PyModule_AddObjectRef(module, "Function", function_type);
+  static PyType_Spec of_in_grid = {"aotmm.native._direct_call.InGrid", sizeof(in_grid), 0,
+                                   HAVE_GC | HAVE_VECTORCALL | IMMUTABLETYPE | DISALLOW_INSTANTIATION, in_grid_slots};
+  PyObject *function_type = PyType_FromSpec(&of_function);
+  in_grid_type = PyType_FromSpec(&of_in_grid);
+  return !function_type || !in_grid_type || PyModule_AddObjectRef(module, "Function", function_type);
 }
 
 PyObject *connect_functions(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  void *const slots[] = {&data_of, &dtype_of, &device_type_of, &device_of, &current_stream};
   (void)module;
-  if (count != 6) {
-    PyErr_SetString(PyExc_RuntimeError, "connect_functions takes 6 arguments");
+  if (count != 10) {
+    PyErr_SetString(PyExc_RuntimeError, "connect_functions takes 10 arguments");
     return NULL;
   }
-  const DLExchange *exchange = PyCapsule_GetPointer(arguments[0], "dlpack_exchange_api");
-  void *stream = exchange ? PyLong_AsVoidPtr(arguments[1]) : NULL;
-  for (int i = 0; i < 2 && exchange; i++) device_types[i] = (int32_t)PyLong_AsLong(arguments[2 + i]);
+  for (int i = 0; i < 5; i++) {
+    void *found = PyLong_AsVoidPtr(arguments[i]);
+    memcpy(slots[i], &found, sizeof found);
+  }
+  gpu = (int32_t)PyLong_AsLong(arguments[5]), place_of_tensor = PyLong_AsLong(arguments[6]);
+  for (Py_ssize_t i = 0; i < PyTuple_Size(arguments[7]); i++) {
+    const long dtype = PyLong_AsLong(PyTuple_GetItem(arguments[7], i));
+    if (dtype >= 0 && dtype < DTYPES) types[dtype] = (uint8_t)(i + 1);
+  }
   if (PyErr_Occurred()) return NULL;
-  if (exchange->major != 1 || !exchange->describe) {
-    PyErr_SetString(PyExc_RuntimeError, "DLPack 1's description of tensors is missing");
-    return NULL;
-  }
-  describe = exchange->describe;
-  memcpy(&current_stream, &stream, sizeof stream);
-  tensor_type = new_reference(arguments[4]), parameter_type = new_reference(arguments[5]);
+  tensor_type = new_reference(arguments[8]), parameter_type = new_reference(arguments[9]);
   return new_reference(&_Py_NoneStruct);
 }

@@ -17,8 +17,9 @@
  * function[grid](*arguments, **named) launches; grid None: in the pack's own. */
 int add_functions(PyObject *module);
 
-/* connect_functions(DLPack's exchange API, address of torch's function that tells its current stream, DLPack's two types of
-   device, Tensor, Parameter), once before. */
+/* connect_functions(addresses of torch's functions that tell a tensor's data, dtype, type of device and device, and the current
+   stream; torch's number of the type of device; the byte of a Python tensor at which that of C++ begins; torch's numbers of
+   the types behind pointers, in their order; Tensor, Parameter), once before. */
 PyObject *connect_functions(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 
 #endif

@@ -43,10 +43,12 @@ typedef struct PyType_Spec {
   unsigned flags;
   PyType_Slot *slots;
 } PyType_Spec;
-/* Py_mp_subscript and its like; Py_TPFLAGS_*; of PyMemberDef; PY_VECTORCALL_ARGUMENTS_OFFSET. */
+/* Py_mp_subscript and its like; Py_TPFLAGS_*, of which the limited API has HAVE_VECTORCALL since 3.12, and Python since 3.9;
+   of PyMemberDef; PY_VECTORCALL_ARGUMENTS_OFFSET. */
 enum { MP_SUBSCRIPT = 5, TP_CALL = 50, TP_DEALLOC = 52, TP_METHODS = 64, TP_TRAVERSE = 71, TP_MEMBERS = 72,
        TP_FREE = 74 };
-enum { BASETYPE = 1 << 10, HAVE_VECTORCALL = 1 << 11, HAVE_GC = 1 << 14 };
+enum { DISALLOW_INSTANTIATION = 1 << 7, IMMUTABLETYPE = 1 << 8, BASETYPE = 1 << 10, HAVE_VECTORCALL = 1 << 11,
+       HAVE_GC = 1 << 14 };
 enum { T_PYSSIZET = 19, READONLY = 1 };
 #define VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
 typedef struct PyModuleDef {
@@ -90,7 +92,6 @@ void PyObject_GC_Del(void *);
 void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
 void *PyCapsule_GetPointer(PyObject *, const char *name);
-PyObject *PyCapsule_New(void *, const char *name, void (*destroy)(PyObject *));
 int PyArg_ParseTuple(PyObject *, const char *, ...);
 long PyLong_AsLong(PyObject *);
 long long PyLong_AsLongLongAndOverflow(PyObject *, int *overflow);

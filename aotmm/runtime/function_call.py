@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, POINTER_CODES
+from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, POINTER_CODES, POINTER_TYPES
 from aotmm.runtime.signature import OPTIONS, Signature
 
 KINDS = ("pointer", "integer", "fp32", "fp64", "choice")  # by number in function_call.c
@@ -80,12 +81,34 @@ def connected() -> bool:
     """Return whether C may launch: whether this Python and torch support it."""
     import torch
 
-    from aotmm.runtime import direct_call, ops
+    from aotmm.runtime import ops
 
-    stream = ops.find(ops.STREAM)
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if Calls is InPython or stream is None or exchange is None:
+    place = _place_of_tensor()
+    of_tensors = (b"data_ptr", b"dtype", b"device_type", b"device_index")
+    functions = [ops.find(name) for name in (*(b"aoti_torch_get_" + name for name in of_tensors), ops.STREAM)]
+    numbers = [ops.find(f"aoti_torch_{name}".encode()) for name in ("device_type_cuda", *_dtypes())]
+    if Calls is InPython or place is None or None in functions or None in numbers:
         return False
+    gpu, *dtypes = (ctypes.CFUNCTYPE(ctypes.c_int32)(address)() for address in numbers)
     module = importlib.import_module("aotmm.native._direct_call")
-    module.connect_functions(exchange, stream, *direct_call.DEVICES, torch.Tensor, torch.nn.Parameter)
+    module.connect_functions(*functions, gpu, place, tuple(dtypes), torch.Tensor, torch.nn.Parameter)
     return True
+
+
+def _dtypes() -> list[str]:
+    """Return torch's names of the types behind pointers, in their order."""
+    return [f"dtype_{name}" for name in POINTER_TYPES.values()]
+
+
+def _place_of_tensor() -> int | None:
+    """Return the byte of Python's tensors at which that of C++ begins, whose address torch's C functions take.
+
+    It is no official interface. So it is where what `_cdata` tells lies in each of several tensors, None if nowhere.
+    """
+    import torch
+
+    tensors = [torch.empty(0), torch.nn.Parameter(torch.empty(2)), torch.empty(2, 3).t()]
+    for place in range(object.__basicsize__, torch.Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p)):
+        if all(ctypes.c_void_p.from_address(id(each) + place).value == each._cdata for each in tensors):  # noqa: SLF001
+            return place
+    return None

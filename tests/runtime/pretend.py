@@ -94,7 +94,7 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
 def begin_functions(folder: Path = FUNCTIONS, arch: str = "sm80", *, execute: bool = False) -> tuple[Any, Any]:
     """Pretends from now on that CPU tensors are on a GPU of that arch; its driver, and the library in `folder`."""
     import aotmm
-    from aotmm.runtime import direct_call, function_call, functions, library, ops
+    from aotmm.runtime import function_call, functions, library, ops
     from aotmm.runtime.devices import Device
     from tests.emulators.fake_driver import FakeDriver
 
@@ -103,7 +103,6 @@ def begin_functions(folder: Path = FUNCTIONS, arch: str = "sm80", *, execute: bo
     own = ops._address
     ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
     functions._GPU = "cpu"
     function_call.current_stream = lambda ordinal: 0  # noqa: ARG005 - named as it is there
     vars(library)["device"] = lambda ordinal: Device(ordinal, "a GPU that is not there", arch)
