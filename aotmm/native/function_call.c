@@ -266,14 +266,9 @@ static PyObject *call_in_grid(PyObject *self, PyObject *const *objects, size_t c
 /* The same for callers that know no vectors. */
 static PyObject *call_by_tuple(PyObject *self, PyObject *arguments, PyObject *names) {
   const in_grid *made = (in_grid *)self;
-  const Py_ssize_t count = PyTuple_Size(arguments);
-  PyObject *whole = PyTuple_New(count + 2), *done = NULL;
-  int failed = !whole;
-  for (Py_ssize_t i = -2; i < count && !failed; i++)
-    failed = PyTuple_SetItem(whole, i + 2, new_reference(i == -2   ? made->function
-                                                         : i == -1 ? made->grid
-                                                                   : PyTuple_GetItem(arguments, i)));
-  if (!failed) done = PyObject_Call(state_of(made->function)->slow, whole, names);
+  PyObject *first = PyTuple_Pack(2, made->function, made->grid), *whole = first ? PySequence_Concat(first, arguments) : NULL;
+  PyObject *done = whole ? PyObject_Call(state_of(made->function)->slow, whole, names) : NULL;
+  if (first) Py_DecRef(first);
   if (whole) Py_DecRef(whole);
   return done;
 }

@@ -75,6 +75,7 @@ PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_New(Py_ssize_t);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *); /* takes the reference */
+PyObject *PySequence_Concat(PyObject *, PyObject *);
 PyObject *PyDict_New(void);
 PyObject *PyDict_Copy(PyObject *);
 int PyDict_SetItem(PyObject *, PyObject *key, PyObject *value);

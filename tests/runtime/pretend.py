@@ -50,13 +50,17 @@ def run(body: str, *arguments: str, absent: tuple[bytes, ...] = ()) -> str:
     return _in_process(f"gpu, lib = pretend.begin({absent!r})\n{body}", *arguments)
 
 
-def run_functions(body: str) -> str:
-    """What `body` prints, which has the fake `driver` and `lib` with the functions of examples/own, likewise."""
-    return _in_process(f"driver, lib = pretend.begin_functions()\n{body}")
+def run_functions(body: str, before: str = "") -> str:
+    """What `body` prints, which has the fake `driver` and `lib` with the functions of examples/own, likewise.
+
+    Args:
+        before: is run before aotmm is imported.
+    """
+    return _in_process(f"driver, lib = pretend.begin_functions()\n{body}", before=before)
 
 
-def _in_process(body: str, *arguments: str) -> str:
-    program = f"from tests.runtime import pretend\nimport torch, aotmm\n{body}"
+def _in_process(body: str, *arguments: str, before: str = "") -> str:
+    program = f"{before}\nfrom tests.runtime import pretend\nimport torch, aotmm\n{body}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},

@@ -289,20 +289,21 @@ for broken in (lambda: calls._prepare(*[None] * 6), lambda: Calls()[1]):
     )
 
 
-def test_unknown_torch() -> None:
-    """If a tensor of torch's is laid out as none that is known, calls are Python's."""
+@pytest.mark.parametrize("lacking", ["module", "place"])
+def test_in_python(lacking: str) -> None:
+    """Calls are Python's where the module of C is missing, and where the place in torch's tensors is not found."""
     run_functions(
         CALLS
         + """
 from aotmm.runtime import function_call
 function_call._place_of_tensor = lambda: None
 assert not function_call.connected()
-launched = []
-Function._launch = None  # what was prepared with it has it already
-for _ in range(2):
-    add[(4,)](x, y, out, 4096)
-assert [launch.grid for launch in driver.launches] == [(4, 1, 1)] * 2
-"""
+add[(4,)](x, y, out, 4096)
+add(x, y, out, n=4096)
+layer_norm[lambda meta: (meta["BLOCK"],)](half, half, weight, weight, 256, 256, 1e-5)
+assert [launch.grid for launch in driver.launches] == [(4, 1, 1), (4, 1, 1), (512, 1, 1)]
+""",
+        before={"module": "import sys; sys.modules['aotmm.native._direct_call'] = None", "place": ""}[lacking],
     )
 
 
