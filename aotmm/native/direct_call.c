@@ -280,8 +280,12 @@ static PyMethodDef methods[] = {{"matmul", {matmul}, METH_FASTCALL, NULL},
                                 {"key_set", {read_keys}, METH_FASTCALL, NULL},
                                 {"trust", {trust}, METH_FASTCALL, NULL},
                                 {"connect_functions", {connect_functions}, METH_FASTCALL, NULL},
-                                {"function", {make_function}, METH_FASTCALL, NULL},
                                 {0}};
 static PyModuleDef definition = {.head = {.refcount = 1}, .name = "_direct_call", .size = -1, .methods = methods};
 
-EXPORT PyObject *PyInit__direct_call(void) { return PyModule_Create2(&definition, ABI_VERSION); }
+EXPORT PyObject *PyInit__direct_call(void) {
+  PyObject *module = PyModule_Create2(&definition, ABI_VERSION);
+  if (!module || !add_functions(module)) return module;
+  Py_DecRef(module);
+  return NULL;
+}

@@ -3,6 +3,7 @@
 #ifndef AOTMM_LIMITED_API_H
 #define AOTMM_LIMITED_API_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* ---- CPython */
@@ -25,6 +26,31 @@ typedef struct PyMethodDef {
   int flags;
   const char *doc;
 } PyMethodDef;
+typedef struct PyMemberDef {
+  const char *name;
+  int type;
+  Py_ssize_t offset;
+  int flags;
+  const char *doc;
+} PyMemberDef;
+typedef struct PyType_Slot {
+  int slot;
+  void *function;
+} PyType_Slot;
+typedef struct PyType_Spec {
+  const char *name;
+  int size, item_size;
+  unsigned flags;
+  PyType_Slot *slots;
+} PyType_Spec;
+/* Py_mp_subscript and its like; Py_TPFLAGS_*, of which the limited API has HAVE_VECTORCALL since 3.12, and Python since 3.9;
+   of PyMemberDef; PY_VECTORCALL_ARGUMENTS_OFFSET. */
+enum { MP_SUBSCRIPT = 5, TP_CALL = 50, TP_DEALLOC = 52, TP_METHODS = 64, TP_TRAVERSE = 71, TP_MEMBERS = 72,
+       TP_FREE = 74 };
+enum { DISALLOW_INSTANTIATION = 1 << 7, IMMUTABLETYPE = 1 << 8, BASETYPE = 1 << 10, HAVE_VECTORCALL = 1 << 11,
+       HAVE_GC = 1 << 14 };
+enum { T_PYSSIZET = 19, READONLY = 1 };
+#define VECTORCALL_ARGUMENTS_OFFSET ((size_t)1 << (8 * sizeof(size_t) - 1))
 typedef struct PyModuleDef {
   PyObject head;
   PyObject *(*init)(void);
@@ -49,6 +75,7 @@ PyObject *PyTuple_GetItem(PyObject *, Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject *);
 PyObject *PyTuple_New(Py_ssize_t);
 int PyTuple_SetItem(PyObject *, Py_ssize_t, PyObject *); /* takes the reference */
+PyObject *PySequence_Concat(PyObject *, PyObject *);
 PyObject *PyDict_New(void);
 PyObject *PyDict_Copy(PyObject *);
 int PyDict_SetItem(PyObject *, PyObject *key, PyObject *value);
@@ -57,10 +84,15 @@ int PyObject_RichCompareBool(PyObject *, PyObject *, int operator);
 Py_ssize_t PyDict_Size(PyObject *);
 PyObject *PyObject_Call(PyObject *, PyObject *tuple, PyObject *keywords);
 PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *self, PyObject *module);
+PyObject *PyType_FromSpec(PyType_Spec *);
+int PyModule_AddObjectRef(PyObject *module, const char *name, PyObject *);
+PyObject *_PyObject_GC_New(PyObject *type);
+void PyObject_GC_Track(void *);
+void PyObject_GC_UnTrack(void *);
+void PyObject_GC_Del(void *);
 void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
 void *PyCapsule_GetPointer(PyObject *, const char *name);
-PyObject *PyCapsule_New(void *, const char *name, void (*destroy)(PyObject *));
 int PyArg_ParseTuple(PyObject *, const char *, ...);
 long PyLong_AsLong(PyObject *);
 long long PyLong_AsLongLongAndOverflow(PyObject *, int *overflow);

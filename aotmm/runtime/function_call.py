@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, POINTER_CODES
+from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, POINTER_CODES, POINTER_TYPES
 from aotmm.runtime.signature import OPTIONS, Signature
 
 KINDS = ("pointer", "integer", "fp32", "fp64", "choice")  # by number in function_call.c
 
 
-class FunctionCall(NamedTuple):
-    """Calls of one function.
+class InPython:
+    """Calls of one function in Python, where this Python does not take native/function_call.c, with its methods."""
 
-    Attributes:
-        launch: (function, grid, *arguments, **named), on a GPU that is bound in C, on any other by `slow`.
-        in_grid: (function, grid) -> what launches arguments so.
-        bind: (ordinal, address of a pack's table of functions, number of the function there): serve a GPU.
-    """
+    def _prepare(self, *arguments: Any) -> None:
+        self._slow: Callable[..., None] = arguments[-2]
 
-    launch: Callable[..., None]
-    in_grid: Callable[[Any, Any], Callable[..., None]]
-    bind: Callable[[int, int, int], None]
+    def _bind(self, ordinal: int, address: int, number: int) -> None:
+        """Do nothing: no GPU is served without Python."""
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        """Return what launches the function in `grid`."""
+        return partial(self._slow, self, grid)
 
 
-def of(signature: Signature, slow: Callable[..., None], failed: Callable[[int], None]) -> FunctionCall:
-    """Return the calls of a function.
+if TYPE_CHECKING:
+    Calls = InPython
+else:
+    try:
+        from aotmm.native._direct_call import Function as Calls
+    except ImportError:  # not built, or for no free-threaded Python
+        Calls = InPython
 
-    Args:
-        signature: its arguments. slow: launches in Python, all that C does not take.
-        failed: raises the last error of a GPU's launcher.
-    """
-    module = _module()
-    if module is None:
-        return FunctionCall(slow, partial(partial, slow), lambda _ordinal, _address, _number: None)
+
+def arguments_of(signature: Signature) -> tuple[Any, ...]:
+    """Return what `_prepare` takes first: the arguments of a function, and the constexprs of its kernels."""
     rows = [_row(signature, name) for name in signature.names]
     rows += [_chosen(signature, name, required=False) for name in OPTIONS]
-    counts = len(signature.names), len(signature.quantities)
-    return FunctionCall(*module.function(tuple(rows), *counts, signature.constants, slow, failed))
+    return tuple(rows), len(signature.names), len(signature.quantities), signature.constants
 
 
 def _row(signature: Signature, name: str) -> tuple[Any, ...]:
@@ -76,19 +77,38 @@ def current_stream(ordinal: int) -> int:
 
 
 @cache
-def _module() -> Any:
-    """Return the module of native/function_call.c, connected; None if this Python or torch does not support it."""
+def connected() -> bool:
+    """Return whether C may launch: whether this Python and torch support it."""
     import torch
 
-    from aotmm.runtime import direct_call, ops
+    from aotmm.runtime import ops
 
-    stream = ops.find(ops.STREAM)
-    try:
-        module = importlib.import_module("aotmm.native._direct_call")  # not built, or for no free-threaded Python
-        exchange = torch.Tensor.__dlpack_c_exchange_api__
-    except (ImportError, AttributeError):
-        return None
-    if stream is None:
-        return None
-    module.connect_functions(exchange, stream, *direct_call.DEVICES, torch.Tensor, torch.nn.Parameter)
-    return module
+    place = _place_of_tensor()
+    of_tensors = (b"data_ptr", b"dtype", b"device_type", b"device_index")
+    functions = [ops.find(name) for name in (*(b"aoti_torch_get_" + name for name in of_tensors), ops.STREAM)]
+    numbers = [ops.find(f"aoti_torch_{name}".encode()) for name in ("device_type_cuda", *_dtypes())]
+    if Calls is InPython or place is None or None in functions or None in numbers:
+        return False
+    gpu, *dtypes = (ctypes.CFUNCTYPE(ctypes.c_int32)(address)() for address in numbers)
+    module = importlib.import_module("aotmm.native._direct_call")
+    module.connect_functions(*functions, gpu, place, tuple(dtypes), torch.Tensor, torch.nn.Parameter)
+    return True
+
+
+def _dtypes() -> list[str]:
+    """Return torch's names of the types behind pointers, in their order."""
+    return [f"dtype_{name}" for name in POINTER_TYPES.values()]
+
+
+def _place_of_tensor() -> int | None:
+    """Return the byte of Python's tensors at which that of C++ begins, whose address torch's C functions take.
+
+    It is no official interface. So it is where what `_cdata` tells lies in each of several tensors, None if nowhere.
+    """
+    import torch
+
+    tensors = [torch.empty(0), torch.nn.Parameter(torch.empty(2)), torch.empty(2, 3).t()]
+    for place in range(object.__basicsize__, torch.Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p)):
+        if all(ctypes.c_void_p.from_address(id(each) + place).value == each._cdata for each in tensors):  # noqa: SLF001
+            return place
+    return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,18 +14,19 @@ from aotmm.runtime.signature import OPTIONS, Signature
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import OwnKernel
+    from aotmm.runtime.function_call import Calls
 
 _OF_VALUES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
-def register(qualified: str, signature: Signature, kernels: Iterable[OwnKernel], launch: Callable[..., Any]) -> Any:
+def register(qualified: str, signature: Signature, kernels: Iterable[OwnKernel], function: Calls) -> Any:
     """Register an op and return it.
 
     Args:
         qualified: its name, "namespace::name".
         signature: the arguments of the function.
         kernels: all kernels of the function, of every pack that may serve it.
-        launch: takes a grid or None, and arguments by name.
+        function: what launches it.
 
     Raises:
         SpecError: the name is no such name, or a constexpr has values of several types.
@@ -40,7 +41,7 @@ def register(qualified: str, signature: Signature, kernels: Iterable[OwnKernel],
 
     def run(*given: Any, grid: Any = None, **named: Any) -> None:
         chosen = dict(zip(places, given, strict=False)) | {key: row for key, row in named.items() if row is not None}
-        launch(None if grid is None else tuple(grid), **chosen)
+        function[None if grid is None else tuple(grid)](**chosen)
 
     # Strides are arguments of their own, so that operands must be as they were when these were read.
     torch.library.define(qualified, schema, tags=(torch.Tag.needs_exact_strides,))

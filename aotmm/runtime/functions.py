@@ -28,7 +28,7 @@ class _Served(NamedTuple):
     signature: Signature
 
 
-class Function:
+class Function(function_call.Calls):
     """A function of a user's own: `lib["name"]`. Call it like a kernel of Triton's JIT.
 
     `function[grid](*arguments)` launches it in a grid: a tuple of up to three numbers, or a function of the arguments
@@ -47,8 +47,7 @@ class Function:
         self._packs_for = packs_for
         self._served: dict[int, _Served] = {}  # by GPU
         self._signature = Signature(name, self.kernels)
-        calls = function_call.of(self._signature, Function._launch, partial(_fail, self._served))
-        self._call, self._in_grid, self._bind = calls
+        self._prepare(*function_call.arguments_of(self._signature), Function._launch, partial(_fail, self._served))
 
     def __repr__(self) -> str:
         archs = ", ".join(pack.arch for pack in self._packs)
@@ -63,10 +62,6 @@ class Function:
         """Return the pack that serves GPU number `ordinal`. Raises NoKernelError."""
         return self._packs_for(ordinal)[0]
 
-    def __getitem__(self, grid: Grid) -> Callable[..., None]:
-        """Return what launches the function in `grid`."""
-        return self._in_grid(self, grid)  # the way of every launch: a plain attribute, which Python finds quickly
-
     def __call__(self, *arguments: Any, **named: Any) -> None:
         """Launch it in the grid that its pack says.
 
@@ -75,7 +70,7 @@ class Function:
             ValueError: a constexpr has no such value, or the grid is missing or not possible.
             NoKernelError: no variant serves these arguments, or no pack this GPU. DriverError.
         """
-        self._call(self, None, *arguments, **named)
+        self[None](*arguments, **named)
 
     def explain(self, *arguments: Any, **named: Any) -> Choice:
         """Return the variant that serves these arguments on any device, and why the others do not; print it.
@@ -106,7 +101,7 @@ class Function:
         from aotmm.runtime import function_op  # only here: most programs need none
 
         kernels = [kernel for pack in self._packs for kernel in self._kernels_in(pack)]
-        return function_op.register(name, self._signature, kernels, partial(self._call, self))
+        return function_op.register(name, self._signature, kernels, self)
 
     def _launch(self, grid: Grid, *arguments: Any, **named: Any) -> None:
         """Launch step by step: any call, with words for what is wrong with it."""
@@ -127,7 +122,7 @@ class Function:
     def _serve(self, ordinal: int) -> _Served:
         """Return what serves a GPU, from now on without a step of Python if the pack is like the first one."""
         served = self._served[ordinal] = self._served_by(self.pack_for(ordinal))
-        if served.signature.like(self._signature):
+        if served.signature.like(self._signature) and function_call.connected():
             self._bind(ordinal, served.launcher.address, served.number)
         return served
 

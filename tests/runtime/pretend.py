@@ -50,13 +50,17 @@ def run(body: str, *arguments: str, absent: tuple[bytes, ...] = ()) -> str:
     return _in_process(f"gpu, lib = pretend.begin({absent!r})\n{body}", *arguments)
 
 
-def run_functions(body: str) -> str:
-    """What `body` prints, which has the fake `driver` and `lib` with the functions of examples/own, likewise."""
-    return _in_process(f"driver, lib = pretend.begin_functions()\n{body}")
+def run_functions(body: str, before: str = "") -> str:
+    """What `body` prints, which has the fake `driver` and `lib` with the functions of examples/own, likewise.
+
+    Args:
+        before: is run before aotmm is imported.
+    """
+    return _in_process(f"driver, lib = pretend.begin_functions()\n{body}", before=before)
 
 
-def _in_process(body: str, *arguments: str) -> str:
-    program = f"from tests.runtime import pretend\nimport torch, aotmm\n{body}"
+def _in_process(body: str, *arguments: str, before: str = "") -> str:
+    program = f"{before}\nfrom tests.runtime import pretend\nimport torch, aotmm\n{body}"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *arguments],
         env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
@@ -94,7 +98,7 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
 def begin_functions(folder: Path = FUNCTIONS, arch: str = "sm80", *, execute: bool = False) -> tuple[Any, Any]:
     """Pretends from now on that CPU tensors are on a GPU of that arch; its driver, and the library in `folder`."""
     import aotmm
-    from aotmm.runtime import direct_call, function_call, functions, library, ops
+    from aotmm.runtime import function_call, functions, library, ops
     from aotmm.runtime.devices import Device
     from tests.emulators.fake_driver import FakeDriver
 
@@ -103,7 +107,6 @@ def begin_functions(folder: Path = FUNCTIONS, arch: str = "sm80", *, execute: bo
     own = ops._address
     ops.find = ops._Find(lambda name: addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
     functions._GPU = "cpu"
     function_call.current_stream = lambda ordinal: 0  # noqa: ARG005 - named as it is there
     vars(library)["device"] = lambda ordinal: Device(ordinal, "a GPU that is not there", arch)

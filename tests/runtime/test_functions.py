@@ -174,6 +174,139 @@ assert gone() is None, "no cycle keeps it"
     )
 
 
+def test_what_launches_in_a_grid() -> None:
+    """`function[grid]` may be kept, and called from threads and by a tuple; a cycle through it is collected.
+
+    Its memory is used again by the next one, so that several at once, and one that lives on, must not share theirs.
+    """
+    run_functions(
+        CALLS
+        + """
+import collections, gc, threading, weakref
+add(x, y, out, 4096)  # binds the device
+one, other = add[(1,)], add[2]
+for launch, grid in ((other, 2), (one, 1), (add[(3, 1)], 3), (one, 1)):
+    assert launch(x, y, out, 4096) is None
+    assert last()[0] == (grid, 1, 1)
+type(one).__call__(one, x, y, out_ptr=out, n=4096)
+assert last()[0] == (1, 1, 1)
+try:
+    type(one)()
+    raise AssertionError("one of nothing")
+except TypeError:
+    pass
+
+driver.launches.clear()
+def calls(grid):
+    kept = add[(grid,)]
+    for _ in range(300):
+        kept(x, y, out, 4096)
+        add[(grid + 100,)](x, y, out, 4096)
+threads = [threading.Thread(target=calls, args=(grid,)) for grid in range(1, 5)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+want = {(grid + behind, 1, 1): 300 for grid in range(1, 5) for behind in (0, 100)}
+assert collections.Counter(launch.grid for launch in driver.launches) == want
+
+class Mark:
+    pass
+mark = Mark()
+def computed(meta, mark=mark):
+    return (cycle[0] is not None,)
+cycle = [add[computed]]
+computed.cycle, gone = cycle, weakref.ref(mark)
+del computed, cycle, mark
+gc.collect()
+assert gone() is None
+"""
+    )
+
+
+def test_guards_are_checked_in_each_launch() -> None:
+    """A variant that served the call before does not serve one that breaks its guards, nor the other way round."""
+    run_functions(
+        CALLS
+        + """
+from aotmm.errors import NoKernelError
+add(x, y, out, 4096)
+launch, images = add[(4,)], []
+for n, to in ((4096, out), (4095, out), (4096, out), (4096, out[1:]), (16, out), (1, out)):
+    launch(x, y, to, n)
+    images.append(last()[-1])
+special, generic = images[:2]
+assert special != generic
+assert images == [special, generic, special, generic, special, generic]
+launch(x, y, out, 4096)
+driver.launches.clear()
+try:
+    launch(x, y, out, 2**31)
+    raise AssertionError("launched")
+except NoKernelError as error:
+    assert "n=2147483648" in str(error)
+assert driver.launches == []
+"""
+    )
+
+
+def test_types_behind_pointers() -> None:
+    """C reads each type that a kernel may have as its own number, and sends every other one to Python."""
+    run_functions(
+        CALLS
+        + """
+import ctypes
+from aotmm.problem import POINTER_CODES, POINTER_TYPES
+from aotmm.runtime import own
+from aotmm.runtime.function_call import Calls, connected
+assert connected()
+seen, slow = [], []
+def record(number, values, _open, grid, device, stream):
+    seen.append((number, values[0], values[1], bool(grid), device, stream))
+    return 0
+table = own._COwn(launch=dict(own._COwn._fields_)["launch"](record))
+calls = Calls()
+every_type = 2 ** len(POINTER_CODES) - 1
+rows = (("x", 0, 0, 1, every_type, True, ()),)
+calls._prepare(rows, 1, 2, ({},), lambda *arguments: slow.append(arguments), print)
+calls._bind(0, ctypes.addressof(table), 7)
+for name, of_torch in POINTER_TYPES.items():
+    tensor = torch.empty(4, dtype=getattr(torch, of_torch))[1:]
+    calls[None](tensor)
+    assert seen.pop() == (7, tensor.data_ptr(), POINTER_CODES.index(f"*{name}"), False, 0, None), name
+others = [torch.empty(1, dtype=torch.complex64), torch.empty(1, dtype=torch.complex128), x.to_sparse(),
+          x.to("meta"), x.numpy(), 1]
+for tensor in others:
+    calls[None](tensor)
+assert [id(row[2]) for row in slow] == [id(tensor) for tensor in others] and seen == []
+for broken in (lambda: calls._prepare(*[None] * 6), lambda: Calls()[1]):
+    try:
+        broken()
+        raise AssertionError("no error")
+    except RuntimeError:
+        pass
+"""
+    )
+
+
+@pytest.mark.parametrize("lacking", ["module", "place"])
+def test_in_python(lacking: str) -> None:
+    """Calls are Python's where the module of C is missing, and where the place in torch's tensors is not found."""
+    run_functions(
+        CALLS
+        + """
+from aotmm.runtime import function_call
+function_call._place_of_tensor = lambda: None
+assert not function_call.connected()
+add[(4,)](x, y, out, 4096)
+add(x, y, out, n=4096)
+layer_norm[lambda meta: (meta["BLOCK"],)](half, half, weight, weight, 256, 256, 1e-5)
+assert [launch.grid for launch in driver.launches] == [(4, 1, 1), (4, 1, 1), (512, 1, 1)]
+""",
+        before={"module": "import sys; sys.modules['aotmm.native._direct_call'] = None", "place": ""}[lacking],
+    )
+
+
 def test_tuning() -> None:
     """`aotmm tune --kernel` times all that fit each call, in its own grid; `load` goes by the table, in C too."""
     run_functions(

@@ -171,7 +171,7 @@ def launching(monkeypatch: pytest.MonkeyPatch) -> tuple[Function, _Launcher]:
         manifest=SimpleNamespace(own=(other, *KERNELS)),
     )
     monkeypatch.setattr(functions, "_GPU", "cpu")
-    monkeypatch.setattr(function_call, "_module", lambda: None)
+    monkeypatch.setattr(function_call, "connected", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda of: SimpleNamespace(cuda_stream=77 + of))
     return Function("f", (pack,), lambda ordinal: [pack] if ordinal == 0 else []), launcher
 
