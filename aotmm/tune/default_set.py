@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,8 +104,9 @@ class Chosen(NamedTuple):
 def choose(arch: str) -> Chosen:
     """Choose the tiles of `arch`.
 
-    Those with every activation come first, so that they count. Those with a bias alone come last, so that they keep no
-    other tile out.
+    Those with every activation and partials come first, so that they count: most random problems need no partial, and
+    few rows with a K of many thousands need nothing else. Those with a bias alone come last, so that they keep no other
+    tile out.
 
     Raises:
         SpecError: there are no candidates for `arch`. ArtifactError: their times are refused.
@@ -113,10 +114,10 @@ def choose(arch: str) -> Chosen:
     candidates = _Candidates.read(arch)
     random, sweeps = _losses(candidates)
     pairs: Pairs = {group: [] for group in candidates.kernels}
-    _add(pairs, candidates, "full")
+    _add(pairs, candidates, lambda entry: entry.split or "full" in entry.epilogues)
     extend(pairs, sweeps, SWEEPS)
     extend(pairs, random, RANDOM)
-    _add(pairs, candidates, "bias_relu")
+    _add(pairs, candidates, lambda entry: "bias_relu" in entry.epilogues)
     text = "\n".join(_entries(pairs, candidates))
     images = sum(len({candidates.images[name] for name in names}) for names in pairs.values())
     return Chosen(arch, text, sum(map(len, pairs.values())), images, by_class(pairs, random, sweeps))
@@ -132,12 +133,12 @@ def write(chosen: Chosen, path: Path = FILE) -> None:
     path.write_text(f"{head}{begin}\n\n{chosen.text}\n{end}{tail}")
 
 
-def _add(pairs: Pairs, candidates: _Candidates, epilogue: str) -> None:
-    """Add all tiles with an epilogue."""
+def _add(pairs: Pairs, candidates: _Candidates, wanted: Callable[[Entry], bool]) -> None:
+    """Add all tiles that are wanted in any case."""
     for entry in candidates.entries:
         for group, names in pairs.items():
             name = candidates.name(entry, group)
-            if epilogue in entry.epilogues and name is not None and name not in names:
+            if wanted(entry) and name is not None and name not in names:
                 names.append(name)
 
 
