@@ -62,6 +62,12 @@ from aotmm.target import TARGETS, target
 @click.option("--keep", is_flag=True, help="Add to the times of the table, instead of replacing them.")
 @click.option("--refit", is_flag=True, help="Fit the models of the table again, without timing. Needs no GPU.")
 @click.option(
+    "--start",
+    metavar="FILE",
+    type=FILE,
+    help="For --refit: begin with the models of this table. Tiles that the other has no times of keep them.",
+)
+@click.option(
     "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."
 )
 @click.option(
@@ -91,6 +97,7 @@ def tune(
     out: Path | None,
     keep: bool,
     refit: bool,
+    start: Path | None,
     choose: bool,
     functions: tuple[str, ...],
     calls: Path | None,
@@ -110,7 +117,7 @@ def tune(
     measuring = ("file", "seed", "count", "keep", "budget", "scheduler")
     of_functions = ("functions", "calls")
     refuse_ignored(
-        ("with --choose", choose, (*measuring, *of_functions, "dtypes", "out", "refit", "folder")),
+        ("with --choose", choose, (*measuring, *of_functions, "dtypes", "out", "refit", "start", "folder")),
         ("with --refit", refit, (*measuring, *of_functions)),
         ("with --shapes", file is not None, ("seed", "count")),
         (
@@ -119,6 +126,7 @@ def tune(
             ("file", "seed", "count", "budget", "scheduler", "dtypes"),
         ),
         ("without --kernel", not functions, ("calls",)),
+        ("without --refit", not refit, ("start",)),
     )
     if functions:
         _tune_functions(arch, functions, calls, out, folder, keep=keep, as_json=as_json)
@@ -141,7 +149,7 @@ def tune(
     pack = packs_of(packs, arch, folder)[0]
     measured = None
     if refit and out is not None:
-        quality = session.refit(pack, out, dtypes)
+        quality = session.refit(pack, out, dtypes, start)
     else:
         shapes = problems.read() if file is None else problems.read(file)
         with shapes_done(arch, budget) as progress:

@@ -35,8 +35,8 @@ _Offset = Annotated[int, range(LINE_BYTES)]
 
 
 # A config's name: family, block_m, block_n, block_k, stages, warps, cluster_m, cluster_n, cluster_k, and all else. The
-# weights are of the logarithms of its numbers in the distance of two tiles: docs/experiments/tuning.md, "Configs without
-# a model".
+# weights are of the logarithms of its numbers in the distance of two tiles:
+# docs/experiments/tuning.md, "Configs without a model".
 _TILE = re.compile(r"(\w+)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(?:_c(\d+)x(\d+)(?:x(\d+))?)?(\w*)")
 _WEIGHTS = (2.0, 2.0, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0)
 

@@ -140,7 +140,10 @@ def _tensor(values: object) -> torch.Tensor:
 
 
 def _factors(data: _Data, parts: torch.Tensor, begin: torch.Tensor) -> tuple[_Array, _Array]:
-    """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each, whose logarithms are `begin`."""
+    """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each, whose logarithms are `begin`.
+
+    Configs without samples keep those of `begin`, changed as all are. If it has none, they are unknown.
+    """
     torch.manual_seed(0)
     common, own = torch.nn.Parameter(torch.zeros(len(FITTED))), torch.nn.Parameter(torch.zeros_like(begin))
     others = parts.shape[1] - len(FITTED)  # memory and sums have no factors
@@ -157,7 +160,7 @@ def _factors(data: _Data, parts: torch.Tensor, begin: torch.Tensor) -> tuple[_Ar
     timed = np.unique(data.key.numpy())
     fitted = (begin + common + own).detach().double().numpy()[timed]
     of_any = np.median(fitted, axis=0)
-    of_each = np.tile(of_any, (len(begin), 1))
+    of_each = (begin + common).detach().double().numpy() if begin.any() else np.tile(of_any, (len(begin), 1))
     of_each[timed] = fitted
     return np.exp(np.clip(of_any, -limit, limit)), np.exp(np.clip(of_each, -limit, limit))
 

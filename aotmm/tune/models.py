@@ -215,11 +215,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
         d["base_ns"],
         rounds * d["ns_per_tile"],
         rounds * steps * d["ns_per_k_step"],
-        rounds
-        * steps
-        * (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"])
-        / d["cluster_k"]
-        * d["ns_per_taken_byte"],
+        rounds * steps * taken * d["ns_per_taken_byte"],
         units * steps * (bytes_a + bytes_b) * d["ns_per_loaded_byte"],
         moved * d["ns_per_byte"],
         np.where(d["partial"] > 0, sums, 0),

@@ -179,14 +179,17 @@ def _cluster_gpus(pack: Pack, packs: Sequence[Pack], scheduler: str) -> Iterator
         yield pool, pool.facts
 
 
-def refit(pack: Pack, path: Path, dtypes: Sequence[str] = ()) -> Quality:
+def refit(pack: Pack, path: Path, dtypes: Sequence[str] = (), start: Path | None = None) -> Quality:
     """Fit the models of the table in `path` again, to its samples. Needs no GPU.
+
+    Args:
+        start: a table whose models the fit begins with, by default as of `fit`. Configs without samples keep these.
 
     Raises:
         ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
     """
     measured_dtypes = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
-    done, quality = fit(pack, table.read_whole(path), measured_dtypes)
+    done, quality = fit(pack, table.read_whole(path), measured_dtypes, table.read(start) if start else None)
     write(done, path)
     return quality
 
@@ -262,14 +265,16 @@ def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(sample for sample in samples if sample.ns < fitting.FAR * best[bool(sample.copies)])
 
 
-def fit(pack: Pack, raw: Table, dtypes: dict[int, str]) -> tuple[Table, Quality]:
+def fit(pack: Pack, raw: Table, dtypes: dict[int, str], start: Table | None = None) -> tuple[Table, Quality]:
     """Return `raw` with models fitted to all shapes but those held out, and their quality.
 
-    The fit of a device begins with the shipped table of the arch's own device, unless it is that. `dtypes` has the type
-    that was measured for each element_bytes. The pack's launcher keeps the new table. Needs no GPU.
+    The fit begins with the models of `start`, by default of the shipped table of the arch's own device, unless it is
+    that. `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table. Needs
+    no GPU.
     """
     launcher, row = pack.launcher, target(pack.arch)
-    start = next((each for each in table.shipped(pack.arch) if each.device == row.device != raw.device), None)
+    usual = (each for each in table.shipped(pack.arch) if each.device == row.device != raw.device)
+    start = start or next(usual, None)
     done = _fitted(pack, raw, start)
     device = measured_device(raw, row.shared_bytes)
     quality = Quality(

@@ -496,7 +496,7 @@ def test_tensor_maps(made: Variant) -> None:
     X is A, whose slabs are loaded one by one, and Y is B, whose widths are; swapped kernels have them the other way.
     Boxes are as large as what a block multiplies, whoever loads them.
     """
-    config, element = made.config, DTYPES[made.dtype_a].bytes
+    element = DTYPES[made.dtype_a].bytes
     swapped = made.family == "swapped"
     rows = block(made)[0] // slabs(made)
 
