@@ -341,7 +341,7 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute `_grouped_mm` by ours if a dimension is in groups, else by torch's, which makes a bmm of two batches."""
+    """Compute `_grouped_mm` of rows or K in groups by ours, all else by torch's, which makes a bmm of two batches."""
     fate = DECLINED
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
     if a.dtype not in (*_HALVES, torch.float32):
@@ -352,6 +352,7 @@ def _grouped(
         and bias is None
         and a.dtype is b.dtype
         and out_dtype in (None, a.dtype)
+        and (a.dim() == _MATRIX or invariant)  # of columns in groups torch's is faster (docs/experts.md)
         and b.shape[-1] * b.itemsize % _VECTOR_BYTES == 0
     ):
         fate = OURS

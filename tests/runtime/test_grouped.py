@@ -339,15 +339,19 @@ with aotmm.override() as active:
         gpu.first = None
         same(torch._grouped_mm(a.float(), b.float(), offs)[:9], want.float())
         assert gpu.first.dtype_a == gpu.first.dtype_c == "fp32" and gpu.first.allow_tf32 == allowed
-    for other in ((a.double(), b.double(), offs), (a, b, offs, b[0, 0])):
+    columns = b.mT.contiguous(), torch.zeros(6, 16).half(), offs
+    for other in ((a.double(), b.double(), offs), (a, b, offs, b[0, 0]), columns):
         try:
             torch._grouped_mm(*other)
         except (RuntimeError, NotImplementedError):
             pass  # torch has no such kernel here
     assert gpu.runs == 4
     print(active)
+with aotmm.override(batch_invariant=True):
+    torch._grouped_mm(*columns)
+assert gpu.runs == 5
 """)
-    assert "4 products by aotmm, 2 by torch: 1 of other types, 1 of other forms" in out
+    assert "4 products by aotmm, 3 by torch: 1 of other types, 2 of other forms" in out
 
 
 def test_override_with_scales() -> None:
