@@ -149,7 +149,7 @@ def test_clusters_take_in_less() -> None:
 
 
 def test_slices_share_steps() -> None:
-    """Each of two blocks that multiply slices of K has half of the steps, and takes in half of A and B; both load all."""
+    """Of two blocks with slices of K each has half of the steps and takes in half of A and B; both load all."""
     shape = ShapeTimes(2, "nt", False, 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
     parts = []
     for config in (Config(128, 256, 64, 4, 8), Config(128, 256, 128, 4, 8, cluster_k=2)):
