@@ -514,7 +514,8 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
     numbers = entry.numbers | {side: entry.numbers[side] // blocks for side, blocks in _blocks(entry.numbers).items()}
     width = numbers[family.width]
     swapped = family.width == "block_m"
-    if width.bit_count() == 1 or (width.bit_count() == _TWO and not swapped):
+    alone = swapped or entry.numbers.get("cluster_k", 1) > 1  # two instructions have two accumulators
+    if width.bit_count() == 1 or (width.bit_count() == _TWO and not alone):
         return
     rows = "block_n" if swapped else "block_m"
     groups = numbers["num_warps"] // 4 if family.warpgroups else 1

@@ -65,7 +65,7 @@ from aotmm.target import TARGETS, target
     "--start",
     metavar="FILE",
     type=FILE,
-    help="For --refit: begin with the models of this table. Tiles that the other has no times of keep them.",
+    help="For --refit: begin with the models of this table. Tiles without times in the other keep these.",
 )
 @click.option(
     "--choose", is_flag=True, help="Compute the tiles of the default set from aotmm/tune/tiles. Needs no GPU."

@@ -201,21 +201,28 @@ int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal,
   return status;
 }
 
-/* The panels of a plan are launched by the same kernels, so the first stands for all. */
+/* Load the kernels of all that is launched. */
+static int load_all(const aotmm_plan *plan, const launches *all, int ordinal) {
+  int status = load(plan->kernel, ordinal);
+  if (status == AOTMM_OK && all->reduce >= 0) status = load((uint32_t)all->reduce, ordinal);
+  for (int i = 0; i < OPERANDS && status == AOTMM_OK; i++)
+    if (plan->copies >> i & 1) status = load((uint32_t)all->copies[i], ordinal);
+  return status;
+}
+
+/* The last panels may take another reduce or copies than the first ones. */
 int aotmm_load(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal) {
   const aotmm_device *device;
   launches all;
   void *saved;
   int status = valid(problem);
   if (status || problem->M == 0 || problem->N == 0) return status;
-  if ((status = known(plan)) || (status = driver_device(ordinal, &device)) ||
-      (status = resolve(plan, problem, 0, 0, device, ordinal, AOTMM_WORKSPACE_ALIGNMENT, &all)) ||
-      (status = driver_enter(ordinal, &saved)))
+  if ((status = known(plan)) || (status = driver_device(ordinal, &device)) || (status = driver_enter(ordinal, &saved)))
     return status;
-  status = load(plan->kernel, ordinal);
-  if (status == AOTMM_OK && all.reduce >= 0) status = load((uint32_t)all.reduce, ordinal);
-  for (int i = 0; i < OPERANDS && status == AOTMM_OK; i++)
-    if (plan->copies >> i & 1) status = load((uint32_t)all.copies[i], ordinal);
+  for (int64_t row = 0; row < problem->M && status == AOTMM_OK; row = after(row, last_of(plan->panel_m, problem->M), problem->M))
+    for (int64_t col = 0; col < problem->N && status == AOTMM_OK; col = after(col, last_of(plan->panel_n, problem->N), problem->N))
+      if ((status = resolve(plan, problem, row, col, device, ordinal, AOTMM_WORKSPACE_ALIGNMENT, &all)) == AOTMM_OK)
+        status = load_all(plan, &all, ordinal);
   driver_leave(saved);
   return status;
 }

@@ -14,14 +14,12 @@ typedef struct PyObject {
   struct PyObject *type;
 } PyObject;
 typedef PyObject *(*function)(PyObject *, PyObject *const *, Py_ssize_t); /* METH_FASTCALL */
-typedef PyObject *(*function_with_names)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *names); /* and METH_KEYWORDS */
 enum { METH_VARARGS = 1, METH_KEYWORDS = 2, METH_FASTCALL = 0x80, ABI_VERSION = 3, DESCR_GET = 54 /* Py_tp_descr_get */ };
 typedef struct PyMethodDef {
   const char *name;
   union {
     function call;
     PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *); /* METH_VARARGS | METH_KEYWORDS */
-    function_with_names with_names;
   };
   int flags;
   const char *doc;

@@ -341,9 +341,13 @@ def _grouped(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute `_grouped_mm` of rows or K in groups by ours, all else by torch's, which makes a bmm of two batches."""
+    """Compute `_grouped_mm` of rows or K in groups by ours, all else by torch's, which makes a bmm of two batches.
+
+    Of columns in groups, and of K in tf32, torch's is faster (docs/experts.md).
+    """
     fate = DECLINED
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
+    slower = a.dim() != _MATRIX or (tf32 and b.dim() == _MATRIX)
     if a.dtype not in (*_HALVES, torch.float32):
         fate = OTHER_TYPE
     elif (
@@ -352,7 +356,7 @@ def _grouped(
         and bias is None
         and a.dtype is b.dtype
         and out_dtype in (None, a.dtype)
-        and (a.dim() == _MATRIX or invariant)  # of columns in groups torch's is faster (docs/experts.md)
+        and (invariant or not slower)
         and b.shape[-1] * b.itemsize % _VECTOR_BYTES == 0
     ):
         fate = OURS

@@ -142,7 +142,7 @@ def _tensor(values: object) -> torch.Tensor:
 def _factors(data: _Data, parts: torch.Tensor, begin: torch.Tensor) -> tuple[_Array, _Array]:
     """Return factors (FITTED,) of an unknown config, and those (keys, FITTED) of each, whose logarithms are `begin`.
 
-    Configs without samples keep those of `begin`, changed as all are. If it has none, they are unknown.
+    Configs without samples keep those of `begin`, changed as all are. Without a start they get the unknown config's.
     """
     torch.manual_seed(0)
     common, own = torch.nn.Parameter(torch.zeros(len(FITTED))), torch.nn.Parameter(torch.zeros_like(begin))

@@ -149,6 +149,25 @@ cluster_n = {n}
 )
 
 
+SLICES = """
+dtypes = ["fp16"]
+layouts = ["nn"]
+epilogues = ["none"]
+source = "tests"
+
+[[config]]
+family = "cooperative"
+archs = ["sm90"]
+dtypes = ["fp16"]
+block_m = 64
+block_n = 64
+block_k = 256
+num_stages = 3
+num_warps = 4
+cluster_k = 4
+"""
+
+
 @functools.cache
 def default_pack(arch: str) -> Path:
     """The default pack of `arch`: the checkout's if a build would leave it alone, else built once per session."""
@@ -196,6 +215,14 @@ def clusters_pack() -> Path:
     configs = _folder() / "clusters.toml"
     configs.write_text(CLUSTERS)
     return build(("sm90",), _folder() / "clusters", configs=str(configs))[0].folder
+
+
+@functools.cache
+def slices_pack() -> Path:
+    """A pack for sm90 with one tile whose clusters multiply slices of K, built once per session."""
+    configs = _folder() / "slices.toml"
+    configs.write_text(SLICES)
+    return build(("sm90",), _folder() / "slices", configs=str(configs))[0].folder
 
 
 @functools.cache

@@ -686,7 +686,8 @@ def test_stages_are_carried(made: Variant) -> None:
 def test_instructions(made: Variant) -> None:
     """Products have the widths of the tile and none wider, as many columns of sums as that, and follow one another.
 
-    A wgmma of a width that no tensor has is written out: it has the registers of its own columns only.
+    A wgmma of a width that no tensor has is written out: it has the registers of its own columns only. Of slices the
+    compiler may make a loop for the block that owns a slab, and one for the others.
     """
     text = compiled(made).ptx
     found = re.findall(r"wgmma\.mma_async\S+\.m64n(\d+)k\d+\S*\s*\{([^}]*)\}", text)
@@ -694,7 +695,8 @@ def test_instructions(made: Variant) -> None:
     assert all(2 * len(sums.split(",")) == int(width) for width, sums in found)
     rows = block(made)[0] // slabs(made)
     steps = depth(made) * DTYPES[made.dtype_a].bytes // 32
-    assert len(found) == consumers(made) * steps * (rows // 64) * len(widths(made))
+    once = consumers(made) * steps * (rows // 64) * len(widths(made))
+    assert len(found) in ([once, 2 * once] if made.config.cluster_k > 1 else [once])
     assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
 
 

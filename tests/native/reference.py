@@ -1002,7 +1002,7 @@ class Reference:
 
 def concurrent(kernel: Kernel, device: CDevice, target: Target) -> int:
     """Tiles that a device computes at once; the multiprocessors that large clusters leave over compute none."""
-    blocks = kernel.config.cluster_m * kernel.config.cluster_n
+    blocks = kernel.num_ctas
     usable = int(device.multiprocessors)
     if blocks > LEAVE_NONE_OVER:
         usable = usable * 10 // 11

@@ -28,7 +28,7 @@ from aotmm.runtime.launcher import CProblem, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
-from tests.build.packs import SHAPES, TINY, clusters_pack, pack_of, relinked, run_python
+from tests.build.packs import SHAPES, TINY, clusters_pack, pack_of, relinked, run_python, slices_pack
 from tests.native.emulation import Case, Emulator, Product, missing, own_process
 from tests.samples import code_in
 
@@ -262,6 +262,26 @@ def test_launch_in_clusters(clusters: Path, shape: tuple[int, int]) -> None:
         call.arguments for call in emulator.driver.calls if call.name == "attribute" and call.arguments["id"] == "4"
     ]
     assert {each["value"] for each in found} == ({f"{down},{across},1"} if down * across > 1 else set())
+    assert emulator.driver.misuse == []
+
+
+@own_process
+def test_launch_of_slices() -> None:
+    """Each tile has a cluster along the first dimension, however many run at once, and each slice a step of K."""
+    if reason := missing("sm90"):
+        pytest.skip(reason)
+    emulator = Emulator(slices_pack(), execute=False)
+    number = next(n for n, kernel in enumerate(emulator.kernels) if kernel.config.cluster_k == 4)
+    emulator.launcher.launch(number, problem_of(640, 1280, 4096), 0, STREAM)
+    (launch,) = emulator.driver.launches
+    assert launch.grid == (4 * 10 * 20, 1, 1)
+    found = [c.arguments["value"] for c in emulator.driver.calls if c.name == "attribute" and c.arguments["id"] == "4"]
+    assert found == ["4,1,1"]
+    device = emulator.launcher.device(0)
+    least = [k for k in (128, 192, 193, 256) if emulator.launcher.check(problem_of(64, 64, k), device, number).plan]
+    assert least == [256]  # of the rows of 16 bytes from 193 on
+    told = emulator.launcher.check(dataclasses.replace(LARGE, K=4096, batch_invariant=True), device, number)
+    assert told.plan is None
     assert emulator.driver.misuse == []
 
 

@@ -298,12 +298,14 @@ def test_in_python(lacking: str) -> None:
 from aotmm.runtime import function_call
 function_call._place_of_tensor = lambda: None
 assert not function_call.connected()
+assert (function_call.Calls is function_call.InPython) == (LACKING == "module")
 add[(4,)](x, y, out, 4096)
 add(x, y, out, n=4096)
 layer_norm[lambda meta: (meta["BLOCK"],)](half, half, weight, weight, 256, 256, 1e-5)
 assert [launch.grid for launch in driver.launches] == [(4, 1, 1), (4, 1, 1), (512, 1, 1)]
 """,
-        before={"module": "import sys; sys.modules['aotmm.native._direct_call'] = None", "place": ""}[lacking],
+        before={"module": "import sys; sys.modules['aotmm.native._direct_call'] = None", "place": ""}[lacking]
+        + f"\nLACKING = {lacking!r}",
     )
 
 

@@ -322,7 +322,10 @@ assert gpu.runs == 0
 
 
 def test_override() -> None:
-    """`aotmm.override` takes torch's grouped products with offs, and leaves to torch what it writes in another way."""
+    """`aotmm.override` takes torch's grouped products with offs, and leaves to torch what it writes in another way.
+
+    K in groups is left to torch in tf32, where torch is faster, unless the same bits at any batch size are asked for.
+    """
     out = run("""
 a, b = whole(11, 6, dtype=torch.float16), whole(4, 6, 8, dtype=torch.float16)
 want = torch.cat([a[lo:hi].float() @ b[g].float() for g, (lo, hi) in enumerate(spans)]).half()
@@ -340,18 +343,24 @@ with aotmm.override() as active:
         same(torch._grouped_mm(a.float(), b.float(), offs)[:9], want.float())
         assert gpu.first.dtype_a == gpu.first.dtype_c == "fp32" and gpu.first.allow_tf32 == allowed
     columns = b.mT.contiguous(), torch.zeros(6, 16).half(), offs
-    for other in ((a.double(), b.double(), offs), (a, b, offs, b[0, 0]), columns):
+    in_tf32 = of_weights[0].float(), of_weights[1].float(), offs
+    for other in ((a.double(), b.double(), offs), (a, b, offs, b[0, 0]), columns, in_tf32):
         try:
             torch._grouped_mm(*other)
         except (RuntimeError, NotImplementedError):
             pass  # torch has no such kernel here
     assert gpu.runs == 4
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch._grouped_mm(*in_tf32)
+    assert gpu.runs == 5
     print(active)
+torch.backends.cuda.matmul.allow_tf32 = True
 with aotmm.override(batch_invariant=True):
     torch._grouped_mm(*columns)
-assert gpu.runs == 5
+    torch._grouped_mm(*in_tf32)
+assert gpu.runs == 7
 """)
-    assert "4 products by aotmm, 3 by torch: 1 of other types, 2 of other forms" in out
+    assert "5 products by aotmm, 4 by torch: 1 of other types, 3 of other forms" in out
 
 
 def test_override_with_scales() -> None:

@@ -203,7 +203,7 @@ def test_selection_by_the_models_is_nearly_the_best(
     assert len(quality.models.choices) == len(measured.samples) - len(unseen)
     for regret in (quality.held_out, quality.models):
         assert regret.unmeasured == 0
-        assert regret.mean < 1.015
+        assert regret.mean < 1.02  # which is asked of a real one
         assert regret.worst < 1.2
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.config_name] for model in made.models} == {"product", "partial"}
@@ -485,7 +485,7 @@ def test_the_command_draws_unless_it_has_shapes(
 
 
 def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
-    """A table's models can be fitted again anywhere; what was measured stays as it is."""
+    """A table's models can be fitted again anywhere, from another's on too; what was measured stays as it is."""
     path = tmp_path / "sm90.json"
     session.write(session.table_of(measured, SHAPES), path)
     code, text, _ = _tune("--arch", "sm90", "--out", path, "--refit")
@@ -505,6 +505,12 @@ def test_refit(measured: session.Measurement, tmp_path: Path) -> None:
     assert sum(kind["shapes"] for kind in held_out["kinds"].values()) == held_out["shapes"]
     assert body["table"] == str(path)
     assert table.read_whole(path) == made
+    start = made if made.network is None else replace(made, network=replace(made.network, shift=made.network.shift + 1))
+    session.write(start, tmp_path / "start.json")
+    code, _, _ = _tune("--arch", "sm90", "--out", path, "--refit", "--start", tmp_path / "start.json")
+    assert code == 0
+    assert table.read_whole(path).network not in (made.network, start.network)
+    assert table.read_whole(path).shapes == made.shapes
 
 
 def test_refit_of_nothing(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 One warp copies boxes of both operands, and of a matrix that is added to their product, into a ring of shared memory
 through tensor maps (TMA). Consumer warpgroups multiply them with wgmma, one in flight, and release every stage through
-a barrier. Blocks are persistent: sums leave through shared memory and TMA stores while the next tile is loaded. A width
-that is no power of two is one instruction (`mma`), or two accumulators side by side (`specialisation`).
+a barrier. Blocks are persistent, but for those of slices: sums leave through shared memory and TMA stores while the
+next tile is loaded. A width that is no power of two is one instruction (`mma`), or two accumulators side by side
+(`specialisation`).
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T, because a
 wgmma always has 64 rows and C may have fewer.
@@ -17,7 +18,7 @@ waste nothing either. Such products read all of B once, so many bytes must be in
 Blocks of any of them may work in clusters of up to 8 (`cluster`). The blocks of a cluster share a tile of C, each
 computes a part of it. What several of them multiply, rows of A or columns of B, comes from the L2 cache once for all of
 them (multicast). A launch says how many blocks a cluster has along M and N; the code for it is the same. In other
-kernels each block of a cluster multiplies a slice of K (`slices`).
+kernels of `cooperative` and `swapped` each block of a cluster multiplies a slice of K (`slices`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Clusters: blocks of one launch that share operands, so that each box comes from the L2 cache once for several.
 
-A launch says how many blocks a cluster has, down and across its tile of C. One image serves every shape. Blocks beside
-each other multiply the same rows of X, blocks below each other the same columns of Y. They load a shared box in turns,
-each for all of them (multicast).
+A launch says how many blocks a cluster has, down and across its tile of C. One image serves every shape, but for slices
+of K (`slices`), whose number is compiled in. Blocks beside each other multiply the same rows of X, blocks below each
+other the same columns of Y. They load a shared box in turns, each for all of them (multicast).
 
 Everything that Gluon fixes when it compiles a cluster is PTX here. Addresses in shared memory reach inline PTX without
 the number of their block in the cluster; `mapa` puts one in. Source: PTX ISA, "cp.async.bulk.tensor", "mbarrier".

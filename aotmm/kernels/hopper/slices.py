@@ -2,8 +2,7 @@
 
 Slab p of a tile belongs to block p of the cluster. Every other block writes its sums of that slab to the owner's shared
 memory (`st.async`), as they lie in registers: a thread of the owner reads what the same thread of another block wrote.
-The owner adds them in the order of their slices, so the bits are the same every time. They are those of a partial with
-as many slices and its reduce. Source: PTX ISA, "st.async".
+The owner adds them in the order of their slices, so the bits are the same every time. Source: PTX ISA, "st.async".
 """
 
 from __future__ import annotations

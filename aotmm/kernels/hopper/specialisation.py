@@ -43,8 +43,8 @@ UNNEEDED = (
 def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = False) -> Specialisation:
     """Return a kernel of these families for `variant`.
 
-    Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least 1, because the first
-    product of a tile sets its sums. Only kernels of fp8 have scales, by a guard.
+    Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least one step for each slice,
+    because the first product of a tile sets its sums. Only kernels of fp8 have scales, by a guard.
 
     Args:
         function: the jit function.

@@ -492,6 +492,14 @@ def test_clusters(
             SLICED.replace("block_n = 64", "block_n = 96").replace('"nt"', '"nn"') + "cluster_k = 2",
             "cluster_k = 2: the entry needs block_n that is one instruction",
         ),
+        (
+            SLICED.replace("block_n = 64", "block_n = 96").replace("block_k = 128", "block_k = 64") + "cluster_k = 2",
+            "block_n = 96 of each block is one instruction of 96 columns, which needs block_k = 64",
+        ),
+        (
+            SLICED.replace("block_n = 64", "block_n = 288") + "cluster_k = 2",
+            "block_n = 288 of each block is one instruction of 288 columns, which needs block_n <= 256",
+        ),
         (SLICED.replace('"bf16"', '"int8"') + "cluster_k = 2", "cluster_k = 2: the entry needs dtypes other than int8"),
         (
             SLICED.replace("cooperative", "pingpong") + "cluster_k = 2",
@@ -701,7 +709,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + TALL_FP8 + 'layouts = ["nt"]\nblock_scales = "128x128"',
-            "config 1: block_scales = '128x128': the entry needs block_k = 128; block_m = 64 or 128 for each warpgroup",
+            "block_scales = '128x128': the entry needs block_k = 128 for each block; block_m = 64 or 128 for each",
         ),
         (
             HEADER + FMA + 'block_scales = "any"',

@@ -856,20 +856,27 @@ def values(command: str, without: set[str]) -> Iterator[tuple[str, list[str]]]:
             is_option = isinstance(parameter, click.Option)
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
             name = parameter.opts[0] if is_option else parameter.opts[0].upper()
-            paths = {"file": __file__, "table": __file__, "calls": __file__, "pack": "."}
+            paths = {"file": __file__, "table": __file__, "calls": __file__, "start": __file__, "pack": "."}
             choices = getattr(parameter.type, "choices", [])
             value = next(iter(choices), None) or paths.get(str(parameter.name), "1")
             yield name, [name] * is_option + [value] * (not is_flag)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), list(values("tune", {"arch", "dtypes", "out", "refit", "choose", "folder", "as_json"}))
+    ("name", "words"), list(values("tune", {"arch", "dtypes", "out", "refit", "start", "choose", "folder", "as_json"}))
 )
 def test_refit_refuses_what_has_no_effect(name: str, words: list[str], tmp_path: Path) -> None:
     """Beside tune --refit every option is refused that says how to measure."""
     result = run("tune", "--arch", "sm90", "--out", tmp_path / "table.json", "--refit", *words)
     assert result.exit_code == click.UsageError.exit_code
     assert f"Error: {name}: no effect with --refit\n" in result.stderr
+
+
+def test_a_start_is_of_a_refit(tmp_path: Path) -> None:
+    """tune --start is refused where times are measured."""
+    result = run("tune", "--arch", "sm90", "--out", tmp_path / "table.json", "--start", __file__)
+    assert result.exit_code == click.UsageError.exit_code
+    assert "Error: --start: no effect without --refit\n" in result.stderr
 
 
 @pytest.mark.parametrize(("name", "words"), list(values("tune", {"arch", "choose", "as_json"})))

@@ -123,6 +123,27 @@ def test_from_the_table_of_another_device() -> None:
     assert of_alone > 2 * of_begun
 
 
+def test_a_config_without_times_keeps_what_the_start_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its factors are those of the start, changed as all are; without a start, those of an unknown config."""
+    monkeypatch.setattr(fitting, "_EPOCHS", 1)  # the network is of no interest here
+    monkeypatch.setattr(fitting, "_RESTARTS", 1)
+    first = fit(samples_of(measured(100, seed=1)))
+    untimed = next(number for number, model in enumerate(first.models) if model.config_name == "ws_128x256")
+    models = list(first.models)
+    models[untimed] = replace(models[untimed], factors=tuple(1.5 * each for each in models[untimed].factors))
+    start = replace(EMPTY, network=first.network, models=tuple(models))
+    some = [
+        replace(shape, times=tuple(each for each in shape.times if each.config_name != "ws_128x256"))
+        for shape in measured(100, seed=2)
+    ]
+    found = samples_of(some)
+    assert found.keys[untimed] == models[untimed].key
+    assert untimed not in found.key
+    begun, alone = fit(found, start), fit(found)
+    assert begun.models[untimed].factors == pytest.approx(models[untimed].factors, rel=0.25)
+    assert alone.models[untimed].factors == pytest.approx(alone.network.factors)
+
+
 def test_factors_that_times_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of times by the formula with other constants the fit finds these: for all configs, and for one that differs."""
     monkeypatch.setattr(fitting, "_EPOCHS", 1)  # the network is of no interest here
