@@ -570,7 +570,10 @@ def test_pieces_of_a_filled_box(made: Variant) -> None:
 
 @every_variant
 def test_guards(made: Variant) -> None:
-    """What is guarded is what tensor maps, 32-bit sizes, scales and the first product of a tile need, and no more."""
+    """What is guarded is what tensor maps, 32-bit sizes, scales and the first product of a tile need, and no more.
+
+    Each slice of a cluster has a first product.
+    """
     element, c = DTYPES[made.dtype_a].bytes, DTYPES[made.dtype_c].bytes
     unit = {
         "a": ("stride_am", "stride_ak") if made.layout[0] == "n" else ("stride_ak", "stride_am"),
@@ -578,7 +581,8 @@ def test_guards(made: Variant) -> None:
         "c": ("stride_cm", "stride_cn"),
     }
     matrices = {"a": element, "b": element} | ({"c": c} if made.role == "product" else {})
-    wanted = [("K", "at_least", 1), *((size, "below", I32_LIMIT) for size in ("M", "N", "K", "batch"))]
+    least = depth(made) * (made.config.cluster_k - 1) + 1
+    wanted = [("K", "at_least", least), *((size, "below", I32_LIMIT) for size in ("M", "N", "K", "batch"))]
     for matrix, size in matrices.items():
         outer, inner = unit[matrix]
         wanted += [
@@ -757,7 +761,8 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
 def test_multicasts(made: Variant) -> None:
     """In a cluster every copy of X or Y is made to several blocks, or to this one if there is no peer; else never.
 
-    Boxes side by side in shared memory are copies of their own, through the tensor map of their operand.
+    Blocks with slices of K share no operand. Boxes side by side in shared memory are copies of their own, through the
+    tensor map of their operand.
     """
     found = compiled(made)
     copy = r"@one cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
@@ -774,12 +779,13 @@ def test_multicasts(made: Variant) -> None:
         across = [block(made)[0] // slabs(made), *widths(made)][number]
         boxes_of_one = -(-(across if along else depth(made)) // row.tensor_map.box_inner)
         wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{7 * number}"] += count * boxes_of_one
-    assert Counter(copies) == dict.fromkeys(("", ".multicast::cluster"), wanted.total())
+    kinds = [""] if made.config.cluster_k > 1 else ["", ".multicast::cluster"]
+    assert Counter(copies) == dict.fromkeys(kinds, wanted.total())
     blocks = re.findall(r"mov\.b64 map, (\w+);((?:(?!mov\.b64 map).)*)", found.ptx, re.DOTALL)
     named = Counter[str]()
     for name, text in blocks:
         named[name] += len(re.findall(r"@one cp", text))
-    assert named == wanted + wanted
+    assert named == Counter({name: len(kinds) * count for name, count in wanted.items()})
 
 
 @every_variant
