@@ -1,7 +1,7 @@
 /* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded; and the
  * kernels of aten::addmm and aten::baddbmm for aotmm.override(), which torch calls with Python's arguments.
  *
- * DLPack's C exchange API reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
+ * aotmm_torch_view reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
  * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
  * header. Sources: torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
 #include <dlfcn.h>
@@ -11,15 +11,9 @@
 #include "limited_api.h"
 #include "torch_ops.h"
 
-static const struct {
-  uint8_t code, bits;
-  int32_t dtype;
-} dtypes[] = {{2, 16, AOTMM_FP16}, {4, 16, AOTMM_BF16}, {12, 8, AOTMM_FP8E5},
-              {10, 8, AOTMM_FP8E4}, {0, 8, AOTMM_INT8}, {0, 32, AOTMM_INT32}, {2, 32, AOTMM_FP32}};
-
 /* ---- torch, filled by `connect` */
 
-static int (*describe)(void *, DLTensor *);
+static int (*read)(tensor_t, int writable, view *);
 static int (*multiply)(const request *, tensor_t *);
 static int (*add_product)(const view *bias, const view *a, const view *b, const view *out, int dim, tensor_t *result,
                           const char **wrong);
@@ -34,7 +28,7 @@ static PyObject *tensor_type, *parameter_type, *is_neg, *requires_grad, *functio
 static PyObject *(*get)(PyObject *descriptor, PyObject *tensor, PyObject *type); /* of requires_grad */
 static PyObject *current_level; /* a name in forward_ad, which is a module's dict */
 static PyObject *out_name;      /* of the argument of out forms */
-static int32_t device_types[2];
+static Py_ssize_t place_of_tensor; /* in Python's tensor: that of C++ */
 
 /* The dispatcher's state of this thread: two words; a bit that differs from torch's default is a mode that is on. */
 static __thread const uint64_t *key_set;
@@ -68,24 +62,14 @@ static int equals(PyObject *got, long plain) {
 
 /* Return 1 and the view of a plain GPU tensor, 0 for anything else, -1 for an exception. With `recorded` autograd
    records, and it is set if the tensor requires a gradient. */
-static int plain(PyObject *tensor, int *recorded, view *v) {
+static int plain(PyObject *tensor, int writable, int *recorded, view *v) {
   if (tensor->type != tensor_type && tensor->type != parameter_type) return 0;
-  DLTensor t;
-  if (describe(tensor, &t)) {
-    PyErr_Clear();
-    return 0;
-  }
-  if ((t.device_type != device_types[0] && t.device_type != device_types[1]) || !t.data || t.dim > 3 || t.lanes != 1)
-    return 0;
-  *v = (view){.sizes = t.sizes, .strides = t.strides, .address = (uint64_t)t.data + t.byte_offset, .dim = t.dim,
-              .dtype = -1, .device = t.device_id};
-  for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-    if (dtypes[i].code == t.code && dtypes[i].bits == t.bits) v->dtype = dtypes[i].dtype;
-  if (v->dtype < 0) return 0;
+  if (read((tensor_t)((char *)tensor + place_of_tensor), writable, v)) return 0;
+  if (v->device < 0 || v->dtype < 0 || !v->address || v->dim > 3) return 0;
   /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. The stride of a
      single element may be any. */
   int clean = 1, odd = 0;
-  for (int i = 0; i < t.dim; i++) odd |= t.sizes[i] > 1 && t.strides[i] & 1;
+  for (int i = 0; i < v->dim; i++) odd |= v->sizes[i] > 1 && v->strides[i] & 1;
   if (!odd) clean = is(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL), &_Py_FalseStruct);
   if (clean != 1 || !recorded) return clean;
   int free = is(get(requires_grad, tensor, tensor->type), &_Py_FalseStruct);
@@ -142,10 +126,10 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
     r.activation = PyLong_AsLong(activation), r.slope = PyFloat_AsDouble(slope);
   }
   int required = 0, *recorded = is_grad_enabled() ? &required : NULL, mine = nothing_watches();
-  if (mine == 1) mine = plain(arguments[1], recorded, &r.a);
-  if (mine == 1) mine = plain(arguments[2], recorded, &r.b);
-  if (mine == 1 && out) mine = plain(out, recorded, &written);
-  if (mine == 1 && bias) mine = plain(bias, recorded, &added);
+  if (mine == 1) mine = plain(arguments[1], 0, recorded, &r.a);
+  if (mine == 1) mine = plain(arguments[2], 0, recorded, &r.b);
+  if (mine == 1 && out) mine = plain(out, 1, recorded, &written);
+  if (mine == 1 && bias) mine = plain(bias, 0, recorded, &added);
   if (mine < 0) return NULL;
   if (mine && (r.a.dim < 2 || r.b.dim < 2 || unsettled(&r) || (required && !differentiable(&r)))) mine = 0;
   if (!mine) return new_reference(&_Py_NotImplementedStruct);
@@ -179,10 +163,10 @@ static PyObject *added(PyObject *self, PyObject *arguments, PyObject *names) {
   PyObject *out = named == 1 ? PyDict_GetItemWithError(names, out_name) : NULL;
   if (!out && PyErr_Occurred()) return NULL;
   int mine = PyTuple_Size(arguments) == 4 && named == (out != NULL);
-  if (mine) mine = plain(PyTuple_GetItem(arguments, 1), NULL, &bias);
-  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 2), NULL, &a);
-  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 3), NULL, &b);
-  if (mine == 1 && out) mine = plain(out, NULL, &written);
+  if (mine) mine = plain(PyTuple_GetItem(arguments, 1), 0, NULL, &bias);
+  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 2), 0, NULL, &a);
+  if (mine == 1) mine = plain(PyTuple_GetItem(arguments, 3), 0, NULL, &b);
+  if (mine == 1 && out) mine = plain(out, 1, NULL, &written);
   if (mine < 0) return NULL;
   if (mine) {
     const int dim = (int)PyLong_AsLong(PyTuple_GetItem(self, 0));
@@ -214,28 +198,25 @@ static PyObject *adder(PyObject *module, PyObject *const *arguments, Py_ssize_t 
   return made;
 }
 
-/* connect(handles of libaotmm_torch, libtorch_cpu, libtorch_python and libc10, the DLPack API, DLPack's two types of
-   device, the torch functions that matmul calls) -> the name of a missing function, or None. */
+/* connect(handles of libaotmm_torch, libtorch_cpu, libtorch_python and libc10, the byte of a Python tensor at which that of
+   C++ begins, the torch functions that matmul calls) -> the name of a missing function, or None. */
 static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
   (void)module;
-  if (count != 14) return Py_BuildValue("s", "14 arguments");
+  if (count != 12) return Py_BuildValue("s", "12 arguments");
   void *handles[4];
   for (int i = 0; i < 4; i++) handles[i] = PyLong_AsVoidPtr(arguments[i]);
-  const DLExchange *exchange = PyCapsule_GetPointer(arguments[4], "dlpack_exchange_api");
-  for (int i = 0; i < 2; i++) device_types[i] = (int32_t)PyLong_AsLong(arguments[5 + i]);
-  if (!exchange) PyErr_Clear();
+  place_of_tensor = PyLong_AsLong(arguments[4]);
   if (PyErr_Occurred()) return NULL;
   const char *key = dlsym(handles[0], "aotmm_torch_key");
   if (!key || strcmp(key, AOTMM_KEY)) return Py_BuildValue("s", "a libaotmm_torch.so of the same build");
-  if (!exchange || exchange->major != 1 || !exchange->describe) return Py_BuildValue("s", "DLPack 1's description of tensors");
-  describe = exchange->describe;
   c10 = handles[3];
   const struct {
     void *library;
     const char *name;
     void *slot;
     int optional;
-  } symbols[] = {{handles[0], "aotmm_torch_multiply", &multiply, 0},
+  } symbols[] = {{handles[0], "aotmm_torch_view", &read, 0},
+                 {handles[0], "aotmm_torch_multiply", &multiply, 0},
                  {handles[0], "aotmm_torch_add_product", &add_product, 0},
                  {handles[0], "aotmm_torch_last_error", &last_error, 0},
                  {handles[1], "aoti_torch_delete_tensor_object", &delete_tensor, 0},
@@ -252,7 +233,7 @@ static PyObject *connect(PyObject *module, PyObject *const *arguments, Py_ssize_
   if (!keys()) return Py_BuildValue("s", "the dispatcher's state of a thread");
   PyObject **slots[] = {&tensor_type, &parameter_type, &is_neg, &requires_grad, &function_modes, &forward_ad,
                         &increment_version};
-  for (int i = 0; i < 7; i++) *slots[i] = new_reference(arguments[7 + i]);
+  for (int i = 0; i < 7; i++) *slots[i] = new_reference(arguments[5 + i]);
   get = PyType_GetSlot(requires_grad->type, DESCR_GET);
   if (!get) return PyErr_Occurred() ? NULL : Py_BuildValue("s", "a descriptor of requires_grad");
   current_level = PyUnicode_InternFromString("_current_level"), out_name = PyUnicode_InternFromString("out");

@@ -90,7 +90,6 @@ void PyObject_GC_UnTrack(void *);
 void PyObject_GC_Del(void *);
 void *PyType_GetSlot(PyObject *type, int slot);
 PyObject *Py_BuildValue(const char *, ...);
-void *PyCapsule_GetPointer(PyObject *, const char *name);
 int PyArg_ParseTuple(PyObject *, const char *, ...);
 long PyLong_AsLong(PyObject *);
 long long PyLong_AsLongLongAndOverflow(PyObject *, int *overflow);
@@ -108,22 +107,5 @@ static inline PyObject *new_reference(PyObject *object) {
   Py_IncRef(object);
   return object;
 }
-
-/* ---- DLPack */
-
-typedef struct DLTensor {
-  void *data;
-  int32_t device_type, device_id, dim;
-  uint8_t code, bits;
-  uint16_t lanes;
-  int64_t *sizes, *strides;
-  uint64_t byte_offset;
-} DLTensor;
-typedef struct DLExchange {
-  uint32_t major, minor;
-  void *older, *allocate, *export, *import;
-  int (*describe)(void *tensor, DLTensor *); /* borrowed; -1 with a Python exception */
-  void *stream;
-} DLExchange;
 
 #endif

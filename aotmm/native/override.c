@@ -110,7 +110,7 @@ static int computed(request *r, int kind, tensor_t *result, const char **wrong) 
 static int computed_of(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t *result, const char **wrong) {
   view written;
   request r = {.out = out ? &written : NULL};
-  if (read_view(a, 0, &r.a) || read_view(b, 0, &r.b) || (out && read_view(out, 1, &written)))
+  if (aotmm_torch_view(a, 0, &r.a) || aotmm_torch_view(b, 0, &r.b) || (out && aotmm_torch_view(out, 1, &written)))
     return aotmm_torch_count(DECLINED);
   return computed(&r, kind, result, wrong);
 }

@@ -81,7 +81,7 @@ static int fail(int kind, const char *text) {
 
 static const int32_t bytes_of_dtype[DTYPES] = AOTMM_ELEMENT_BYTES;
 
-int read_view(tensor_t handle, int writable, view *v) {
+EXPORT int aotmm_torch_view(tensor_t handle, int writable, view *v) {
   int64_t dim, *sizes, *strides;
   int32_t type, dtype, device;
   const void *input = NULL;
@@ -586,9 +586,9 @@ static int multiply_stack(const value *stack, int64_t out_dtype, tensor_t out, t
                .batch_invariant = (int)(stack[9] & 1),
                .library = (int64_t)stack[10],
                .out_dtype = out_dtype};
-  int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) ||
-               (r.bias && read_view(owned[2], 0, &bias)) || (r.scale_a && read_view(owned[3], 0, &scale_a)) ||
-               (r.scale_b && read_view(owned[4], 0, &scale_b)) || (out && read_view(out, 1, &written)) ||
+  int failed = aotmm_torch_view(owned[0], 0, &r.a) || aotmm_torch_view(owned[1], 0, &r.b) ||
+               (r.bias && aotmm_torch_view(owned[2], 0, &bias)) || (r.scale_a && aotmm_torch_view(owned[3], 0, &scale_a)) ||
+               (r.scale_b && aotmm_torch_view(owned[4], 0, &scale_b)) || (out && aotmm_torch_view(out, 1, &written)) ||
                aotmm_torch_multiply(&r, result);
   for (int i = 0; i < 5; i++)
     if (owned[i]) torch.aoti_torch_delete_tensor_object(owned[i]);
@@ -635,9 +635,10 @@ static int multiply_groups(const value *stack, int64_t out_dtype, tensor_t out, 
                .library = (int64_t)stack[11],
                .expected_rows = (int64_t)stack[12],
                .out_dtype = out_dtype};
-  const int failed = read_view(owned[0], 0, &r.a) || read_view(owned[1], 0, &r.b) || read_view(owned[2], 0, &offsets) ||
-                     (r.bias && read_view(owned[3], 0, &bias)) || (r.scale_a && read_view(owned[4], 0, &scale_a)) ||
-                     (r.scale_b && read_view(owned[5], 0, &scale_b)) || (out && read_view(out, 1, &written)) ||
+  const int failed = aotmm_torch_view(owned[0], 0, &r.a) || aotmm_torch_view(owned[1], 0, &r.b) ||
+                     aotmm_torch_view(owned[2], 0, &offsets) || (r.bias && aotmm_torch_view(owned[3], 0, &bias)) ||
+                     (r.scale_a && aotmm_torch_view(owned[4], 0, &scale_a)) ||
+                     (r.scale_b && aotmm_torch_view(owned[5], 0, &scale_b)) || (out && aotmm_torch_view(out, 1, &written)) ||
                      aotmm_torch_multiply_groups(&r, result);
   for (int i = 0; i < TENSORS; i++)
     if (owned[i]) torch.aoti_torch_delete_tensor_object(owned[i]);

@@ -73,7 +73,7 @@ typedef struct torch_error {
 const torch_error *aotmm_torch_last_error(void);
 
 /* Describe a tensor; outside GPUs only its dimensions. Return 0, or 1 with the error recorded. */
-int read_view(tensor_t, int writable, view *);
+int aotmm_torch_view(tensor_t, int writable, view *);
 
 /* Launch the product on torch's current stream. Without `out` the result is new and the caller's. Return 0, or 1 with
    the error recorded. */

@@ -12,7 +12,6 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-DEVICES = (2, 10)  # CUDA's and ROCm's type of device in DLPack
 Matmul = Callable[..., Any]
 """matmul(library, a, b, out, bias, activation, batch_invariant): return the product; None if only its gradient is
 missing, so that `autograd.record` must compute it; or NotImplemented if the op must."""
@@ -35,14 +34,16 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
         ours: libaotmm_torch.so, initialised.
         torch_library: finds one of torch's own libraries.
     """
+    place = place_of_tensor()
+    if place is None:
+        return DECLINED
     try:
         module = importlib.import_module("aotmm.native._direct_call")  # not built, or for no free-threaded Python
         libraries = [ours, *(torch_library(name) for name in ("torch_cpu", "torch_python", "c10"))]
         handles = [library._handle for library in libraries if library is not None]  # noqa: SLF001 - what dlsym takes
         lacking = module.connect(
             *handles,
-            torch.Tensor.__dlpack_c_exchange_api__,
-            *DEVICES,
+            place,
             torch.Tensor,
             torch.nn.Parameter,
             torch.Tensor.is_neg,
@@ -58,6 +59,18 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
         return DECLINED
     module.trust(*inference)
     return DirectCall(module.matmul, module.adder)
+
+
+def place_of_tensor() -> int | None:
+    """Return the byte of Python's tensors at which that of C++ begins, whose address torch's C functions take.
+
+    It is no official interface. So it is where what `_cdata` tells lies in each of several tensors, None if nowhere.
+    """
+    tensors = [torch.empty(0), torch.nn.Parameter(torch.empty(2)), torch.empty(2, 3).t()]
+    for place in range(object.__basicsize__, torch.Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p)):
+        if all(ctypes.c_void_p.from_address(id(each) + place).value == each._cdata for each in tensors):  # noqa: SLF001
+            return place
+    return None
 
 
 def _declined(*_: object) -> object:

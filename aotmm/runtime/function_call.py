@@ -81,9 +81,9 @@ def connected() -> bool:
     """Return whether C may launch: whether this Python and torch support it."""
     import torch
 
-    from aotmm.runtime import ops
+    from aotmm.runtime import direct_call, ops
 
-    place = _place_of_tensor()
+    place = direct_call.place_of_tensor()
     of_tensors = (b"data_ptr", b"dtype", b"device_type", b"device_index")
     functions = [ops.find(name) for name in (*(b"aoti_torch_get_" + name for name in of_tensors), ops.STREAM)]
     numbers = [ops.find(f"aoti_torch_{name}".encode()) for name in ("device_type_cuda", *_dtypes())]
@@ -98,17 +98,3 @@ def connected() -> bool:
 def _dtypes() -> list[str]:
     """Return torch's names of the types behind pointers, in their order."""
     return [f"dtype_{name}" for name in POINTER_TYPES.values()]
-
-
-def _place_of_tensor() -> int | None:
-    """Return the byte of Python's tensors at which that of C++ begins, whose address torch's C functions take.
-
-    It is no official interface. So it is where what `_cdata` tells lies in each of several tensors, None if nowhere.
-    """
-    import torch
-
-    tensors = [torch.empty(0), torch.nn.Parameter(torch.empty(2)), torch.empty(2, 3).t()]
-    for place in range(object.__basicsize__, torch.Tensor.__basicsize__, ctypes.sizeof(ctypes.c_void_p)):
-        if all(ctypes.c_void_p.from_address(id(each) + place).value == each._cdata for each in tensors):  # noqa: SLF001
-            return place
-    return None

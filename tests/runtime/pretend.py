@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_CPU_IN_DLPACK = 1
 CHECKOUT = Path(__file__).parents[2]
 FUNCTIONS = CHECKOUT / "build" / "own"
 
@@ -77,14 +76,13 @@ def begin(absent: tuple[bytes, ...] = ()) -> tuple[Gpu, Any]:
     import torch
 
     import aotmm
-    from aotmm.runtime import direct_call, library, ops, override
+    from aotmm.runtime import library, ops, override
 
     gpu = Gpu()
     keep, addresses = _torch_answers()
     own = ops._address
     ops.find = ops._Find(lambda name: None if name in absent else addresses.get(name) or own(name))
     ops.serves_gpus = lambda: True
-    direct_call.DEVICES = (_CPU_IN_DLPACK, _CPU_IN_DLPACK)
     override._KEY = "CPU"
     launcher = _launcher(gpu)
     library._resolve = lambda number, ordinal: [ctypes.addressof(launcher)]  # noqa: ARG005 - named as they are there

@@ -291,7 +291,7 @@ def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ops.torch_library("torch_cpu")
     assert other is not None
     assert direct_call.connect(other, ops.torch_library) is direct_call.DECLINED
-    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", "no capsule")
+    monkeypatch.setattr(direct_call, "place_of_tensor", lambda: None)
     assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.DECLINED
     monkeypatch.undo()
     monkeypatch.delattr(torch._C, "_len_torch_function_stack")

@@ -295,8 +295,8 @@ def test_in_python(lacking: str) -> None:
     run_functions(
         CALLS
         + """
-from aotmm.runtime import function_call
-function_call._place_of_tensor = lambda: None
+from aotmm.runtime import direct_call, function_call
+direct_call.place_of_tensor = lambda: None
 assert not function_call.connected()
 assert (function_call.Calls is function_call.InPython) == (LACKING == "module")
 add[(4,)](x, y, out, 4096)
