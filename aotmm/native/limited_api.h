@@ -1,5 +1,5 @@
-/* What the modules of this folder use of CPython and DLPack, without Python.h and dlpack.h: a part of the limited API of
-   Python 3.10 (PEP 384, PEP 590), so that one binary serves every Python. Source of DLPack's part: dlpack.h 1.2. */
+/* What the modules of this folder use of CPython, without Python.h: a part of the limited API of Python 3.10 (PEP 384,
+   PEP 590), so that one binary serves every Python. */
 #ifndef AOTMM_LIMITED_API_H
 #define AOTMM_LIMITED_API_H
 
