@@ -201,3 +201,8 @@ FLOAT_TYPES = {"fp32": "f", "fp64": "d"}  # with struct's letter
 CONSTEXPR, AUTOTUNE = "constexpr", "autotune"
 # What Triton kernels may call and no kernel of a pack does.
 LEFT_OUT = ("device_print", "device_assert")
+
+
+def in_toml(value: str) -> str:
+    """Return the JSON text of a constexpr as the TOML of a function has it, where None is a text."""
+    return f'"{NO_POINTER}"' if value == "null" else value

@@ -17,6 +17,7 @@ from aotmm.problem import (
     NO_POINTER,
     POINTER_CODES,
     POINTER_TYPES,
+    in_toml,
 )
 from aotmm.runtime.own import TRAILING, Values
 
@@ -131,8 +132,9 @@ class Signature:
         text = json.dumps(getattr(given[key], "value", given[key]))
         known = [self.only[key]] if choices is None and key in self.only else list(choices or ())
         if text not in known:
-            has = f"was built for {', '.join(known)}" if known else "was built without it"
-            raise ValueError(f"{self.name}: {key}={text}: it {has}; build it for {text} by its TOML: {key} = [{text}]")
+            has = f"was built for {', '.join(map(in_toml, known))}" if known else "was built without it"
+            said = in_toml(text)
+            raise ValueError(f"{self.name}: {key}={said}: it {has}; build it for {said} by its TOML: {key} = [{said}]")
         if choices is not None:
             found[key] = choices[text]
 

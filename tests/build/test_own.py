@@ -155,6 +155,12 @@ def test_texts_are_numbered(own: Callable[..., list[OwnVariant]]) -> None:
         ("[other", "[[scale.specialise]]\nequal_to_1 = ['x_ptr']\n[other", "'x_ptr' cannot have this hint"),
         ("[other", "[[scale.specialise]]\nmultiple_of_16 = ['factor']\n[other", "'factor' cannot have this hint"),
         ("[scale]", "[scale", "not a TOML file"),
+        (
+            'n = "i32"',
+            'n = "i32"\nfactor = "fp64"',
+            "factor has type 'fp64', but scale annotates it as fp32, which a JIT",
+        ),
+        ("BLOCK = 128", "BLOCK = [64, 64]", r"constexpr BLOCK = \[64, 64\] has a value twice; .* tuples"),
     ],
 )
 def test_wrong_facts(old: str, new: str, words: str, own: Callable[..., list[OwnVariant]]) -> None:
@@ -180,7 +186,7 @@ def test_no_facts(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
     [
         ("import not_there_at_all", "imports not_there_at_all, which is not installed here; install it beside Triton"),
         ("import torch.nowhere", r"imports torch.*a CPU build of torch is enough"),
-        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
+        ("1 / 0", r"cannot be imported: ZeroDivisionError: division by zero \(.*mine.py:25\)"),
         ("scale = 3", "scale is no kernel of it; those with @triton.jit are: doubled, other"),
     ],
 )
@@ -309,6 +315,124 @@ def test_heuristics_by_condition(package: Path) -> None:
             variants([f"{package}:even"], target("sm80"))
 
 
+CHOICES = """
+import triton
+import triton.language as tl
+
+
+class Tuned:
+    def __init__(self, fn, configs):
+        self.fn, self.configs, self.arg_names = fn, configs, fn.arg_names
+
+
+@triton.autotune([triton.Config({"BLOCK": 512}), triton.Config({"BLOCK": 64}, num_warps=2)], key=[])
+@triton.heuristics({"num_warps": lambda args: 8 if args["BLOCK"] > 256 else 1})
+@triton.jit
+def warps(x_ptr, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, 1.0, mask=at < n)
+
+
+@triton.heuristics({"num_warps": lambda args: 8 if args["n"] > 256 else 1})
+@triton.jit
+def warps_of_n(x_ptr, n):
+    tl.store(x_ptr, n)
+
+
+@triton.heuristics({"num_warp": lambda args: 8})
+@triton.jit
+def misspelt(x_ptr):
+    tl.store(x_ptr, 1)
+
+
+@triton.jit
+def missing(x_ptr, y_ptr, SCALE: tl.constexpr, HAS_Y: tl.constexpr):
+    if SCALE is None:
+        tl.store(x_ptr, 1.0)
+    else:
+        tl.store(x_ptr, SCALE)
+    if HAS_Y:
+        tl.store(x_ptr, tl.load(y_ptr))
+
+
+@triton.jit
+def defaults(x_ptr, flag: tl.int1, half: tl.float16, stride_scale, USE_IT: tl.constexpr,
+             BLOCK: tl.constexpr = tl.constexpr(128), ACT: tl.constexpr = missing, NONE: tl.constexpr = None):
+    tl.store(x_ptr, flag)
+
+
+own_tuned = Tuned(warps.fn.fn, [triton.Config({"BLOCK": 32}, num_warps=1)])
+"""
+
+
+def test_options_of_heuristics(own: Callable[..., list[OwnVariant]]) -> None:
+    """What @triton.heuristics says of an option is compiled, over a config's own; the TOML's values go first."""
+    facts = '[warps.arguments]\nx_ptr = "*fp32"\nn = "i32"\n'
+    rows = own(facts, CHOICES, "warps")[::2]
+    assert [row.first_warps for row in rows] == [8, 1]
+    assert len({row.case for row in rows}) == 1
+    of_n = facts.replace("warps", "warps_of_n")
+    with pytest.raises(SpecError, match=r"computes num_warps .*the value of n.* under \[warps_of_n.options\], as num_"):
+        own(of_n, CHOICES, "warps_of_n")
+    rows = own(of_n + "[warps_of_n.options]\nnum_warps = [2, 4]", CHOICES, "warps_of_n")[::2]
+    assert [row.first_warps for row in rows] == [2, 4]
+    with pytest.raises(SpecError, match=r"@triton.heuristics sets num_warp, which is no argument and no option"):
+        own('[misspelt.arguments]\nx_ptr = "*fp32"', CHOICES, "misspelt")
+
+
+def test_none(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
+    """The text "None" is None, of a constexpr too, whose value may hold for a pointer that is None, or is not."""
+    facts = (
+        '[missing.arguments]\nx_ptr = "*fp32"\ny_ptr = ["*fp32", "None"]\nSCALE = ["None", 1.5]\n'
+        'HAS_Y = [{value = true, when = "y_ptr is not None"}, {value = false, when = "y_ptr is None"}]\n'
+    )
+    rows = own(facts, CHOICES, "missing")[1::2]
+    found = [[arg.value or arg.type for arg in row.arguments[1:]] for row in rows]
+    assert found == [
+        ["*fp32", "null", "true"],
+        ["*fp32", "1.5", "true"],
+        ["None", "null", "false"],
+        ["None", "1.5", "false"],
+    ]
+    file = next(path for path in tmp_path.rglob("mine.py"))
+    (report,) = build(("sm80",), tmp_path / "packs", kernels=(f"{file}:missing",), jobs=1)
+    assert report.kernels == len(rows) * 2
+    told = CliRunner().invoke(
+        main,
+        shlex.split(
+            f"explain --pack {tmp_path}/packs --arch sm80 --kernel missing -a x_ptr=fp32 -a y_ptr=None -a SCALE=2"
+        ),
+    )
+    assert 'SCALE=2: it was built for "None", 1.5; build it for 2 by its TOML: SCALE = [2]' in told.output
+    with pytest.raises(SpecError, match='or "POINTER is None" or "POINTER is not None" of a pointer with "None"'):
+        own(facts.replace("y_ptr is None", "x_ptr is None"), CHOICES, "missing")
+
+
+def test_what_is_described(tmp_path: Path) -> None:
+    """Defaults that a TOML has no words for are told; bools, strides and flags have their types and values."""
+    (tmp_path / "mine.py").write_text(CHOICES)
+    text = describe(f"{tmp_path}/mine.py:defaults", target("sm80"))
+    assert tomllib.loads(text)["defaults"]["arguments"]["stride_scale"] == "i32"
+    assert tomllib.loads(text)["defaults"]["arguments"]["USE_IT"] == [True, False]
+    assert "# flag: i1, by its annotation" in text
+    assert "# BLOCK = 128  # its default" in text
+    assert '# NONE = "None"  # its default' in text
+    assert re.search("# ACT: JITFunction.* by default, which a pack cannot have", text)
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(
+        SpecError, match=r"argument half has type 'fp16', which is not supported; .* numbers are i1, i8"
+    ):
+        variants([f"{tmp_path}/mine.py:defaults"], target("sm80"))
+    assert "num_warps" not in describe(f"{tmp_path}/mine.py:warps_of_n", target("sm80"))
+
+
+def test_an_autotuner_of_a_package(own: Callable[..., list[OwnVariant]]) -> None:
+    """Configs of a decorator that is not Triton's are variants, too."""
+    row, _ = own('[own_tuned.arguments]\nx_ptr = "*fp32"\nn = "i32"\n', CHOICES, "own_tuned")
+    assert row.first_warps == 1
+    assert [(arg.name, arg.type, arg.value) for arg in row.arguments[2:]] == [("BLOCK", "autotune", "32")]
+
+
 FEATURES = """
 import triton
 import triton.language as tl
@@ -396,7 +520,7 @@ def test_pruning(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
     words = [f"{tmp_path}/{number}/mine.py:{name}" for number, name in enumerate(("kept", "asks"))]
     assert notes(words, target("sm80")) == [
         "kept: a pre_hook of its configs is not run before launches",
-        "asks: its configs are not pruned, which needs a launch (ValueError: the value of n)",
+        "asks: its configs are not pruned, which needs a launch (the value of n)",
         "asks: a pre_hook of its configs is not run before launches",
     ]
 

@@ -129,13 +129,17 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
         types = {name: of_leading[facts.like(name)] for name in facts.types}
         for row_ in itertools.product(*values.values()):
             constants = dict(zip(values, row_, strict=True))
-            constants |= facts.derived(types, constants, early=True)
+            if not facts.is_possible(types, constants):
+                continue
+            early = facts.derived(types, constants, early=True)
+            constants |= {key: value for key, value in early.items() if key in facts.params}
             for tuned in facts.tuned_for(types, constants):
                 for options_ in facts.options():
                     whole = constants | tuned
+                    kept = {key: value for key, value in whole.items() if key in facts.params}
+                    whole |= facts.derived(types, kept)
                     chosen = {key: int(whole[key]) for key in whole if key not in facts.params} | options_
                     kept = {key: value for key, value in whole.items() if key in facts.params}
-                    kept |= facts.derived(types, kept)
                     yield _Choice({name: facts.resolved(type_, kept) for name, type_ in types.items()}, kept, chosen)
 
 
@@ -146,6 +150,7 @@ def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
     codes = _codes(facts, choices)
     quantities = _quantities(facts, codes)
     tuned = {key for config in facts.tuned for key in config}
+    tuned |= set(facts.computed) if tuned else set()  # which follow from what a config chose
     names: set[str] = set()
     for choice in choices:
         arguments = tuple(

@@ -30,6 +30,7 @@ from aotmm.problem import (
     POINTER_CODES,
     RELATIONS,
     TENSOR_MAP_TYPES,
+    in_toml,
 )
 from aotmm.target import Target
 
@@ -49,6 +50,8 @@ _KEYS = ("grid", "arguments", "options", "specialise", "license")
 _LICENSE_LINE = re.compile(rf"^#\s*SPDX-License-Identifier:\s*({LICENSE}?)\s*$", re.MULTILINE)
 _HINTS = ("multiple_of_16", "equal_to_1")
 _AXES = 3  # of a grid
+_FLAG = re.compile(r"(HAS|IS|USE)_", re.IGNORECASE)  # begins names of constexprs that are true or false
+_NONE = re.compile(r"(\w+) is( not)? None")
 _FIRST_WITH_MAPS = 90  # of NVIDIA's archs
 _DTYPE = "tl."  # begins the text of a constexpr that is a type of Triton's
 
@@ -67,20 +70,37 @@ def describe(words: str, target: Target) -> str:
         elif param.name in found.heuristics:
             lines.append(f"# {param.name}: by @triton.heuristics")
         elif param.is_constexpr and param.has_default:
-            lines.append(f"# {param.name} = {text_of(param.default)}  # its default")
+            lines.append(_described_default(param.name, _plain(param.default)))
         elif param.is_constexpr:
-            lines.append(f"{param.name} = 128  # a constexpr")
+            values = "[true, false]" if _FLAG.match(param.name) else "128"
+            lines.append(f"{param.name} = {values}  # a constexpr")
         elif param.annotation_type:
-            lines.append(f"# {param.name}: {param.annotation_type}, by its annotation")
+            lines.append(f"# {param.name}: {_annotated(param)}, by its annotation")
         else:
             lines.append(f'{param.name} = "{_guess(param.name)}"')
-    if not found.configs:
+    if not found.configs and "num_warps" not in found.heuristics:
         lines += ["", f"[{name}.options]", f"num_warps = {WARPS}"]
     return "\n".join(lines) + "\n"
 
 
+def _described_default(name: str, default: Any) -> str:
+    """Return a comment with the default of a constexpr, as a TOML would have it."""
+    try:
+        return f"# {name} = {in_toml(text_of(default))}  # its default"
+    except TypeError:
+        return f"# {name}: {default!r} by default, which a pack cannot have"
+
+
+def _annotated(param: Any) -> str:
+    """Return the type that the file annotates an argument with, as the TOML has it; "" for none."""
+    type_ = str(param.annotation_type or "").replace("*k", "*")
+    return "i1" if type_ == "u1" else type_  # a bool
+
+
 def _guess(name: str) -> str:
     """Return the type that arguments of such a name often have."""
+    if "stride" in name:
+        return "i32"
     if re.search(r"ptr|^[A-JLO-Z]$", name):
         return "*fp16"
     return "fp32" if re.search(r"^(eps|alpha|beta|p)$|scale", name) else "i32"
@@ -140,9 +160,10 @@ class Facts:
         param = self.params[name]
         if param.is_constexpr:
             tuned = any(name in config for config in self.tuned)
-            is_chosen = tuned or self._is_derived(name) or name in self.conditions
+            is_chosen = tuned or name in self.computed or name in self.conditions
             return (AUTOTUNE if is_chosen else CONSTEXPR,)
-        found = self.given.get(self.like(name), self.params[self.like(name)].annotation_type or None)
+        annotated = _annotated(self.params[self.like(name)])
+        found = self.given.get(self.like(name), annotated or None)
         line = f'under [{self.name}.arguments], as {name} = "*fp16" or {name} = "i32"'
         if found is None:
             raise self.error(f"argument {name} has no type; add it {line}")
@@ -154,7 +175,15 @@ class Facts:
                 if chosen == (each,) and str(each).startswith("tensordesc"):
                     self._check_descriptor(name, each)
                     return chosen
-                raise self.error(f"argument {name} has type {each!r}, which is not supported; write it {line}")
+                numbers = ", ".join((*INTEGER_TYPES, *FLOAT_TYPES))
+                raise self.error(
+                    f"argument {name} has type {each!r}, which is not supported; write it {line}; numbers are {numbers}"
+                )
+        if annotated and chosen != (annotated,):
+            raise self.error(
+                f"argument {name} has type {found!r}, but {self.found.function.__name__} annotates it as {annotated}, "
+                f"which a JIT takes; take it out of {self.where.name}"
+            )
         pointers = [each in POINTER_CODES for each in chosen]
         if len(set(chosen)) != len(chosen) or not chosen or any(pointers) != all(pointers):
             raise self.error(f"argument {name} has types {list(chosen)}: expected different ones, all pointers or none")
@@ -185,9 +214,13 @@ class Facts:
         numbers = [side if side.isdecimal() else str(constants[side]) for side in sides]
         return f"tensordesc<{match[1]}[{','.join(numbers)}]>"
 
-    def _is_derived(self, name: str) -> bool:
-        """Return whether @triton.heuristics computes a constexpr, and the TOML does not say its values instead."""
-        return name in self.found.heuristics and name not in self.given
+    @functools.cached_property
+    def computed(self) -> tuple[str, ...]:
+        """Return the constexprs and options of @triton.heuristics, but those whose values the TOML says instead."""
+        for name in self.found.heuristics:
+            if name not in self.params and name not in _OPTIONS:
+                raise self.error(f"@triton.heuristics sets {name}, which is no argument and no option")
+        return tuple(name for name in self.found.heuristics if name not in (*self.given, *self.given_options))
 
     def derived(self, types: dict[str, str], constants: dict[str, Any], *, early: bool = False) -> dict[str, Any]:
         """Return what @triton.heuristics computes for a variant: of constexprs, and of which pointers are None.
@@ -199,9 +232,8 @@ class Facts:
         """
         known = self._known_of(types, constants)
         found = {}
-        for name, compute in self.found.heuristics.items():
-            if not self._is_derived(name):
-                continue
+        for name in self.computed:
+            compute = self.found.heuristics[name]
             try:
                 found[name] = known[name] = _plain(compute(dict(known)))
                 text_of(found[name])
@@ -209,11 +241,22 @@ class Facts:
                 if early:
                     continue
                 raise self.error(
-                    f"@triton.heuristics computes {name} of what only a launch knows ({error}); say its values under "
-                    f"[{self.name}.arguments], as {name} = [true, false], and name one in each call, or with what they "
-                    f'hold for, as {name} = [{{value = true, when = "n multiple_of 16"}}, {{value = false}}]'
+                    f"@triton.heuristics computes {name} of what only a launch knows ({error}); "
+                    + self._instead(name, getattr(error, "argument", ""), types)
                 ) from error
+        self._check_options({name: found[name] for name in found if name not in self.params})
         return found
+
+    def _instead(self, name: str, asked: str, types: dict[str, str]) -> str:
+        """Return how the TOML says what @triton.heuristics computes of argument `asked`."""
+        if name not in self.params:
+            return f"say its values under [{self.name}.options], as {name} = [4, 8], and name one in each call"
+        words = f"say its values under [{self.name}.arguments], as {name} = [true, false] or {name} = [64, 128], and "
+        words += "name one in each call"
+        if types.get(asked) in INTEGER_TYPES:
+            words += f', or with what they hold for, as {name} = [{{value = true, when = "{asked} multiple_of 16"}}, '
+            words += "{value = false}]"
+        return words
 
     def like(self, name: str) -> str:
         """Return the argument that says the types of `name`: itself, or the one that its TOML names instead."""
@@ -245,6 +288,8 @@ class Facts:
         known = self._known_of(types, constants)
         try:
             kept = [_chosen_by(config) for config in self.found.prune(list(self.found.configs), known, **constants)]
+        except _AskedError as error:
+            return self.tuned, str(error)
         except Exception as error:  # noqa: BLE001 - of another author's function
             return self.tuned, f"{type(error).__name__}: {error}"
         return [config for config in self.tuned if config in kept], ""
@@ -295,7 +340,13 @@ class Facts:
         if not chosen or not all(
             each is None or isinstance(each, bool | int | float | str) or _is_dtype(each) for each in chosen
         ):
-            raise self.error(f"constexpr {name} = {list(chosen)}: expected numbers, texts, true or false")
+            raise self.error(f'constexpr {name} = {list(chosen)}: expected numbers, texts, true, false or "None"')
+        texts = [in_toml(text_of(each)) for each in chosen]
+        if len(set(texts)) < len(texts):
+            raise self.error(
+                f"constexpr {name} = [{', '.join(texts)}] has a value twice; each gives a variant, and tuples as "
+                "constexprs are not supported"
+            )
         return chosen
 
     @functools.cached_property
@@ -315,8 +366,22 @@ class Facts:
                 if not isinstance(row, dict) or not {"value"} <= set(row) <= {"value", "when"}:
                     raise self.error(f'constexpr {name}: {row!r}: expected {{value = ..., when = "n multiple_of 16"}}')
                 when = row.get("when", [])
-                found[name][text_of(row["value"])] = (when,) if isinstance(when, str) else tuple(when)
+                found[name][text_of(value_of(row["value"]))] = (when,) if isinstance(when, str) else tuple(when)
         return found
+
+    def is_possible(self, types: dict[str, str], constants: dict[str, Any]) -> bool:
+        """Return whether the pointers that are None are those that the values of constexprs hold for."""
+        return all(
+            (types[match[1]] == NO_POINTER) is not bool(match[2])
+            for name, rows in self.conditions.items()
+            for words in rows[text_of(constants[name])]
+            if (match := self._about_none(words))
+        )
+
+    def _about_none(self, words: Any) -> re.Match[str] | None:
+        """Return the match of a condition of a pointer, "POINTER is None" or "POINTER is not None"."""
+        match = _NONE.fullmatch(words) if isinstance(words, str) else None
+        return match if match and NO_POINTER in self.types.get(match[1], ()) else None
 
     def conditions_of(self, types: dict[str, str], constants: dict[str, Any]) -> list[Guard]:
         """Return the guards of the values that a launch chooses constexprs by."""
@@ -324,6 +389,7 @@ class Facts:
             self._condition(words, types, constants)
             for name, rows in self.conditions.items()
             for words in rows[text_of(constants[name])]
+            if not self._about_none(words)  # types are chosen by that already
         ]
 
     def _condition(self, words: Any, types: dict[str, str], constants: dict[str, Any]) -> Guard:
@@ -338,7 +404,8 @@ class Facts:
                     return guard
         raise self.error(
             f"when = {words!r}: expected an integer argument, one of {', '.join(RELATIONS)}, and a number or a "
-            "constexpr, which is a power of two for multiple_of"
+            'constexpr, which is a power of two for multiple_of; or "POINTER is None" or "POINTER is not None" of a '
+            'pointer with "None" among its types'
         )
 
     def options(self) -> list[dict[str, int]]:
@@ -412,9 +479,11 @@ def _is_dtype(value: Any) -> bool:
 
 
 def value_of(value: Any) -> Any:
-    """Return a constexpr as Triton has it: "tl.float16" is a type."""
+    """Return a constexpr as Triton has it: "tl.float16" is a type, and "None" is None."""
     import triton.language
 
+    if value == NO_POINTER:
+        return None
     if isinstance(value, str) and value.startswith(_DTYPE):
         found = getattr(triton.language, value.removeprefix(_DTYPE), None)
         return found if _is_dtype(found) else value
@@ -430,6 +499,14 @@ def text_of(value: Any) -> str:
     return json.dumps(value)
 
 
+class _AskedError(ValueError):
+    """A function of the file asks for the value of an argument."""
+
+    def __init__(self, argument: str) -> None:
+        super().__init__(f"the value of {argument}")
+        self.argument = argument
+
+
 class _Unknown:
     """An argument whose value only a launch knows; to ask whether it is None is all that can be asked of it."""
 
@@ -437,7 +514,7 @@ class _Unknown:
         self._name = name
 
     def _refuse(self, *_: Any) -> Any:
-        raise ValueError(f"the value of {self._name}")
+        raise _AskedError(self._name)
 
     __bool__ = __int__ = __index__ = __float__ = __eq__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _refuse

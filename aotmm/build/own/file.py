@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,6 +70,9 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
             configs += found.configs
             key += found.keys
             prune = found.early_config_prune
+        elif _has_configs(found):  # a package's own autotuner
+            configs += found.configs
+            key += [name for name in getattr(found, "keys", ()) if isinstance(name, str)]
         elif isinstance(found, Heuristics):
             heuristics |= found.values
         found = found.fn
@@ -78,6 +82,14 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
             f"{path}: {name} is no kernel of it; those with @triton.jit are: {', '.join(kernels) or 'none'}"
         )
     return Found(found, tuple(configs), tuple(key), prune, heuristics)
+
+
+def _has_configs(found: Any) -> bool:
+    """Return whether a decorator that is not Triton's has configs of Triton's autotuner."""
+    from triton.runtime.autotuner import Config
+
+    configs = getattr(found, "configs", None)
+    return isinstance(configs, list) and bool(configs) and all(isinstance(each, Config) for each in configs)
 
 
 def notes_of(path: Path, target: Target) -> tuple[str, ...]:
@@ -126,7 +138,16 @@ def _imported(path: Path, target: Target) -> _Imported:
             + (" (a CPU build of torch is enough)" if (error.name or "").partition(".")[0] == "torch" else "")
         ) from error
     except Exception as error:
-        raise SpecError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+        raise SpecError(f"{path} cannot be imported: {type(error).__name__}: {error}{_place_of(error)}") from error
+
+
+def _place_of(error: Exception) -> str:
+    """Return the last line outside of torch, Triton and this project at which an import failed, as " (FILE:LINE)"."""
+    modules = (sys.modules.get(name) for name in ("torch", "triton", "aotmm"))
+    others = tuple(str(Path(module.__file__).parent) for module in modules if module and module.__file__)
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [row for row in frames if Path(row.filename).is_file() and not row.filename.startswith(others)]
+    return f" ({places[-1].filename}:{places[-1].lineno})" if places else ""
 
 
 def _module(path: Path, target: Target, active: Any) -> Any:
