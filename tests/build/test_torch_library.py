@@ -15,15 +15,18 @@ from tests.build.test_link import GLIBC_LIBRARY
 
 # Of the limited API by 3.10. Source: Python's documentation, "Contents of Limited API".
 LIMITED_API = {
-    *("PyArg_ParseTuple", "PyBool_Type", "PyCFunction_NewEx", "PyCallable_Check", "PyCapsule_GetPointer"),
-    *("PyCapsule_New", "PyDict_Copy", "PyDict_GetItemWithError", "PyDict_New", "PyDict_SetItem", "PyDict_Size"),
-    *("PyErr_Clear", "PyErr_Occurred", "PyErr_SetString", "PyEval_RestoreThread", "PyEval_SaveThread"),
-    *("PyExc_RuntimeError", "PyFloat_AsDouble", "PyFloat_Type", "PyLong_AsLong", "PyLong_AsLongLongAndOverflow"),
-    *("PyLong_AsVoidPtr", "PyLong_Type", "PyModule_Create2", "PyObject_Call", "PyObject_CallFunctionObjArgs"),
-    *("PyObject_CallNoArgs", "PyObject_RichCompareBool", "PyTuple_GetItem", "PyTuple_New", "PyTuple_Pack"),
-    *("PyTuple_SetItem", "PyTuple_Size", "PyTuple_Type", "PyType_GetSlot", "PyUnicode_InternFromString"),
-    *("PyUnicode_Type", "Py_BuildValue", "Py_DecRef", "Py_IncRef", "_Py_FalseStruct", "_Py_NoneStruct"),
-    "_Py_NotImplementedStruct",
+    *("PyArg_ParseTuple", "PyBool_Type", "PyCFunction_NewEx", "PyCallable_Check"),
+    *("PyDict_Copy", "PyDict_GetItemWithError", "PyDict_New", "PyDict_SetItem"),
+    *("PyDict_Size", "PyErr_Clear", "PyErr_Occurred", "PyErr_SetString"),
+    *("PyEval_RestoreThread", "PyEval_SaveThread", "PyExc_RuntimeError", "PyFloat_AsDouble"),
+    *("PyFloat_Type", "PyLong_AsLong", "PyLong_AsLongLongAndOverflow", "PyLong_AsVoidPtr"),
+    *("PyLong_Type", "PyModule_AddObjectRef", "PyModule_Create2", "PyObject_Call"),
+    *("PyObject_CallFunctionObjArgs", "PyObject_CallNoArgs", "PyObject_GC_Del", "PyObject_GC_Track"),
+    *("PyObject_GC_UnTrack", "PyObject_RichCompareBool", "PySequence_Concat", "PyTuple_GetItem"),
+    *("PyTuple_New", "PyTuple_Pack", "PyTuple_SetItem", "PyTuple_Size"),
+    *("PyTuple_Type", "PyType_FromSpec", "PyType_GetSlot", "PyUnicode_InternFromString"),
+    *("PyUnicode_Type", "Py_BuildValue", "Py_DecRef", "Py_IncRef"),
+    *("_PyObject_GC_New", "_Py_FalseStruct", "_Py_NoneStruct", "_Py_NotImplementedStruct"),
 }
 
 
