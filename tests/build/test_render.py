@@ -153,6 +153,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "width": DTYPES[entry.dtype_a].bytes,
         **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME, "fast_accum", "vector_bytes")},
         **{name: getattr(entry.config, name) for name in (*BLOCK, *CLUSTER)},
+        "cluster_m": entry.config.cluster_m * entry.config.cluster_k,  # of a launch, whose first dimension has slices
         "occupancy": occupancy(entry, target(arch)),
         "parameters": [(of(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
         "quantities": [name.encode() for name in entry.quantities],
@@ -392,7 +393,7 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """A tile, blocks of a cluster, tiles beside each other, bytes of a step of A, weighed bytes of sums of partials."""
+    """A tile, blocks of a cluster and its slices, tiles beside each other, bytes of a step of A, weighed bytes of sums of partials."""
     rows: tuple[dict[str, Any], ...] = (
         {},
         {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
@@ -404,11 +405,11 @@ def test_parts_of_the_formula() -> None:
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
-        "    {64, 128, 32, 2, 4, 3, 1.5, 64, 0},\n"
-        "    {64, 128, 32, 1, 1, 3, 1.5, 64, 4 * AOTMM_SUMS},\n"
-        "    {64, 128, 32, 2, 4, 3, 1.5, 32, 0},\n"
-        "    {64, 128, 32, 2, 4, 3, 1.5, 128, 0},\n"
-        "    {64, 128, 32, 2, 4, 3, 3.5, 64, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 64, 0},\n"
+        "    {64, 128, 32, 1, 1, 1, 3, 1.5, 64, 4 * AOTMM_SUMS},\n"
+        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 32, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 128, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 3, 3.5, 64, 0},\n"
         "};" in text
     )
     assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]
