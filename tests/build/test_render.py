@@ -393,7 +393,7 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """A tile, blocks and slices of a cluster, tiles beside each other, bytes of a step of A, those of partials' sums."""
+    """A tile, blocks and slices of a cluster, tiles beside each other, bytes of a step of A, of partials' sums."""
     rows: tuple[dict[str, Any], ...] = (
         {},
         {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
