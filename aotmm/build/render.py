@@ -69,6 +69,7 @@ from aotmm.problem import (
     TENSOR_MAP_TYPES,
     USUAL_GROUP,
     USUAL_SPLIT,
+    WHOLE_STEPS,
     WORKSPACE_LIMIT,
 )
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
@@ -122,6 +123,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             groups=GROUPS,
             usual_group=USUAL_GROUP,
             neighbours=NEIGHBOURS,
+            whole_steps=WHOLE_STEPS,
             hidden=HIDDEN,
             second=SECOND,
             problem_inputs=PROBLEM_INPUTS,
@@ -525,7 +527,7 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
     for kernel in kernels:
         types = tuple(DTYPES[name].storage for name in (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))
         special, order = kernel.dtype_a == "tf32" or kernel.fast_accum, _order(kernel)
-        if kernel.role == "partial":
+        if kernel.role == "partial" and kernel.config.block_k <= WHOLE_STEPS:
             summed.add((types[:2], order))
         if kernel.role != "product" or kernel.order.instruction == "exact" or kernel.config.cluster_k > 1:
             continue

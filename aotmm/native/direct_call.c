@@ -67,7 +67,7 @@ static int plain(PyObject *tensor, int writable, int *recorded, view *v) {
   if (read((tensor_t)((char *)tensor + place_of_tensor), writable, v)) return 0;
   if (v->device < 0 || v->dtype < 0 || !v->address || v->dim > 3) return 0;
   /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. The stride of a
-     single element may be any. */
+     single element may be any. Not noticed are those that as_strided gave other strides (docs/torch.md). */
   int clean = 1, odd = 0;
   for (int i = 0; i < v->dim; i++) odd |= v->sizes[i] > 1 && v->strides[i] & 1;
   if (!odd) clean = is(PyObject_CallFunctionObjArgs(is_neg, tensor, NULL), &_Py_FalseStruct);

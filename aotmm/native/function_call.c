@@ -174,19 +174,16 @@ static int read_grid(PyObject *object, int64_t *grid) {
   return 1;
 }
 
-/* Compute a grid of the arguments and of what the kernel was compiled for. Return 1, 0 or -1 as `read_arguments`. */
-static int compute_grid(const function_state *f, PyObject *compute, PyObject *const *given, int32_t first, uint32_t kernel,
-                        int64_t *grid) {
+/* Return the grid that `compute` gives for the arguments and for what the kernel was compiled for; NULL for an exception. */
+static PyObject *compute_grid(const function_state *f, PyObject *compute, PyObject *const *given, int32_t first,
+                              uint32_t kernel) {
   PyObject *found = PyDict_Copy(PyTuple_GetItem(f->constants, kernel));
-  int read = found ? 1 : -1;
-  for (int32_t i = 0; i < first && read == 1; i++)
-    if (given[i] && PyDict_SetItem(found, f->names[i], given[i])) read = -1;
-  PyObject *blocks = read == 1 ? PyObject_CallFunctionObjArgs(compute, found, NULL) : NULL;
+  int failed = !found;
+  for (int32_t i = 0; i < first && !failed; i++)
+    if (given[i]) failed = PyDict_SetItem(found, f->names[i], given[i]);
+  PyObject *blocks = failed ? NULL : PyObject_CallFunctionObjArgs(compute, found, NULL);
   if (found) Py_DecRef(found);
-  if (!blocks) return -1;
-  read = read_grid(blocks, grid);
-  Py_DecRef(blocks);
-  return read;
+  return blocks;
 }
 
 /* Call `slow` likewise. */
@@ -208,26 +205,31 @@ static PyObject *launch_call(const function_state *f, const python_call *p) {
   const int32_t first = p->names ? f->count : (int32_t)p->count; /* of `given` */
   call_values c;
   int64_t grid[AXES];
-  uint32_t kernel = 0;
+  const aotmm_own *pack = NULL;
+  uint32_t number = 0, kernel = 0;
   void *stream;
   int computed = 0, mine = p->count <= f->places && (!p->names || place(f, p, placed));
   if (mine) mine = read_arguments(f, given, first, &c);
-  if (mine == 1 && p->grid != &_Py_NoneStruct && !read_grid(p->grid, grid)) {
-    computed = mine = PyCallable_Check(p->grid);
-    if (computed) {
-      const aotmm_own *pack = f->devices[c.device].pack;
-      const uint32_t number = f->devices[c.device].number;
-      mine = !pack->choose(number, c.value, c.open, c.device, &kernel);
-      if (mine) mine = compute_grid(f, p->grid, given, first, kernel - pack->functions[number].first_kernel, grid);
-    }
-  }
   if (mine < 0) return NULL;
+  if (mine) pack = f->devices[c.device].pack, number = f->devices[c.device].number;
+  if (mine && p->grid != &_Py_NoneStruct && !read_grid(p->grid, grid)) {
+    computed = PyCallable_Check(p->grid);
+    mine = computed && !pack->choose(number, c.value, c.open, c.device, &kernel);
+  }
+  if (mine && computed) {
+    PyObject *blocks = compute_grid(f, p->grid, given, first, kernel - pack->functions[number].first_kernel);
+    if (!blocks) return NULL;
+    const python_call known = {p->function, blocks, p->objects, p->names, p->count};
+    const int readable = read_grid(blocks, grid);
+    PyObject *done = readable ? NULL : in_python(f, &known); /* which does not compute it again */
+    Py_DecRef(blocks);
+    if (!readable) return done;
+  }
   if (!mine || current_stream(c.device, &stream)) return in_python(f, p);
-  const aotmm_own *pack = f->devices[c.device].pack;
   const int64_t *blocks = p->grid == &_Py_NoneStruct ? NULL : grid;
   void *thread = PyEval_SaveThread(); /* a full launch queue blocks */
   const int status = computed ? pack->run(kernel, c.value, c.open, blocks, c.device, stream)
-                              : pack->launch(f->devices[c.device].number, c.value, c.open, blocks, c.device, stream);
+                              : pack->launch(number, c.value, c.open, blocks, c.device, stream);
   PyEval_RestoreThread(thread);
   if (status == AOTMM_OK) return new_reference(&_Py_NoneStruct);
   /* Python words a call that is not possible; nothing was launched. What the driver refused is not tried again. */

@@ -152,14 +152,25 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
 /* Return the begin of the last panel. */
 static int64_t last_of(int64_t extent, int64_t size) { return extent ? (size - 1) / extent * extent : 0; }
 
-/* Check a plan against the first and the last panels, which stand for all. */
+/* Load the kernels of all that is launched. */
+static int load_all(const aotmm_plan *plan, const launches *all, int ordinal) {
+  int status = load(plan->kernel, ordinal);
+  if (status == AOTMM_OK && all->reduce >= 0) status = load((uint32_t)all->reduce, ordinal);
+  for (int i = 0; i < OPERANDS && status == AOTMM_OK; i++)
+    if (plan->copies >> i & 1) status = load((uint32_t)all->copies[i], ordinal);
+  return status;
+}
+
+/* Check a plan against the first and the last panels, which stand for all; load their kernels if `loads` is set. The last
+   panels may take another reduce or other copies than the first. */
 static int check_panels(const aotmm_plan *plan, const aotmm_problem *p, const aotmm_device *device, int ordinal,
-                        int64_t workspace) {
+                        int64_t workspace, int loads) {
+  const int64_t last_row = last_of(plan->panel_m, p->M), last_col = last_of(plan->panel_n, p->N);
   launches all;
-  for (int64_t row = 0; row < p->M; row = after(row, last_of(plan->panel_m, p->M), p->M))
-    for (int64_t col = 0; col < p->N; col = after(col, last_of(plan->panel_n, p->N), p->N)) {
+  for (int64_t row = 0; row < p->M; row = after(row, last_row, p->M))
+    for (int64_t col = 0; col < p->N; col = after(col, last_col, p->N)) {
       int status = resolve(plan, p, row, col, device, ordinal, workspace, &all);
-      if (status) return status;
+      if (status || (loads && (status = load_all(plan, &all, ordinal)))) return status;
     }
   return AOTMM_OK;
 }
@@ -191,7 +202,7 @@ int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal,
   int status = valid(problem);
   if (status || problem->M == 0 || problem->N == 0) return status;
   if ((status = known(plan)) || (status = driver_device(ordinal, &device)) ||
-      (status = cut ? check_panels(plan, problem, device, ordinal, address)
+      (status = cut ? check_panels(plan, problem, device, ordinal, address, 0)
                     : resolve(plan, problem, 0, 0, device, ordinal, address, &all)) ||
       (status = driver_enter(ordinal, &saved)))
     return status;
@@ -201,28 +212,14 @@ int aotmm_run(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal,
   return status;
 }
 
-/* Load the kernels of all that is launched. */
-static int load_all(const aotmm_plan *plan, const launches *all, int ordinal) {
-  int status = load(plan->kernel, ordinal);
-  if (status == AOTMM_OK && all->reduce >= 0) status = load((uint32_t)all->reduce, ordinal);
-  for (int i = 0; i < OPERANDS && status == AOTMM_OK; i++)
-    if (plan->copies >> i & 1) status = load((uint32_t)all->copies[i], ordinal);
-  return status;
-}
-
-/* The last panels may take another reduce or copies than the first ones. */
 int aotmm_load(const aotmm_plan *plan, const aotmm_problem *problem, int ordinal) {
   const aotmm_device *device;
-  launches all;
   void *saved;
   int status = valid(problem);
   if (status || problem->M == 0 || problem->N == 0) return status;
   if ((status = known(plan)) || (status = driver_device(ordinal, &device)) || (status = driver_enter(ordinal, &saved)))
     return status;
-  for (int64_t row = 0; row < problem->M && status == AOTMM_OK; row = after(row, last_of(plan->panel_m, problem->M), problem->M))
-    for (int64_t col = 0; col < problem->N && status == AOTMM_OK; col = after(col, last_of(plan->panel_n, problem->N), problem->N))
-      if ((status = resolve(plan, problem, row, col, device, ordinal, AOTMM_WORKSPACE_ALIGNMENT, &all)) == AOTMM_OK)
-        status = load_all(plan, &all, ordinal);
+  status = check_panels(plan, problem, device, ordinal, AOTMM_WORKSPACE_ALIGNMENT, 1);
   driver_leave(saved);
   return status;
 }

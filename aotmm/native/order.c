@@ -1,16 +1,13 @@
 /* The order in which a product adds up, if its bits must not depend on other rows: launcher.h, "Batch invariance". */
 #include "core.h"
 
-/* Kernels step along K by 16 to this, and fp8 sums move to fp32 after so many products. So slices that are multiples of it
-   are the same for every kernel of an order. */
-enum { WHOLE_STEPS = 128 };
 enum { LEAST_K = 4096, MANY_FROM = 16384, FEW = 4, MANY = 8, WIDE = 16 /* times as many columns as K has slices for */ };
 
 /* Return the number of slices of K for N columns. */
 static uint8_t slices_of(int64_t N, int64_t K) {
   if (K < LEAST_K || K / WIDE < N) return 1;
-  if (K >= MANY_FROM && K % (MANY * WHOLE_STEPS) == 0) return MANY;
-  return K % (FEW * WHOLE_STEPS) == 0 ? FEW : 1;
+  if (K >= MANY_FROM && K % (MANY * AOTMM_WHOLE_STEPS) == 0) return MANY;
+  return K % (FEW * AOTMM_WHOLE_STEPS) == 0 ? FEW : 1;
 }
 
 /* Return the order that a problem asks for. */
@@ -28,6 +25,8 @@ order order_of(const aotmm_problem *p) {
 /* Return whether plans with this kernel, a product or a partial, may add up in that order. */
 int keeps_order(order wanted, uint32_t kernel) {
   const aotmm_product *k = aotmm_products + kernel;
-  const int partial = k->role == AOTMM_ROLE_PARTIAL, sliced = aotmm_tiles[kernel].cluster_k > 1;
-  return !wanted.kernels || (k->order == wanted.kernels && (wanted.slices == 1 ? !partial && !sliced : partial));
+  const int partial = k->role == AOTMM_ROLE_PARTIAL;
+  if (!wanted.kernels) return 1;
+  if (k->order != wanted.kernels) return 0;
+  return wanted.slices == 1 ? !partial && aotmm_tiles[kernel].cluster_k == 1 : partial && k->block_k <= AOTMM_WHOLE_STEPS;
 }

@@ -67,7 +67,8 @@ class Function(function_call.Calls):
 
         Raises:
             TypeError: an argument is missing, unknown, or of a type that the function does not take.
-            ValueError: a constexpr has no such value, or the grid is missing or not possible.
+            ValueError: a constexpr has no such value, a number is too large for its type, or the grid is missing or not
+                possible.
             NoKernelError: no variant serves these arguments, or no pack this GPU. DriverError.
         """
         self[None](*arguments, **named)

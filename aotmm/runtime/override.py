@@ -187,7 +187,7 @@ def _add_product(
         and a.dtype is b.dtype is bias.dtype
         and a.dim() == b.dim() == dim >= bias.dim()
         and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
-        and (out is None or out.dtype is a.dtype)
+        and (out is None or (out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])))
     )
     fate = OURS if fits else DECLINED
     if a.dtype is torch.float32:

@@ -183,7 +183,11 @@ class Signature:
             return _signed(value.__index__())
         if type_ in FLOAT_TYPES and isinstance(value, int | float):
             letter = FLOAT_TYPES[type_]
-            return int.from_bytes(struct.pack(f"<{letter}", value), "little", signed=letter == "d")
+            try:
+                packed = struct.pack(f"<{letter}", value)
+            except OverflowError as error:
+                raise ValueError(f"{self.name}: {key}={value!r} is too large for {type_}") from error
+            return int.from_bytes(packed, "little", signed=letter == "d")
         raise TypeError(f"{self.name}: {key} is a number ({type_}), found {type(value).__name__} {value!r}")
 
 

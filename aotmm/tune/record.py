@@ -84,10 +84,6 @@ class Record:
         self.left_out[name] = why
         self._write({"left_out": name, "why": why})
 
-    def remove(self) -> None:
-        """Delete the file: its content is in a table now."""
-        self._path.unlink()
-
     def _resume(self, environment: Environment) -> None:
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -27,7 +27,7 @@ from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shapes
 from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
-from aotmm.tune.cases import DEFAULTS, cases, types_of
+from aotmm.tune.cases import TUNABLE, cases, types_of
 from aotmm.tune.join import joined
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Gpu, samples
@@ -54,6 +54,10 @@ class Measurement:
     def complete(self) -> bool:
         """Return whether there was time for every case."""
         return len(self.samples) == self.total
+
+    def leaves_out(self, config_name: str) -> bool:
+        """Return whether the config or its family was left out."""
+        return config_name in self.left_out or config_name.partition("_")[0] in self.left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def tune(
         record = out.with_name(f"{out.name}.partial")
         seed = _seed(record, seed) if count else None
         drawn = {} if seed is None else draw(distribution(), seed, count)
-        old = _to_keep(out, device) if keep else None
+        before = out.with_name(f"{out.name}.before")
+        old = _to_keep(out, device, record, before) if keep else None
         if old is None:
             _refuse_to_lose(out, sum(map(len, drawn.values())))
         chosen = cases(shapes, drawn, types, row)
@@ -118,11 +123,13 @@ def tune(
         measured = measure(chosen, pool, environment, record, budget_s=budget_s, progress=progress)
     raw = table_of(measured, shapes)
     if old is not None:
-        raw = joined(old, raw, {kernel.config_name for kernel in pack.launcher.kernels})
+        found = {kernel.config_name for kernel in pack.launcher.kernels}
+        raw = joined(old, raw, {name for name in found if not measured.leaves_out(name)})
     done, quality = fit(pack, raw, types)
     write(done, out)
     if measured.complete:
         record.unlink()
+        before.unlink(missing_ok=True)
     return measured, quality, out
 
 
@@ -137,11 +144,20 @@ def _refuse_to_lose(out: Path, count: int) -> None:
         )
 
 
-def _to_keep(path: Path, device: CDevice) -> Table:
-    """Return the table in the file `path`. Raises ArtifactError if it is not of this device, or cannot be read."""
-    old, name = table.read_whole(path), device.name.decode()
+def _to_keep(path: Path, device: CDevice, record: Path, before: Path) -> Table:
+    """Return the table in the file `path` as it was when the measurement in `record` began, which `before` remembers.
+
+    An interrupted run has joined its samples to the table already, and the next one must not count them twice.
+
+    Raises:
+        ArtifactError: it is not of this device, or cannot be read. AotmmError: `before` cannot be written.
+    """
+    goes_on = record.exists() and before.exists()
+    old, name = table.read(before) if goes_on else table.read_whole(path), device.name.decode()
     if old.device != name:
         raise ArtifactError(f"{path} has times of {old.device}, and this is {name}; write to another file with --out")
+    if not goes_on:
+        _replace({before: table.write(old)})
     return old
 
 
@@ -186,10 +202,21 @@ def refit(pack: Pack, path: Path, dtypes: Sequence[str] = (), start: Path | None
         start: a table whose models the fit begins with, by default as of `fit`. Configs without samples keep these.
 
     Raises:
-        ArtifactError: there is no table, or it is refused. AotmmError: it cannot be written.
+        ArtifactError: there is no table, it is refused, is for another arch, or has no times of the pack's kernels; or
+            `start` is for another arch or has no models.
+        SpecError: as `cases.types_of`. AotmmError: the table cannot be written.
     """
-    measured_dtypes = {DTYPES[name].bytes: name for name in (*DEFAULTS, *dtypes)}
-    done, quality = fit(pack, table.read_whole(path), measured_dtypes, table.read(start) if start else None)
+    types = types_of(dtypes, target(pack.arch))
+    raw, begin = table.read_whole(path), None if start is None else table.read(start)
+    for place, each in ((path, raw), (start, begin)):
+        if each is not None and each.arch != pack.arch:
+            raise ArtifactError(f"{place} is a table for {each.arch}, and the pack in {pack.folder} is for {pack.arch}")
+    if begin is not None and begin.network is None:
+        raise ArtifactError(f"{start} has no models to begin with; fit some: aotmm tune --refit --out {start}")
+    mine = {kernel.config_name for kernel in pack.launcher.kernels}
+    if not any(sample.config_name in mine for shape in raw.shapes if not shape.held_out for sample in shape.times):
+        raise ArtifactError(f"{path} has no times of the kernels in {pack.folder}; it keeps its models")
+    done, quality = fit(pack, raw, types, begin)
     write(done, path)
     return quality
 
@@ -250,7 +277,7 @@ def table_of(measured: Measurement, shapes: Shapes) -> Table:
         models=(),
         shapes=tuple(
             case.timed(
-                _near([sample for sample in samples if sample.config_name not in measured.left_out]),
+                _near([sample for sample in samples if not measured.leaves_out(sample.config_name)]),
                 drawn=not shapes.swept(case),
                 held_out=shapes.held_out(case),
             )
@@ -269,10 +296,11 @@ def fit(pack: Pack, raw: Table, dtypes: dict[int, str], start: Table | None = No
     """Return `raw` with models fitted to all shapes but those held out, and their quality.
 
     The fit begins with the models of `start`, by default of the shipped table of the arch's own device, unless it is
-    that. `dtypes` has the type that was measured for each element_bytes. The pack's launcher keeps the new table. Needs
-    no GPU.
+    that. `dtypes` has the type that was measured for each element_bytes; others have the first of `TUNABLE`. The pack's
+    launcher keeps the new table. Needs no GPU.
     """
     launcher, row = pack.launcher, target(pack.arch)
+    dtypes = {DTYPES[name].bytes: name for name in reversed(TUNABLE) if name in row.dtypes} | dtypes
     usual = (each for each in table.shipped(pack.arch) if each.device == row.device != raw.device)
     start = start or next(usual, None)
     done = _fitted(pack, raw, start)
@@ -293,12 +321,22 @@ def _fitted(pack: Pack, raw: Table, start: Table | None) -> Table:
 
 
 def write(done: Table, out: Path) -> None:
-    """Write the files of a table, each whole or not at all. Raises AotmmError if they cannot be written."""
-    for path, content in table.files(done, out).items():
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+    """Write the files of a table. Raises AotmmError, and leaves all as they were, if there is no place for them."""
+    _replace(table.files(done, out))
+
+
+def _replace(files: Mapping[Path, bytes]) -> None:
+    """Write files. None of them changes before all are on the disk. Raises AotmmError."""
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in files}
+    try:
+        for path, temporary in temporaries.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
+            temporary.write_bytes(files[path])
+        for path, temporary in temporaries.items():
             temporary.replace(path)
-        except OSError as error:
-            raise AotmmError(f"{path} cannot be written: {error}") from error
+    except OSError as error:
+        raise AotmmError(f"{', '.join(map(str, files))} cannot be written: {error}") from error
+    finally:
+        for temporary in temporaries.values():
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -25,147 +25,60 @@ from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Table
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
+from tests.config_sets import Value, config_set, tile
 from tests.samples import code_in
 
 ROOT = Path(__file__).parents[2]
 
 # Per backend one tile whose shared memory CUDA gives only when asked, and the generic kernel: compiled in seconds.
-TINY = """
-dtypes = ["fp16"]
-layouts = ["nn"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-backend = "cuda"
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 4
-num_warps = 4
-
-[[config]]
-backend = "hip"
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 2
-num_warps = 4
-"""
+TINY = config_set(
+    tile(64, 64, 64, 4, 4, backend="cuda"),
+    tile(64, 64, 64, 2, 4, backend="hip"),
+    dtypes=["fp16"],
+    layouts=["nn"],
+    epilogues=["none"],
+)
 
 # One tile as a product and as what gives sums of slices of K, and what helps both.
-PLANS = """
-dtypes = ["fp16"]
-layouts = ["nn", "nt"]
-epilogues = ["none", "bias_relu"]
-source = "tests"
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 2
-num_warps = 4
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 2
-num_warps = 4
-split = true
-"""
-
+PLANS = config_set(
+    tile(64, 64, 64, 2, 4),
+    tile(64, 64, 64, 2, 4, split=True),
+    dtypes=["fp16"],
+    layouts=["nn", "nt"],
+    epilogues=["none", "bias_relu"],
+)
 
 # A tile with block scales as a product and as what gives sums of slices of K; generic kernels with them come with it.
-BLOCKS = """
-dtypes = ["fp8e5", "fp8e4"]
-layouts = ["nt"]
-epilogues = ["bias_relu"]
-outputs = ["fp16", "bf16", "fp32"]
-source = "tests"
-
-[[config]]
-dtypes = ["fp8e5", "fp8e4"]
-outputs = ["bf16"]
-epilogues = ["none"]
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 2
-num_warps = 4
-block_scales = "any"
-
-[[config]]
-dtypes = ["fp8e5", "fp8e4"]
-block_m = 64
-block_n = 64
-block_k = 64
-num_stages = 2
-num_warps = 4
-split = true
-block_scales = "any"
-"""
-
+BLOCKS = config_set(
+    tile(64, 64, 64, 2, 4, outputs=["bf16"], epilogues=["none"], block_scales="any"),
+    tile(64, 64, 64, 2, 4, split=True, block_scales="any"),
+    dtypes=["fp8e5", "fp8e4"],
+    layouts=["nt"],
+    epilogues=["bias_relu"],
+    outputs=["fp16", "bf16", "fp32"],
+)
 
 # One small tile of what sm89 alone multiplies natively, and what every set gets: a generic kernel of each type, copies.
-GENERIC = """
-layouts = ["nt"]
-epilogues = ["bias_relu"]
-source = "tests"
-
-[[config]]
-dtypes = ["fp16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4"]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-"""
-
+GENERIC = config_set(
+    tile(32, 32, 32, 2, 2, dtypes=["fp16", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4"]),
+    layouts=["nt"],
+    epilogues=["bias_relu"],
+)
 
 # Blocks of a cluster along M and N, of one tile each, which every launch of one image may have.
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
-CLUSTERS = """
-dtypes = ["fp16"]
-layouts = ["nn"]
-epilogues = ["none"]
-source = "tests"
-""" + "".join(
-    f"""
-[[config]]
-family = "cooperative"
-archs = ["sm90"]
-dtypes = ["fp16"]
-block_m = {64 * m}
-block_n = {64 * n}
-block_k = 64
-num_stages = 4
-num_warps = 4
-cluster_m = {m}
-cluster_n = {n}
-"""
-    for m, n in SHAPES
+HOPPER: dict[str, Value] = {"family": "cooperative", "archs": ["sm90"], "dtypes": ["fp16"]}
+CLUSTERS = config_set(
+    *(tile(64 * m, 64 * n, 64, 4, 4, cluster_m=m, cluster_n=n, **HOPPER) for m, n in SHAPES),
+    dtypes=["fp16"],
+    layouts=["nn"],
+    epilogues=["none"],
 )
 
-
-SLICES = """
-dtypes = ["fp16"]
-layouts = ["nn"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-family = "cooperative"
-archs = ["sm90"]
-dtypes = ["fp16"]
-block_m = 64
-block_n = 64
-block_k = 256
-num_stages = 3
-num_warps = 4
-cluster_k = 4
-"""
+# A tile whose clusters multiply slices of K.
+SLICES = config_set(
+    tile(64, 64, 256, 3, 4, cluster_k=4, **HOPPER), dtypes=["fp16"], layouts=["nn"], epilogues=["none"]
+)
 
 
 @functools.cache
@@ -177,20 +90,14 @@ def default_pack(arch: str) -> Path:
     return build((arch,), _folder())[0].folder
 
 
-@functools.cache
 def tiny_pack(arch: str) -> Path:
     """A pack of one tile and the generic kernel, fp16 and row-major, built once per session."""
-    configs = _folder() / "tiny.toml"
-    configs.write_text(TINY)
-    return build((arch,), _folder() / "tiny", configs=str(configs))[0].folder
+    return pack_of(arch, TINY)
 
 
-@functools.cache
 def plans_pack(arch: str) -> Path:
     """A pack of one tile that has plans of every kind, built once per session."""
-    configs = _folder() / "plans.toml"
-    configs.write_text(PLANS)
-    return build((arch,), _folder() / "plans", configs=str(configs))[0].folder
+    return pack_of(arch, PLANS)
 
 
 @functools.cache
@@ -201,28 +108,19 @@ def pack_of(arch: str, configs: str) -> Path:
     return build((arch,), _folder() / path.stem, configs=str(path))[0].folder
 
 
-@functools.cache
 def generic_pack(arch: str) -> Path:
     """A pack of the generic kernels of every type, of copies and of a few tiles, built once per session."""
-    configs = _folder() / "generic.toml"
-    configs.write_text(GENERIC)
-    return build((arch,), _folder() / "generic", configs=str(configs))[0].folder
+    return pack_of(arch, GENERIC)
 
 
-@functools.cache
 def clusters_pack() -> Path:
     """A pack for sm90 of one tile in clusters of every shape, built once per session."""
-    configs = _folder() / "clusters.toml"
-    configs.write_text(CLUSTERS)
-    return build(("sm90",), _folder() / "clusters", configs=str(configs))[0].folder
+    return pack_of("sm90", CLUSTERS)
 
 
-@functools.cache
 def slices_pack() -> Path:
     """A pack for sm90 with one tile whose clusters multiply slices of K, built once per session."""
-    configs = _folder() / "slices.toml"
-    configs.write_text(SLICES)
-    return build(("sm90",), _folder() / "slices", configs=str(configs))[0].folder
+    return pack_of("sm90", SLICES)
 
 
 @functools.cache

@@ -20,22 +20,11 @@ from aotmm.pack.manifest import MAX_FILE_BYTES, MAX_MANIFEST_BYTES
 from aotmm.runtime.pack import open_pack
 from aotmm.target import TARGETS
 from tests.build.packs import ROOT, checkout, content, default_pack, run_python
+from tests.config_sets import config_set, tile
 from tests.samples import SHIPPED, code_in
 
 ARCHS = ("sm80", "gfx90a")
-CONFIGS = """
-dtypes = ["fp16"]
-layouts = ["nn", "tt"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 32
-num_stages = 2
-num_warps = 4
-"""
+CONFIGS = config_set(tile(64, 64, 32, 2, 4), dtypes=["fp16"], layouts=["nn", "tt"], epilogues=["none"])
 TILES = 3  # two layouts and the generic kernel
 COPIES = 4  # one for each layout of helpers.toml
 KERNELS = TILES + COPIES

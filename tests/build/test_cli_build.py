@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,24 +26,11 @@ from aotmm.pack import table
 from aotmm.runtime.launcher import Launcher
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import HOSTS, TARGETS, host
+from tests.config_sets import config_set, tile
 
 ROOT = Path(__file__).parents[2]
 COMMAND = (sys.executable, "-m", "aotmm")
 
-HEADER = """
-dtypes = ["fp16"]
-layouts = ["nn"]
-epilogues = ["none"]
-source = "tests"
-"""
-TILE = """
-[[config]]
-block_m = {}
-block_n = 64
-block_k = 64
-num_warps = 4
-num_stages = {}
-"""
 NN = "tile_fp16_fp16_nn_32x64x64_s2_w4_none"
 ANY = "tile_fp16_fp16_any_64x64x32_s2_w4_none"
 
@@ -53,10 +40,10 @@ def generic(arch: str) -> str:
     return ANY if TARGETS[arch].backend == "cuda" else ANY.replace("_none", "_i16_p2_none")
 
 
-def write_set(folder: Path, *entries: str, header: str = HEADER) -> Path:
+def write_set(folder: Path, *entries: str, dtypes: Sequence[str] = ("fp16",)) -> Path:
     """A config set in `folder`."""
     path = folder / "tests.toml"
-    path.write_text(header + "".join(entries))
+    path.write_text(config_set(*entries, dtypes=dtypes, layouts=["nn"], epilogues=["none"]))
     return path
 
 
@@ -73,7 +60,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A config set of one tile; with the generic kernel and four copies, every arch gets six kernels."""
-    return write_set(tmp_path_factory.mktemp("configs"), TILE.format(32, 2))
+    return write_set(tmp_path_factory.mktemp("configs"), tile(32, 64, 64, 2, 4))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +105,7 @@ def test_build_again(packs: Path, configs: Path) -> None:
 def test_build_says_what_it_drops(packs: Path, tmp_path: Path) -> None:
     """A kernel that needs more shared memory than the arch has is named with its reason, in text and in JSON."""
     shutil.copytree(packs / ".cache", tmp_path / "out" / ".cache")
-    path = write_set(tmp_path, TILE.format(256, 8))
+    path = write_set(tmp_path, tile(256, 64, 64, 8, 4))
     words = ("build", "--arch", "sm80", "--configs", path, "--out", tmp_path / "out")
     text = run(*words)
     assert text.exit_code == 0, text.stderr
@@ -185,7 +172,7 @@ def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> 
     shutil.copytree(packs / "sm80", tmp_path / "sm80")
     before = content(tmp_path / "sm80")
     path = write_set(
-        tmp_path, TILE.format(64, 2).replace("block_k = 64", "block_k = 16"), header=HEADER.replace("fp16", "fp8e5")
+        tmp_path, tile(64, 64, 16, 2, 4), dtypes=["fp8e5"]
     )
     result = run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path)
     assert result.exit_code == CompileError.exit_code
@@ -221,7 +208,7 @@ def test_interrupted_build(packs: Path, tmp_path: Path) -> None:
     """Ctrl-C in the middle of a build: 130 and the previous pack; what did compile is kept, no process is left."""
     shutil.copytree(packs / "sm80", tmp_path / "sm80")
     before = content(tmp_path / "sm80")
-    path = write_set(tmp_path, *(TILE.format(64, stages) for stages in range(2, 9)))
+    path = write_set(tmp_path, *(tile(64, 64, 64, stages, 4) for stages in range(2, 9)))
     command: list[str | Path] = [
         *COMMAND,
         "build",
@@ -304,7 +291,7 @@ def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> Non
     assert result.stderr.startswith(f"gfx90a: 6 kernels on {os.cpu_count()} process")
     assert result.stderr.splitlines()[-1] == "gfx90a: 100 % (6 of 6 kernels)"
     (tmp_path / "ours").mkdir()
-    other = write_set(tmp_path / "ours", TILE.format(64, 2))
+    other = write_set(tmp_path / "ours", tile(64, 64, 64, 2, 4))
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", other)
     assert result.exit_code == ArtifactError.exit_code
     for words in (
@@ -464,7 +451,7 @@ def test_explain_without_a_kernel(packs: Path, words: tuple[str, ...]) -> None:
 
 def test_explain_of_groups(tmp_path: Path) -> None:
     """A grouped product gets a kernel of its form, for any sizes of that many groups; a form without one is refused."""
-    path = write_set(tmp_path, TILE.format(32, 2), TILE.format(64, 2) + 'grouped = "M"\n')
+    path = write_set(tmp_path, tile(32, 64, 64, 2, 4), tile(64, 64, 64, 2, 4, grouped="M"))
     assert run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path).exit_code == 0
     rows = ("--grouped", "M", "--batch", 4, "--bias", "vector")
     body = explain(tmp_path, 512, 256, 128, *rows[:4], arch="sm80")
@@ -486,8 +473,7 @@ def test_explain_of_groups(tmp_path: Path) -> None:
 
 def test_explain_tf32(tmp_path: Path) -> None:
     """tf32 asks for fp32 operands with TF32 allowed, fp32 for the same without."""
-    header = HEADER.replace('"fp16"', '"fp32", "tf32"')
-    path = write_set(tmp_path, TILE.format(32, 2).replace("block_k = 64", "block_k = 32"), header=header)
+    path = write_set(tmp_path, tile(32, 64, 32, 2, 4), dtypes=["fp32", "tf32"])
     assert run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path).exit_code == 0
     chosen = explain(tmp_path, 64, 64, 64, "--dtype", "tf32", arch="sm80")["chosen"]["kernel"]
     assert chosen == "tile_tf32_fp32_nn_32x64x32_s2_w4_none"

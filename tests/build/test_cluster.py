@@ -26,21 +26,10 @@ from aotmm.errors import AotmmError, CompileError
 from aotmm.workers import dask as clusters
 from aotmm.workers.pool import Timeouts
 from tests.build.packs import ROOT, checkout, content
+from tests.config_sets import config_set, tile
 from tests.dask_cluster import Dask, dask
 
-CONFIGS = """
-dtypes = ["fp16"]
-layouts = ["nn", "tt"]
-epilogues = ["none", "bias_relu"]
-source = "tests"
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 32
-num_stages = 2
-num_warps = 4
-"""
+CONFIGS = config_set(tile(64, 64, 32, 2, 4), dtypes=["fp16"], layouts=["nn", "tt"], epilogues=["none", "bias_relu"])
 KERNELS = 9  # two layouts with two epilogues each, the generic one, and four copies
 
 

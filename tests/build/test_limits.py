@@ -22,19 +22,10 @@ from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.manifest import file
 from aotmm.workers import dask as clusters
 from tests.build.packs import ROOT, tiny_pack
+from tests.config_sets import config_set, tile
 from tests.samples import kernel, manifest
 
-CONFIGS = """
-dtypes = ["fp16"]
-source = "tests"
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 32
-num_stages = 2
-num_warps = 4
-"""
+CONFIGS = config_set(tile(64, 64, 32, 2, 4), dtypes=["fp16"])
 LINK = """
 import sys
 from pathlib import Path

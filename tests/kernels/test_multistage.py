@@ -14,26 +14,17 @@ import pytest
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from tests.build.packs import default_pack
+from tests.config_sets import config_set, tile
 from tests.native.emulation import Product, missing
 from tests.native.mutants import Mutant, executed
 
 ARCH = "sm80"
-CONFIGS = """
-dtypes = ["fp16"]
-layouts = ["nt"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-family = "multistage"
-archs = ["sm80"]
-dtypes = ["fp16"]
-block_m = 64
-block_n = 64
-block_k = 32
-num_stages = 3
-num_warps = 4
-"""
+CONFIGS = config_set(
+    tile(64, 64, 32, 3, 4, family="multistage", archs=["sm80"], dtypes=["fp16"]),
+    dtypes=["fp16"],
+    layouts=["nt"],
+    epilogues=["none"],
+)
 KERNEL = "kernels/multistage.py"
 # After so many steps the place that the last copies go to, and the one that is read last, are where results pass.
 PRODUCTS = {f"{steps} steps": Product(72, 80, 32 * steps - 8, layout="nt") for steps in (5, 6)}

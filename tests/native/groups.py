@@ -12,123 +12,30 @@ import numpy as np
 from aotmm.pack.schema import Kernel
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 from aotmm.runtime.launcher import Plan, Problem
+from tests.config_sets import Value, config_set, tile
 from tests.emulators import numerics
 from tests.native.emulation import STORAGE, Array, Emulator, Operand, place
 from tests.native.emulation import Product as Placement
 
 # A tile of each form, and what every set gets for its types: generic kernels of both forms.
-CONFIGS = """
-dtypes = ["fp16", "bf16", "fp8e5", "fp32", "tf32"]
-layouts = ["nt"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-block_m = 64
-block_n = 64
-block_k = 32
-num_stages = 2
-num_warps = 4
-
-[[config]]
-dtypes = ["fp32", "tf32"]
-grouped = "M"
-layouts = ["nn", "nt"]
-epilogues = ["full"]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-
-[[config]]
-dtypes = ["fp32", "tf32"]
-grouped = "K"
-layouts = ["tn"]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-
-[[config]]
-archs = ["sm80"]
-family = "fma"
-dtypes = ["fp32"]
-grouped = "M"
-layouts = ["nn", "nt"]
-block_m = 32
-block_n = 32
-block_k = 16
-num_stages = 3
-num_warps = 2
-
-[[config]]
-archs = ["sm80"]
-family = "fma"
-dtypes = ["fp32"]
-grouped = "K"
-layouts = ["nt", "tn"]
-block_m = 32
-block_n = 32
-block_k = 16
-num_stages = 3
-num_warps = 2
-
-[[config]]
-dtypes = ["fp8e5"]
-block_scales = "any"
-block_m = 32
-block_n = 32
-block_k = 128
-num_stages = 2
-num_warps = 2
-
-[[config]]
-dtypes = ["fp8e5"]
-grouped = "M"
-epilogues = ["full"]
-outputs = ["fp16", "fp32"]
-block_m = 32
-block_n = 32
-block_k = 64
-num_stages = 2
-num_warps = 2
-
-[[config]]
-dtypes = ["fp8e5"]
-grouped = "M"
-block_scales = "any"
-outputs = ["fp32"]
-block_m = 32
-block_n = 32
-block_k = 128
-num_stages = 2
-num_warps = 2
-
-[[config]]
-dtypes = ["fp16", "bf16"]
-grouped = "M"
-layouts = ["nn", "nt"]
-epilogues = ["full"]
-outputs = ["fp16", "bf16", "fp32"]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-
-[[config]]
-dtypes = ["fp16", "bf16"]
-grouped = "K"
-layouts = ["tn"]
-outputs = ["fp16", "bf16", "fp32"]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-"""
+_FMA: dict[str, Value] = {"archs": ["sm80"], "family": "fma", "dtypes": ["fp32"]}
+_ROWS_FP8: dict[str, Value] = {"dtypes": ["fp8e5"], "grouped": "M"}
+_HALF: dict[str, Value] = {"dtypes": ["fp16", "bf16"], "outputs": ["fp16", "bf16", "fp32"]}
+CONFIGS = config_set(
+    tile(64, 64, 32, 2, 4),
+    tile(32, 32, 32, 2, 2, dtypes=["fp32", "tf32"], grouped="M", layouts=["nn", "nt"], epilogues=["full"]),
+    tile(32, 32, 32, 2, 2, dtypes=["fp32", "tf32"], grouped="K", layouts=["tn"]),
+    tile(32, 32, 16, 3, 2, grouped="M", layouts=["nn", "nt"], **_FMA),
+    tile(32, 32, 16, 3, 2, grouped="K", layouts=["nt", "tn"], **_FMA),
+    tile(32, 32, 128, 2, 2, dtypes=["fp8e5"], block_scales="any"),
+    tile(32, 32, 64, 2, 2, epilogues=["full"], outputs=["fp16", "fp32"], **_ROWS_FP8),
+    tile(32, 32, 128, 2, 2, block_scales="any", outputs=["fp32"], **_ROWS_FP8),
+    tile(32, 32, 32, 2, 2, grouped="M", layouts=["nn", "nt"], epilogues=["full"], **_HALF),
+    tile(32, 32, 32, 2, 2, grouped="K", layouts=["tn"], **_HALF),
+    dtypes=["fp16", "bf16", "fp8e5", "fp32", "tf32"],
+    layouts=["nt"],
+    epilogues=["none"],
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -676,7 +676,10 @@ class Reference:
             return "", 0
         chosen = max(found, key=lambda order: (*best[order], found[order], order))
         sliced = any(
-            kernel.role == "partial" and same_types(kernel, p) and str(kernel.order) == chosen
+            kernel.role == "partial"
+            and kernel.config.block_k <= 128
+            and same_types(kernel, p)
+            and str(kernel.order) == chosen
             for kernel in self.kernels
         )
         return chosen, slices_of(p.N, p.K) if sliced else 1
@@ -684,7 +687,7 @@ class Reference:
     def _keeps_order(self, kernel: Kernel) -> bool:
         order, slices = self.order
         whole = kernel.role == "product" and kernel.config.cluster_k == 1
-        split = kernel.role == "partial"
+        split = kernel.role == "partial" and kernel.config.block_k <= 128
         return not order or (str(kernel.order) == order and (whole if slices == 1 else split))
 
     def _choice(self, found: list[tuple[Panels, list[Plan]]]) -> Choice | None:

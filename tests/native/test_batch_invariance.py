@@ -18,6 +18,7 @@ from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import TARGETS, target
 from tests.build.packs import default_pack, pack_of
+from tests.config_sets import Value, config_set, tile
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
 from tests.native.reference import slices_of
 from tests.native.test_plans import changed_pack
@@ -153,6 +154,23 @@ def test_slices(arch: str) -> None:
             assert plan.workspace_bytes <= WORKSPACE_LIMIT
 
 
+def test_long_steps_give_no_slices() -> None:
+    """Of a K of 36 times 128, four slices of steps of 256 would have other bounds than those of steps of 64."""
+    halves = ("dtypes", ["fp16"]), ("layouts", ["nt"]), ("epilogues", ["none"])
+    both = config_set(*(tile(32, 32, size, 2, 2, split=True) for size in (64, 256)), **dict(halves))
+    mm, device = open_pack(pack_of("gfx90a", both)).launcher, CDevice(104, target("gfx90a").shared_bytes)
+    found = {kernel.config.block_k: kernel for kernel in mm.kernels if kernel.config_name.endswith("_split")}
+    assert {64, 256} <= found.keys()
+    assert str(found[64].order) == str(found[256].order)
+    for m in (1, 40, 500):
+        problem = problem_of(m, 288, 4608)
+        number = mm.kernels.index(found[256])
+        assert mm.check(replace(problem, batch_invariant=False), device, number).plan is not None
+        assert "adds up another way" in str(mm.check(problem, device, number).rejected)
+        plan = mm.select(problem, device, WORKSPACE_LIMIT)
+        assert (plan.split, mm.kernels[plan.kernel].config.block_k) == (4, 64)
+
+
 def test_exact_products_are_as_free_as_ever() -> None:
     """Sums of integers are the same in any order, so their plans are those without the flag."""
     mm, device = way("sm90"), CDevice(132, 232448, 1980, 4916, 0, b"NVIDIA H200")
@@ -256,34 +274,14 @@ def relabelled(kernel: Kernel) -> Kernel:
     return replace(kernel, order=Order("mfma", 16)) if kernel.role == "product" else kernel
 
 
-CONFIGS = """
-dtypes = ["fp16"]
-layouts = ["nt"]
-epilogues = ["none"]
-source = "tests"
-
-[[config]]
-backend = "hip"
-outputs = ["fp32"]
-block_m = 32
-block_n = 32
-block_k = 64
-num_stages = 2
-num_warps = 2
-matrix_instr_nonkdim = 16
-kpack = 2
-
-[[config]]
-backend = "hip"
-outputs = ["fp32"]
-block_m = 32
-block_n = 32
-block_k = 64
-num_stages = 2
-num_warps = 2
-matrix_instr_nonkdim = 16
-kpack = 1
-"""
+_TILE: dict[str, Value] = {"backend": "hip", "outputs": ["fp32"], "matrix_instr_nonkdim": 16}
+CONFIGS = config_set(
+    tile(32, 32, 64, 2, 2, kpack=2, **_TILE),
+    tile(32, 32, 64, 2, 2, kpack=1, **_TILE),
+    dtypes=["fp16"],
+    layouts=["nt"],
+    epilogues=["none"],
+)
 
 
 @own_process

@@ -349,7 +349,7 @@ def load_apart(arch: str) -> Launcher:
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
-    """One tile of any type, layout, alignment and strides takes at least a fifth of the GPU if K is large.
+    """One tile of any type, layout, alignment and strides takes at least a sixth of the GPU if K is large.
 
     Without slices of K one multiprocessor would compute all of it.
     """
@@ -365,7 +365,7 @@ def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
             strides_b=(step, step * k) if layout[1] == "t" else (step * n, step),
         )
         plan = pack.select(problem, device, WORKSPACE_LIMIT)
-        assert plan.grid >= device.multiprocessors / 5, (problem, pack.kernels[plan.kernel].name, plan)
+        assert plan.grid >= device.multiprocessors / 6, (problem, pack.kernels[plan.kernel].name, plan)
 
 
 @pytest.mark.parametrize("arch", SHIPPED)
@@ -475,7 +475,7 @@ def test_each_broken_guard_alone_is_noticed(arch: str, dtype: str) -> None:
             plan = launcher(arch).check(problem, device, number).plan
             fits = (problem in addressed and maps) or (problem in mapped and not maps)
             assert (plan is not None and not plan.copies) == fits, (kernel, problem)
-    assert len(asked) == {"sm90": 3, "gfx90a": 2}.get(arch, 1)
+    assert len(asked) == {"sm90": 5, "gfx90a": 2}.get(arch, 1)
     for problem in (*breaking, *addressed, *mapped):
         assert selected(launcher(arch), problem, device) is not None
 

@@ -13,33 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.config_sets import config_set, tile
 from tests.emulators import numerics
 from tests.native.emulation import Case, Outcome, Product, missing
 from tests.native.mutants import Mutant, executed
 from tests.native.truth import truth
 
 ARCH = "gfx90a"  # compiles in a second
-CONFIGS = """
-dtypes = ["fp16"]
-layouts = ["nn"]
-epilogues = ["bias_relu"]
-source = "tests"
-
-[[config]]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-
-[[config]]
-block_m = 32
-block_n = 32
-block_k = 32
-num_stages = 2
-num_warps = 2
-split = true
-"""
+CONFIGS = config_set(
+    tile(32, 32, 32, 2, 2),
+    tile(32, 32, 32, 2, 2, split=True),
+    dtypes=["fp16"],
+    layouts=["nn"],
+    epilogues=["bias_relu"],
+)
 KERNEL, EPILOGUE = "kernels/tile.py", "kernels/epilogue.py"
 PROBLEM, GUARDS, LAUNCH, CORE = "native/problem.c", "native/kernel.h", "native/launch.c", "native/core.h"
 REDUCE, COPY = "kernels/reduce.py", "kernels/copy.py"

@@ -117,6 +117,38 @@ assert driver.misuse == []
     )
 
 
+def test_a_grid_is_computed_once() -> None:
+    """Whatever it is: Python reads a list, and None stands for the pack's own grid."""
+    run_functions(
+        CALLS
+        + """
+add(x, y, out, 0)  # binds the device
+for found, blocks in (([2, 3], (2, 3, 1)), ((2,), (2, 1, 1)), (True, (1, 1, 1)), (None, (4, 1, 1))):
+    computed = []
+    def grid(meta):
+        computed.append(meta["n"])
+        return found
+    add[grid](x, y, out, 4096)
+    assert computed == [4096] and last()[0] == blocks, (found, computed, last())
+"""
+    )
+
+
+def test_a_number_that_is_too_large() -> None:
+    """It is named, with its type."""
+    run_functions(
+        CALLS
+        + """
+for eps in (1e39, 10**400):
+    try:
+        layer_norm[(16,)](half, half, weight, weight, 256, 256, eps)
+        raise SystemExit(f"{eps} was taken")
+    except ValueError as error:
+        assert str(error) == f"layer_norm_kernel: eps={eps} is too large for fp32", error
+"""
+    )
+
+
 def test_failures_of_the_driver() -> None:
     """What the driver refuses is a DriverError of that one call, which is not tried again; the next call works."""
     run_functions(

@@ -434,9 +434,13 @@ with aotmm.override(batch_invariant=True) as override:
     assert gpu.first.batch_invariant and close(got, exact)
     gpu.first = None
     assert torch.equal(torch._int_mm(i, j).double(), exact_integers) and gpu.first.batch_invariant
+    resized = torch.empty(0).half()
+    assert launched(lambda: torch.addmm(bias, a, b, alpha=2, out=resized)) == 0 and resized.shape == (4, 6)
     torch.mm(a.double(), b.double())
     assert repr(override).startswith("<aotmm.override(batch_invariant=True): "), override
-    assert repr(override).endswith(" products by aotmm, 1 by torch: 1 of other types>"), override
+    assert repr(override).endswith(
+        " products by aotmm, 2 by torch: 1 of other types, 1 of other forms (factors, scales, shapes, devices)>"
+    ), override
     for wrong in (lambda: aotmm.override(), lambda: aotmm.override(batch_invariant=False)):
         try:
             wrong()

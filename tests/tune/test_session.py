@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import math
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,12 @@ import pytest
 from click.testing import CliRunner
 
 from aotmm.cli import main
-from aotmm.errors import AotmmError, ArtifactError, NoKernelError
+from aotmm.errors import AotmmError, ArtifactError, NoKernelError, SpecError
 from aotmm.kernels import BLOCK_SCALED
 from aotmm.pack import table
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import Sample, Table
+from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import SPLITS
 from aotmm.runtime.devices import Device
 from aotmm.runtime.launcher import Plan, Problem
@@ -37,7 +39,7 @@ from aotmm.tune.cases import TUNABLE, cases
 from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment
 from aotmm.workers.pool import WorkerPool
-from tests.unit.tune.fakes import Fake, case, pool
+from tests.unit.tune.fakes import CONFIGS, Fake, case, pool
 
 H200 = nominal_device(target("sm90"))
 ENVIRONMENT = Environment(
@@ -341,17 +343,23 @@ SMALL = Shapes(1, (Sweep("squares", "", tuple(Shape(8 * i, 8 * i, 8 * i, "nn") f
 @pytest.fixture
 def on_a_fake(pack: Pack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., session.Measurement]:
     """`session.tune` on a GPU that is none, to `tmp_path`/sm90.json."""
+    fake: list[Fake] = []
 
     @contextmanager
     def gpus(*_: object) -> Iterator[tuple[WorkerPool, dict[str, str]]]:
-        with pool(Fake(tmp_path / "log")) as found:
+        with pool(fake[0]) as found:
             yield found, {"GPU": "NVIDIA H200", "driver": "580", "torch": "2"}
 
     monkeypatch.setattr(session, "_local_gpus", gpus)
     monkeypatch.setattr(session, "fit", lambda _pack, raw, _types: (raw, None))
 
-    def tune(**options: Any) -> session.Measurement:
+    def tune(
+        configs: tuple[tuple[str, str], ...] = tuple(CONFIGS.items()),
+        trouble: tuple[tuple[str, str], ...] = (),
+        **options: Any,
+    ) -> session.Measurement:
         out = tmp_path / "sm90.json"
+        fake[:] = [Fake(tmp_path / "log", configs=configs, trouble=trouble)]
         return session.tune(pack, [pack], SMALL, out, progress=lambda *_: None, **options)[0]
 
     return tune
@@ -408,6 +416,52 @@ def test_a_table_is_added_to(
     assert after.seed == before.seed
     assert {row.product: row for row in after.shapes}.items() >= {row.product: row for row in before.shapes}.items()
     assert len(after.shapes) == len(before.shapes) + len(new.samples)
+
+
+def _real(pack: Pack, count: int) -> tuple[tuple[str, str], ...]:
+    """Some configs of the pack, and their families."""
+    found = {kernel.config_name: kernel.family for kernel in pack.launcher.kernels if kernel.role == "product"}
+    return tuple(itertools.islice(found.items(), count))
+
+
+def test_what_is_added_counts_once_however_often_the_run_stops(
+    pack: Pack, on_a_fake: Callable[..., session.Measurement], tmp_path: Path
+) -> None:
+    """Times of the table and new ones have the same weight, also if the run takes several calls."""
+    path, record, configs = tmp_path / "sm90.json", tmp_path / "sm90.json.partial", _real(pack, 3)
+    on_a_fake(configs=configs, budget_s=100)
+    new = table.read(path)
+
+    def older(row: ShapeTimes) -> ShapeTimes:
+        return replace(row, times=tuple(s._replace(ns=s.ns * (100 + n)) for n, s in enumerate(row.times)))
+
+    old = replace(new, shapes=tuple(map(older, new.shapes)))
+    session.write(old, path)
+    on_a_fake(configs=configs, keep=True, budget_s=100)
+    at_once = table.read(path).shapes
+    assert len({sample.ns for sample in at_once[0].times}) == len(configs)
+    session.write(old, path)
+    found = session.environment_of(pack, H200, "580", "2", None)
+    for number, one in enumerate(cases(SMALL, {}, DTYPES_OF, target("sm90"))[:3]):
+        with closing(session.Record(record, found)) as partial:  # as a call leaves it that had time for one more
+            partial.add(one, tuple(Sample(name, 1, pdl=False, copies=0, ns=1000) for name, _ in configs))
+        assert len(on_a_fake(configs=configs, keep=True, budget_s=0).samples) == number + 1
+    on_a_fake(configs=configs, keep=True, budget_s=100)
+    assert table.read(path).shapes == at_once
+    assert [each.name for each in tmp_path.glob("sm90.json*")] == ["sm90.json"]
+
+
+def test_what_fails_now_is_not_kept(
+    pack: Pack, on_a_fake: Callable[..., session.Measurement], tmp_path: Path
+) -> None:
+    """Times that a table has of a config are not added to when the config is wrong or hangs."""
+    configs = _real(pack, 3)
+    bad, *good = (name for name, _ in configs)
+    on_a_fake(configs=configs, budget_s=100)
+    measured = on_a_fake(configs=configs, trouble=((bad, "wrong"),), keep=True, budget_s=100)
+    assert list(measured.left_out) == [bad]
+    found = table.read(tmp_path / "sm90.json").shapes
+    assert {sample.config_name for row in found for sample in row.times} == set(good)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -518,6 +572,71 @@ def test_refit_of_nothing(tmp_path: Path) -> None:
     code, _, text = _tune("--arch", "sm90", "--out", tmp_path / "none.json", "--refit")
     assert code == ArtifactError.exit_code
     assert "make one: aotmm tune" in text
+
+
+def test_refit_refuses_other_tables(measured: session.Measurement, tmp_path: Path) -> None:
+    """A table for another arch, or of other kernels, stays as it is; so it does if the start is no table with models."""
+    path, other = tmp_path / "sm90.json", tmp_path / "other.json"
+    made = session.table_of(measured, SHAPES)
+    unknown = (Sample("tile_1x1x1_s1_w1", 1, pdl=False, copies=0, ns=1000),)
+    words = {
+        "is a table for sm80, and the pack in": (replace(made, arch="sm80"), None),
+        "has no times of the kernels in": (
+            replace(made, shapes=tuple(replace(row, times=unknown) for row in made.shapes)),
+            None,
+        ),
+        "other.json has no models to begin with; fit some: aotmm tune --refit --out": (made, made),
+        "other.json is a table for sm80, and the pack": (made, replace(made, arch="sm80")),
+    }
+    for why, (mine, start) in words.items():
+        session.write(mine, path)
+        before = path.read_bytes()
+        if start is not None:
+            session.write(start, other)
+        code, _, text = _tune(
+            "--arch", "sm90", "--out", path, "--refit", *(() if start is None else ("--start", other))
+        )
+        assert (code, why in text, path.read_bytes()) == (ArtifactError.exit_code, True, before), text
+    code, _, text = _tune("--arch", "sm90", "--out", path, "--refit", "--dtype", "int8")
+    assert (code, "dtype 'int8' cannot be tuned on sm90" in text) == (SpecError.exit_code, True)
+
+
+def test_a_table_of_several_types_is_fitted_whatever_the_call_measured(
+    pack: Pack, measured: session.Measurement
+) -> None:
+    """With --dtype a call measures one type, and the table that it is added to has others."""
+    some = dict(itertools.islice(measured.samples.items(), 60))
+    assert {one.element_bytes for one in some} == {1, 2}
+    made, quality = session.fit(
+        pack, session.table_of(session.Measurement(ENVIRONMENT, some, {}, 60), SHAPES), {2: "fp16"}
+    )
+    assert {row.shape.element_bytes for row in quality.models.choices} == {1, 2}
+    assert made.network is not None
+
+
+def test_a_table_that_has_no_place_leaves_the_old_one(
+    measured: session.Measurement, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of its two files changes, and nothing else stays behind."""
+    path = tmp_path / "sm90.json"
+    made = session.table_of(measured, SHAPES)
+    session.write(made, path)
+    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
+    assert len(before) == 2
+    write, room = Path.write_bytes, 1
+
+    def full(self: Path, data: bytes) -> int:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            write(self, data[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(AotmmError, match="No space left on device"):
+        session.write(replace(made, date="2000-01-01"), path)
+    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_progress_in_a_log(
