@@ -139,8 +139,9 @@ GROUPS = (1, 2, 4, 8, 16)
 USUAL_GROUP = 8  # of equal choices
 # Blocks beside each other that share a way to the L2 cache: Hopper's parts (GPCs) have 16 or 18 multiprocessors.
 NEIGHBOURS = 16
-# Slices under `batch_invariant` are multiples of so many elements of K. Kernels step along K by 16 to this, and fp8 sums
-# move to fp32 after so many products, so such slices are the same for every kernel of an order. Others are not sliced.
+# Slices under `batch_invariant` are multiples of so many elements of K. Kernels step along K by 16 to this, and fp8
+# sums move to fp32 after so many products, so such slices are the same for every kernel of an order. Kernels of longer
+# steps are left out.
 WHOLE_STEPS = 128
 
 # Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,

@@ -583,7 +583,9 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
         if type(numbers[key]) is not int or numbers[key] not in allowed:
             raise SpecError(f"{where}: {key} = {numbers[key]!r}; allowed: {', '.join(map(str, allowed))}")
     if (count := math.prod(blocks.values())) > MOST_BLOCKS:
-        raise SpecError(f"{where}: cluster_m * cluster_n * cluster_k = {count}; a cluster has at most {MOST_BLOCKS} blocks")
+        raise SpecError(
+            f"{where}: cluster_m * cluster_n * cluster_k = {count}; a cluster has at most {MOST_BLOCKS} blocks"
+        )
     warpgroups = numbers["num_warps"] // 4 * blocks.get(family.warpgroups, 1)
     if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):
         raise SpecError(

@@ -76,9 +76,7 @@ CLUSTERS = config_set(
 )
 
 # A tile whose clusters multiply slices of K.
-SLICES = config_set(
-    tile(64, 64, 256, 3, 4, cluster_k=4, **HOPPER), dtypes=["fp16"], layouts=["nn"], epilogues=["none"]
-)
+SLICES = config_set(tile(64, 64, 256, 3, 4, cluster_k=4, **HOPPER), dtypes=["fp16"], layouts=["nn"], epilogues=["none"])
 
 
 @functools.cache

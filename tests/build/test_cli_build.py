@@ -171,9 +171,7 @@ def test_a_failing_kernel_leaves_the_pack_alone(packs: Path, tmp_path: Path) -> 
     """What the compiler refuses is named with arch, config and the compiler's words; the previous pack stays."""
     shutil.copytree(packs / "sm80", tmp_path / "sm80")
     before = content(tmp_path / "sm80")
-    path = write_set(
-        tmp_path, tile(64, 64, 16, 2, 4), dtypes=["fp8e5"]
-    )
+    path = write_set(tmp_path, tile(64, 64, 16, 2, 4), dtypes=["fp8e5"])
     result = run("build", "--arch", "sm80", "--configs", path, "--out", tmp_path)
     assert result.exit_code == CompileError.exit_code
     for text in ("error: sm80: tile_fp8e5_fp16_nn_64x64x16_s2_w4_none does not compile", "from tests", "K >= 32"):

@@ -37,7 +37,7 @@ from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of
 from aotmm.tune.cases import TUNABLE, cases
 from aotmm.tune.models import Gpu, formula, samples
-from aotmm.tune.record import Environment
+from aotmm.tune.record import Environment, Record
 from aotmm.workers.pool import WorkerPool
 from tests.unit.tune.fakes import CONFIGS, Fake, case, pool
 
@@ -443,7 +443,7 @@ def test_what_is_added_counts_once_however_often_the_run_stops(
     session.write(old, path)
     found = session.environment_of(pack, H200, "580", "2", None)
     for number, one in enumerate(cases(SMALL, {}, DTYPES_OF, target("sm90"))[:3]):
-        with closing(session.Record(record, found)) as partial:  # as a call leaves it that had time for one more
+        with closing(Record(record, found)) as partial:  # as a call leaves it that had time for one more
             partial.add(one, tuple(Sample(name, 1, pdl=False, copies=0, ns=1000) for name, _ in configs))
         assert len(on_a_fake(configs=configs, keep=True, budget_s=0).samples) == number + 1
     on_a_fake(configs=configs, keep=True, budget_s=100)
@@ -451,9 +451,7 @@ def test_what_is_added_counts_once_however_often_the_run_stops(
     assert [each.name for each in tmp_path.glob("sm90.json*")] == ["sm90.json"]
 
 
-def test_what_fails_now_is_not_kept(
-    pack: Pack, on_a_fake: Callable[..., session.Measurement], tmp_path: Path
-) -> None:
+def test_what_fails_now_is_not_kept(pack: Pack, on_a_fake: Callable[..., session.Measurement], tmp_path: Path) -> None:
     """Times that a table has of a config are not added to when the config is wrong or hangs."""
     configs = _real(pack, 3)
     bad, *good = (name for name, _ in configs)
@@ -575,7 +573,7 @@ def test_refit_of_nothing(tmp_path: Path) -> None:
 
 
 def test_refit_refuses_other_tables(measured: session.Measurement, tmp_path: Path) -> None:
-    """A table for another arch, or of other kernels, stays as it is; so it does if the start is no table with models."""
+    """A table for another arch, or of other kernels, stays as it is, and so it does if the start has no models."""
     path, other = tmp_path / "sm90.json", tmp_path / "other.json"
     made = session.table_of(measured, SHAPES)
     unknown = (Sample("tile_1x1x1_s1_w1", 1, pdl=False, copies=0, ns=1000),)

@@ -460,7 +460,10 @@ def test_clusters(
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        (SQUARE + "cluster_m = 4\ncluster_n = 4", "cluster_m * cluster_n * cluster_k = 16; a cluster has at most 8 blocks"),
+        (
+            SQUARE + "cluster_m = 4\ncluster_n = 4",
+            "cluster_m * cluster_n * cluster_k = 16; a cluster has at most 8 blocks",
+        ),
         (SQUARE + "cluster_m = 3", "config 1: cluster_m = 3; allowed: 1, 2, 4"),
         (SQUARE + "cluster_n = 8", "config 1: cluster_n = 8; allowed: 1, 2, 4"),
         (SQUARE + "cluster_n = 0", "config 1: cluster_n = 0; allowed: 1, 2, 4"),
