@@ -203,6 +203,11 @@ INTEGER_TYPES = {
 FLOAT_TYPES = {"fp32": "f", "fp64": "d"}  # with struct's letter
 # Arguments that a kernel was compiled for: the caller says which value, or @triton.autotune had several, in order.
 CONSTEXPR, AUTOTUNE = "constexpr", "autotune"
+# Options of the compiler that a variant may have.
+OPTIONS = (
+    *("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
+    *("launch_pdl", "launch_cooperative_grid"),
+)
 # What Triton kernels may call and no kernel of a pack does.
 LEFT_OUT = ("device_print", "device_assert")
 

@@ -18,12 +18,13 @@ from aotmm.build import compile as compiling
 from aotmm.build import link, own, products, render
 from aotmm.build.cache import Cache
 from aotmm.build.compile import Buildable, Compiled, RefusedError
+from aotmm.build.environment import isolate
 from aotmm.build.gate import Gate, mismatches
 from aotmm.build.own import OwnVariant
 from aotmm.build.pack import new_pack
 from aotmm.build.torch_library import link_torch_library
 from aotmm.build.variants import config_set, variants
-from aotmm.errors import ArtifactError, CompileError, PackError, SpecError
+from aotmm.errors import AotmmError, ArtifactError, CompileError, PackError, SpecError
 from aotmm.pack import manifest, table
 from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.files import in_checkout
@@ -132,7 +133,7 @@ class _Content:
     """
 
     name: str
-    sources: str
+    sources: Mapping[str, str]
     variants: Mapping[str, Sequence[Buildable]]
     core: tuple[str, ...]
     render: Callable[[Target, tuple[Any, ...]], tuple[str, str]]
@@ -152,7 +153,7 @@ def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> 
             )
     return _Content(
         name=chosen.name,
-        sources=products.kernel_sources(),
+        sources=dict.fromkeys(work, products.kernel_sources()),
         variants=work,
         core=link.LAUNCH_CORE,
         render=lambda row, kernels: (
@@ -170,10 +171,10 @@ def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
     """Return functions of a user's own ("FILE.py:NAME"). Raises SpecError."""
     compiling.toolchain()  # says so if there is no Triton
     work = {row.name: own.variants(wanted, row) for row in rows}
-    sources = sorted({variant.sources for row in rows for variant in work[row.name]})
+    sources = {arch: "".join(sorted({variant.sources for variant in found})) for arch, found in work.items()}
     return _Content(
         name=", ".join(dict.fromkeys(f"{v.source}:{v.function}" for v in work[rows[0].name])),
-        sources=hashlib.sha256("".join(sources).encode()).hexdigest(),
+        sources={arch: hashlib.sha256(text.encode()).hexdigest() for arch, text in sources.items()},
         variants=work,
         core=link.OWN_CORE,
         render=lambda row, kernels: (render.own_source(row, kernels), render.own_header(row, kernels)),
@@ -183,7 +184,13 @@ def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
 
 
 def _check_replaced(folder: Path, content: _Content) -> None:
-    """Refuse to replace a pack of products by one of functions, or the other way round. Raises SpecError."""
+    """Refuse to replace a pack of products by one of functions, or the other way round, or what is no pack.
+
+    Raises:
+        SpecError: `folder` is such a place.
+    """
+    if folder.exists() and not (folder / manifest.FILE_NAME).exists() and not _is_empty(folder):
+        raise SpecError(f"{folder} is there, and is no pack, which would replace it; use another --out")
     try:
         previous = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), str(folder))
     except (OSError, ArtifactError):
@@ -193,6 +200,10 @@ def _check_replaced(folder: Path, content: _Content) -> None:
             f"{folder} is a pack of {previous.provenance.config_set}, and a pack has products or functions, not both; "
             "use another --out"
         )
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +240,7 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
         assembler=assembler,
         c_compiler=compiler_name,
         config_set=content.name,
-        kernel_sources=content.sources,
+        kernel_sources=content.sources[row.name],
         tuning=content.tuning(row),
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
@@ -319,7 +330,7 @@ def _compile(
             advice = "; if that was for want of memory or files, try fewer --jobs" if error.starved else ""
             names = " and ".join(variant.name for variant, _ in task)
             raise CompileError(f"{row.name}: what compiled {names} was lost: {error.why}{advice}") from error
-        if isinstance(results, CompileError):
+        if isinstance(results, AotmmError):
             tuned = all(isinstance(variant, OwnVariant) and variant.case for variant, _ in task)
             if not tuned or not isinstance(results, RefusedError):
                 raise results
@@ -374,16 +385,16 @@ def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) ->
 
 def _compiling(compiler: Compiler) -> Worker:
     """Prepare a compiler process, and return the function that does its tasks."""
-    compiling.isolate()
+    isolate()
     # Triton prints the assembler's messages, which its exception has too, and Gluon complains at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
 
-    def work(task: _Task, _tell: Heartbeat) -> list[Compiled] | CompileError:
+    def work(task: _Task, _tell: Heartbeat) -> list[Compiled] | AotmmError:
         try:
             return [compiler(variant, key) for variant, key in task]
-        except CompileError as error:
+        except AotmmError as error:
             return error
 
     return work

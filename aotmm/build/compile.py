@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,10 +32,6 @@ FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
 # waves read whole vectors there. Triton does that by itself for gfx942 and for RDNA. docs/experiments/gfx90a.md
 _TRANSPOSING = ("gfx90a",)
 Buildable = Variant | own.OwnVariant
-# Prefixes of the variables that compiler processes keep.
-_KEPT = ("HOME", "LANG", "LC_", "LD_", "NIX_LD", "PATH", "TMPDIR")
-
-
 # What the last kernel's variants are made of, by `code_of`: the text, facts about it, and the image once it is there.
 _known: dict[Buildable, tuple[str, dict[str, Any], bytes | None]] = {}
 
@@ -136,7 +133,8 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
         text, metadata, known = _known[code]
         image = _stages(variant, plan).assemble(text, metadata) if known is None else known
     except Exception as error:  # the compiler raises many kinds
-        kind = CompileError if isinstance(error, OSError | MemoryError) else RefusedError
+        lost = isinstance(error, OSError | MemoryError) or _was_stopped(error)
+        kind = CompileError if lost else RefusedError
         raise kind(
             f"{target.name}: {variant.name} does not compile ({variant.config_name}, options {options(variant)}, "
             f"from {variant.source}):\n{_words(error)}"
@@ -168,6 +166,12 @@ def compile_variant(variant: Buildable, digest: str) -> Compiled:
         key=digest,
     )
     return Compiled(kernel, image, ptx)
+
+
+def _was_stopped(error: BaseException) -> bool:
+    """Return whether somebody, or the kernel for want of memory, ended the assembler."""
+    code = getattr(error.__cause__ or error.__context__, "returncode", 0)
+    return -code in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class _Stages(NamedTuple):
@@ -301,17 +305,6 @@ def _words(error: BaseException) -> str:
 def linked_later(data: bytes) -> Image:
     """Return the manifest entry of the image or PTX `data`, whose offset is not known yet."""
     return Image(0, len(data), hashlib.sha256(data).hexdigest(), len(data), WHOLE)
-
-
-def isolate() -> None:
-    """Remove all variables from this process's environment that may change Triton's results: no cache key has them.
-
-    Only variables that programs need to start and to find their files stay (`_KEPT`), so that variables of other Triton
-    versions go too.
-    """
-    for name in list(os.environ):
-        if not name.startswith(_KEPT):
-            del os.environ[name]
 
 
 def prepare() -> None:

@@ -615,7 +615,7 @@ def _known(table: dict[str, Any], keys: set[str], where: str) -> None:
 
 def _choice(value: Any, key: str, allowed: tuple[str, ...], where: str) -> str:
     if value not in allowed:
-        renamed = f"; it is called {_RENAMED[value]} now" if value in _RENAMED else ""
+        renamed = f"; it is called {_RENAMED[value]} now" if isinstance(value, str) and value in _RENAMED else ""
         raise SpecError(f"{where}: {key} = {value!r}; allowed: {', '.join(allowed)}{renamed}")
     return str(value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 import click
@@ -164,6 +164,7 @@ def _builder(out: Path, configs: str | None, kernels: tuple[str, ...], dtypes: t
     """
 
     def build(head: Head) -> Path:
+        apart = Path(mkdtemp(dir=out))  # two packs may be for one arch
         with needs_build_extra():
             from aotmm import build as builder
             from aotmm.build.variants import set_names
@@ -177,7 +178,7 @@ def _builder(out: Path, configs: str | None, kernels: tuple[str, ...], dtypes: t
         with kernels_done(processes(jobs)) as progress:
             (done,) = builder.build(
                 (head.arch,),
-                out,
+                apart,
                 configs=chosen,
                 dtypes=dtypes,
                 kernels=mine,

@@ -167,7 +167,8 @@ def _scalar(wanted: type, limit: typing.Any) -> _Decoder:
         return _checked(text, lambda value: type(value) is int and value in limit)
     if limit is not None:
         return _checked(f"one of {', '.join(map(str, limit))}", lambda value: type(value) is wanted and value in limit)
-    return _checked({str: "a text", bool: "true or false"}[wanted], lambda value: type(value) is wanted)
+    text = {str: "a printable text", bool: "true or false"}[wanted]  # texts are read on terminals
+    return _checked(text, lambda value: type(value) is wanted and str(value).isprintable())
 
 
 def _checked(text: str, fits: Callable[[typing.Any], object], build: _Decoder | None = None) -> _Decoder:

@@ -15,6 +15,7 @@ _BLOCK = 16  # bytes of an instruction of NVIDIA's
 _SPAN = 64  # bytes that are compared at once
 _LEAST = 5  # equal bytes between two differences that an edit of their own pays for
 _MORE = 0x80  # of a byte of a number: others follow
+_LONGEST = 9  # bytes of a number
 _Edit = tuple[int, int, bytes]
 
 
@@ -47,7 +48,7 @@ def edited(base: bytes, edits: bytes, size: int) -> bytes:
 def _read(edits: bytes, at: int) -> tuple[int, int]:
     """Return the number at byte `at` of the edits, and the byte behind it; what is missing counts as 0."""
     number, begin = 0, at
-    while at < len(edits):
+    while at < min(len(edits), begin + _LONGEST):
         byte = edits[at]
         number |= (byte & ~_MORE) << 7 * (at - begin)
         at += 1

@@ -136,7 +136,8 @@ def damage_told(path: Path) -> Iterator[None]:
 def _record(source: _Source, names: list[str]) -> Verification:
     """Verify a wheel by its RECORD. Source: PyPA specifications, "Recording installed projects"."""
     violations = [f"{name} is in it {count} times" for name, count in collections.Counter(names).items() if count > 1]
-    violations += [f"{name} leads out of it" for name in source.names if name[0] == "/" or ".." in name.split("/")]
+    outside = [name for name in source.names if name[:1] in ("", "/") or ".." in name.split("/")]
+    violations += [f"{name!r} leads out of it" for name in outside]
     lists = [name for name in source.names if _RECORD.fullmatch(name)]
     if len(lists) != 1:
         return Verification(

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, POINTER_CODES, POINTER_TYPES
-from aotmm.runtime.signature import OPTIONS, Signature
+from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, OPTIONS, POINTER_CODES, POINTER_TYPES
+from aotmm.runtime.signature import Signature
 
 KINDS = ("pointer", "integer", "fp32", "fp64", "choice")  # by number in function_call.c
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aotmm.errors import SpecError
-from aotmm.problem import AUTOTUNE, CONSTEXPR, FLOAT_TYPES, NO_POINTER, POINTER_CODES
-from aotmm.runtime.signature import OPTIONS, Signature
+from aotmm.problem import AUTOTUNE, CONSTEXPR, DESCRIPTOR, FLOAT_TYPES, NO_POINTER, OPTIONS, POINTER_CODES
+from aotmm.runtime.signature import Signature
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import OwnKernel
@@ -66,10 +66,10 @@ def _schema(signature: Signature, writes: set[str]) -> tuple[list[str], list[str
             if AUTOTUNE in types:
                 by_name.append(f"{words.removesuffix('?')}? {name}=None")
                 continue
-        elif next(iter(types)) in POINTER_CODES:
+        elif (first := next(iter(types))) in POINTER_CODES or first.startswith(DESCRIPTOR):
             words = ("Tensor" + f"(a{number}!)" * (name in writes)) + "?" * (NO_POINTER in types)
         else:
-            words = "float" if next(iter(types)) in FLOAT_TYPES else "SymInt"
+            words = "float" if first in FLOAT_TYPES else "SymInt"
         places.append(sys.intern(name))
         by_place.append(f"{words} {name}")
     by_name += [f"int? {name}=None" for name in OPTIONS if name in signature.choices]

@@ -15,6 +15,7 @@ from aotmm.problem import (
     FLOAT_TYPES,
     INTEGER_TYPES,
     NO_POINTER,
+    OPTIONS,
     POINTER_CODES,
     POINTER_TYPES,
     in_toml,
@@ -24,10 +25,6 @@ from aotmm.runtime.own import TRAILING, Values
 if TYPE_CHECKING:
     from aotmm.pack.schema import OwnKernel
 
-OPTIONS = (
-    *("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
-    *("launch_pdl", "launch_cooperative_grid"),
-)
 MATRIX = 2  # dimensions
 _MASK = 2**64 - 1
 

@@ -48,7 +48,7 @@ def cluster(
     worker that hangs after its `worker-ttl`.
 
     Args:
-        make: worker factory for each process; it is pickled.
+        factory: worker factory for each process; it is pickled.
         facts: returns facts that must be the same on all workers, beside aotmm itself; it is pickled. `expected` has
             required values.
         gpus: one task at a time for each worker that has the resource GPU=1, none for others.

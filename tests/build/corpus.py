@@ -31,6 +31,7 @@ import tomllib
 
 from aotmm.build import build, gate, link, own
 from aotmm.build import compile as compiling
+from aotmm.build.environment import isolate
 from aotmm.build.own import OwnVariant
 from aotmm.build.own.facts import describe
 from aotmm.build.own.file import Found, kernel_in
@@ -245,7 +246,7 @@ def _plain(value: Any) -> Any:
 
 def _work(pairs: Sequence[tuple[str, str]]) -> None:
     """Print an Outcome in JSON for each pair."""
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), compiling.isolate) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), isolate) as pool:
         for outcome in pool.map(_outcome, pairs):
             print(json.dumps(asdict(outcome)), flush=True)  # noqa: T201 - a command
 

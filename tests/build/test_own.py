@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomllib
@@ -16,6 +20,7 @@ from click.testing import CliRunner
 from aotmm.build import build
 from aotmm.build import compile as compiling
 from aotmm.build.compile import Buildable, Compiled
+from aotmm.build.environment import isolate
 from aotmm.build.gate import mismatches
 from aotmm.build.own import OwnVariant, notes, specialise, variants
 from aotmm.build.own.facts import describe
@@ -149,6 +154,14 @@ def test_texts_are_numbered(own: Callable[..., list[OwnVariant]]) -> None:
         ("cdiv(n, BLOCK)", "cdiv(m, BLOCK)", "m is no integer argument or constexpr; those are: n, BLOCK"),
         ("cdiv(n, BLOCK)", "n / BLOCK", "'n / BLOCK' is not one of integers, arguments"),
         ('"cdiv(n, BLOCK)"', "[1, 2]", r"grid = \[1, 2\]: expected at most 3 texts"),
+        ('"cdiv(n, BLOCK)"', "1", r"grid = 1: expected at most 3 texts"),
+        ("BLOCK = 128", "BLOCK = {value = 128, when = 16}", "when = 16: expected an integer argument"),
+        ("BLOCK = 128", "BLOCK = {valve = 128}", r"BLOCK: \{'valve': 128\}: expected \{value = "),
+        (
+            "[other",
+            "[[scale.specialise]]\nmultiple_of_16 = true\n[other",
+            "specialise: .*: expected lists of arguments",
+        ),
         ("grid =", "gird =", r"\[scale\] has 'gird'; it may have: grid, arguments, options, specialise"),
         ("[scale.arg", "[scale.options]\nwarps = 4\n[scale.arg", r"\[scale.options\] has 'warps'"),
         ("[scale.arg", "[scale.options]\nnum_warps = 'x'\n[scale.arg", "option num_warps = .*: expected integers"),
@@ -498,6 +511,247 @@ def compiled(variant: OwnVariant) -> compiling.Compiled:
     return found
 
 
+VARIOUS = """
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128, "EVEN": True}), triton.Config({"BLOCK": 64})], key=[])
+@triton.jit
+def lacking(x_ptr, BLOCK: tl.constexpr, EVEN: tl.constexpr = False):
+    tl.store(x_ptr, BLOCK)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({})], key=[])
+@triton.jit
+def nothing(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, BLOCK)
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 128}, maxnreg=128)], key=[]
+)
+@triton.jit
+def registers(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, BLOCK)
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 128}, num_warps=8)], key=[])
+@triton.jit
+def warps(x_ptr, BLOCK: tl.constexpr, num_warps: tl.constexpr):
+    tl.store(x_ptr, num_warps)
+
+
+@triton.jit
+def text(x_ptr, KIND: tl.constexpr = "None", OTHER: tl.constexpr = None):
+    tl.store(x_ptr, 1.0 if KIND == "None" else 2.0)
+
+
+@triton.jit
+def type_by_text(x_ptr, KIND: tl.constexpr = "tl.float16"):
+    tl.store(x_ptr, 1.0)
+
+
+@triton.jit
+def like(x_ptr, n, MODE: tl.constexpr):
+    tl.store(x_ptr, n)
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 128})],
+    key=[],
+    prune_configs_by={"early_config_prune": lambda configs, known, **_: configs if known["LIMIT"] > 64 else []},
+)
+@triton.jit
+def pruned(x_ptr, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, LIMIT)
+
+
+@triton.autotune(
+    configs=[triton.Config({"BLOCK": 128})],
+    key=[],
+    prune_configs_by={"early_config_prune": lambda configs, known, **_: [triton.Config({"BLOCK": 32}, num_warps=1)]},
+)
+@triton.jit
+def replaced(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, BLOCK)
+
+
+@triton.jit
+def twice(x, x_type, N: tl.constexpr):
+    tl.store(x, x_type)
+"""
+
+
+def various(name: str, *lines: str) -> str:
+    """A TOML for one of `VARIOUS`."""
+    return "\n".join([f"[{name}.arguments]", 'x_ptr = "*fp32"', *lines, ""])
+
+
+def test_a_condition_needs_no_list(own: Callable[..., list[OwnVariant]]) -> None:
+    """A constexpr with one value may have a condition all the same."""
+    found = own(FACTS.replace("BLOCK = 128", 'BLOCK = {value = 128, when = "n multiple_of 128"}'))
+    assert all("n multiple_of 128" in guards(variant) for variant in found)
+
+
+def test_what_a_config_leaves_out(own: Callable[..., list[OwnVariant]]) -> None:
+    """A constexpr that a config does not set has its default, without one it is an error; an option the compiler's."""
+    found = [{row.name: row.value for row in each.arguments} for each in own(various("lacking"), VARIOUS, "lacking")]
+    assert [(row["BLOCK"], row["EVEN"]) for row in found[::2]] == [("128", "true"), ("64", "false")]
+    with pytest.raises(SpecError, match=r"a config of @triton.autotune, .*, does not set BLOCK, others do"):
+        own(various("nothing"), VARIOUS, "nothing")
+    free, limited = own(various("registers"), VARIOUS, "registers")[::2]
+    assert (free.name, limited.name) == ("registers_maxnregNone_special", "registers_maxnreg128_special")
+    of_free, of_limited = ({option.name: option.value for option in each.chosen} for each in (free, limited))
+    assert of_limited == of_free | {"maxnreg": 128}
+    assert "maxnreg" not in of_free
+
+
+def test_an_option_that_is_a_constexpr_too(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
+    """The warps of a config are the compiler's, as of a JIT; a constexpr in the TOML is none, which a note says."""
+    first, *_ = own(various("warps"), VARIOUS, "warps")
+    assert (first.first_warps, first.arguments[-1].value) == (8, "8")
+    own(
+        FACTS.replace("BLOCK = 128", "BLOCK = 128\nnum_stages = 2"),
+        KERNEL.replace("BLOCK: tl", "num_stages: tl.constexpr, BLOCK: tl"),
+    )
+    said = notes([f"{tmp_path}/1/mine.py:scale"], target("sm80"))
+    assert said == ["scale: num_stages is a constexpr here; what the compiler takes is set under [options]"]
+
+
+def test_texts_that_look_like_something_else(own: Callable[..., list[OwnVariant]]) -> None:
+    """The text "None" of a Python file stays one; a text that names a type is refused."""
+    first, *_ = own(various("text"), VARIOUS, "text")
+    assert specialise(first).constants == {"KIND": "None", "OTHER": None}
+    with pytest.raises(SpecError, match=r"constexpr KIND = .tl\.float16.: the text .tl\.float16. would be read as"):
+        own(various("type_by_text"), VARIOUS, "type_by_text")
+    first, *_ = own(various("like", 'n = "i32"', 'MODE = "n"'), VARIOUS, "like")  # which is an argument's name
+    assert specialise(first).constants == {"MODE": "n"}
+
+
+def test_pruning_may_replace_configs_but_has_to_leave_one(own: Callable[..., list[OwnVariant]]) -> None:
+    """What it returns is built, whatever it was given; a call without a config is an error."""
+    first, *_ = own(various("replaced"), VARIOUS, "replaced")
+    assert (first.arguments[-1].value, first.first_warps) == ("32", 1)
+    assert len(own(various("pruned", "LIMIT = 128"), VARIOUS, "pruned")) == 2
+    with pytest.raises(SpecError, match=r"the pruning of @triton.autotune leaves no config for LIMIT = 32; take"):
+        own(various("pruned", "LIMIT = [128, 32]"), VARIOUS, "pruned")
+
+
+def test_no_value_holds(own: Callable[..., list[OwnVariant]]) -> None:
+    """Values that hold for nothing leave no variant, which is an error."""
+    lines = ('x_ptr = "*fp32"', 'n = ["*fp32", "None"]', 'MODE = [{value = 1, when = ["n is None", "n is not None"]}]')
+    with pytest.raises(SpecError, match="no variant is left"):
+        own("\n".join(["[like.arguments]", *lines]), VARIOUS, "like")
+
+
+def test_names_that_are_one_in_c(own: Callable[..., list[OwnVariant]]) -> None:
+    """The type of a pointer is an argument in C, so no other may have its name."""
+    with pytest.raises(SpecError, match=r"two of its values have one name: x, x.type, x_type, .*; rename an argument"):
+        own('[twice.arguments]\nx = ["*fp32", "*fp16"]\nx_type = "i32"\nN = 1', VARIOUS, "twice")
+
+
+def test_helpers_are_those_beside_the_file(tmp_path: Path) -> None:
+    """Of two files with helpers of one name each has its own, in any order and again."""
+    helped = "import triton\nimport triton.language as tl\nfrom helper import STEP\n\n\n@triton.jit\n"
+    helped += "def {}(x_ptr):\n    tl.store(x_ptr, STEP)\n"
+    for number, name in enumerate(("first", "second")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"import triton.language as tl\n\nSTEP = tl.constexpr({number + 5})\n")
+        (folder / f"{name}.py").write_text(helped.format(name))
+        (folder / f"{name}.toml").write_text(f'[{name}.arguments]\nx_ptr = "*fp32"\n')
+    words = [f"{tmp_path}/{name}/{name}.py:{name}" for name in ("first", "second")]
+    for arch in ("sm80", "sm90", "sm80"):
+        for variant in variants(words, target(arch)):
+            found = specialise(variant).function.fn.__globals__["STEP"].value
+            assert found == {"first": 5, "second": 6}[variant.function]
+
+
+def test_variables_of_the_environment_do_not_matter(
+    own: Callable[..., list[OwnVariant]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file does not see what compiler processes do not see; afterwards they are there again."""
+    monkeypatch.setenv("MY_STEP", "7")
+    text = KERNEL.replace("tl.constexpr(2)", 'tl.constexpr(int(os.environ.get("MY_STEP", "3")))')
+    first, *_ = own(text=f"import os\n{text}")
+    assert specialise(first).function.fn.__globals__["STEP"].value == 3
+    assert os.environ["MY_STEP"] == "7"
+
+
+def test_files_in_other_encodings(tmp_path: Path) -> None:
+    """A file may say its encoding, as Python's files may."""
+    folder = tmp_path / "latin"
+    folder.mkdir()
+    (folder / "mine.py").write_bytes(f"# coding: latin-1\n# caf\xe9\n{KERNEL}".encode("latin-1"))
+    (folder / "mine.toml").write_text(FACTS)
+    assert len(variants([f"{folder}/mine.py:scale"], target("sm80"))) == 2
+
+
+def test_what_is_no_pack_is_not_replaced(tmp_path: Path) -> None:
+    """A folder of the user's own that is called like the arch stays, and so does a file."""
+    folder = tmp_path / "sm80"
+    folder.mkdir()
+    (folder / "mine.py").write_text(KERNEL)
+    (folder / "mine.toml").write_text(FACTS)
+    before = content(tmp_path)
+    with pytest.raises(SpecError, match="sm80 is there, and is no pack, which would replace it; use another --out"):
+        build(("sm80",), tmp_path, kernels=(f"{folder}/mine.py:scale",), jobs=1)
+    assert content(tmp_path) == before
+    (tmp_path / "packs").mkdir()
+    (tmp_path / "packs" / "sm80").write_text("mine")
+    with pytest.raises(SpecError, match="sm80 is there, and is no pack"):
+        build(("sm80",), tmp_path / "packs", kernels=(f"{folder}/mine.py:scale",), jobs=1)
+    assert [each.name for each in (tmp_path / "packs").iterdir()] == ["sm80"]
+
+
+STOPPED = """
+import triton
+import triton.language as tl
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": size}) for size in (32, 64)], key=[])
+@triton.jit
+def two(x_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, at)
+"""
+
+
+def killed(variant: Buildable, _key: str) -> Compiled:
+    """A compiler whose assembler is killed for want of memory."""
+    from triton.backends.nvidia import compiler
+
+    def run(command: list[str], **_options: object) -> None:
+        raise subprocess.CalledProcessError(-signal.SIGKILL, command)
+
+    compiler.subprocess = SimpleNamespace(run=run, CalledProcessError=subprocess.CalledProcessError)
+    return compiling.compile_variant(variant, _key)
+
+
+def test_an_assembler_that_is_killed_ends_the_build(tmp_path: Path) -> None:
+    """That is no refusal of a config of @triton.autotune, which would be dropped."""
+    (tmp_path / "mine.py").write_text(STOPPED)
+    (tmp_path / "mine.toml").write_text('[two.arguments]\nx_ptr = "*i32"\n')
+    with pytest.raises(CompileError, match="two_BLOCK32_special does not compile"):
+        build(("sm80",), tmp_path / "packs", kernels=(f"{tmp_path}/mine.py:two",), jobs=1, compiler=killed)
+
+
+def test_a_pack_does_not_depend_on_other_archs(tmp_path: Path) -> None:
+    """The digest of sources is that of the arch's own, for files whose constexprs follow the device."""
+    text = KERNEL.replace("tl.constexpr(2)", "tl.constexpr(triton.runtime.driver.active.get_current_target().arch)")
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "mine.toml").write_text(FACTS)
+    words = (f"{tmp_path}/mine.py:other", f"{tmp_path}/mine.py:scale")
+    build(("sm80",), tmp_path / "alone", kernels=words, jobs=1)
+    build(("sm80", "sm90"), tmp_path / "both", kernels=words, jobs=1)
+    assert content(tmp_path / "alone" / "sm80") == content(tmp_path / "both" / "sm80")
+    result = CliRunner().invoke(
+        main, ["verify", str(tmp_path / "both" / "sm90"), "--rebuild", *(f"--kernel={each}" for each in words)]
+    )
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize("arch", SHIPPED)
 @own_process
 def test_prints_are_left_out(arch: str) -> None:
@@ -827,7 +1081,7 @@ def test_other_contents_are_not_replaced() -> None:
 @own_process
 def test_images_are_those_of_triton(arch: str) -> None:
     """Every image of the examples has the bytes that `triton.compile` gives for the same signature and options."""
-    compiling.isolate()
+    isolate()
     compiling.prepare()
     import os
     import tempfile

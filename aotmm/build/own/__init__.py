@@ -7,14 +7,13 @@ kernel writes. These rules have the names of those of `products`.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from aotmm.build.own.choices import ALIGNMENT, COMPILED, OwnVariant, notes, variants
-from aotmm.build.own.facts import DESCRIPTOR_TYPE, MAPPED, has_maps, value_of
+from aotmm.build.own.facts import DESCRIPTOR_TYPE, MAPPED, has_maps, value_in
 from aotmm.build.own.file import kernel_in
 from aotmm.build.own.writes import written
 from aotmm.errors import CompileError
@@ -56,7 +55,7 @@ def specialise(variant: OwnVariant) -> Specialisation:
     descriptors = {}
     for row in variant.arguments:
         if row.type in COMPILED:
-            constants[row.name] = value_of(json.loads(row.value))
+            constants[row.name] = value_in(row.value)
         elif match := DESCRIPTOR_TYPE.fullmatch(row.type):
             descriptors[row.name] = Descriptor(
                 value=row.name,

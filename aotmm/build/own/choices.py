@@ -23,6 +23,7 @@ from aotmm.problem import (
     INTEGER_TYPES,
     MAX_QUANTITIES,
     NO_POINTER,
+    OPTIONS,
     POINTER_CODES,
 )
 from aotmm.target import Target
@@ -135,11 +136,12 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
             constants |= {key: value for key, value in early.items() if key in facts.params}
             for tuned in facts.tuned_for(types, constants):
                 for options_ in facts.options():
-                    whole = constants | tuned
+                    whole = constants | facts.defaults(tuned) | tuned
                     kept = {key: value for key, value in whole.items() if key in facts.params}
-                    whole |= facts.derived(types, kept)
-                    chosen = {key: int(whole[key]) for key in whole if key not in facts.params} | options_
-                    kept = {key: value for key, value in whole.items() if key in facts.params}
+                    computed = facts.derived(types, kept)
+                    # A JIT passes these to its compiler too, where the function has a constexpr of that name.
+                    chosen = {key: int(value) for key, value in (tuned | computed).items() if key in OPTIONS} | options_
+                    kept |= {key: value for key, value in computed.items() if key in facts.params}
                     yield _Choice({name: facts.resolved(type_, kept) for name, type_ in types.items()}, kept, chosen)
 
 
@@ -147,6 +149,8 @@ def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
     found = kernel_in(path, name, target)
     facts = Facts(path, name, found, target)
     choices = list(_choices(facts))
+    if not choices:
+        raise facts.error("no variant is left: what its values hold for contradicts itself; see `when` in its TOML")
     codes = _codes(facts, choices)
     quantities = _quantities(facts, codes)
     tuned = {key for config in facts.tuned for key in config}
@@ -204,8 +208,8 @@ def _codes(facts: Facts, choices: list[_Choice]) -> _Codes:
             codes[f"{name}.type"] = {json.dumps(each): POINTER_CODES.index(each) for each in types}
         elif types[0] in COMPILED:
             codes[name] = _numbered([choice.constants[name] for choice in choices])
-    for name in dict.fromkeys(key for choice in choices for key in choice.options):
-        codes[name] = _numbered([choice.options[name] for choice in choices if name in choice.options])
+    for name in dict.fromkeys(key for choice in choices for key in choice.options if key not in facts.types):
+        codes[name] = _numbered([choice.options.get(name) for choice in choices])
     return {name: row for name, row in codes.items() if len(row) > 1}
 
 
@@ -227,7 +231,7 @@ def _quantities(facts: Facts, codes: _Codes) -> tuple[str, ...]:
             found.append(f"{name}.type")
     found += [name for name in codes if name not in found]
     found += TRAILING
-    if len({name.replace(".", "__") for name in found}) < len(found):
+    if any(len({name.replace(".", gap) for name in found}) < len(found) for gap in ("_", "__")):  # as C names them
         raise facts.error(f"two of its values have one name: {', '.join(found)}; rename an argument")
     if len(found) > MAX_QUANTITIES:
         raise facts.error(f"a launch would have {len(found)} values, {MAX_QUANTITIES} are possible; list fewer types")
@@ -240,7 +244,7 @@ def _guards(
     """Yield the guards of a variant: first what was chosen, then ranges of integers, then hints."""
     for name, row in codes.items():
         argument = name.removesuffix(".type")
-        value = choice.types[argument] if argument != name else {**choice.constants, **choice.options}.get(name)
+        value = choice.types[argument] if argument != name else {**choice.options, **choice.constants}.get(name)
         text = text_of(value)
         if text in row:
             yield Guard(name, "equals", row[text])
@@ -277,8 +281,8 @@ def _label(function: str, choice: _Choice, codes: Iterable[str], kind: str) -> s
         argument = name.removesuffix(".type")
         if argument != name:
             parts.append(choice.types[argument].lstrip("*"))
-        elif name in choice.constants or name in choice.options:
-            parts.append(f"{name}{({**choice.constants, **choice.options})[name]}")
+        else:
+            parts.append(f"{name}{({**choice.options, **choice.constants}).get(name)}")
     return re.sub(r"[^A-Za-z0-9_.]", "_", "_".join([*parts, kind]))
 
 

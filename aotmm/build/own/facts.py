@@ -11,6 +11,8 @@ import itertools
 import json
 import re
 import sys
+import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from aotmm.problem import (
     INTEGER_TYPES,
     MAX_SIZES,
     NO_POINTER,
+    OPTIONS,
     POINTER_CODES,
     RELATIONS,
     TENSOR_MAP_TYPES,
@@ -42,10 +45,6 @@ else:
 WARPS = 4  # of Triton's backends by default
 DESCRIPTOR_TYPE = re.compile(rf"{DESCRIPTOR}(\w+)\[([^,\]]+),([^,\]]+)\]>")
 MAPPED = {row.triton: name for name, row in DTYPES.items() if name in TENSOR_MAP_TYPES and name != "tf32"}
-_OPTIONS = (
-    *("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
-    *("launch_pdl", "launch_cooperative_grid"),
-)
 _KEYS = ("grid", "arguments", "options", "specialise", "license")
 _LICENSE_LINE = re.compile(rf"^#\s*SPDX-License-Identifier:\s*({LICENSE}?)\s*$", re.MULTILINE)
 _HINTS = ("multiple_of_16", "equal_to_1")
@@ -86,9 +85,12 @@ def describe(words: str, target: Target) -> str:
 def _described_default(name: str, default: Any) -> str:
     """Return a comment with the default of a constexpr, as a TOML would have it."""
     try:
-        return f"# {name} = {in_toml(text_of(default))}  # its default"
+        text = text_of(default)
     except TypeError:
         return f"# {name}: {default!r} by default, which a pack cannot have"
+    if default == NO_POINTER:
+        return f"# {name}: the text {text} by default, which means None in a TOML"
+    return f"# {name} = {in_toml(text)}  # its default"
 
 
 def _annotated(param: Any) -> str:
@@ -124,14 +126,16 @@ class Facts:
         table = _table(self.where, name, path)
         self._known(table, _KEYS, f"[{name}]")
         self.given = self._part(table, "arguments", tuple(self.params))
-        self.given_options = self._part(table, "options", _OPTIONS)
+        self.given_options = self._part(table, "options", OPTIONS)
         self.hints = table.get("specialise")
-        lines = _LICENSE_LINE.findall(path.read_text(encoding="utf-8"))
+        with tokenize.open(path) as file:
+            lines = _LICENSE_LINE.findall(file.read())
         self.license = table.get("license", "".join(lines[:1]))
         if not isinstance(self.license, str) or not re.fullmatch(LICENSE, self.license):
             raise self.error(f'license = {self.license!r}: expected the name of one, as license = "Apache-2.0"')
         expressions = table.get("grid", [])
-        self.grid = tuple([expressions] if isinstance(expressions, str) else expressions)
+        rows = [expressions] if isinstance(expressions, str) else expressions
+        self.grid = tuple(rows) if isinstance(rows, list) else (rows,)
         if not all(isinstance(each, str) for each in self.grid) or len(self.grid) > _AXES:
             raise self.error(f"grid = {expressions!r}: expected at most {_AXES} texts, the blocks along x, y and z")
 
@@ -218,7 +222,7 @@ class Facts:
     def computed(self) -> tuple[str, ...]:
         """Return the constexprs and options of @triton.heuristics, but those whose values the TOML says instead."""
         for name in self.found.heuristics:
-            if name not in self.params and name not in _OPTIONS:
+            if name not in self.params and name not in OPTIONS:
                 raise self.error(f"@triton.heuristics sets {name}, which is no argument and no option")
         return tuple(name for name in self.found.heuristics if name not in (*self.given, *self.given_options))
 
@@ -261,24 +265,52 @@ class Facts:
     def like(self, name: str) -> str:
         """Return the argument that says the types of `name`: itself, or the one that its TOML names instead."""
         other = self.given.get(name)
-        return other if isinstance(other, str) and other in self.params else name
+        if self.params[name].is_constexpr or not isinstance(other, str):
+            return name
+        return other if other in self.params else name
 
     @functools.cached_property
     def tuned(self) -> list[dict[str, Any]]:
         """Return what each config of @triton.autotune chooses: constexprs and options; [{}] without one."""
-        configs = [_chosen_by(config) for config in self.found.configs]
-        for config in configs:
+        return self._checked(self.found.configs) or [{}]
+
+    def _checked(self, configs: Iterable[Any]) -> list[dict[str, Any]]:
+        """Return what configs of @triton.autotune choose. Raises SpecError if that cannot be chosen."""
+        found = [_chosen_by(config) for config in configs]
+        for config in found:
             for key in config:
-                if key not in self.params and key not in _OPTIONS:
+                if key not in self.params and key not in OPTIONS:
                     raise self.error(f"@triton.autotune sets {key}, which is no argument and no option")
                 if key in self.given or key in self.given_options:
                     raise self.error(f"{key} is set here and by @triton.autotune; take it out of {self.where.name}")
+                if key in self.params:
+                    self._text(key, config[key])
             self._check_options(config)
-        return configs or [{}]
+        return found
+
+    def defaults(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the defaults of constexprs that other configs of @triton.autotune set and this one does not.
+
+        Raises:
+            SpecError: one has no default.
+        """
+        names = [name for name in dict.fromkeys(itertools.chain(*self.tuned)) if name in self.params]
+        lacking = [self.params[name] for name in names if name not in config]
+        for param in lacking:
+            if not param.has_default:
+                raise self.error(f"a config of @triton.autotune, {config}, does not set {param.name}, others do")
+        return {param.name: _plain(param.default) for param in lacking}
 
     def tuned_for(self, types: dict[str, str], constants: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return those of `tuned` that the file's pruning keeps; all, if it asks for what only a launch knows."""
+        """Return the configs that the file's pruning leaves of `tuned`; all, if it asks for what only a launch knows.
+
+        Raises:
+            SpecError: it leaves none.
+        """
         configs, _ = self._pruned(types, constants)
+        if not configs:
+            values = ", ".join(f"{name} = {value!r}" for name, value in constants.items())
+            raise self.error(f"the pruning of @triton.autotune leaves no config for {values}; take these values out")
         return configs
 
     def _pruned(self, types: dict[str, str], constants: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
@@ -287,12 +319,12 @@ class Facts:
             return self.tuned, ""
         known = self._known_of(types, constants)
         try:
-            kept = [_chosen_by(config) for config in self.found.prune(list(self.found.configs), known, **constants)]
+            kept = list(self.found.prune(list(self.found.configs), known, **constants))
         except _AskedError as error:
             return self.tuned, str(error)
         except Exception as error:  # noqa: BLE001 - of another author's function
             return self.tuned, f"{type(error).__name__}: {error}"
-        return [config for config in self.tuned if config in kept], ""
+        return self._checked(kept), ""
 
     def _known_of(self, types: dict[str, str], constants: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call as far as they are known: constexprs, and None."""
@@ -305,6 +337,8 @@ class Facts:
         _, unknown = self._pruned(types, {name: row[0] for name, row in self.values.items()})
         if unknown:
             found.append(f"its configs are not pruned, which needs a launch ({unknown})")
+        both = [name for name in self.given if name in OPTIONS and name not in self.given_options]
+        found += [f"{name} is a constexpr here; what the compiler takes is set under [options]" for name in both]
         if any(config.pre_hook is not None for config in self.found.configs):
             found.append("a pre_hook of its configs is not run before launches")
         return [f"{self.name}: {words}" for words in found]
@@ -329,9 +363,7 @@ class Facts:
     def _values(self, name: str) -> tuple[Any, ...]:
         param = self.params[name]
         if name in self.given:
-            found = self.given[name]
-            rows = found if isinstance(found, list) else [found]
-            chosen = tuple(value_of(row.get("value") if isinstance(row, dict) else row) for row in rows)
+            chosen = tuple(value_of(row.get("value") if isinstance(row, dict) else row) for row in self._rows(name))
         elif param.has_default:
             chosen = (_plain(param.default),)
         else:
@@ -341,7 +373,7 @@ class Facts:
             each is None or isinstance(each, bool | int | float | str) or _is_dtype(each) for each in chosen
         ):
             raise self.error(f'constexpr {name} = {list(chosen)}: expected numbers, texts, true, false or "None"')
-        texts = [in_toml(text_of(each)) for each in chosen]
+        texts = [in_toml(self._text(name, each)) for each in chosen]
         if len(set(texts)) < len(texts):
             raise self.error(
                 f"constexpr {name} = [{', '.join(texts)}] has a value twice; each gives a variant, and tuples as "
@@ -349,24 +381,32 @@ class Facts:
             )
         return chosen
 
+    def _text(self, name: str, value: Any) -> str:
+        """Return a constexpr's value as the manifest has it. Raises SpecError if that has no such value."""
+        try:
+            return text_of(value)
+        except TypeError as error:
+            raise self.error(f"constexpr {name} = {value!r}: {error}") from error
+
+    def _rows(self, name: str) -> list[Any]:
+        """Return the values that the TOML lists of a constexpr; one alone needs no list."""
+        found = self.given.get(name, [])
+        return found if isinstance(found, list) else [found]
+
     @functools.cached_property
     def conditions(self) -> dict[str, dict[str, tuple[str, ...]]]:
         """Return by constexpr that launches choose, and by its values' texts, what each value holds for."""
         found: dict[str, dict[str, tuple[str, ...]]] = {}
         for name in self.params:
-            rows = self.given.get(name)
-            if (
-                not self.params[name].is_constexpr
-                or not isinstance(rows, list)
-                or not any(isinstance(r, dict) for r in rows)
-            ):
+            rows = self._rows(name)
+            if not self.params[name].is_constexpr or not any(isinstance(row, dict) for row in rows):
                 continue
             found[name] = {}
             for row in rows:
                 if not isinstance(row, dict) or not {"value"} <= set(row) <= {"value", "when"}:
                     raise self.error(f'constexpr {name}: {row!r}: expected {{value = ..., when = "n multiple_of 16"}}')
                 when = row.get("when", [])
-                found[name][text_of(value_of(row["value"]))] = (when,) if isinstance(when, str) else tuple(when)
+                found[name][text_of(value_of(row["value"]))] = tuple(when) if isinstance(when, list) else (when,)
         return found
 
     def is_possible(self, types: dict[str, str], constants: dict[str, Any]) -> bool:
@@ -442,7 +482,10 @@ class Facts:
         found = []
         for row in rows:
             self._known(row, _HINTS, f"[[{self.name}.specialise]]")
-            aligned, ones = (tuple(row.get(key, ())) for key in _HINTS)
+            lists = [row.get(key, []) for key in _HINTS]
+            if not all(isinstance(each, list) for each in lists):
+                raise self.error(f"specialise: {row!r}: expected lists of arguments")
+            aligned, ones = map(tuple, lists)
             for name in (*aligned, *ones):
                 if name not in able or (name in ones and _is_pointer(self.types[name])):
                     raise self.error(f"specialise: {name!r} cannot have this hint; pointers and integers can: {able}")
@@ -479,11 +522,19 @@ def _is_dtype(value: Any) -> bool:
 
 
 def value_of(value: Any) -> Any:
-    """Return a constexpr as Triton has it: "tl.float16" is a type, and "None" is None."""
+    """Return a constexpr of a TOML as Triton has it: "tl.float16" is a type, and "None" is None."""
+    return None if value == NO_POINTER else _typed(value)
+
+
+def value_in(text: str) -> Any:
+    """Return the constexpr that `text_of` gave `text` for."""
+    return _typed(json.loads(text))
+
+
+def _typed(value: Any) -> Any:
+    """Return the type that a text like "tl.float16" names, or the value itself."""
     import triton.language
 
-    if value == NO_POINTER:
-        return None
     if isinstance(value, str) and value.startswith(_DTYPE):
         found = getattr(triton.language, value.removeprefix(_DTYPE), None)
         return found if _is_dtype(found) else value
@@ -491,10 +542,16 @@ def value_of(value: Any) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """Return a constexpr as the manifest and the TOML have it: JSON, with types by their names in Triton."""
+    """Return a constexpr as the manifest has it: JSON, with types by their names in Triton.
+
+    Raises:
+        TypeError: JSON has no such value, or it is a text that names a type.
+    """
     import triton.language
 
-    if _is_dtype(value):
+    if _is_dtype(_typed(value)):
+        if isinstance(value, str):
+            raise TypeError(f"the text {value!r} would be read as a type")
         value = _DTYPE + next(name for name, each in vars(triton.language).items() if each is value)
     return json.dumps(value)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from aotmm.build.environment import isolated
 from aotmm.errors import SpecError
 from aotmm.target import Target
 
@@ -57,6 +58,7 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
         SpecError: there is no such file, it cannot be imported, or has no such kernel.
     """
     module = _imported(path, target).module
+    _use((target, _module_name(path)[0]))
     found: Any = getattr(module, name, None)
     configs: list[Any] = []
     key: list[str] = []
@@ -108,30 +110,35 @@ class _Imported(NamedTuple):
     asked: tuple[str, ...]
 
 
-# Top-level modules of users' own that were imported, and the target that they were imported for.
-_mine: dict[str, Target] = {}
+_Place = tuple[Target, Path]
+# Modules of users' own by their names, by the target that they were imported for and the folder that they came from.
+_mine: dict[_Place, dict[str, Any]] = {}
 
 
 @functools.cache
 def _imported(path: Path, target: Target) -> _Imported:
-    """Return the module in `path`, imported for `target`; modules from its folder are not those of another target.
+    """Return the module in `path`, imported for `target`; its folder's modules are of no other target and folder.
 
-    A file that torch refuses, because it knows no GPU here, is imported as on a machine without one.
+    A file that torch refuses, because it knows no GPU here, is imported as on a machine without one. It sees no
+    variables of the environment that compilers do not see, because what a pack has must not depend on them.
     """
     if not path.is_file():
         raise SpecError(f"{path} is not a file")
-    _forget(*(name for name, of in _mine.items() if of != target))
+    place = target, _module_name(path)[0]
+    _use(place)
     try:
         try:
-            with _asking_torch() as asked:
+            with isolated(), _asking_torch() as asked:
                 return _Imported(_module(path, target, _answers(target)), tuple(asked))
         except ModuleNotFoundError:
             raise
         except Exception:
             if not asked:
                 raise
-            _forget(*_mine)
-            return _Imported(_module(path, target, _NoGpu()), tuple(asked))
+            _use(None)
+            _mine.pop(place, None)
+            with isolated():
+                return _Imported(_module(path, target, _NoGpu()), tuple(asked))
     except ModuleNotFoundError as error:
         raise SpecError(
             f"{path} imports {error.name}, which is not installed here; install it beside Triton in this environment"
@@ -165,7 +172,8 @@ def _module(path: Path, target: Target, active: Any) -> Any:
         driver._active = before  # noqa: SLF001
         fresh = {name.partition(".")[0] for name in set(sys.modules) - others}
         wanted = {own_module.partition(".")[0]} if "." in own_module else {n for n in fresh if _is_in(root, n)}
-        _mine.update(dict.fromkeys(wanted & fresh, target))
+        mine = {name: each for name, each in sys.modules.items() if name.partition(".")[0] in wanted & fresh}
+        _mine.setdefault((target, root), {}).update(mine)
 
 
 def _is_in(folder: Path, name: str) -> bool:
@@ -175,12 +183,12 @@ def _is_in(folder: Path, name: str) -> bool:
     return any(Path(place).parent in (folder, folder / name) for place in places if place)
 
 
-def _forget(*names: str) -> None:
-    """Let these top-level modules, and all in them, be imported again."""
-    for name in names:
-        del _mine[name]
-        for known in [known for known in sys.modules if known.partition(".")[0] == name]:
-            del sys.modules[known]
+def _use(place: _Place | None) -> None:
+    """Let users' own modules be those of one target and folder: others of the same names are imported again."""
+    for other in _mine.values():
+        for name in other:
+            sys.modules.pop(name, None)
+    sys.modules.update(_mine.get(place, {}) if place else {})
 
 
 @contextmanager

@@ -15,7 +15,7 @@ _DERIVING = re.compile(
 )
 # Operations that read memory; their results are what lay there.
 _READING = re.compile(r"tt\.(load|gather|descriptor_load|descriptor_gather)\b|\S*(global_to_local|prefetch)\b")
-_STORES = ("tt.store", "tt.atomic_rmw", "tt.atomic_cas")
+_PLACES = ("!tt.ptr<", "!tt.tensordesc<")  # types of operands that may say where to write
 # To blocks that have values of their own, which are not followed.
 _JUMPS = ("cf.br", "cf.cond_br", "scf.condition")
 _VALUE = re.compile(r"%[\w$.-]+")
@@ -72,13 +72,15 @@ def _pass(lines: Sequence[str], parameters: dict[str, _Roots], carried: dict[str
             closed = owners.pop()
             key = closed if code.endswith("{") else key  # another region of the same operation
         if match:
-            operation, of = match[2], roots(_VALUE.findall(code[match.end() :]))
+            operands = _VALUE.findall(code[match.end() :])
+            operation, of = match[2], roots(operands)
             if operation == "scf.yield":
                 carried[owners[-1]] = carried.get(owners[-1], frozenset()) | of
             elif of and operation in _JUMPS:
                 found.add(_UNKNOWN)
             elif not _DERIVING.match(operation) and not _READING.match(operation):
-                found |= of or ({_UNKNOWN} if operation in _STORES else set())
+                somewhere = bool(operands) and any(place in code for place in _PLACES)
+                found |= of or ({_UNKNOWN} if somewhere else set())
             whole = frozenset() if _READING.match(operation) else of | carried.get(key, frozenset())
             scopes[-1] |= dict.fromkeys(_VALUE.findall(match[1] or ""), whole)
         if code.endswith("{"):

@@ -41,7 +41,17 @@ def found(*lines: str) -> tuple[str, ...]:
         # doubt: an unknown operation, a call, a pointer out of memory, a jump with a pointer
         (("%0 = tt.extern_elementwise %a {x = 1} : x",), "A"),
         (("tt.call @g(%a, %b) : x",), "AB"),
-        (("%0 = tt.load %a : x", "%1 = tt.int_to_ptr %0 : x", "tt.store %1, %n : x"), "ABC"),
+        (("%0 = tt.load %a : x", "%1 = tt.int_to_ptr %0 : x", "tt.store %1, %n : !tt.ptr<f16>"), "ABC"),
+        (
+            (
+                "%0 = tt.load %a : x",
+                "%1 = tt.int_to_ptr %0 : i64 -> !tt.ptr<f16>",
+                "%2 = tt.make_tensor_descriptor %1, [%n], [%n] : !tt.ptr<f16>, !tt.tensordesc<16xf16>",
+                "%3 = arith.addi %n, %n : i32",
+                "tt.descriptor_store %2[%n], %3 : !tt.tensordesc<16xf16>, tensor<16xf16>",
+            ),
+            "ABC",
+        ),
         (("cf.br ^bb1(%a : x)",), "ABC"),
     ],
 )
