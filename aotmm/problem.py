@@ -208,8 +208,9 @@ OPTIONS = (
     *("num_warps", "num_stages", "num_ctas", "maxnreg", "waves_per_eu", "matrix_instr_nonkdim", "kpack"),
     *("launch_pdl", "launch_cooperative_grid"),
 )
-# What Triton kernels may call and no kernel of a pack does.
-LEFT_OUT = ("device_print", "device_assert")
+# What Triton kernels may call and no kernel of a pack does; and what a JIT does before launches and a pack does not.
+COMPILED_OUT = ("device_print", "device_assert")
+LEFT_OUT = (*COMPILED_OUT, "pre_hook", "early_config_prune")
 
 
 def in_toml(value: str) -> str:

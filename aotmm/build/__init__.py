@@ -30,7 +30,8 @@ from aotmm.pack.decode import MAX_ITEMS
 from aotmm.pack.files import in_checkout
 from aotmm.pack.manifest import FORMAT, File, Manifest, Provenance, Span
 from aotmm.pack.schema import AnyKernel, Kernel, OwnKernel
-from aotmm.target import HOSTS, Target, host, target, targets
+from aotmm.problem import COMPILED_OUT
+from aotmm.target import COMPILED, HOSTS, Target, host, target, targets
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool, completed, local
 
@@ -127,6 +128,7 @@ class _Content:
         sources: digest of the kernels' sources.
         variants: the kernels to compile, by arch.
         core: the files of `native` that their launcher is linked from.
+        status: what was done with kernels of an arch, one of `STATUSES`.
         render: returns launcher.c and launcher.h of compiled kernels.
         tuning: returns what provenance says of the tables of an arch.
         notes: what authors should know of the files of an arch.
@@ -134,6 +136,7 @@ class _Content:
 
     name: str
     sources: Mapping[str, str]
+    status: Callable[[Target], str]
     variants: Mapping[str, Sequence[Buildable]]
     core: tuple[str, ...]
     render: Callable[[Target, tuple[Any, ...]], tuple[str, str]]
@@ -154,6 +157,7 @@ def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> 
     return _Content(
         name=chosen.name,
         sources=dict.fromkeys(work, products.kernel_sources()),
+        status=lambda row: row.status,
         variants=work,
         core=link.LAUNCH_CORE,
         render=lambda row, kernels: (
@@ -174,6 +178,7 @@ def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
     sources = {arch: "".join(sorted({variant.sources for variant in found})) for arch, found in work.items()}
     return _Content(
         name=", ".join(dict.fromkeys(f"{v.source}:{v.function}" for v in work[rows[0].name])),
+        status=lambda _row: COMPILED,  # nobody ran them yet
         sources={arch: hashlib.sha256(text.encode()).hexdigest() for arch, text in sources.items()},
         variants=work,
         core=link.OWN_CORE,
@@ -244,7 +249,7 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
         tuning=content.tuning(row),
         line_info=False,
         fp_fusion=compiling.FP_FUSION,
-        status=row.status,
+        status=content.status(row),
     )
     linked = previous is None or (previous.library_key, previous.provenance, previous.every) != (
         library_key,
@@ -297,7 +302,8 @@ def _check_cases(row: Target, wanted: Sequence[Buildable], dropped: Mapping[str,
 
 def _left_out(kernels: tuple[AnyKernel, ...]) -> Iterator[str]:
     """Yield a note for each function whose kernels lack what its source calls."""
-    found = dict.fromkeys((each.function, each.left_out) for each in kernels if isinstance(each, OwnKernel))
+    own_kernels = [each for each in kernels if isinstance(each, OwnKernel)]
+    found = dict.fromkeys((k.function, tuple(c for c in k.left_out if c in COMPILED_OUT)) for k in own_kernels)
     yield from (f"{name}: {' and '.join(calls)} are compiled out" for name, calls in found if calls)
 
 

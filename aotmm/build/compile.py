@@ -24,7 +24,7 @@ from aotmm.build.parameters import parameters, resources
 from aotmm.errors import CompileError, build_extra_missing
 from aotmm.kernels import Specialisation, Variant
 from aotmm.pack.schema import WHOLE, Image
-from aotmm.problem import LEFT_OUT
+from aotmm.problem import COMPILED_OUT
 from aotmm.target import Target
 
 FP_FUSION = True  # Triton's default up to 3.9; 3.10 changes it
@@ -265,7 +265,7 @@ def _without_prints() -> Iterator[set[str]]:
     from triton.language.semantic import TritonSemantic
 
     found: set[str] = set()
-    before = {name: getattr(TritonSemantic, name) for name in LEFT_OUT}
+    before = {name: getattr(TritonSemantic, name) for name in COMPILED_OUT}
 
     def leave_out(name: str) -> Callable[..., None]:
         def called(*_arguments: Any, **_named: Any) -> None:
@@ -274,7 +274,7 @@ def _without_prints() -> Iterator[set[str]]:
 
         return called
 
-    for name in LEFT_OUT:
+    for name in COMPILED_OUT:
         setattr(TritonSemantic, name, leave_out(name))
     try:
         yield found

@@ -381,7 +381,8 @@ def _c_arguments(members: Sequence[OwnKernel]) -> dict[str, Any]:
             comments.append(f"{c_name}: {', '.join(types)}")
         first = next(iter(types), "")
         if not part and (first in POINTER_CODES or first.startswith(DESCRIPTOR)):
-            arguments.append(f"const void *{c_name}")
+            writes = any(argument in kernel.writes for kernel in members)
+            arguments.append(f"void *{c_name}" if writes else f"const void *{c_name}")
             values.append(f"(int64_t)(intptr_t){c_name}")
         elif not part and first in FLOAT_TYPES:
             arguments.append(f"{'float' if first == 'fp32' else 'double'} {c_name}")

@@ -140,7 +140,7 @@ def _describe(kernels: tuple[str, ...], archs: tuple[str, ...]) -> None:
         raise click.UsageError("--describe is for --kernel FILE.py:NAME")
     with needs_build_extra():
         from aotmm.build.compile import toolchain
-        from aotmm.build.own.facts import describe
+        from aotmm.build.own.describe import describe
     toolchain()  # says so if there is no Triton
     (row, *_) = targets(archs or ("sm80",))
     click.echo("\n".join(describe(words, row) for words in kernels), nl=False)

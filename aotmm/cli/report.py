@@ -72,9 +72,14 @@ def build_text(reports: Sequence[Report]) -> str:
             for row in reports
         ],
     )
-    dropped = [(row.arch, name, reason.splitlines()[-1]) for row in reports for name, reason in row.dropped]
+    dropped = [(row.arch, name, _last_words(reason)) for row in reports for name, reason in row.dropped]
     notes = [f"\n{row.arch}: {words}" for row in reports for words in row.notes]
     return text + ("\n\n" + table(("arch", "dropped", "why"), dropped) if dropped else "") + "".join(notes)
+
+
+def _last_words(reason: str) -> str:
+    """Return the last line of a reason that has words; below it Triton may point at a part of it."""
+    return next((line.strip() for line in reversed(reason.splitlines()) if re.search(r"\w", line)), reason)
 
 
 def list_text(
@@ -196,6 +201,7 @@ def _of_function(kernel: OwnKernel) -> list[tuple[str, str]]:
         ("grid", f"({', '.join(kernel.grid)})" if kernel.grid else "the caller's"),
         ("may write", ", ".join(kernel.writes) or "nothing"),
         ("measured by", ", ".join(kernel.sizes) or "types and constexprs alone"),
+        ("left out", ", ".join(kernel.left_out) or "nothing"),
         ("licence", kernel.license or "not stated"),
     ]
 

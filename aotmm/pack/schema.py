@@ -191,7 +191,7 @@ class AnyKernel:
 
     name: str
     source: str
-    symbol: str
+    symbol: Annotated[str, r"[A-Za-z_.$][\w.$]*"]
     threads: int
     shared_bytes: int
     registers: int
@@ -291,7 +291,7 @@ class OwnKernel(AnyKernel):
         license: of its source, as the author states it; "" if that does not.
         writes: arguments through which it may write: for torch's op.
         sizes: integer arguments that measured choices among variants go by: those that @triton.autotune names as key.
-        left_out: what its source calls and the image lacks (`problem.LEFT_OUT`).
+        left_out: what its source calls and the image lacks, or a JIT does before launches (`problem.LEFT_OUT`).
     """
 
     function: str

@@ -40,7 +40,7 @@ def changed(path: Path, change: Callable[[dict[str, bytes]], object]) -> dict[st
     change(files)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            archive.writestr(zipfile.ZipInfo(name), data)  # which may have no name
     return found(path)
 
 
@@ -60,8 +60,9 @@ def test_whole(whole: Path) -> None:
         (lambda files: files.update({LIBRARY: files[LIBRARY] + b"\n"}), f"{LIBRARY} was altered"),
         (lambda files: files.pop("packs/sm80/launcher.c"), "packs/sm80/launcher.c is missing"),
         (lambda files: files.update({"more.py": b""}), f"{RECORD} does not list more.py"),
-        (lambda files: files.update({"../more.py": b""}), "../more.py leads out of it"),
-        (lambda files: files.update({"/etc/more": b""}), "/etc/more leads out of it"),
+        (lambda files: files.update({"../more.py": b""}), "'../more.py' leads out of it"),
+        (lambda files: files.update({"/etc/more": b""}), "'/etc/more' leads out of it"),
+        (lambda files: files.update({"": b""}), "'' leads out of it"),
         (lambda files: files.pop(RECORD), "0 files RECORD, expected one"),
         (lambda files: files.update({"other-1.dist-info/RECORD": b""}), "2 files RECORD, expected one"),
         (lambda files: files.update({RECORD: b"\xff"}), "cannot be read"),
@@ -72,7 +73,7 @@ def test_whole(whole: Path) -> None:
         (replaced(RECORD, b"sha256=", b"md5="), "was altered"),
         (replaced(RECORD, b"sha256=", b""), "was altered"),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_wrong_list(whole: Path, change: Callable[[dict[str, bytes]], object], words: str) -> None:
     """Whatever is not what the wheel's own list says is told."""

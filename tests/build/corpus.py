@@ -33,7 +33,7 @@ from aotmm.build import build, gate, link, own
 from aotmm.build import compile as compiling
 from aotmm.build.environment import isolate
 from aotmm.build.own import OwnVariant
-from aotmm.build.own.facts import describe
+from aotmm.build.own.describe import describe
 from aotmm.build.own.file import Found, kernel_in
 from aotmm.errors import AotmmError
 from aotmm.target import Target, target

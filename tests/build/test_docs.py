@@ -1,4 +1,4 @@
-"""What README.md says works as it says."""
+"""What README.md and docs/experts.md say works as they say."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from aotmm.target import TARGETS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+EXPERTS = (ROOT / "docs" / "experts.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, text: str = README) -> list[str]:
     """The fenced blocks of one language, in order."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def commands(tool: str) -> list[str]:
@@ -29,8 +30,9 @@ def commands(tool: str) -> list[str]:
 
 
 def test_snippets_are_the_examples() -> None:
-    """The snippets are the examples, each of which the gpu ring runs; the first is `lib.matmul`."""
+    """README's snippets are the examples, each of which the gpu ring runs; the experts' is in docs/experts.md."""
     examples = {path.name: path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    assert examples.pop("experts.py") in blocks("python", EXPERTS)
     assert sorted(blocks("python")) == sorted(examples.values())
     assert blocks("python")[0] == examples["matmul.py"]
 

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from aotmm.build.compile import Buildable, Compiled
 from aotmm.build.environment import isolate
 from aotmm.build.gate import mismatches
 from aotmm.build.own import OwnVariant, notes, specialise, variants
-from aotmm.build.own.facts import describe
+from aotmm.build.own.describe import describe
 from aotmm.build.render import arranged, own_source
 from aotmm.cli import main
 from aotmm.cli.report import build_text as report_text
@@ -214,7 +215,8 @@ def test_wrong_files(text: str, words: str, own: Callable[..., list[OwnVariant]]
     [
         (("mine.py",), "expected FILE.py:NAME"),
         (("nowhere/mine.py:scale",), "mine.py is not a file"),
-        ((f"{EXAMPLES}/add.py:add_kernel",) * 2, "two functions are called add_kernel"),
+        ((f"{EXAMPLES}/add.py:add_kernel",) * 2, "--kernel .*add.py:add_kernel is given twice"),
+        ((f"{EXAMPLES}/add.py:add_kernel", "other/add.py:add_kernel"), "two functions are called add_kernel"),
     ],
 )
 def test_wrong_words(words: tuple[str, ...], message: str) -> None:
@@ -426,7 +428,7 @@ def test_what_is_described(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CHOICES)
     text = describe(f"{tmp_path}/mine.py:defaults", target("sm80"))
     assert tomllib.loads(text)["defaults"]["arguments"]["stride_scale"] == "i32"
-    assert tomllib.loads(text)["defaults"]["arguments"]["USE_IT"] == [True, False]
+    assert tomllib.loads(text)["defaults"]["arguments"]["USE_IT"] is True
     assert "# flag: i1, by its annotation" in text
     assert "# BLOCK = 128  # its default" in text
     assert '# NONE = "None"  # its default' in text
@@ -752,6 +754,138 @@ def test_a_pack_does_not_depend_on_other_archs(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+LAUNCHING = """
+import torch
+import triton
+import triton.language as tl
+
+STEP = tl.constexpr(3)
+
+
+@triton.jit
+def scale(x_ptr, n, factor: tl.float32, BLOCK: tl.constexpr, TWICE: tl.constexpr = True):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, STEP, mask=at < n)
+
+
+x = torch.ones(98432, device=triton.runtime.driver.active.get_active_torch_device())
+scale[(1,)](x, 98432, 2.0, 128)
+
+
+@triton.jit
+def behind(x_ptr):
+    tl.store(x_ptr, 1.0)
+"""
+TORCH = """
+class device:
+    def __init__(self, *_):
+        pass
+
+
+def ones(*_, device):
+    raise AssertionError("Torch not compiled with CUDA enabled")
+"""
+
+
+def test_a_script_that_launches(
+    own: Callable[..., list[OwnVariant]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tutorial's kernels are those in front of its first launch, which needs a GPU; a note says where it ended."""
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").write_text(TORCH)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    first, *_ = own(text=LAUNCHING)
+    assert specialise(first).function.fn.__globals__["STEP"].value == 3
+    (note,) = notes([first.path + ":scale"], target("sm80"))
+    assert re.fullmatch(
+        r".*mine.py was imported up to where it failed: AssertionError: Torch not compiled with CUDA enabled "
+        r"\(.*mine.py:15\); kernels see nothing behind that",
+        note,
+    )
+    with pytest.raises(SpecError, match=r"mine.py cannot be imported: AssertionError: Torch not compiled .*mine.py:15"):
+        variants([first.path + ":behind"], target("sm80"))
+    sys.modules.pop("torch", None)
+
+
+def test_what_can_be_done_once(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
+    """A file that cannot be imported for a second arch names the way out."""
+    once = "import sys\nassert not hasattr(sys, 'aotmm_was_here'), 'again'\nsys.aotmm_was_here = True\n"
+    own(text=once + KERNEL, arch="sm90")
+    with pytest.raises(SpecError, match=r"AssertionError: again .*; for sm90 it was: .* build one arch at a time"):
+        variants([f"{tmp_path}/0/mine.py:scale"], target("sm80"))
+    del sys.aotmm_was_here  # type: ignore[attr-defined]
+
+
+def test_a_folder_above_that_is_no_package(tmp_path: Path) -> None:
+    """An import by the name of a folder above the file says how to find it."""
+    folder = tmp_path / "top_of_mine" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "mine.py").write_text("import top_of_mine.other\n" + KERNEL)
+    with pytest.raises(SpecError, match=rf"that is a folder above the file: put {tmp_path} on PYTHONPATH"):
+        variants([f"{folder}/mine.py:scale"], target("sm80"))
+
+
+EVEN = """
+import triton
+import triton.language as tl
+
+
+@triton.heuristics({"EVEN_K": lambda args: args["K"] % (args["BLOCK_K"] * args["SPLIT_K"]) == 0})
+@triton.jit
+def rowsum(x_ptr, K, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr):
+    tl.store(x_ptr, K)
+"""
+
+
+def test_conditions_are_what_heuristics_compute(own: Callable[..., list[OwnVariant]]) -> None:
+    """A condition that lets a launch have another value than a JIT computes is refused; its number may be a product."""
+    facts = '[rowsum.arguments]\nx_ptr = "*fp32"\nK = "i32"\nBLOCK_K = [64, 128]\nSPLIT_K = 2\n'
+    even = 'EVEN_K = [{{value = true, when = "{}"}}, {{value = false}}]\n'
+    found = own(facts + even.format("K multiple_of BLOCK_K * SPLIT_K"), EVEN, "rowsum")
+    assert [row for row in guards(found[0]) if "multiple_of 128" in row] == ["K multiple_of 128"]
+    for wrong, shown in (
+        ("K multiple_of 16", "K = 16"),
+        ("K multiple_of BLOCK_K", "K = 64"),
+        ("K at_least 256", "K = 257"),
+    ):
+        words = rf"EVEN_K = true would be launched with {shown}, for which @triton.heuristics computes false"
+        with pytest.raises(SpecError, match=words):
+            own(facts + even.format(wrong), EVEN, "rowsum")
+    with pytest.raises(SpecError, match=r'EVEN_K = \[\{value = ..., when = "K multiple_of ..."\}, \{value = ...\}\]'):
+        own(facts, EVEN, "rowsum")
+
+
+NAMED = """
+import triton
+import triton.language as tl
+
+
+def named(specialization):
+    return f"named_{specialization.constants['BLOCK']}"
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 64})], key=[])
+@triton.jit(repr=named)
+def twice(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr, BLOCK)
+"""
+
+
+@own_process
+def test_a_name_of_its_own() -> None:
+    """An image has the symbol that @triton.jit(repr=...) gives it; of equal configs there is one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mine.py"
+        path.write_text(NAMED)
+        path.with_suffix(".toml").write_text('[twice.arguments]\nx_ptr = "*i32"\n')
+        made = [compiled(each) for each in variants([f"{path}:twice"], target("sm80"))]
+    assert [(each.kernel.name, each.kernel.symbol) for each in made] == [
+        ("twice_special", "named_64"),
+        ("twice_generic", "named_64"),
+    ]
+
+
 @pytest.mark.parametrize("arch", SHIPPED)
 @own_process
 def test_prints_are_left_out(arch: str) -> None:
@@ -930,7 +1064,7 @@ def test_described(words: str, tmp_path: Path) -> None:
     text = describe(f"{tmp_path}/{words}", target("sm80"))
     assert name in tomllib.loads(text)
     (tmp_path / file).with_suffix(".toml").write_text(text)
-    assert len(variants([f"{tmp_path}/{words}"], target("sm80"))) >= 2
+    assert variants([f"{tmp_path}/{words}"], target("sm80"))
 
 
 # ---------------------------------------------------------------------------------------------------------- guide

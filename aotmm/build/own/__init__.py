@@ -101,10 +101,9 @@ def said_of(variant: OwnVariant) -> dict[str, Any]:
     }
 
 
-def planned_of(variant: OwnVariant, plan: Specialisation) -> dict[str, Any]:
-    """Return the fields of a kernel's manifest entry that follow from the specialisation."""
+def planned_of(variant: OwnVariant, _plan: Specialisation) -> dict[str, Any]:
+    """Return the fields of a kernel's manifest entry that follow from the variant."""
     return {
-        "symbol": plan.function.__name__,
         "quantities": variant.quantities,
         "guards": variant.guards,
         "attributes": _attributes(options(variant)),
@@ -130,9 +129,13 @@ def seen_in(plan: Specialisation, module: Any) -> dict[str, Any]:
     return {"writes": written(str(module), pointers)}
 
 
-def read_of(_variant: OwnVariant, _plan: Specialisation, _text: str, metadata: dict[str, Any]) -> dict[str, Any]:
+def read_of(variant: OwnVariant, _plan: Specialisation, _text: str, metadata: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a kernel's manifest entry that were seen while it was compiled."""
-    return {"writes": metadata["writes"], "left_out": metadata["left_out"]}
+    return {
+        "symbol": metadata["name"],
+        "writes": metadata["writes"],
+        "left_out": (*metadata["left_out"], *variant.not_run),
+    }
 
 
 def read_again(_variant: OwnVariant, _plan: Specialisation, _kernel: OwnKernel) -> dict[str, Any]:

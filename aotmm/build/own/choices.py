@@ -44,6 +44,7 @@ class OwnVariant:
         aligned: arguments that are multiples of 16. ones: those that are 1.
         guards: what it is chosen by.
         chosen: options of the compiler.
+        not_run: what a JIT does before launches and a pack does not, as in `OwnKernel.left_out`.
         case: its name without what a config of @triton.autotune chose; "" if the function has no such config.
         sources: Triton's digest of the function and of all that it uses.
     """
@@ -61,6 +62,7 @@ class OwnVariant:
     sizes: tuple[str, ...]
     license: str
     quantities: tuple[str, ...]
+    not_run: tuple[str, ...]
     case: str
     sources: str
 
@@ -91,6 +93,8 @@ def variants(wanted: Iterable[str], target: Target) -> list[OwnVariant]:
     every: list[OwnVariant] = []
     for words in wanted:
         path, name = place_of(words)
+        if found.get(name) == path:
+            raise SpecError(f"--kernel {words} is given twice")
         if name in found:
             raise SpecError(f"two functions are called {name}: in {found[name]} and {path}; a pack has one of a name")
         found[name] = path
@@ -132,6 +136,7 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
             constants = dict(zip(values, row_, strict=True))
             if not facts.is_possible(types, constants):
                 continue
+            facts.check_conditions(types, constants)
             early = facts.derived(types, constants, early=True)
             constants |= {key: value for key, value in early.items() if key in facts.params}
             for tuned in facts.tuned_for(types, constants):
@@ -186,6 +191,7 @@ def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
                 sizes=facts.sizes,
                 license=facts.license,
                 quantities=quantities,
+                not_run=facts.not_run(choice.types, choice.constants),
                 case=_label(name, choice, [each for each in codes if each not in tuned], kind) if tuned else "",
                 sources=found.function.cache_key,
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 import re
 import sys
 import tokenize
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from aotmm.build.own.file import Found, kernel_in
+from aotmm.build.own.file import Found
 from aotmm.errors import SpecError
 from aotmm.kernels import MOST_BLOCKS
 from aotmm.pack.schema import LICENSE, Guard
@@ -49,63 +50,16 @@ _KEYS = ("grid", "arguments", "options", "specialise", "license")
 _LICENSE_LINE = re.compile(rf"^#\s*SPDX-License-Identifier:\s*({LICENSE}?)\s*$", re.MULTILINE)
 _HINTS = ("multiple_of_16", "equal_to_1")
 _AXES = 3  # of a grid
-_FLAG = re.compile(r"(HAS|IS|USE)_", re.IGNORECASE)  # begins names of constexprs that are true or false
+_CONDITION = re.compile(r"(\w+) +(\w+) +(-?\w+(?: *\* *\w+)*)")
 _NONE = re.compile(r"(\w+) is( not)? None")
 _FIRST_WITH_MAPS = 90  # of NVIDIA's archs
 _DTYPE = "tl."  # begins the text of a constexpr that is a type of Triton's
 
 
-def describe(words: str, target: Target) -> str:
-    """Return a TOML to start from for the function "FILE.py:NAME", as far as its Python tells. Raises SpecError."""
-    path, name = place_of(words)
-    found = kernel_in(path, name, target)
-    lines = [f"# {path.with_suffix('.toml').name}: what {path.name} is compiled for", f"[{name}]"]
-    lines += ['# grid = ["cdiv(n, BLOCK)"]  # blocks along x, y, z, of its arguments; without it, launches say it', ""]
-    lines.append(f"[{name}.arguments]  # a list gives variants")
-    tuned = {key for config in found.configs for key in config.all_kwargs()}
-    for param in found.function.params:
-        if param.name in tuned:
-            lines.append(f"# {param.name}: by @triton.autotune")
-        elif param.name in found.heuristics:
-            lines.append(f"# {param.name}: by @triton.heuristics")
-        elif param.is_constexpr and param.has_default:
-            lines.append(_described_default(param.name, _plain(param.default)))
-        elif param.is_constexpr:
-            values = "[true, false]" if _FLAG.match(param.name) else "128"
-            lines.append(f"{param.name} = {values}  # a constexpr")
-        elif param.annotation_type:
-            lines.append(f"# {param.name}: {_annotated(param)}, by its annotation")
-        else:
-            lines.append(f'{param.name} = "{_guess(param.name)}"')
-    if not found.configs and "num_warps" not in found.heuristics:
-        lines += ["", f"[{name}.options]", f"num_warps = {WARPS}"]
-    return "\n".join(lines) + "\n"
-
-
-def _described_default(name: str, default: Any) -> str:
-    """Return a comment with the default of a constexpr, as a TOML would have it."""
-    try:
-        text = text_of(default)
-    except TypeError:
-        return f"# {name}: {default!r} by default, which a pack cannot have"
-    if default == NO_POINTER:
-        return f"# {name}: the text {text} by default, which means None in a TOML"
-    return f"# {name} = {in_toml(text)}  # its default"
-
-
-def _annotated(param: Any) -> str:
+def annotation_of(param: Any) -> str:
     """Return the type that the file annotates an argument with, as the TOML has it; "" for none."""
     type_ = str(param.annotation_type or "").replace("*k", "*")
     return "i1" if type_ == "u1" else type_  # a bool
-
-
-def _guess(name: str) -> str:
-    """Return the type that arguments of such a name often have."""
-    if "stride" in name:
-        return "i32"
-    if re.search(r"ptr|^[A-JLO-Z]$", name):
-        return "*fp16"
-    return "fp32" if re.search(r"^(eps|alpha|beta|p)$|scale", name) else "i32"
 
 
 def place_of(words: str) -> tuple[Path, str]:
@@ -166,7 +120,7 @@ class Facts:
             tuned = any(name in config for config in self.tuned)
             is_chosen = tuned or name in self.computed or name in self.conditions
             return (AUTOTUNE if is_chosen else CONSTEXPR,)
-        annotated = _annotated(self.params[self.like(name)])
+        annotated = annotation_of(self.params[self.like(name)])
         found = self.given.get(self.like(name), annotated or None)
         line = f'under [{self.name}.arguments], as {name} = "*fp16" or {name} = "i32"'
         if found is None:
@@ -179,9 +133,8 @@ class Facts:
                 if chosen == (each,) and str(each).startswith("tensordesc"):
                     self._check_descriptor(name, each)
                     return chosen
-                numbers = ", ".join((*INTEGER_TYPES, *FLOAT_TYPES))
                 raise self.error(
-                    f"argument {name} has type {each!r}, which is not supported; write it {line}; numbers are {numbers}"
+                    f"argument {name} has type {each!r}, which is not supported; write it {line}. {_types_are()}"
                 )
         if annotated and chosen != (annotated,):
             raise self.error(
@@ -190,7 +143,10 @@ class Facts:
             )
         pointers = [each in POINTER_CODES for each in chosen]
         if len(set(chosen)) != len(chosen) or not chosen or any(pointers) != all(pointers):
-            raise self.error(f"argument {name} has types {list(chosen)}: expected different ones, all pointers or none")
+            why = "; a number that may be None is not supported" if NO_POINTER in chosen else ""
+            raise self.error(
+                f"argument {name} has types {list(chosen)}: expected different ones, all pointers or none{why}"
+            )
         if len(chosen) > 1 and not all(pointers):
             raise self.error(f"argument {name} has types {list(chosen)}; a number has one: the widest that it needs")
         return chosen
@@ -239,7 +195,7 @@ class Facts:
         for name in self.computed:
             compute = self.found.heuristics[name]
             try:
-                found[name] = known[name] = _plain(compute(dict(known)))
+                found[name] = known[name] = plain(compute(dict(known)))
                 text_of(found[name])
             except Exception as error:
                 if early:
@@ -258,9 +214,33 @@ class Facts:
         words = f"say its values under [{self.name}.arguments], as {name} = [true, false] or {name} = [64, 128], and "
         words += "name one in each call"
         if types.get(asked) in INTEGER_TYPES:
-            words += f', or with what they hold for, as {name} = [{{value = true, when = "{asked} multiple_of 16"}}, '
-            words += "{value = false}]"
+            words += f', or with what they hold for, as {name} = [{{value = ..., when = "{asked} multiple_of ..."}}, '
+            words += "{value = ...}]"
         return words
+
+    def check_conditions(self, types: dict[str, str], constants: dict[str, Any]) -> None:
+        """Refuse values that hold for what @triton.heuristics computes others for. Some sizes are tried.
+
+        Raises:
+            SpecError: with sizes that show it.
+        """
+        guards = self.conditions_of(types, constants)
+        sizes = {name: _sizes_of(name, guards) for name in dict.fromkeys(guard.value for guard in guards)}
+        for name in self.conditions:
+            if name not in self.found.heuristics or not self.conditions[name][text_of(constants[name])]:
+                continue
+            for row in itertools.product(*sizes.values()):
+                call = dict(zip(sizes, row, strict=True))
+                try:
+                    right = plain(self.found.heuristics[name](self._known_of(types, constants) | call))
+                except Exception:  # noqa: BLE001, S112 - it asks for more than the conditions say
+                    continue
+                if text_of(right) != text_of(constants[name]):
+                    words = ", ".join(f"{key} = {value}" for key, value in call.items())
+                    raise self.error(
+                        f"{name} = {in_toml(text_of(constants[name]))} would be launched with {words}, for which "
+                        f"@triton.heuristics computes {in_toml(text_of(right))}; its conditions ask for too little"
+                    )
 
     def like(self, name: str) -> str:
         """Return the argument that says the types of `name`: itself, or the one that its TOML names instead."""
@@ -276,8 +256,11 @@ class Facts:
 
     def _checked(self, configs: Iterable[Any]) -> list[dict[str, Any]]:
         """Return what configs of @triton.autotune choose. Raises SpecError if that cannot be chosen."""
-        found = [_chosen_by(config) for config in configs]
-        for config in found:
+        found: list[dict[str, Any]] = []
+        for config in map(_chosen_by, configs):
+            if config in found:  # a JIT would time it twice
+                continue
+            found.append(config)
             for key in config:
                 if key not in self.params and key not in OPTIONS:
                     raise self.error(f"@triton.autotune sets {key}, which is no argument and no option")
@@ -299,7 +282,7 @@ class Facts:
         for param in lacking:
             if not param.has_default:
                 raise self.error(f"a config of @triton.autotune, {config}, does not set {param.name}, others do")
-        return {param.name: _plain(param.default) for param in lacking}
+        return {param.name: plain(param.default) for param in lacking}
 
     def tuned_for(self, types: dict[str, str], constants: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the configs that the file's pruning leaves of `tuned`; all, if it asks for what only a launch knows.
@@ -328,7 +311,13 @@ class Facts:
 
     def _known_of(self, types: dict[str, str], constants: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call as far as they are known: constexprs, and None."""
-        return {name: None if type_ == NO_POINTER else _Unknown(name) for name, type_ in types.items()} | constants
+        return {name: None if type_ == NO_POINTER else Unknown(name) for name, type_ in types.items()} | constants
+
+    def not_run(self, types: dict[str, str], constants: dict[str, Any]) -> tuple[str, ...]:
+        """Return which functions of @triton.autotune's configs would run before a launch by a JIT."""
+        hook = any(config.pre_hook is not None for config in self.found.configs)
+        named = {key: value for key, value in constants.items() if key in self.values}
+        return ("pre_hook",) * hook + ("early_config_prune",) * bool(self._pruned(types, named)[1])
 
     def notes(self) -> list[str]:
         """Return what of @triton.autotune a pack does not do."""
@@ -365,7 +354,7 @@ class Facts:
         if name in self.given:
             chosen = tuple(value_of(row.get("value") if isinstance(row, dict) else row) for row in self._rows(name))
         elif param.has_default:
-            chosen = (_plain(param.default),)
+            chosen = (plain(param.default),)
         else:
             line = f"under [{self.name}.arguments], as {name} = 128 or {name} = [128, 256]"
             raise self.error(f"constexpr {name} has no value; add its values {line}")
@@ -434,18 +423,17 @@ class Facts:
 
     def _condition(self, words: Any, types: dict[str, str], constants: dict[str, Any]) -> Guard:
         """Return the guard that is written as "ARGUMENT RELATION NUMBER", the number being one or a constexpr's."""
-        parts = words.split() if isinstance(words, str) else []
-        name, relation, said = parts if len(parts) == len(("name", "relation", "number")) else ("", "", "")
-        if types.get(name) in INTEGER_TYPES and relation in RELATIONS:
-            number = constants.get(said, said)
-            if type(number) is int or re.fullmatch(r"-?\d+", str(number)):
-                guard = Guard(name, relation, int(number))
+        match = _CONDITION.fullmatch(words) if isinstance(words, str) else None
+        if match and types.get(match[1]) in INTEGER_TYPES and match[2] in RELATIONS:
+            numbers = [constants.get(each.strip(), each.strip()) for each in match[3].split("*")]
+            if all(type(each) is int or re.fullmatch(r"-?\d+", str(each)) for each in numbers):
+                guard = Guard(match[1], match[2], math.prod(map(int, numbers)))
                 if guard.relation != "multiple_of" or (guard.operand > 0 and guard.operand & (guard.operand - 1) == 0):
                     return guard
         raise self.error(
-            f"when = {words!r}: expected an integer argument, one of {', '.join(RELATIONS)}, and a number or a "
-            'constexpr, which is a power of two for multiple_of; or "POINTER is None" or "POINTER is not None" of a '
-            'pointer with "None" among its types'
+            f"when = {words!r}: expected an integer argument, one of {', '.join(RELATIONS)}, and a number, a constexpr "
+            'or a product of these, which is a power of two for multiple_of; or "POINTER is None" or "POINTER is not '
+            'None" of a pointer with "None" among its types'
         )
 
     def options(self) -> list[dict[str, int]]:
@@ -500,6 +488,25 @@ class Facts:
         return bool(param.do_not_specialize or param.do_not_specialize_on_alignment)
 
 
+def _types_are() -> str:
+    """Return the spellings of types, for errors."""
+    pointers = ", ".join(POINTER_CODES[1:])
+    numbers = ", ".join((*INTEGER_TYPES, *FLOAT_TYPES))
+    return f'Pointers are {pointers}, or "None"; numbers {numbers}; a descriptor, alone, "tensordesc<fp16[64, 32]>"'
+
+
+def _sizes_of(name: str, guards: list[Guard]) -> list[int]:
+    """Return some sizes that keep all guards of an argument: the least ones, some larger, none that is 0."""
+    mine = [guard for guard in guards if guard.value == name]
+    step = max([guard.operand for guard in mine if guard.relation == "multiple_of"], default=1)
+    least = max([1, *(guard.operand for guard in mine if guard.relation == "at_least")])
+    begin = -(-least // step) * step
+    tried = [begin + step * number for number in (0, 1, 2, 4, 6, 10, 30)]
+    tried = [guard.operand for guard in mine if guard.relation == "equals"] or tried
+    below = min([guard.operand for guard in mine if guard.relation == "below"], default=2**31)
+    return [size for size in tried if least <= size < below and size % step == 0]
+
+
 def has_maps(target: Target) -> bool:
     """Return whether Triton lowers descriptors of host code to tensor maps."""
     return target.backend == "cuda" and int(target.triton_arch) >= _FIRST_WITH_MAPS
@@ -507,10 +514,10 @@ def has_maps(target: Target) -> bool:
 
 def _chosen_by(config: Any) -> dict[str, Any]:
     """Return the constexprs and options that a config of @triton.autotune sets."""
-    return {key: _plain(value) for key, value in config.all_kwargs().items()}
+    return {key: plain(value) for key, value in config.all_kwargs().items()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the value in a constexpr of Triton's."""
     return getattr(value, "value", value)
 
@@ -564,7 +571,7 @@ class _AskedError(ValueError):
         self.argument = argument
 
 
-class _Unknown:
+class Unknown:
     """An argument whose value only a launch knows; to ask whether it is None is all that can be asked of it."""
 
     def __init__(self, name: str) -> None:

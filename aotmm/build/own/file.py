@@ -57,9 +57,12 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
     Raises:
         SpecError: there is no such file, it cannot be imported, or has no such kernel.
     """
-    module = _imported(path, target).module
+    imported = _imported(path, target)
+    module = imported.module
     _use((target, _module_name(path)[0]))
     found: Any = getattr(module, name, None)
+    if found is None and imported.failure:
+        raise SpecError(f"{path} cannot be imported: {imported.failure}")
     configs: list[Any] = []
     key: list[str] = []
     prune = None
@@ -96,20 +99,32 @@ def _has_configs(found: Any) -> bool:
 
 def notes_of(path: Path, target: Target) -> tuple[str, ...]:
     """Return what an author should know of the import of `path` for `target`: that it asked torch for a GPU."""
-    asked = _imported(path, target).asked
-    return tuple(
-        f"{place}: torch knows nothing of {target.name}; what follows from its answer may be wrong there"
-        for place in asked
-    )
+    imported, found = _imported(path, target), []
+    if imported.asked:
+        first, *others = imported.asked
+        more = f", and {len(others)} other places ask it too" if others else ""
+        found.append(
+            f"{first}{more}: torch knows nothing of {target.name}; what follows from its answer may be wrong there"
+        )
+    if imported.failure:
+        found.append(f"{path} was imported up to where it failed: {imported.failure}; kernels see nothing behind that")
+    return tuple(found)
 
 
 class _Imported(NamedTuple):
-    """A module, and the places where it and what it imports asked torch for a GPU."""
+    """A module.
+
+    Attributes:
+        asked: the places where it and what it imports asked torch for a GPU.
+        failure: the words of the exception that ended a script's import, as at a launch in it; "" for none.
+    """
 
     module: Any
     asked: tuple[str, ...]
+    failure: str
 
 
+_SCRIPT = "aotmm_own_"  # begins the names of modules that are in no package
 _Place = tuple[Target, Path]
 # Modules of users' own by their names, by the target that they were imported for and the folder that they came from.
 _mine: dict[_Place, dict[str, Any]] = {}
@@ -124,36 +139,66 @@ def _imported(path: Path, target: Target) -> _Imported:
     """
     if not path.is_file():
         raise SpecError(f"{path} is not a file")
-    place = target, _module_name(path)[0]
-    _use(place)
+    root, own_module = _module_name(path)
+    _use((target, root))
     try:
-        try:
-            with isolated(), _asking_torch() as asked:
-                return _Imported(_module(path, target, _answers(target)), tuple(asked))
-        except ModuleNotFoundError:
-            raise
-        except Exception:
-            if not asked:
-                raise
-            _use(None)
-            _mine.pop(place, None)
-            with isolated():
-                return _Imported(_module(path, target, _NoGpu()), tuple(asked))
+        with isolated(), _asking_torch() as asked:
+            return _Imported(_module(path, target, _answers(target)), tuple(asked), "")
     except ModuleNotFoundError as error:
-        raise SpecError(
-            f"{path} imports {error.name}, which is not installed here; install it beside Triton in this environment"
-            + (" (a CPU build of torch is enough)" if (error.name or "").partition(".")[0] == "torch" else "")
-        ) from error
-    except Exception as error:
-        raise SpecError(f"{path} cannot be imported: {type(error).__name__}: {error}{_place_of(error)}") from error
+        raise _missing(path, error) from error
+    except Exception as error:  # noqa: BLE001 - of another author's file
+        first, failure = error, f"{type(error).__name__}: {error}{_place_of(error)}"
+    begun = None if "." in own_module else sys.modules.get(_SCRIPT + path.stem)
+    if asked and (module := _without_gpu(path, target)) is not None:
+        return _Imported(module, tuple(asked), "")
+    if begun is not None and _wants_gpu(first):
+        return _Imported(begun, tuple(asked), failure)
+    others = [other.name for other, folder in _mine if other != target and folder == root]
+    once = (
+        f"; for {others[0]} it was: if it does what can be done once only, build one arch at a time" if others else ""
+    )
+    raise SpecError(f"{path} cannot be imported: {failure}{once}") from first
+
+
+def _without_gpu(path: Path, target: Target) -> Any:
+    """Return the module in `path`, imported as on a machine without a GPU; None if it cannot be."""
+    _use(None)
+    _mine.pop((target, _module_name(path)[0]), None)
+    try:
+        with isolated():
+            return _module(path, target, _NoGpu())
+    except Exception:  # noqa: BLE001 - the first failure tells more
+        return None
+
+
+def _wants_gpu(error: Exception) -> bool:
+    """Return whether torch or Triton refused something: a launch, or a tensor on a GPU."""
+    (*_, last) = traceback.extract_tb(error.__traceback__)
+    return last.filename.startswith(_inside())
+
+
+def _inside() -> tuple[str, ...]:
+    """Return the folders of torch, Triton and this project."""
+    modules = (sys.modules.get(name) for name in ("torch", "triton", "aotmm"))
+    return tuple(str(Path(module.__file__).parent) for module in modules if module and module.__file__)
+
+
+def _missing(path: Path, error: ModuleNotFoundError) -> SpecError:
+    """Return the error of a module that is not there."""
+    name = (error.name or "").partition(".")[0]
+    above = next((folder for folder in path.parents if folder.name == name), None)
+    if above is not None:
+        remedy = f"that is a folder above the file: put {above.parent} on PYTHONPATH"
+    else:
+        remedy = "install it beside Triton in this environment"
+        remedy += " (a CPU build of torch is enough)" if name == "torch" else ""
+    return SpecError(f"{path} imports {error.name}, which is not installed here; {remedy}")
 
 
 def _place_of(error: Exception) -> str:
     """Return the last line outside of torch, Triton and this project at which an import failed, as " (FILE:LINE)"."""
-    modules = (sys.modules.get(name) for name in ("torch", "triton", "aotmm"))
-    others = tuple(str(Path(module.__file__).parent) for module in modules if module and module.__file__)
     frames = traceback.extract_tb(error.__traceback__)
-    places = [row for row in frames if Path(row.filename).is_file() and not row.filename.startswith(others)]
+    places = [row for row in frames if Path(row.filename).is_file() and not row.filename.startswith(_inside())]
     return f" ({places[-1].filename}:{places[-1].lineno})" if places else ""
 
 
@@ -221,7 +266,7 @@ def _module_name(path: Path) -> tuple[Path, str]:
 
 def _script(path: Path) -> Any:
     """Import a file that is in no package, under a name that no other module has."""
-    name = f"aotmm_own_{path.stem}"
+    name = _SCRIPT + path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError("no Python file")

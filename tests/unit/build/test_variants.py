@@ -723,6 +723,8 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             "config 1: epilogues = 'smooth'; allowed: none, bias_relu, full; it is called full now",
         ),
         (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
+        (HEADER + TILE + 'layouts = [["nn"]]', "config 1: layouts = ['nn']; allowed: nn, nt, tn, tt"),
+        (HEADER + TILE + 'backend = ["cuda"]', "config 1: backend = ['cuda']; allowed: cuda, hip"),
         (HEADER + TILE + 'layouts = ["nn", 3]', "config 1: layouts = 3; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + "waves_per_eu = 2", 'config 1: waves_per_eu is for AMD; the entry needs backend = "hip"'),
         (HEADER + TILE + 'backend = "cuda"\nkpack = 2', "config 1: kpack is for AMD; the entry needs"),

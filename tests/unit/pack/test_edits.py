@@ -47,6 +47,11 @@ def test_lines_and_blocks_are_found_again() -> None:
     assert len(edits(code, moved)) < len(moved) / 10
 
 
+def test_a_number_without_an_end_takes_no_time() -> None:
+    """Forged edits of a few megabytes are numbers of a few bytes each. As one number they would take hours."""
+    assert len(edited(b"code", b"\xff" * 4_000_000, 10_000)) == 10_000
+
+
 @given(CODE, st.binary(max_size=60), st.integers(0, 500))
 def test_wrong_edits_make_something_else(base: bytes, wrong: bytes, size: int) -> None:
     """Bytes that are no edits end, with no more than was asked for: their digest then tells."""

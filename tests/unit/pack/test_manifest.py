@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +187,8 @@ def test_what_is_no_manifest(data: bytes, words: str) -> None:
         (lambda body: body.pop("host"), "unknown keys [], missing keys ['host']"),
         (lambda body: body.update(host=3), "host: expected a printable text, found 3"),
         (lambda body: body.update(host=None), "host: expected a printable text, found None"),
+        (lambda body: body["provenance"].update(config_set="\x1b]0;mine\x07"), "config_set: expected a printable text"),
+        (lambda body: body["provenance"].update(config_set="\ud800"), "config_set: expected a printable text, found"),
         (lambda body: body.update(arch="sm99"), f"arch: expected one of {ARCHS}, found 'sm99'"),
         (lambda body: body.update(arch=["sm80"]), f"arch: expected one of {ARCHS}, found ['sm80']"),
         (lambda body: body.update(sources={}), "sources: expected a list of at most 4096, found {}"),
@@ -268,7 +272,7 @@ def test_what_is_no_list_of_kernels(data: bytes) -> None:
 @pytest.mark.parametrize("path", WRONG_PATHS, ids=range(len(WRONG_PATHS)))
 def test_paths_stay_inside_the_pack(path: str) -> None:
     """A file outside the pack, or with a name that could be mistaken, is refused in both files."""
-    words = f"file {path!r} is not a plain path inside the pack"
+    words = f"file {path!r} is not a plain path inside the pack" if path.isprintable() else "expected a printable text"
     assert words in refused(changed_head(lambda body: body["library"].update(path=path)))
     assert words in refused(changed_head(lambda body: body["sources"][0].update(path=path)))
     assert words in refused(changed_head(lambda body: body["kernels_file"].update(path=path)))
@@ -364,5 +368,11 @@ def test_kernels_may_share_an_image() -> None:
 
 
 def test_format_number() -> None:
-    """The format version is the one that docs/format.md describes."""
+    """The format version is the one that docs/format.md describes, and the newest in CHANGELOG.md."""
+    root = Path(__file__).parents[3]
     assert FORMAT == 10
+    described = re.findall(r"^\| `format` \| (\d+)\. ", (root / "docs" / "format.md").read_text(), re.MULTILINE)
+    assert described == [str(FORMAT)]
+    stated = re.search(r"Pack format (\d+), C interface of the launcher (\d+)", (root / "CHANGELOG.md").read_text())
+    assert stated is not None
+    assert stated.groups() == (str(FORMAT), str(problem.ABI))

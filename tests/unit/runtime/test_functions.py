@@ -14,7 +14,7 @@ import torch
 from aotmm.errors import NoKernelError
 from aotmm.pack.schema import WHOLE, Argument, Guard, Image, Option, OwnKernel
 from aotmm.problem import POINTER_CODES
-from aotmm.runtime import function_call, functions
+from aotmm.runtime import function_call, function_op, functions
 from aotmm.runtime.functions import Function, blocks_of
 from aotmm.runtime.signature import Signature
 
@@ -126,6 +126,24 @@ def test_wrong_arguments(arguments: Any, named: Any, error: type[Exception], wor
     """A wrong call is an error that names the argument, what was found, and what the function takes."""
     with pytest.raises(error, match=words):
         F.bound(arguments, named)
+
+
+def test_an_op_takes_descriptors_as_tensors() -> None:
+    """What it stores through is mutated in the op's schema, as pointers are."""
+    types = {"a": "tensordesc<fp16[64,32]>", "c": "tensordesc<fp16[64,32]>", "n": "i32"}
+    kernel = dataclasses.replace(
+        KERNELS[0],
+        arguments=tuple(Argument(name, type_, "") for name, type_ in types.items()),
+        quantities=("a", "a.size0", "a.size1", "a.stride0", "a.stride1", "c", "n", "zero", "global_scratch"),
+        guards=(),
+        options=(),
+        writes=("c",),
+    )
+    launched: Any = None
+    op = function_op.register("aotmm_of_tests::described", Signature("described", [kernel]), [kernel], launched)
+    assert str(op.default._schema) == (
+        "aotmm_of_tests::described(Tensor a, Tensor(a1!) c, SymInt n, *, SymInt[] grid) -> ()"
+    )
 
 
 def test_grids() -> None:
