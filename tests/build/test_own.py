@@ -831,7 +831,18 @@ import triton
 import triton.language as tl
 
 
-@triton.heuristics({"EVEN_K": lambda args: args["K"] % (args["BLOCK_K"] * args["SPLIT_K"]) == 0})
+def is_even(args):
+    return args["K"] % (args["BLOCK_K"] * args["SPLIT_K"]) == 0
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK_K": 32}), triton.Config({"BLOCK_K": 64})], key=["K"])
+@triton.heuristics({"EVEN_K": is_even})
+@triton.jit
+def tuned(x_ptr, K, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr):
+    tl.store(x_ptr, K)
+
+
+@triton.heuristics({"EVEN_K": is_even})
 @triton.jit
 def rowsum(x_ptr, K, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr):
     tl.store(x_ptr, K)
@@ -852,6 +863,16 @@ def test_conditions_are_what_heuristics_compute(own: Callable[..., list[OwnVaria
         words = rf"EVEN_K = true would be launched with {shown}, for which @triton.heuristics computes false"
         with pytest.raises(SpecError, match=words):
             own(facts + even.format(wrong), EVEN, "rowsum")
+    of_configs = 'x_ptr = "*fp32"\nK = "i32"\nSPLIT_K = 1\n' + even.format("K multiple_of BLOCK_K")
+    rows = own("[tuned.arguments]\n" + of_configs, EVEN, "tuned")[::2]  # the first of each pair has hints
+    assert [[row for row in guards(each) if row.startswith("K multiple_of")][-1:] for each in rows] == [
+        ["K multiple_of 32"],
+        ["K multiple_of 64"],
+        ["K multiple_of 16"],
+        ["K multiple_of 16"],
+    ]
+    with pytest.raises(SpecError, match=r"EVEN_K = true would be launched with K = 32, .* computes false"):
+        own("[tuned.arguments]\n" + of_configs.replace("of BLOCK_K", "of 32"), EVEN, "tuned")
     with pytest.raises(SpecError, match=r'EVEN_K = \[\{value = ..., when = "K multiple_of ..."\}, \{value = ...\}\]'):
         own(facts, EVEN, "rowsum")
 

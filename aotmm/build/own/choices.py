@@ -136,7 +136,6 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
             constants = dict(zip(values, row_, strict=True))
             if not facts.is_possible(types, constants):
                 continue
-            facts.check_conditions(types, constants)
             early = facts.derived(types, constants, early=True)
             constants |= {key: value for key, value in early.items() if key in facts.params}
             for tuned in facts.tuned_for(types, constants):
@@ -147,6 +146,7 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
                     # A JIT passes these to its compiler too, where the function has a constexpr of that name.
                     chosen = {key: int(value) for key, value in (tuned | computed).items() if key in OPTIONS} | options_
                     kept |= {key: value for key, value in computed.items() if key in facts.params}
+                    facts.check_conditions(types, kept)
                     yield _Choice({name: facts.resolved(type_, kept) for name, type_ in types.items()}, kept, chosen)
 
 

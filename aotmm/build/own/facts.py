@@ -232,14 +232,14 @@ class Facts:
             for row in itertools.product(*sizes.values()):
                 call = dict(zip(sizes, row, strict=True))
                 try:
-                    right = plain(self.found.heuristics[name](self._known_of(types, constants) | call))
+                    right = text_of(plain(self.found.heuristics[name](self._known_of(types, constants) | call)))
                 except Exception:  # noqa: BLE001, S112 - it asks for more than the conditions say
                     continue
-                if text_of(right) != text_of(constants[name]):
+                if right != text_of(constants[name]):
                     words = ", ".join(f"{key} = {value}" for key, value in call.items())
                     raise self.error(
                         f"{name} = {in_toml(text_of(constants[name]))} would be launched with {words}, for which "
-                        f"@triton.heuristics computes {in_toml(text_of(right))}; its conditions ask for too little"
+                        f"@triton.heuristics computes {in_toml(right)}; its conditions ask for too little"
                     )
 
     def like(self, name: str) -> str:
