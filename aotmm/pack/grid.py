@@ -16,8 +16,6 @@ _OPERATORS[ast.FloorDiv] = "floor_div"
 _FUNCTIONS = {"cdiv": "ceil_div_of", "min": "least", "max": "most"}
 _PAIR = 2
 _KNOWN = "integers, arguments, constexprs, shape[N] of descriptors, + - * //, cdiv(a, b), min(a, b) and max(a, b)"
-    "integers, arguments, constexprs, shape[0] and shape[1] of descriptors, + - * //, cdiv(a, b), min(a, b), max(a, b)"
-)
 
 
 def in_c(expression: str, values: Mapping[str, str]) -> str:
