@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import tomllib
@@ -808,6 +808,20 @@ def test_a_script_that_launches(
     sys.modules.pop("torch", None)
 
 
+def test_a_file_that_answers_for_torch(package: Path) -> None:
+    """A kernel may come from another file; so a file of one's own can say first what that one asks torch."""
+    folder, (*_, answering) = package.parent, blocks("text")
+    (folder / "asks.py").write_text("import torch\nassert torch.cuda.get_device_capability()[0] == 9\n" + KERNEL)
+    (folder / "answers.py").write_text(answering.replace("attention import attention_kernel", ".asks import scale"))
+    (folder / "answers.toml").write_text(FACTS)
+    sys.modules["torch"] = torch = ModuleType("torch")
+    torch.cuda = SimpleNamespace()  # type: ignore[attr-defined]
+    try:
+        assert len(variants([f"{folder}/answers.py:scale"], target("sm90"))) == 2
+    finally:
+        sys.modules.pop("torch", None)
+
+
 def test_what_can_be_done_once(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
     """A file that cannot be imported for a second arch names the way out."""
     once = "import sys\nassert not hasattr(sys, 'aotmm_was_here'), 'again'\nsys.aotmm_was_here = True\n"
@@ -1097,7 +1111,9 @@ def blocks(language: str) -> list[str]:
 def test_guide_is_the_example() -> None:
     """The file and the TOML in the guide are those in examples/own; examples have fewer than 60 lines with theirs."""
     assert blocks("python") == [(EXAMPLES / "softmax.py").read_text()]
-    assert blocks("toml")[0] == (EXAMPLES / "softmax.toml").read_text()
+    first, *others = blocks("toml")
+    assert first == (EXAMPLES / "softmax.toml").read_text()
+    assert all(tomllib.loads(other) for other in others)
     for words in OWN:
         path = EXAMPLES / words.split(":")[0]
         assert sum(len(each.read_text().splitlines()) for each in (path, path.with_suffix(".toml"))) < 60

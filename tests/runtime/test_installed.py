@@ -107,7 +107,7 @@ def test_example(site: Path, tmp_path: Path) -> None:
 def test_functions(site: Path, tmp_path: Path) -> None:
     """The wheel that docs/own-kernels.md shows, built and installed, adds its functions, verifies, and has an owner."""
     project, target = tmp_path / "project", tmp_path / "target"
-    _, text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "own-kernels.md").read_text(), re.DOTALL)
+    *_, text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "own-kernels.md").read_text(), re.DOTALL)
     for arch in ("sm80", "sm90"):
         shutil.copytree(FUNCTIONS / arch, project / "packs" / arch)
     (project / "pyproject.toml").write_text(text)

@@ -154,10 +154,12 @@ def _imported(path: Path, target: Target) -> _Imported:
     if begun is not None and _wants_gpu(first):
         return _Imported(begun, tuple(asked), failure)
     others = [other.name for other, folder in _mine if other != target and folder == root]
-    once = (
-        f"; for {others[0]} it was: if it does what can be done once only, build one arch at a time" if others else ""
-    )
-    raise SpecError(f"{path} cannot be imported: {failure}{once}") from first
+    words = f"{path} cannot be imported: {failure}"
+    if asked:
+        words += "; torch knows no GPU here: docs/own-kernels.md shows a file that answers for it (The file)"
+    if others:
+        words += f"; for {others[0]} it was: if it does what can be done once only, build one arch at a time"
+    raise SpecError(words) from first
 
 
 def _without_gpu(path: Path, target: Target) -> Any:
