@@ -76,10 +76,10 @@ def override(*, batch_invariant: bool = False) -> Override:
 
     This covers torch.mm, bmm, addmm and baddbmm of GPU tensors in every thread, and so torch.matmul, modules,
     gradients, autocast and vmap, and torch._int_mm, _scaled_mm, _grouped_mm and _scaled_grouped_mm. torch still
-    computes the products that the kernels do not take: float64, complex, other integers, fp32 without tf32, alpha other
-    than 1, beta other than 0 and 1, a GPU without a pack. The result's `repr` tells how many there were of each kind.
-    With `batch_invariant` a row of each product has the same bits in every batch (docs/numerics.md). Then fp32 without
-    tf32, and every alpha and beta, are computed here too, and `repr` tells of products that torch computes.
+    computes the products that the kernels do not take, as those of float64, or that it is faster at; docs/torch.md
+    ("The override") lists them. The result's `repr` tells how many there were of each kind. With `batch_invariant` a
+    row of each product has the same bits in every batch (docs/numerics.md). Then fp32 without tf32, and every alpha and
+    beta, are computed here too, and `repr` tells of products that torch computes.
 
     Overrides nest, with the same `batch_invariant`. Begin and end them while no other thread multiplies: torch's
     registry is not thread-safe. torch before 2.15 reports the override once on stderr. A torch without GPU support is
