@@ -6,6 +6,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -63,6 +64,7 @@ It is called for every arch with 0 at the start, then with the kernels that need
 Compiler = Callable[[Buildable, str], Compiled]
 """Compile a variant with its key, in another process, perhaps on another machine. Raises CompileError."""
 
+_OF_PACKS = re.compile(r"kernels\.json|launcher\.[ch]|libaotmm_\w+\.so")  # files, beside the manifest
 TIMEOUTS = Timeouts(silence_s=900.0)  # far more than any kernel takes
 
 
@@ -194,7 +196,8 @@ def _check_replaced(folder: Path, content: _Content) -> None:
     Raises:
         SpecError: `folder` is such a place.
     """
-    if folder.exists() and not (folder / manifest.FILE_NAME).exists() and not _is_empty(folder):
+    others = [path.name for path in folder.iterdir() if not _OF_PACKS.fullmatch(path.name)] if folder.is_dir() else []
+    if not (folder / manifest.FILE_NAME).exists() and (others or folder.is_file()):
         raise SpecError(f"{folder} is there, and is no pack, which would replace it; use another --out")
     try:
         previous = manifest.read_head((folder / manifest.FILE_NAME).read_bytes(), str(folder))
@@ -205,10 +208,6 @@ def _check_replaced(folder: Path, content: _Content) -> None:
             f"{folder} is a pack of {previous.provenance.config_set}, and a pack has products or functions, not both; "
             "use another --out"
         )
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
 
 
 @dataclass(frozen=True, slots=True)

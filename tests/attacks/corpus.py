@@ -343,7 +343,7 @@ ATTACKS = (
     Attack(
         "a path with a NUL",
         _head(lambda body: body["library"].update(path="x\0.so")),
-        "is not a plain path inside the pack",
+        "library: path: expected a printable text",
     ),
     Attack(
         "a path that looks like another",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def _facts(path: Path, name: str, row: Target) -> dict[str, Any]:
     place = str(path.relative_to(_packages()))
     usual: dict[str, Any] = listed["arguments"][place.partition("/")[0]]
     special: dict[str, Any] = listed["special"].get(place, {}).get(name, {})
-    asked = tomllib.loads(describe(f"{path}:{name}", row))[name]["arguments"]
+    text = describe(f"{path}:{name}", row)
+    asked = [*tomllib.loads(text)[name]["arguments"], *re.findall(r"^# (\w+) = \.\.\.", text, re.MULTILINE)]
     return {key: usual[key] for key in asked if key in usual} | special
 
 

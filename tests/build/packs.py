@@ -49,10 +49,11 @@ PLANS = config_set(
 )
 
 # A tile with block scales as a product and as what gives sums of slices of K; generic kernels with them come with it.
+FP8 = ["fp8e5", "fp8e4"]
 BLOCKS = config_set(
-    tile(64, 64, 64, 2, 4, outputs=["bf16"], epilogues=["none"], block_scales="any"),
-    tile(64, 64, 64, 2, 4, split=True, block_scales="any"),
-    dtypes=["fp8e5", "fp8e4"],
+    tile(64, 64, 64, 2, 4, dtypes=FP8, outputs=["bf16"], epilogues=["none"], block_scales="any"),
+    tile(64, 64, 64, 2, 4, dtypes=FP8, split=True, block_scales="any"),
+    dtypes=FP8,
     layouts=["nt"],
     epilogues=["bias_relu"],
     outputs=["fp16", "bf16", "fp32"],
@@ -90,35 +91,35 @@ def default_pack(arch: str) -> Path:
 
 def tiny_pack(arch: str) -> Path:
     """A pack of one tile and the generic kernel, fp16 and row-major, built once per session."""
-    return pack_of(arch, TINY)
+    return pack_of(arch, TINY, "tiny")
 
 
 def plans_pack(arch: str) -> Path:
     """A pack of one tile that has plans of every kind, built once per session."""
-    return pack_of(arch, PLANS)
+    return pack_of(arch, PLANS, "plans")
 
 
 @functools.cache
-def pack_of(arch: str, configs: str) -> Path:
-    """A pack of the config set with that text, built once per session."""
-    path = _folder() / f"{hashlib.sha256(configs.encode()).hexdigest()[:12]}.toml"
+def pack_of(arch: str, configs: str, name: str = "") -> Path:
+    """A pack of the config set with that text, and of that name, built once per session."""
+    path = _folder() / f"{name or hashlib.sha256(configs.encode()).hexdigest()[:12]}.toml"
     path.write_text(configs)
     return build((arch,), _folder() / path.stem, configs=str(path))[0].folder
 
 
 def generic_pack(arch: str) -> Path:
     """A pack of the generic kernels of every type, of copies and of a few tiles, built once per session."""
-    return pack_of(arch, GENERIC)
+    return pack_of(arch, GENERIC, "generic")
 
 
 def clusters_pack() -> Path:
     """A pack for sm90 of one tile in clusters of every shape, built once per session."""
-    return pack_of("sm90", CLUSTERS)
+    return pack_of("sm90", CLUSTERS, "clusters")
 
 
 def slices_pack() -> Path:
     """A pack for sm90 with one tile whose clusters multiply slices of K, built once per session."""
-    return pack_of("sm90", SLICES)
+    return pack_of("sm90", SLICES, "slices")
 
 
 @functools.cache

@@ -43,7 +43,7 @@ import json, os, re
 from pathlib import Path
 import triton
 from triton._C.libtriton import get_cache_invalidating_env_vars
-from aotmm.build import compile as compiling
+from aotmm.build.environment import isolate
 folder = Path(triton.__file__).parent
 knobs = {knob.key for group in vars(triton.knobs).values() if isinstance(group, triton.knobs.base_knobs)
          for knob in group.knob_descriptors.values()}
@@ -57,7 +57,7 @@ for word in words - invalidating:
     os.environ.pop(word, None)
 names = knobs | read | invalidating
 os.environ.update(dict.fromkeys(names, "1"))
-compiling.isolate()
+isolate()
 print(json.dumps([sorted(names), sorted(names & os.environ.keys()), get_cache_invalidating_env_vars()]))
 """
 

@@ -434,9 +434,7 @@ def test_what_is_described(tmp_path: Path) -> None:
     assert '# NONE = "None"  # its default' in text
     assert re.search("# ACT: JITFunction.* by default, which a pack cannot have", text)
     (tmp_path / "mine.toml").write_text(text)
-    with pytest.raises(
-        SpecError, match=r"argument half has type 'fp16', which is not supported; .* numbers are i1, i8"
-    ):
+    with pytest.raises(SpecError, match=r"argument half has type 'fp16', which is not supported; .* numbers i1, i8"):
         variants([f"{tmp_path}/mine.py:defaults"], target("sm80"))
     assert "num_warps" not in describe(f"{tmp_path}/mine.py:warps_of_n", target("sm80"))
 

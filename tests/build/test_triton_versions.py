@@ -16,10 +16,11 @@ NEEDED = ("click", "jinja2")
 PROGRAM = """
 import json, os, sys
 from aotmm.build import compile as compiling
+from aotmm.build.environment import isolate
 from aotmm.build.gate import mismatches
 from aotmm.build.own import descriptor_type, options, specialise, variants
 from aotmm.target import target
-compiling.isolate()
+isolate()
 compiling.prepare()
 os.environ["TRITON_CACHE_DIR"] = sys.argv[2]
 from triton import __version__
