@@ -11,7 +11,7 @@ import pytest
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import LAYOUTS, SPLITS
-from aotmm.runtime.launcher import Problem
+from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import Target, target
 from aotmm.tune.models import Gpu, formula, predicted, samples
@@ -72,14 +72,19 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
     for _ in range(SHAPES):
         shape = draw(rng)
         problem = problem_of(shape, dtypes[shape.element_bytes])
+        able: list[tuple[Kernel, Plan, list[Sample]]] = []
         for number, kernel in enumerate(mm.kernels):
             of_kind = kernel.fast_accum == shape.fast_accum and (kernel.dtype_c == "fp16" or kernel.role == "partial")
             plan = mm.check(problem, device, number, BIG).plan if of_kind else None
-            if plan is None or plan.copies:
-                continue
-            among = plans_of(kernel, shape, device, row)
-            found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=tuple(among))])
-            times = predicted(found, table) if network else formula(found.parts)
+            if plan is not None and not plan.copies:
+                able.append((kernel, plan, plans_of(kernel, shape, device, row)))
+        if not able:
+            continue
+        every = tuple(sample for _, _, among in able for sample in among)
+        found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=every)])
+        of_every = predicted(found, table) if network else formula(found.parts)
+        ends = np.cumsum([len(among) for _, _, among in able])
+        for (kernel, plan, among), times in zip(able, np.split(of_every, ends[:-1]), strict=True):
             # the formula knows no pdl: both have its time
             chosen = next(
                 i for i, each in enumerate(among) if each.split == plan.split and each.pdl in (plan.pdl, not network)
