@@ -181,7 +181,7 @@ class Signature:
         if type_ in FLOAT_TYPES and isinstance(value, int | float):
             letter = FLOAT_TYPES[type_]
             try:
-                packed = struct.pack(f"<{letter}", value)
+                packed = struct.pack(f"<{letter}", float(value))
             except OverflowError as error:
                 raise ValueError(f"{self.name}: {key}={value!r} is too large for {type_}") from error
             return int.from_bytes(packed, "little", signed=letter == "d")
