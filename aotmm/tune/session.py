@@ -153,7 +153,8 @@ def _to_keep(path: Path, device: CDevice, record: Path, before: Path) -> Table:
         ArtifactError: it is not of this device, or cannot be read. AotmmError: `before` cannot be written.
     """
     goes_on = record.exists() and before.exists()
-    old, name = table.read(before) if goes_on else table.read_whole(path), device.name.decode()
+    old = table.read(before) if goes_on else table.read_whole(path)
+    name = device.name.decode()
     if old.device != name:
         raise ArtifactError(f"{path} has times of {old.device}, and this is {name}; write to another file with --out")
     if not goes_on:

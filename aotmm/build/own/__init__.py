@@ -1,7 +1,7 @@
 """Functions of a user's own: how a variant is compiled, and what its manifest entry says of it.
 
-`file` imports the Python file, `facts` joins it with its TOML, `choices` lists the variants, `writes` reads what a
-kernel writes. These rules have the names of those of `products`.
+`file` imports the Python file, `describe` prints a TOML to start from, `facts` joins the two, `choices` lists the
+variants, `writes` reads what a kernel writes. These rules have the names of those of `products`.
 """
 
 from __future__ import annotations

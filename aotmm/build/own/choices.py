@@ -118,11 +118,12 @@ def notes(wanted: Iterable[str], target: Target) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One combination of types, constexprs and options."""
+    """One combination of types, constexprs and options; `not_run` as of a variant."""
 
     types: dict[str, str]
     constants: dict[str, Any]
     options: dict[str, int]
+    not_run: tuple[str, ...]
 
 
 def _choices(facts: Facts) -> Iterator[_Choice]:
@@ -138,16 +139,17 @@ def _choices(facts: Facts) -> Iterator[_Choice]:
                 continue
             early = facts.derived(types, constants, early=True)
             constants |= {key: value for key, value in early.items() if key in facts.params}
-            for tuned in facts.tuned_for(types, constants):
-                for options_ in facts.options():
-                    whole = constants | facts.defaults(tuned) | tuned
-                    kept = {key: value for key, value in whole.items() if key in facts.params}
-                    computed = facts.derived(types, kept)
-                    # A JIT passes these to its compiler too, where the function has a constexpr of that name.
-                    chosen = {key: int(value) for key, value in (tuned | computed).items() if key in OPTIONS} | options_
-                    kept |= {key: value for key, value in computed.items() if key in facts.params}
-                    facts.check_conditions(types, kept)
-                    yield _Choice({name: facts.resolved(type_, kept) for name, type_ in types.items()}, kept, chosen)
+            configs, not_run = facts.tuned_for(types, constants)
+            for tuned in configs:
+                whole = constants | facts.defaults(tuned) | tuned
+                kept = {key: value for key, value in whole.items() if key in facts.params}
+                computed = facts.derived(types, kept)
+                # A JIT passes these to its compiler too, where the function has a constexpr of that name.
+                chosen = {key: int(value) for key, value in (tuned | computed).items() if key in OPTIONS}
+                kept |= {key: value for key, value in computed.items() if key in facts.params}
+                facts.check_conditions(types, kept)
+                resolved = {name: facts.resolved(type_, kept) for name, type_ in types.items()}
+                yield from (_Choice(resolved, kept, chosen | options_, not_run) for options_ in facts.options())
 
 
 def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
@@ -155,7 +157,7 @@ def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
     facts = Facts(path, name, found, target)
     choices = list(_choices(facts))
     if not choices:
-        raise facts.error("no variant is left: what its values hold for contradicts itself; see `when` in its TOML")
+        raise facts.error("no variant is left: no types of its pointers keep what its constexprs hold for (`when`)")
     codes = _codes(facts, choices)
     quantities = _quantities(facts, codes)
     tuned = {key for config in facts.tuned for key in config}
@@ -191,7 +193,7 @@ def _variants(path: Path, name: str, target: Target) -> Iterator[OwnVariant]:
                 sizes=facts.sizes,
                 license=facts.license,
                 quantities=quantities,
-                not_run=facts.not_run(choice.types, choice.constants),
+                not_run=choice.not_run,
                 case=_label(name, choice, [each for each in codes if each not in tuned], kind) if tuned else "",
                 sources=found.function.cache_key,
             )

@@ -56,14 +56,14 @@ def _arguments(found: Found) -> Iterator[str]:
 
 def _computed(found: Found, name: str) -> str:
     """Return a line for what @triton.heuristics computes; a launch has to say what only a launch knows."""
+    params, asked = found.function.params, ""
     try:
-        found.heuristics[name]({param.name: Unknown(param.name) for param in found.function.params})
+        found.heuristics[name]({param.name: Unknown(param.name) for param in params})
     except Exception as error:  # noqa: BLE001 - of another author's function
-        size = getattr(error, "argument", "")
-        if not size or next(param for param in found.function.params if param.name == size).is_constexpr:
-            return f"# {name}: by @triton.heuristics"
-        values = f'[{{value = ..., when = "{size} multiple_of ..."}}, {{value = ...}}]'
-        return f"# {name} = {values}  # @triton.heuristics asks for {size}, which only a launch knows"
+        asked = getattr(error, "argument", "")
+    if asked in [param.name for param in params if not param.is_constexpr]:
+        values = f'[{{value = ..., when = "{asked} multiple_of ..."}}, {{value = ...}}]'
+        return f"# {name} = {values}  # @triton.heuristics asks for {asked}, which only a launch knows"
     return f"# {name}: by @triton.heuristics"
 
 

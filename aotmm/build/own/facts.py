@@ -284,17 +284,25 @@ class Facts:
                 raise self.error(f"a config of @triton.autotune, {config}, does not set {param.name}, others do")
         return {param.name: plain(param.default) for param in lacking}
 
-    def tuned_for(self, types: dict[str, str], constants: dict[str, Any]) -> list[dict[str, Any]]:
+    def tuned_for(
+        self, types: dict[str, str], constants: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
         """Return the configs that the file's pruning leaves of `tuned`; all, if it asks for what only a launch knows.
+
+        Return too which of their functions a JIT would run before a launch, as `OwnVariant.not_run`.
 
         Raises:
             SpecError: it leaves none.
         """
-        configs, _ = self._pruned(types, constants)
+        configs, unknown = self._pruned(types, constants)
         if not configs:
             values = ", ".join(f"{name} = {value!r}" for name, value in constants.items())
             raise self.error(f"the pruning of @triton.autotune leaves no config for {values}; take these values out")
-        return configs
+        return configs, ("pre_hook",) * self._has_hooks + ("early_config_prune",) * bool(unknown)
+
+    @property
+    def _has_hooks(self) -> bool:
+        return any(config.pre_hook is not None for config in self.found.configs)
 
     def _pruned(self, types: dict[str, str], constants: dict[str, Any]) -> tuple[list[dict[str, Any]], str]:
         """Return the configs that are kept, and why nothing could be pruned, or ""."""
@@ -313,12 +321,6 @@ class Facts:
         """Return the arguments of a call as far as they are known: constexprs, and None."""
         return {name: None if type_ == NO_POINTER else Unknown(name) for name, type_ in types.items()} | constants
 
-    def not_run(self, types: dict[str, str], constants: dict[str, Any]) -> tuple[str, ...]:
-        """Return which functions of @triton.autotune's configs would run before a launch by a JIT."""
-        hook = any(config.pre_hook is not None for config in self.found.configs)
-        named = {key: value for key, value in constants.items() if key in self.values}
-        return ("pre_hook",) * hook + ("early_config_prune",) * bool(self._pruned(types, named)[1])
-
     def notes(self) -> list[str]:
         """Return what of @triton.autotune a pack does not do."""
         found = []
@@ -328,7 +330,7 @@ class Facts:
             found.append(f"its configs are not pruned, which needs a launch ({unknown})")
         both = [name for name in self.given if name in OPTIONS and name not in self.given_options]
         found += [f"{name} is a constexpr here; what the compiler takes is set under [options]" for name in both]
-        if any(config.pre_hook is not None for config in self.found.configs):
+        if self._has_hooks:
             found.append("a pre_hook of its configs is not run before launches")
         return [f"{self.name}: {words}" for words in found]
 
