@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 15  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 16  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {
@@ -143,6 +143,7 @@ NEIGHBOURS = 16
 # sums move to fp32 after so many products, so such slices are the same for every kernel of an order. Kernels of longer
 # steps are left out.
 WHOLE_STEPS = 128
+FEW_SLICES = 4  # of K under `batch_invariant`, where it is cut at all but by very large K
 
 # Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,
 # and for more slices of K than pay.

@@ -52,6 +52,7 @@ from aotmm.problem import (
     DTYPE_CODES,
     DTYPES,
     EPILOGUES,
+    FEW_SLICES,
     FLOAT_TYPES,
     GROUPED,
     GROUPS,
@@ -124,6 +125,7 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             usual_group=USUAL_GROUP,
             neighbours=NEIGHBOURS,
             whole_steps=WHOLE_STEPS,
+            few_slices=FEW_SLICES,
             hidden=HIDDEN,
             second=SECOND,
             problem_inputs=PROBLEM_INPUTS,
@@ -517,22 +519,26 @@ _Class = tuple[tuple[str, ...], str, int, str]
 
 
 def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
-    """Return the order of products under `batch_invariant`, and whether kernels of that order split K.
+    """Return the order of products under `batch_invariant`, and how kernels of that order slice K.
+
+    That is 0 for not at all, 1 for slices side by side, and 2 if they also do so one after another, by 4.
 
     Orders count if one of their kernels takes any operands, as they lie or copied. Of these it is that of most kernels;
     of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one for these. Exact
     products may add up in any order.
     """
     found: dict[_Class, dict[str, tuple[bool, bool, float, int]]] = {}
-    summed = set()
+    summed, serial = set(), set[tuple[object, ...]]()
     for kernel in kernels:
         types = tuple(DTYPES[name].storage for name in (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))
         special, order = kernel.dtype_a == "tf32" or kernel.fast_accum, _order(kernel)
         if kernel.role == "partial" and kernel.config.block_k <= WHOLE_STEPS:
             summed.add((types[:2], order))
-        if kernel.role != "product" or kernel.order.instruction == "exact" or kernel.config.cluster_k > 1:
-            continue
         able = EPILOGUES[: EPILOGUES.index(kernel.epilogue) + 1]
+        if kernel.role == "product" and kernel.config.serial_k == FEW_SLICES:
+            serial.update((types, epilogue, order) for epilogue in able)
+        if kernel.role != "product" or kernel.order.instruction == "exact" or kernel.config.slices > 1:
+            continue
         for epilogue, relaxed, scales in itertools.product(able, (0, 1), _scales(kernel)):
             if special <= relaxed:
                 orders = found.setdefault((types, epilogue, relaxed, scales), {})
@@ -540,7 +546,10 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
                 any_operands |= not any((g.value, g.relation) in _OF_SIZES for g in kernel.guards)
                 orders[order] = any_operands, special, kernel.order.promoted or math.inf, count + 1
     chosen = {key: max(orders, key=lambda order: (*orders[order], order)) for key, orders in found.items()}
-    return {key: (order, int((key[0][:2], order) in summed)) for key, order in chosen.items()}
+    return {
+        key: (order, ((key[0][:2], order) in summed) * (1 + ((*key[:2], order) in serial)))
+        for key, order in chosen.items()
+    }
 
 
 def _scales(kernel: Kernel) -> tuple[str, ...]:
@@ -566,11 +575,11 @@ def _numbers(
 
 
 def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -> None:
-    """Add products and partials of equal types to `made`: first by their guards, then siblings by rows of the tile.
+    """Add products and partials of equal types to `made`: by slices and guards, then siblings by rows of the tile.
 
     Groups of no siblings fill octets of the launcher up.
     """
-    found: dict[tuple[str, frozenset[Guard]], dict[tuple[str, bool], list[int]]] = {}
+    found: dict[tuple[str, int, frozenset[Guard]], dict[tuple[str, bool], list[int]]] = {}
 
     def rank(number: int) -> tuple[object, ...]:  # products first: their times rule most partials out
         kernel = kernels[number]
@@ -578,9 +587,9 @@ def _add_mains(kernels: tuple[Kernel, ...], numbers: list[int], made: _Groups) -
 
     for number in sorted(numbers, key=rank):
         kernel = kernels[number]
-        alike = found.setdefault((kernel.role, frozenset(kernel.guards)), {})
+        alike = found.setdefault((kernel.role, kernel.config.slices, frozenset(kernel.guards)), {})
         alike.setdefault((kernel.config_name, kernel.fast_accum), []).append(number)
-    for (_, guards), siblings in found.items():
+    for (*_, guards), siblings in found.items():
         made.alikes.append((len(made.siblings), len(siblings), _contiguous(guards)))
         for members in sorted(siblings.values(), key=lambda row: kernels[row[0]].config.block_m):
             made.siblings.append((len(made.order), len(members)))

@@ -69,6 +69,7 @@ _WGMMA = NUMBERS | {
     "cluster_m": (1, 2, 4),
     "cluster_n": (1, 2, 4),
     "cluster_k": (1, 2, 4, 8),
+    "serial_k": (1, 2, 4, 8),
 }
 _WGMMA_DTYPES = ("fp16", "bf16", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e5-fp8e4", "int8")
 _FMA = NUMBERS | {
@@ -96,7 +97,7 @@ FAMILIES = {
         any_rows=False,
     ),
     "pingpong": Family(
-        _WGMMA | {"block_m": (64, 128), "num_warps": (8,), "cluster_k": (1,)},
+        _WGMMA | {"block_m": (64, 128), "num_warps": (8,), "cluster_k": (1,), "serial_k": (1,)},
         ("sm90",),
         _WGMMA_DTYPES,
         width="block_n",
@@ -411,28 +412,37 @@ def _check_block_scales(entry: Entry, where: str) -> None:
 
 
 def _check_slices(entry: Entry, family: Family, where: str) -> None:
-    """Refuse an entry whose clusters multiply slices of K, unless each warpgroup has one accumulator, of a slab.
+    """Refuse an entry whose clusters or blocks add slices of K, unless each warpgroup has one accumulator, of a slab.
 
     Block p of a cluster owns slab p. With two slabs at most, the first two slices are added first in each, whichever
-    block owns it (`kernels.hopper.slices`).
+    block owns it (`kernels.hopper.slices`). A block that adds slices one after another has sums of all of them, too.
 
     Raises:
         SpecError: with what it needs.
     """
-    slices = entry.numbers.get("cluster_k", 1)
-    if slices == 1:
+    clustered, serial = (entry.numbers.get(name, 1) for name in ("cluster_k", "serial_k"))
+    if clustered == serial == 1:
         return
     slabs, width = entry.numbers["num_warps"] // 4, entry.numbers[family.width]
+    width //= entry.numbers.get(f"cluster_{family.width[-1]}", 1)
     along_k = family.width == "block_m" or all(layout[1] == "t" for layout in entry.layouts)
-    needs = {
-        "neither split nor grouped": entry.role == "product",
-        "no cluster_m and cluster_n": entry.numbers.get("cluster_m", 1) * entry.numbers.get("cluster_n", 1) == 1,
-        "num_warps = 4 or 8": slabs <= _TWO,
-        "dtypes other than int8": "int8" not in entry.dtypes,
-        f"{family.width} that is one instruction": width.bit_count() == 1 or along_k,
-    }
-    if lacking := [need for need, met in needs.items() if not met]:
-        raise SpecError(f"{where}: cluster_k = {slices}: the entry needs {'; '.join(lacking)}")
+    one = {f"{family.width} that is one instruction": width.bit_count() == 1 or along_k}
+    if clustered > 1:
+        needs = {
+            "neither split nor grouped": entry.role == "product",
+            "no cluster_m and cluster_n": entry.numbers.get("cluster_m", 1) * entry.numbers.get("cluster_n", 1) == 1,
+            "no serial_k": serial == 1,
+            "num_warps = 4 or 8": slabs <= _TWO,
+            "dtypes other than int8": "int8" not in entry.dtypes,
+        }
+    else:
+        needs = {
+            "no split and no groups of K": entry.role in ("product", "grouped_m"),
+            "dtypes of fp16 and bf16 alone": {*entry.dtypes} <= {"fp16", "bf16"},
+        }
+    if lacking := [need for need, met in (needs | one).items() if not met]:
+        what = f"cluster_k = {clustered}" if clustered > 1 else f"serial_k = {serial}"
+        raise SpecError(f"{where}: {what}: the entry needs {'; '.join(lacking)}")
 
 
 def _family(name: Any, where: str) -> Family:
@@ -514,7 +524,8 @@ def _check_width(entry: Entry, family: Family, where: str) -> None:
     numbers = entry.numbers | {side: entry.numbers[side] // blocks for side, blocks in _blocks(entry.numbers).items()}
     width = numbers[family.width]
     swapped = family.width == "block_m"
-    alone = swapped or entry.numbers.get("cluster_k", 1) > 1  # two instructions have two accumulators
+    sliced = entry.numbers.get("cluster_k", 1) * entry.numbers.get("serial_k", 1) > 1
+    alone = swapped or sliced  # two instructions have two accumulators
     if width.bit_count() == 1 or (width.bit_count() == _TWO and not alone):
         return
     rows = "block_n" if swapped else "block_m"

@@ -64,6 +64,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "cluster_m": (1,),
     "cluster_n": (1,),
     "cluster_k": (1,),
+    "serial_k": (1,),
 }
 
 

@@ -32,7 +32,7 @@ typedef struct aotmm_hidden_facts {
   double sustained;     /* speed of large products of one multiprocessor, over that of an H100 SXM */
 } aotmm_hidden_facts;
 
-/* Products, or partials, of equal types and guards: groups of kernels in aotmm_siblings, tiles of fewest rows first. */
+/* Products, or partials, of equal types, guards and slices: groups of kernels in aotmm_siblings, tiles of fewest rows first. */
 typedef struct aotmm_alike {
   uint16_t first, count; /* `first` is a multiple of LANES */
   uint16_t contiguous; /* strides of A, B and C that must be 1: a bit for each, from AOTMM_PRODUCT_STRIDE_AM on */
@@ -41,6 +41,7 @@ typedef struct aotmm_alike {
 /* A kernel's part of the formula. */
 typedef struct aotmm_tile {
   float block_m, block_n, block_k, cluster_m, cluster_n, cluster_k;
+  float slices;    /* of K, which a cluster multiplies side by side or a block one after another */
   float beside;    /* tiles that share a multiprocessor */
   float busy;      /* of these, so many take no longer than one */
   float line;      /* bytes of A along K, of a step */
@@ -55,7 +56,7 @@ extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
 /* The orders of products of some types under `batch_invariant`, by the plainest epilogue that they need, whether tf32 or fast
    sums are allowed, and the kind of scales: their number in aotmm_order_names. 0: any, since all give the same bits, or
-   there is no kernel. `sliced`: whether kernels of the order split K. */
+   there is no kernel. `sliced`: whether kernels of the order split K, 2 if blocks also add slices one after another. */
 enum { AOTMM_NO_SCALES, AOTMM_SCALES, AOTMM_BLOCK_SCALES, AOTMM_SCALE_KINDS };
 typedef struct aotmm_orders {
   uint8_t order[AOTMM_EPILOGUE_COUNT][2][AOTMM_SCALE_KINDS], sliced[AOTMM_EPILOGUE_COUNT][2][AOTMM_SCALE_KINDS];
@@ -153,10 +154,11 @@ int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
 /* ---- order.c */
 
-/* The order in which a product adds up: a class of kernels, NULL for any, and the slices of K, 0 for any number. */
+/* The order in which a product adds up: a class of kernels, NULL for any, the slices of K, 0 for any number, and the largest
+   block_k of which these are multiples. */
 typedef struct order {
   const char *kernels;
-  uint8_t slices;
+  uint8_t slices, step;
 } order;
 
 order order_of(const aotmm_problem *);

@@ -81,7 +81,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
   if (!same_types(kernel, p) ||
       (partial ? plan->split < 2 || plan->split > slice_limit(p) || steps_of(kernel, p->K) < plan->split : plan->split != 1) ||
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
-      !keeps_order(wanted, kernel) || (wanted.slices && plan->split != wanted.slices) ||
+      (wanted.kernels && !keeps_order(wanted, kernel)) || (partial && wanted.slices && plan->split != wanted.slices) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
       ((p->batch != 1 || p->grouped) && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
     return unfit(plan, p, ordinal);

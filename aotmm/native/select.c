@@ -247,8 +247,8 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
   const aotmm_product *k = aotmm_products + kernel;
   const uint8_t *given = &s->order.slices;
-  if (*given) return (slicings){*given == 1 ? whole : given, (k->role != AOTMM_ROLE_PARTIAL) == (*given == 1) && (*given == 1 || (p->M && p->N))};
-  if (k->role != AOTMM_ROLE_PARTIAL) return (slicings){whole, 1};
+  if (k->role != AOTMM_ROLE_PARTIAL) return (slicings){whole, keeps_order(s->order, kernel)};
+  if (*given) return (slicings){given, *given > 1 && p->M && p->N};
   slicings found = {splits, p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;
   if (!generic || !found.count) return found;
@@ -356,7 +356,9 @@ static uint32_t plainest(const query *s, aotmm_group siblings) {
 /* Return whether the table has times of a kernel's config on this shape, or has none since others were faster. */
 static int is_timed(const query *s, const placement *place, uint32_t kernel) {
   const aotmm_time *measured;
-  if (s->order.slices > 1) return !place->copies && (measured = measured_time(s, kernel)) && measured->split == s->order.slices;
+  if (s->order.slices > 1)
+    return !place->copies && (measured = measured_time(s, kernel)) &&
+           (aotmm_products[kernel].role != AOTMM_ROLE_PARTIAL || measured->split == s->order.slices);
   return !place->copies && is_measured(s) && s->measured[aotmm_products[kernel].fast_accum] &&
          s->table->config_numbers[kernel] != AOTMM_UNMEASURED;
 }

@@ -105,7 +105,7 @@ class Config:
     """The tile of one program, or of the blocks of a cluster together, and the compiler's options for it.
 
     A cluster has cluster_m x cluster_n blocks side by side, or cluster_k blocks, each of which multiplies a slice of K
-    and a part of block_k. Zeros mean "not given".
+    and a part of block_k. A block multiplies serial_k slices one after another. Zeros mean "not given".
     """
 
     block_m: int
@@ -119,6 +119,7 @@ class Config:
     cluster_m: int = 1
     cluster_n: int = 1
     cluster_k: int = 1
+    serial_k: int = 1
 
     def __str__(self) -> str:
         text = f"{self.block_m}x{self.block_n}x{self.block_k}_s{self.num_stages}_w{self.num_warps}"
@@ -128,12 +129,19 @@ class Config:
             text += f"_i{self.matrix_instr_nonkdim}"
         if self.num_ctas > 1:
             text += f"_c{self.cluster_m}x{self.cluster_n}" + (f"x{self.cluster_k}" if self.cluster_k > 1 else "")
+        if self.serial_k > 1:
+            text += f"_k{self.serial_k}"
         return text + (f"_p{self.kpack}" if self.kpack != 1 else "")
 
     @property
     def num_ctas(self) -> int:
         """Return the blocks of a cluster."""
         return self.cluster_m * self.cluster_n * self.cluster_k
+
+    @property
+    def slices(self) -> int:
+        """Return the slices of K whose sums a cluster or a block adds."""
+        return self.cluster_k * self.serial_k
 
 
 INSTRUCTIONS = ("none", "exact", "unknown", "fma", "mma", "wgmma", "tcgen05", "mfma", "wmma")

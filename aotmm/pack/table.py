@@ -34,11 +34,11 @@ _Fact = Annotated[int, range(2**31)]
 _Offset = Annotated[int, range(LINE_BYTES)]
 
 
-# A config's name: family, block_m, block_n, block_k, stages, warps, cluster_m, cluster_n, cluster_k, and all else. The
-# weights are of the logarithms of its numbers in the distance of two tiles:
+# A config's name: family, block_m, block_n, block_k, stages, warps, cluster_m, cluster_n, cluster_k, serial_k, and all
+# else. The weights are of the logarithms of its numbers in the distance of two tiles:
 # docs/experiments/tuning.md, "Configs without a model".
-_TILE = re.compile(r"(\w+)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(?:_c(\d+)x(\d+)(?:x(\d+))?)?(\w*)")
-_WEIGHTS = (2.0, 2.0, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0)
+_TILE = re.compile(r"(\w+)_(\d+)x(\d+)x(\d+)_s(\d+)_w(\d+)(?:_c(\d+)x(\d+)(?:x(\d+))?)?(?:_k(\d+))?(\w*)")
+_WEIGHTS = (2.0, 2.0, 1.0, 0.3, 1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 class Sample(NamedTuple):

@@ -355,9 +355,9 @@ def test_gradients(lib: Library, generator: torch.Generator) -> None:
 def test_rows_have_the_bits_of_the_single_product(lib: Library, dtype: torch.dtype, generator: torch.Generator) -> None:
     """Under batch_invariant each group's rows are, bit for bit, those of `matmul` of its matrix alone."""
     options: dict[str, Any] = {"batch_invariant": True}
-    for groups in (4, 32):
-        a = torch.randn(600, 512, device="cuda", dtype=dtype, generator=generator)
-        b = torch.randn(groups, 768, 512, device="cuda", dtype=dtype, generator=generator).mT
+    for groups, K in ((4, 512), (32, 512), (8, 4096)):  # 16 bits of the last are in slices of K
+        a = torch.randn(600, K, device="cuda", dtype=dtype, generator=generator)
+        b = torch.randn(groups, 768, K, device="cuda", dtype=dtype, generator=generator).mT
         for kind in ("random", "one", "random"):
             offs = ends(600, groups, kind, generator)
             c = lib.grouped_mm(a, b, offs=offs, **options)

@@ -43,6 +43,9 @@ CONFIGS = {
     "swapped-clustered": ("swapped", Config(16, 256, 64, 4, 4, cluster_n=4)),
     "sliced": ("cooperative", Config(128, 64, 128, 3, 8, cluster_k=2)),
     "sliced-swapped": ("swapped", Config(16, 64, 256, 4, 4, cluster_k=4)),
+    "serial": ("cooperative", Config(128, 64, 64, 3, 8, serial_k=4)),
+    "serial-clustered": ("cooperative", Config(256, 128, 64, 3, 8, cluster_m=2, serial_k=2)),
+    "serial-swapped": ("swapped", Config(40, 128, 64, 4, 8, serial_k=4)),
     "swapped": ("swapped", Config(16, 128, 64, 4, 8)),
     "swapped-tall": ("swapped", Config(32, 128, 64, 4, 4)),
 }
@@ -141,6 +144,7 @@ FINISHED = [
     variant("swapped-clustered", epilogue="bias_relu"),
     variant("sliced", epilogue="full"),
     variant("sliced-swapped", epilogue="bias_relu"),
+    variant("serial", epilogue="full"),
     variant("swapped-tall", epilogue="bias_relu"),
     variant("swapped", epilogue="bias_relu", dtype_c="fp32"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
@@ -572,7 +576,7 @@ def test_pieces_of_a_filled_box(made: Variant) -> None:
 def test_guards(made: Variant) -> None:
     """What is guarded is what tensor maps, 32-bit sizes, scales and the first product of a tile need, and no more.
 
-    Each slice of a cluster has a first product.
+    Each slice of a cluster, or of a block, has a first product.
     """
     element, c = DTYPES[made.dtype_a].bytes, DTYPES[made.dtype_c].bytes
     unit = {
@@ -581,7 +585,7 @@ def test_guards(made: Variant) -> None:
         "c": ("stride_cm", "stride_cn"),
     }
     matrices = {"a": element, "b": element} | ({"c": c} if made.role == "product" else {})
-    least = depth(made) * (made.config.cluster_k - 1) + 1
+    least = depth(made) * (made.config.slices - 1) + 1
     wanted = [("K", "at_least", least), *((size, "below", I32_LIMIT) for size in ("M", "N", "K", "batch"))]
     for matrix, size in matrices.items():
         outer, inner = unit[matrix]
@@ -841,6 +845,34 @@ def test_slices_meet(made: Variant) -> None:
         expected = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", text)
         assert expected == [str(others * 4 * sums)]
         assert text.index("ttng.barrier_expect") < text.index("barrier.cluster.arrive")
+
+
+SERIAL = [made for made in PRODUCTS if made.config.serial_k > 1]
+
+
+@pytest.mark.parametrize("made", SERIAL, ids=lambda made: made.name)
+def test_slices_one_after_another(made: Variant) -> None:
+    """A loop over the slices adds the sums of each to zeros once, in fp32, when all its products are done."""
+    rows, columns = block(made)
+    *multiplying, _ = partitions(compiled(made).ttgir)
+    for lines in multiplying:
+        found = list(loops(lines))
+        over_steps = next(loop for loop in found if passes_stages(loop))
+        over_slices = [loop for loop in found if loop.first < over_steps.first and over_steps.last < loop.last][-1]
+        inner = range(over_steps.first - over_slices.first - 1, over_steps.last - over_slices.first)
+        around = [line for number, line in enumerate(over_slices.body) if number not in inner]
+        added = [number for number, line in enumerate(around) if "arith.addf" in line]
+        assert len(added) == 1
+        assert any("ttng.warp_group_dot_wait" in line for line in around[: added[0]])
+        counted = re.search(r"scf\.for %\w+ = (%\w+) to (%\w+)", lines[over_slices.first])
+        assert counted is not None
+        assert f"{counted[2]} = arith.constant {made.config.serial_k} : i32" in "\n".join(lines)
+        assert added_in_registers(made) == consumers(made) * rows // slabs(made) * columns // 128
+
+
+def added_in_registers(made: Variant) -> int:
+    """The additions of fp32 in a kernel without epilogue."""
+    return len(re.findall(r"\badd\.(?:rn\.)?f32 ", compiled(made).ptx))
 
 
 @dataclass(frozen=True)

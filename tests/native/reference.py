@@ -170,10 +170,20 @@ def guarded(kernel: Kernel) -> set[tuple[str, str]]:
     return {(guard.value, guard.relation) for guard in kernel.guards}
 
 
-def slices_of(columns: int, K: int) -> int:
-    """The slices of K under `batch_invariant`: where K is large and at least 16 times the columns."""
-    usual = [split for split, least in ((8, 16384), (4, 4096)) if least <= K and not K % (128 * split)]
-    return usual[0] if usual and 16 * columns <= K else 1
+def slices_of(columns: int, K: int, serial: bool) -> tuple[int, int]:  # noqa: FBT001
+    """The slices of K under `batch_invariant`, and the longest step whose multiples they are.
+
+    K is sliced where it is large and at least 16 times the columns. Kernels that add slices one after another do it for
+    up to 1536 columns, a multiple of 8, and a K of twice as many at least.
+    """
+    large = 16 * columns <= K
+    for split, least in ((8, 16384), (4, 4096)):
+        if large and least <= K and not K % (128 * split):
+            return split, 128
+    steps = [step for step in (128, 64) if not K % (4 * step)]
+    if serial and steps and max(2048, 2 * columns) <= K and columns <= 1536 and not columns % 8:
+        return 4, steps[0]
+    return 1, 0
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -479,7 +489,7 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.timed: set[str] = set()  # configs that have times on any shape
-        self.order = "", 0  # of the last question
+        self.order = "", 0, 0  # of the last question
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -651,11 +661,14 @@ class Reference:
         yield from panels(problem, limit, self.order[1] if self.order[1] > 1 else 0)
 
     # ---- batch invariance
-    def order_of(self, problem: Problem) -> tuple[str, int]:
-        """The order that the kernels of a problem have to keep, "" for any, and the slices of K, 0 for any number."""
+    def order_of(self, problem: Problem) -> tuple[str, int, int]:
+        """The order that the kernels of a problem have to keep, "" for any, and the slices of K, 0 for any number.
+
+        The third is the longest step along K.
+        """
         p = problem
         if not p.batch_invariant or p.K == 0 or p.dtype_c == "int32":
-            return "", 0
+            return "", 0, 0
         found: collections.Counter[str] = collections.Counter()
         best: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.kernels:
@@ -673,7 +686,7 @@ class Reference:
             best[order] = max(before[0], able), special, kernel.order.promoted or math.inf
             found[order] += 1
         if not found:
-            return "", 0
+            return "", 0, 0
         chosen = max(found, key=lambda order: (*best[order], found[order], order))
         sliced = any(
             kernel.role == "partial"
@@ -682,13 +695,26 @@ class Reference:
             and str(kernel.order) == chosen
             for kernel in self.kernels
         )
-        return chosen, slices_of(p.N, p.K) if sliced else 1
+        serial = p.strides_b[0] < p.strides_b[1] and any(
+            kernel.role == "product"
+            and kernel.config.serial_k == 4
+            and same_types(kernel, p)
+            and str(kernel.order) == chosen
+            for kernel in self.kernels
+        )
+        return chosen, *(slices_of(p.N, p.K, serial) if sliced else (1, 0))
 
     def _keeps_order(self, kernel: Kernel) -> bool:
-        order, slices = self.order
-        whole = kernel.role == "product" and kernel.config.cluster_k == 1
-        split = kernel.role == "partial" and kernel.config.block_k <= 128
-        return not order or (str(kernel.order) == order and (whole if slices == 1 else split))
+        order, slices, step = self.order
+        config = kernel.config
+        if not order:
+            return config.serial_k == 1
+        if slices == 1:
+            able = kernel.role == "product" and config.cluster_k * config.serial_k == 1
+        else:
+            able = kernel.role == "partial" or config.cluster_k * config.serial_k == slices
+            able &= config.block_k // config.cluster_k <= step
+        return str(kernel.order) == order and able
 
     def _choice(self, found: list[tuple[Panels, list[Plan]]]) -> Choice | None:
         """The best of the best plans of every way to cut the product, the first ones if they cost the same."""
@@ -820,7 +846,7 @@ class Reference:
         element_bytes = DTYPES[problem.dtype_a].bytes
         times = self.shapes.get((element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K), {})
         given = self.order[1]
-        return times if given < 2 else {name: each for name, each in times.items() if each.split == given}
+        return times if given < 2 else {name: each for name, each in times.items() if each.split in (1, given)}
 
     def _plan(
         self,

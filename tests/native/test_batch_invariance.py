@@ -12,7 +12,7 @@ import pytest
 
 from aotmm.errors import NoKernelError
 from aotmm.pack.schema import Kernel, Order
-from aotmm.problem import ACTIVATIONS, DTYPES, LAYOUTS, OUTPUTS, WORKSPACE_LIMIT, input_types
+from aotmm.problem import ACTIVATIONS, DTYPES, OUTPUTS, WORKSPACE_LIMIT, input_types
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
@@ -87,7 +87,7 @@ def chosen(mm: Launcher, problem: Problem, device: CDevice, limit: int) -> Plan 
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_selection_stays_in_one_order(arch: str) -> None:
-    """Order and slices depend on N, K, types and epilogue alone: not on rows, places, batch, device or workspace."""
+    """Order and slices depend on N, K, types, epilogue and whether B lies along K: not on rows, places or device."""
     rng, mm = np.random.default_rng(20261125), way(arch)
     sliced = unserved = 0
     for _ in range(PROBLEMS):
@@ -100,10 +100,11 @@ def test_selection_stays_in_one_order(arch: str) -> None:
             "scale_a_ptr": int(rng.choice((0, 0, 5 << 40))),
             "allow_tf32": bool(rng.random() < 0.5), "fast_accum": bool(rng.random() < 0.5),
         }  # fmt: skip
+        of_b = str(rng.choice(("n", "t")))
         seen = set()
         for _ in range(12):
             m, batch, odd = int(rng.choice(ROWS)), int(rng.choice((1, 1, 1, 3, 64))), int(rng.choice((0, 0, 1, 2)))
-            plain = problem_of(m, n, k, str(rng.choice(LAYOUTS)), **fixed)
+            plain = problem_of(m, n, k, str(rng.choice(("n", "t"))) + of_b, **fixed)
             p = replace(
                 plain,
                 batch=batch,
@@ -118,10 +119,11 @@ def test_selection_stays_in_one_order(arch: str) -> None:
                 assert limit < WORKSPACE_LIMIT or batch > 1, p  # then the members of a batch are multiplied alone
                 unserved += 1
                 continue
-            seen.add((mm.kernels[plan.kernel].order, plan.split))
-            assert plan.split in (1, slices_of(n, k)), p
+            kernel = mm.kernels[plan.kernel]
+            seen.add((kernel.order, plan.split * kernel.config.slices))
+            assert plan.split * kernel.config.slices in (1, slices_of(n, k, arch == "sm90" and of_b == "t")[0]), p
         assert len(seen) <= 1, (fixed, n, k, seen)
-        sliced += any(split > 1 for _, split in seen)
+        sliced += any(slices > 1 for _, slices in seen)
     assert sliced > PROBLEMS // 20
     assert arch == "sm90" or unserved < 2 * PROBLEMS
 
@@ -147,11 +149,65 @@ def test_slices(arch: str) -> None:
         (256, 4096, 4), (257, 4096, 1), (16, 4095, 1), (16, 2048, 1), (512, 8192, 4), (1024, 16384, 8),
         (1025, 16384, 1), (8, 16384 + 512, 4), (8, 16384 + 128, 1), (4096, 14336, 1),
     ):  # fmt: skip
-        assert slices_of(n, k) == split
+        assert slices_of(n, k, serial=False)[0] == split
         for m in (1, 100, 8192, 1_000_000):
-            plan = mm.select(problem_of(m, n, k), device)
-            assert plan.split == split, (m, n, k)
+            plan = mm.select(problem_of(m, n, k, "nn"), device)
+            assert plan.split * mm.kernels[plan.kernel].config.slices == split, (m, n, k)
             assert plan.workspace_bytes <= WORKSPACE_LIMIT
+
+
+def test_slices_one_after_another() -> None:
+    """Where few rows gain by slices, many rows get kernels that add theirs in registers, without a workspace."""
+    mm, device = way("sm90"), CDevice(132, 232448, 1980, 4916, 0, b"NVIDIA H200")
+    for n, k, slices, step in (
+        (1536, 7168, 4, 128), (1536, 3072, 4, 128), (1536, 3071, 1, 0), (1544, 7168, 1, 0), (896, 4864, 4, 64),
+        (896, 4992, 1, 0), (1024, 2048, 4, 128), (1028, 4096, 1, 0), (512, 1920, 1, 0), (768, 3072, 4, 128),
+        (256, 16384, 8, 128), (256, 16384 + 256, 4, 64),
+    ):  # fmt: skip
+        assert slices_of(n, k, serial=True) == (slices, step)
+        for m in (1, 16, 100, 700, 8192):
+            p = problem_of(m, n, k, "nt")
+            plan = mm.select(p, device)
+            kernel = mm.kernels[plan.kernel]
+            assert plan.split * kernel.config.slices == slices, (m, n, k)
+            assert slices == 1 or kernel.config.block_k // kernel.config.cluster_k <= step
+            assert slices != 4 or m < 700 or n < 512 or (kernel.config.serial_k, plan.workspace_bytes) == (4, 0)
+            odd = mm.select(replace(p, a_ptr=p.a_ptr + 2), device)
+            assert odd.split * mm.kernels[odd.kernel].config.slices == slices
+            free = mm.select(replace(p, batch_invariant=False), device)
+            assert mm.kernels[free.kernel].config.serial_k == 1
+            for other in ({"bias_ptr": 4 << 40}, {"dtype_c": "fp32"}, {"activation": "gelu"}):
+                whole = mm.select(replace(p, **other), device)
+                wanted = slices_of(n, k, serial=False)[0]
+                assert whole.split * mm.kernels[whole.kernel].config.slices == wanted, (m, n, k, other)
+
+
+def test_slices_of_groups() -> None:
+    """A grouped product has the slices of single products where a kernel adds them one after another."""
+    mm, device = way("sm90"), CDevice(132, 232448, 1980, 4916, 0, b"NVIDIA H200")
+
+    def grouped(n: int, k: int, **changes: Any) -> Problem:
+        groups: dict[str, Any] = {"grouped": "M", "offsets_ptr": 5 << 40, "batch": 8, "batch_strides": (0, k * n, 0)}
+        return problem_of(700, n, k, **groups | changes)
+
+    for n, k, slices in ((1024, 4096, 4), (896, 4864, 4), (2048, 4096, 1), (64, 8192, 4)):
+        found = mm.kernels[mm.select(grouped(n, k), device).kernel]
+        assert (found.role, found.config.serial_k) == ("grouped_m", slices), (n, k)
+    for none in (grouped(64, 16384), grouped(1024, 4096, a_ptr=(1 << 40) + 2)):  # 8 slices; not aligned
+        with pytest.raises(NoKernelError, match="slices of K"):
+            mm.select(none, device)
+
+
+def test_without_the_flag_no_block_adds_slices() -> None:
+    """A kernel of such slices is refused for products that do not ask for them, with and without the flag."""
+    mm, device = way("sm90"), CDevice(132, 232448, 1980, 4916, 0, b"NVIDIA H200")
+    p = problem_of(700, 1024, 4096, "nt")
+    serial = mm.select(p, device).kernel
+    free = replace(p, batch_invariant=False)
+    assert mm.kernels[serial].config.serial_k == 4
+    assert "K in slices" in str(mm.check(free, device, serial).rejected)
+    wider = problem_of(700, 2048, 4096, "nt")
+    assert "K in slices" in str(mm.check(wider, device, serial).rejected)
 
 
 def test_long_steps_give_no_slices() -> None:
@@ -186,7 +242,7 @@ def test_explained() -> None:
     selection = mm.explain(problem_of(64, 256, 8192), device)
     assert selection.chosen is not None
     assert selection.chosen.plan is not None
-    assert selection.chosen.plan.split == slices_of(256, 8192)
+    assert mm.kernels[selection.chosen.plan.kernel].config.slices * selection.chosen.plan.split == 4
     words = {row.rejected for row in selection.evaluations if row.same_types and row.kernel.role == "product"}
     assert "adds up another way than batch_invariant asks for: wgmma k16, K as a whole" in words
 
@@ -263,7 +319,7 @@ def test_bits_over_rows(arch: str) -> None:
                 part = rows_of(case, replace(whole, M=rows, offset=odd, padding=odd))
                 problem = replace(part.problem, batch_invariant=True)
                 plan = emulator.launcher.plan(problem, 0, WORKSPACE_LIMIT)
-                assert plan.split == slices_of(n, k)
+                assert plan.split == slices_of(n, k, serial=False)[0]
                 emulator.launcher.run(plan, problem, 0, 0, emulator.place(part, plan))
                 found[rows, odd] = part.operands["C"].view[0].copy()
         first = found[67, 0]
@@ -320,6 +376,6 @@ def test_plans_are_remembered_apart() -> None:
         return emulator.launcher.plan(problem, 0, WORKSPACE_LIMIT)
 
     assert [plan(p).split for p in (kept, free, kept, free)] == [4, plan(free).split] * 2
-    assert plan(free).split != slices_of(16, 8192)
+    assert plan(free).split != 4
     with pytest.raises(NoKernelError, match="do not fit"):
         emulator.launcher.run(plan(free), kept, 0, 0, 1 << 20)

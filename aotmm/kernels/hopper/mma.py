@@ -261,6 +261,25 @@ def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, 
 
 
 @gluon.jit
+def multiply_serially(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, steps, acc, acc1, size):
+    """Do `multiply` in SERIAL slices of K, each with sums of its own, which are added as `reduce` adds them.
+
+    So a row has the bits that it has from kernels that multiply slices side by side. All products are done.
+    """
+    t = tiling
+    total = gl.zeros_like(acc)
+    for part in range(t.SERIAL):
+        first, end = part * steps // t.SERIAL, (part + 1) * steps // t.SERIAL
+        sums, acc1, stage, phase = multiply_boxes(
+            ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1, None, 0, -1, size
+        )
+        sums = warpgroup_mma_wait(0, deps=(sums,))
+        release(ring, cluster, (stage + t.STAGES - 1) % t.STAGES, True)
+        total += sums
+    return total, acc1, stage, phase
+
+
+@gluon.jit
 def multiply(
     ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, size, added_to=None, added_phase=0, awaited=-1
 ):
@@ -279,6 +298,8 @@ def multiply(
     if t.X_GROUP > 0:
         acc, stage, phase = multiply_scaled(ring, cluster, t, SLAB, stage, phase, first, end, acc)
         return acc, acc1, stage, phase
+    elif t.SERIAL > 1:
+        return multiply_serially(ring, cluster, t, SLAB, stage, phase, end, acc, acc1, size)
     elif t.X_IN_REGISTERS:
         return multiply_registers(ring, cluster, t, SLAB, stage, phase, first, end, acc, acc1)
     else:
@@ -291,7 +312,7 @@ def multiply(
 def drain(ring, cluster, tiling, acc, acc1, stage, pred):
     """Return the sums when the last product is done; release its stage, the one before `stage`, if `pred`: one was."""
     t = tiling
-    if not (t.PRECISE or t.X_IN_REGISTERS):
+    if not (t.PRECISE or t.X_IN_REGISTERS or t.SERIAL > 1):
         if t.COLS1 > 0:
             acc, acc1 = warpgroup_mma_wait(0, deps=(acc, acc1))
         else:

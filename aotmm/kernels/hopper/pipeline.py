@@ -33,7 +33,8 @@ class Tiling:
     BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
     of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
-    (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`).
+    (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL slices
+    one after another, and adds their sums (`mma`).
     """
 
     CLUSTERED: gl.constexpr
@@ -65,6 +66,7 @@ class Tiling:
     SCALED: gl.constexpr
     EPILOGUE: gl.constexpr
     SLICES: gl.constexpr
+    SERIAL: gl.constexpr
 
 
 @gluon.aggregate

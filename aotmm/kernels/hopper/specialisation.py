@@ -114,6 +114,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "SCALED": scaled,
         "EPILOGUE": variant.epilogue,
         "SLICES": config.cluster_k,
+        "SERIAL": config.serial_k,
         "PRODUCER": SCALING_PRODUCER_REGISTERS if variant.block_scales else PRODUCER_REGISTERS,
         "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
     }
@@ -131,7 +132,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     vector = VECTOR_BYTES // c.bytes
     multiples = {"c_ptr": VECTOR_BYTES, "stride_cm": vector, "N": vector} if grouped else {}  # for stores of threads
-    guards = [Guard("K", "at_least", 1 + depth * (config.cluster_k - 1)), *block_guards(variant)]
+    guards = [Guard("K", "at_least", 1 + depth * (config.cluster_k * config.serial_k - 1)), *block_guards(variant)]
     if variant.fast_accum:
         guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:

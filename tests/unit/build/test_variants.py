@@ -430,6 +430,17 @@ def test_slices_of_clusters(tmp_path: Path, slices: int) -> None:
     assert found.config_name.endswith(f"_c1x1x{slices}")
 
 
+@pytest.mark.parametrize(("role", "word"), [("product", ""), ("grouped_m", 'grouped = "M"\n')])
+def test_slices_of_a_block(tmp_path: Path, role: str, word: str) -> None:
+    """A block that multiplies slices one after another has the step of one that does not; the name has their number."""
+    entry = SLICED.replace("128\nnum", "64\nnum") + f"{word}serial_k = 4\ncluster_m = 2\n"
+    chosen = written(tmp_path, HEADER + 'epilogues = ["none"]\n' + entry.replace("block_m = 128", "block_m = 256"))
+    (found,) = (v for v in all_variants(chosen, target("sm90"), ("bf16",)) if (v.layout, v.role) == ("nt", role))
+    assert found.config == Config(256, 64, 64, 3, 8, cluster_m=2, serial_k=4)
+    assert (found.num_ctas, found.config.slices) == (2, 4)
+    assert "_c2x1_k4" in found.config_name
+
+
 @pytest.mark.parametrize(
     ("family", "tile", "cluster", "block"),
     [
@@ -508,6 +519,24 @@ def test_clusters(
             SLICED.replace("cooperative", "pingpong") + "cluster_k = 2",
             "config 1: cluster_k = 2; allowed: 1",
         ),
+        (SLICED + "serial_k = 3", "config 1: serial_k = 3; allowed: 1, 2, 4, 8"),
+        (SLICED + "serial_k = 2\ncluster_k = 2", "cluster_k = 2: the entry needs no serial_k"),
+        (SLICED + "serial_k = 4\nsplit = true", "serial_k = 4: the entry needs no split and no groups of K"),
+        (
+            SLICED.replace('"nt"', '"tn"') + 'serial_k = 4\ngrouped = "K"',
+            "serial_k = 4: the entry needs no split and no groups of K",
+        ),
+        (
+            SLICED.replace('"bf16"', '"fp8e4"') + "serial_k = 4",
+            "serial_k = 4: the entry needs dtypes of fp16 and bf16 alone",
+        ),
+        (
+            SLICED.replace("block_n = 64", "block_n = 96").replace('"nt"', '"nn"').replace("k = 128", "k = 64")
+            + "serial_k = 4",
+            "serial_k = 4: the entry needs block_n that is one instruction",
+        ),
+        (SLICED.replace("cooperative", "pingpong") + "serial_k = 4", "config 1: serial_k = 4; allowed: 1"),
+        (TILE + "serial_k = 4", "config 1: serial_k = 4; allowed: 1"),
         (TILE + "cluster_m = 2", "config 1: cluster_m = 2; allowed: 1"),
         (TILE + "cluster_n = 2", "config 1: cluster_n = 2; allowed: 1"),
         (
