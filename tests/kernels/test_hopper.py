@@ -424,7 +424,7 @@ def held_ahead(lines: list[str]) -> list[str]:
 
 def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[str]) -> list[str]:
     """What in a loop over stages does not follow the stage and phase that it carries, or the loop before it left."""
-    around = next(other for other in found if other.first < loop.first < loop.last < other.last)
+    *outer, around = (other for other in found if other.first < loop.first < loop.last < other.last)
     wrong = [f"{name} never changes" for name, after in zip(loop.carried, loop.next, strict=True) if name == after]
     names, index = list(loop.carried), indices(loop.body)
     # the stage is what buffers and barriers are indexed with, the phase what is waited for
@@ -450,9 +450,13 @@ def wrong_with(loop: Loop, earlier: list[Loop], found: list[Loop], lines: list[s
         if loop.carried[name] not in carried
     ]
     wrong += [
-        f"{name} is the same for every tile" for name, after in zip(around.carried, around.next, strict=True)
-        if name == after
+        f"{name} is the same for every tile" for each in (*outer, around)
+        for name, after in zip(each.carried, each.next, strict=True) if name == after
     ]  # fmt: skip
+    for tiles in outer:  # around the loop over slices
+        carried = derived(lines[tiles.first + 1 : around.first], set(tiles.carried))
+        begun = [around.carried[loop.carried[name]] for name in sorted(stages | phases)]
+        wrong += [f"{start} is the same for every tile" for start in begun if start not in carried]
     return wrong
 
 
@@ -685,7 +689,8 @@ def test_stages_are_carried(made: Variant) -> None:
         assert len(arrivals(loop.body)) == 1
         # the last stage of a tile is handed back after the loop, unless every step waits for its product, and boxes are
         after = lines[loop.last + 1 :]
-        index, following = indices(after), derived(after, {loop.results})
+        around = {each.results for each in loops(lines) if each.first < loop.first < loop.last < each.last}
+        index, following = indices(after), derived(after, {loop.results, *around})
         late = [name for name in arrivals(after) if index.get(name) in following]
         assert len(late) == (0 if precise or in_registers(made) else 1) + boxes(made)
 
@@ -863,16 +868,10 @@ def test_slices_one_after_another(made: Variant) -> None:
         around = [line for number, line in enumerate(over_slices.body) if number not in inner]
         added = [number for number, line in enumerate(around) if "arith.addf" in line]
         assert len(added) == 1
-        assert any("ttng.warp_group_dot_wait" in line for line in around[: added[0]])
-        counted = re.search(r"scf\.for %\w+ = (%\w+) to (%\w+)", lines[over_slices.first])
-        assert counted is not None
-        assert f"{counted[2]} = arith.constant {made.config.serial_k} : i32" in "\n".join(lines)
-        assert added_in_registers(made) == consumers(made) * rows // slabs(made) * columns // 128
-
-
-def added_in_registers(made: Variant) -> int:
-    """The additions of fp32 in a kernel without epilogue."""
-    return len(re.findall(r"\badd\.(?:rn\.)?f32 ", compiled(made).ptx))
+        assert any("warp_group_dot_wait" in line and "pendings = 0" in line for line in around[: added[0]])
+        assert re.search(rf" to %c{made.config.serial_k}_i32(_\d+)? step %c1_i32", lines[over_slices.first])
+    sums = consumers(made) * rows // slabs(made) * columns // 128  # registers
+    assert len(re.findall(r"\badd\.(?:rn\.)?f32 ", compiled(made).ptx)) == sums
 
 
 @dataclass(frozen=True)
