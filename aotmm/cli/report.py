@@ -186,11 +186,16 @@ def _of_product(kernel: Kernel) -> list[tuple[str, str]]:
         ("family", kernel.family),
         ("config_name", kernel.config_name),
         ("types", f"{types(kernel)}, layout {kernel.layout}"),
-        ("sums", str(kernel.order)),
+        ("sums", _sums(kernel)),
         ("epilogue", kernel.epilogue + ", fast accumulation" * kernel.fast_accum),
         ("config", f"{_config(kernel.config)}, clusters of {kernel.num_ctas}"),
         ("widest access", f"{kernel.vector_bytes} B"),
     ]
+
+
+def _sums(kernel: Kernel, split: int = 1) -> str:
+    slices = split * kernel.config.slices
+    return f"{kernel.order}, K in {slices} slices" if slices > 1 else str(kernel.order)
 
 
 def _of_function(kernel: OwnKernel) -> list[tuple[str, str]]:
@@ -225,7 +230,7 @@ def selection_text(
                     ("launches", _launches(best)),
                     ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
                     ("order", f"tiles in groups of {best.group_m} rows"),
-                    ("sums", str(chosen.kernel.order)),
+                    ("sums", _sums(chosen.kernel, best.split)),
                     ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
                     ("workspace", f"{best.workspace_bytes} B"),
                 ]

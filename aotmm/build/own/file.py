@@ -158,7 +158,7 @@ def _imported(path: Path, target: Target) -> _Imported:
     if asked:
         words += "; torch knows no GPU here: docs/own-kernels.md shows a file that answers for it (The file)"
     if others:
-        words += f"; for {others[0]} it was: if it does what can be done once only, build one arch at a time"
+        words += f"; it was imported for {others[0]} before; if it does what can be done once, build one arch at a time"
     raise SpecError(words) from first
 
 

@@ -680,6 +680,20 @@ def test_explain_shows_the_best() -> None:
     assert "--all" not in "".join(whole)
 
 
+@pytest.mark.parametrize(
+    ("split", "more", "words"),
+    [(1, {}, "unknown"), (4, {}, "unknown, K in 4 slices"), (1, {"serial_k": 8}, "unknown, K in 8 slices")],
+)
+def test_explain_shows_slices(split: int, more: dict[str, int], words: str) -> None:
+    """The row of the sums has the slices of K, whichever way they are added."""
+    kernel = sample_kernel("k")
+    config = dataclasses.replace(kernel.config, **more)
+    kernel = dataclasses.replace(kernel, order=Order("unknown"), config=config)
+    row = Evaluation(kernel, same_types=True, plan=Plan(0, split=split, cost=1000))
+    lines = report.selection_text(Selection(row, (row,)), [], 0).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("sums ")] == [words]
+
+
 def test_explain_without_others() -> None:
     """Nothing is said of others where there are none."""
     assert report.selection_text(selection(1, {}), [], 0).count("\n\n") == 0
