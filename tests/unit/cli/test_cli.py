@@ -689,7 +689,7 @@ def test_explain_shows_slices(split: int, more: dict[str, int], words: str) -> N
     kernel = sample_kernel("k")
     config = dataclasses.replace(kernel.config, **more)
     kernel = dataclasses.replace(kernel, order=Order("unknown"), config=config)
-    row = Evaluation(kernel, same_types=True, plan=Plan(0, split=split, cost=1000))
+    row = Evaluation(kernel, same_types=True, rejected=None, plan=Plan(0, split=split, cost=1000))
     lines = report.selection_text(Selection(row, (row,)), [], 0).splitlines()
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("sums ")] == [words]
 
