@@ -7,6 +7,8 @@ import functools
 import hashlib
 import os
 import re
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -296,7 +298,9 @@ def _check_cases(row: Target, wanted: Sequence[Buildable], dropped: Mapping[str,
     for names in cases.values():
         if all(name in dropped for name in names):
             reasons = "; ".join(f"{name}: {dropped[name]}" for name in names)
-            raise CompileError(f"{row.name}: no variant is left for some calls. {reasons}")
+            raise CompileError(
+                f"{row.name}: no variant is left for some calls. {reasons}; leave this arch out, or give smaller values"
+            )
 
 
 def _left_out(kernels: tuple[AnyKernel, ...]) -> Iterator[str]:
@@ -357,6 +361,8 @@ def _compile(
 
 
 _Task = list[tuple[Buildable, str]]
+_ERROR = re.compile(r"(^|\s)error: ")  # LLVM's and MLIR's; ptxas' come as exceptions
+_MOST_PRINTED, _MOST_ERRORS = 1 << 20, 5
 
 
 def _tasks(missing: _Task) -> list[_Task]:
@@ -391,18 +397,45 @@ def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) ->
 def _compiling(compiler: Compiler) -> Worker:
     """Prepare a compiler process, and return the function that does its tasks."""
     isolate()
-    # Triton prints the assembler's messages, which its exception has too, and Gluon complains at exit.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
+    printed = _Printed()
 
     def work(task: _Task, _tell: Heartbeat) -> list[Compiled] | AotmmError:
-        try:
-            return [compiler(variant, key) for variant, key in task]
-        except AotmmError as error:
-            return error
+        found = []
+        for variant, key in task:
+            printed.forget()
+            try:
+                found.append(compiler(variant, key))
+            except AotmmError as error:
+                return type(error)("\n".join([str(error), *printed.errors(str(error))]))
+            if errors := printed.errors():
+                words = "\n".join(errors)
+                name = f"{variant.target.name}: {variant.name}"
+                return RefusedError(f"{name} does not compile, though the compiler went on:\n{words}")
+        return found
 
     return work
+
+
+class _Printed:
+    """What this process prints from now on: LLVM prints some errors, of inline assembly for one, and goes on."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        for stream in (1, 2):
+            os.dup2(self._file.fileno(), stream)
+
+    def forget(self) -> None:
+        """Forget what was printed."""
+        self._file.seek(0)  # the streams share its position
+        self._file.truncate()
+
+    def errors(self, known: str = "") -> list[str]:
+        """Return the lines with errors that are not `known`."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        text = os.pread(self._file.fileno(), _MOST_PRINTED, 0).decode(errors="replace")
+        lines = dict.fromkeys(line.strip() for line in text.splitlines() if _ERROR.search(line))
+        return [line for line in lines if line not in known][:_MOST_ERRORS]
 
 
 def _facts() -> dict[str, str]:

@@ -934,6 +934,137 @@ def test_prints_are_left_out(arch: str) -> None:
     assert b"printf" not in (made.ptx or made.image)
 
 
+CARRIED = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    x_ptrs, y_ptrs = x_ptr + tl.arange(0, BLOCK), y_ptr + tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for k in range(0, n, BLOCK):
+        if k > 64:
+            sums += tl.load(x_ptrs) * tl.load(y_ptrs)
+        x_ptrs += BLOCK
+        y_ptrs += BLOCK
+    tl.store(out_ptr + tl.arange(0, BLOCK), sums)
+
+
+@triton.jit
+def turns(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    one, other = x_ptr, y_ptr
+    for k in range(0, n):
+        one, other = other, one
+    tl.store(one + tl.arange(0, BLOCK), tl.load(out_ptr + tl.arange(0, BLOCK)))
+
+
+@triton.jit
+def chosen(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    where = x_ptr
+    if n > 3:
+        where = y_ptr
+    tl.atomic_add(where + tl.arange(0, BLOCK), tl.load(out_ptr + tl.arange(0, BLOCK)))
+"""
+CARRIED_FACTS = "".join(
+    f'[{name}.arguments]\nx_ptr = "*fp32"\ny_ptr = "*fp32"\nout_ptr = "*fp32"\nn = "i32"\nBLOCK = 32\n'
+    for name in ("product", "turns", "chosen")
+)
+
+
+@own_process
+def test_what_loops_carry_is_told_apart() -> None:
+    """A loop that carries pointers beside sums does not write through them; one that exchanges pointers may."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mine.py"
+        path.write_text(CARRIED)
+        path.with_suffix(".toml").write_text(CARRIED_FACTS)
+        for name in ("product", "turns", "chosen"):
+            first, *_ = variants([f"{path}:{name}"], target("sm90"))
+            found[name] = compiled(first).kernel.writes
+    assert found == {"product": ("out_ptr",), "turns": ("x_ptr", "y_ptr"), "chosen": ("x_ptr", "y_ptr")}
+
+
+ASSEMBLY = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def moved(x_ptr, BLOCK: tl.constexpr):
+    o = tl.arange(0, BLOCK)
+    y = tl.inline_asm_elementwise("mov.u16 $0, 7;", "=h,r", [o], dtype=tl.int16, is_pure=True, pack=1)
+    tl.store(x_ptr + o, y)
+"""
+
+
+def test_errors_that_are_only_printed(tmp_path: Path) -> None:
+    """LLVM prints that an instruction of another GPU has no register, and goes on: its words are an error."""
+    (tmp_path / "mine.py").write_text(ASSEMBLY)
+    (tmp_path / "mine.toml").write_text('[moved.arguments]\nx_ptr = "*i16"\nBLOCK = 32\n')
+    for arch, words in (("gfx90a", "could not allocate output register for constraint 'h'"), ("sm90", "")):
+        command = ["build", "--kernel", f"{tmp_path}/mine.py:moved", "--arch", arch, "--out", str(tmp_path / "packs")]
+        result = CliRunner().invoke(main, command)
+        assert words in result.output
+        assert (result.exit_code == 0) == (not words) == (tmp_path / "packs" / arch).exists()
+
+
+@pytest.mark.parametrize(("status", "words"), [("", "SystemExit"), ("'needs a GPU'", "SystemExit: needs a GPU")])
+def test_a_file_that_exits(own: Callable[..., list[OwnVariant]], status: str, words: str) -> None:
+    """A file that ends the process while it is imported is an error that says so, and ends nothing."""
+    with pytest.raises(SpecError, match=rf"mine.py cannot be imported: {words}.*mine.py:2"):
+        own(text=f"import sys\nsys.exit({status})\n" + KERNEL)
+
+
+def test_modules_that_triton_has_no_more(own: Callable[..., list[OwnVariant]]) -> None:
+    """What another version of Triton had is not to be installed beside it."""
+    with pytest.raises(SpecError, match=r"imports triton.ops, which Triton \S+ does not have"):
+        own(text="import triton.ops\n" + KERNEL)
+
+
+COPIED = """
+import triton
+import triton.language as tl
+
+
+class Autotuner(triton.KernelInterface):
+    def __init__(self, fn, arg_names, configs, key, prune):
+        self.fn, self.configs, self.early_config_prune, self.arg_names = fn, configs, prune, arg_names
+        self.key_idx = [arg_names.index(name) for name in key]
+
+
+def autotune(configs, key, prune=None):
+    return lambda fn: Autotuner(fn, fn.arg_names, configs, key, prune)
+
+
+CONFIGS = [triton.Config({"BLOCK": block}) for block in (64, 32)]
+
+
+@autotune(CONFIGS, ["n"], lambda configs, known: [each for each in configs if each.kwargs["BLOCK"] <= known["MOST"]])
+@triton.jit
+def few(x_ptr, n, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+@autotune(CONFIGS, ["n"], lambda configs, known: [each for each in configs if each.kwargs["BLOCK"] <= known["n"]])
+@triton.jit
+def asks(x_ptr, n, MOST: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+"""
+
+
+def test_a_copy_of_tritons_autotuner(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
+    """The pruning and the key of a package's own autotuner count as those of Triton's."""
+    facts = "".join(f'[{name}.arguments]\nx_ptr = "*fp32"\nn = "i32"\nMOST = 32\n' for name in ("few", "asks"))
+    assert [row.arguments[-1].value for row in own(facts, COPIED, "few")] == ["32", "32"]
+    whole = own(facts, COPIED, "asks")
+    assert sorted(row.arguments[-1].value for row in whole) == ["32", "32", "64", "64"]
+    assert whole[0].sizes == ("n",)
+    words = [f"{tmp_path}/{number}/mine.py:{name}" for number, name in enumerate(("few", "asks"))]
+    assert notes(words, target("sm80")) == ["asks: its configs are not pruned, which needs a launch (the value of n)"]
+
+
 def test_pruning(own: Callable[..., list[OwnVariant]], tmp_path: Path) -> None:
     """Configs are pruned by the file's own function where constexprs are enough for it; else a note says why not."""
     assert [row.name for row in own(FEATURED, FEATURES, "kept")] == ["kept_special", "kept_generic"]

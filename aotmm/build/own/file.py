@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -75,9 +76,10 @@ def kernel_in(path: Path, name: str, target: Target) -> Found:
             configs += found.configs
             key += found.keys
             prune = found.early_config_prune
-        elif _has_configs(found):  # a package's own autotuner
+        elif _has_configs(found):  # a package's own autotuner, most often a copy of Triton's of its day
             configs += found.configs
-            key += [name for name in getattr(found, "keys", ()) if isinstance(name, str)]
+            key += _key_of(found)
+            prune = _without_constexprs(getattr(found, "early_config_prune", None))
         elif isinstance(found, Heuristics):
             heuristics |= found.values
         found = found.fn
@@ -95,6 +97,19 @@ def _has_configs(found: Any) -> bool:
 
     configs = getattr(found, "configs", None)
     return isinstance(configs, list) and bool(configs) and all(isinstance(each, Config) for each in configs)
+
+
+def _key_of(found: Any) -> list[str]:
+    """Return the names of the arguments that a package's own autotuner goes by, of which some know the places alone."""
+    names = [name for name in getattr(found, "keys", ()) if isinstance(name, str)]
+    arguments = getattr(found, "arg_names", ())
+    places = [place for place in getattr(found, "key_idx", ()) if isinstance(place, int) and place < len(arguments)]
+    return names or [arguments[place] for place in places]
+
+
+def _without_constexprs(prune: Any) -> Callable[..., Any] | None:
+    """Return the pruning of a package's own autotuner in the form of Triton's, which also passes constexprs by name."""
+    return (lambda configs, known, **_: prune(configs, known)) if callable(prune) else None
 
 
 def notes_of(path: Path, target: Target) -> tuple[str, ...]:
@@ -146,7 +161,7 @@ def _imported(path: Path, target: Target) -> _Imported:
             return _Imported(_module(path, target, _answers(target)), tuple(asked), "")
     except ModuleNotFoundError as error:
         raise _missing(path, error) from error
-    except Exception as error:  # noqa: BLE001 - of another author's file
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - of another author's file, which may exit
         first, failure = error, f"{type(error).__name__}: {error}{_place_of(error)}"
     begun = None if "." in own_module else sys.modules.get(_SCRIPT + path.stem)
     if asked and (module := _without_gpu(path, target)) is not None:
@@ -169,11 +184,11 @@ def _without_gpu(path: Path, target: Target) -> Any:
     try:
         with isolated():
             return _module(path, target, _NoGpu())
-    except Exception:  # noqa: BLE001 - the first failure tells more
+    except (Exception, SystemExit):  # noqa: BLE001 - the first failure tells more
         return None
 
 
-def _wants_gpu(error: Exception) -> bool:
+def _wants_gpu(error: BaseException) -> bool:
     """Return whether torch or Triton refused something: a launch, or a tensor on a GPU."""
     (*_, last) = traceback.extract_tb(error.__traceback__)
     return last.filename.startswith(_inside())
@@ -188,6 +203,11 @@ def _inside() -> tuple[str, ...]:
 def _missing(path: Path, error: ModuleNotFoundError) -> SpecError:
     """Return the error of a module that is not there."""
     name = (error.name or "").partition(".")[0]
+    if name == "triton" != error.name:
+        version = importlib.metadata.version("triton")
+        return SpecError(
+            f"{path} imports {error.name}, which Triton {version} does not have; build with the Triton it is for"
+        )
     above = next((folder for folder in path.parents if folder.name == name), None)
     if above is not None:
         remedy = f"that is a folder above the file: put {above.parent} on PYTHONPATH"
@@ -197,7 +217,7 @@ def _missing(path: Path, error: ModuleNotFoundError) -> SpecError:
     return SpecError(f"{path} imports {error.name}, which is not installed here; {remedy}")
 
 
-def _place_of(error: Exception) -> str:
+def _place_of(error: BaseException) -> str:
     """Return the last line outside of torch, Triton and this project at which an import failed, as " (FILE:LINE)"."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [row for row in frames if Path(row.filename).is_file() and not row.filename.startswith(_inside())]
