@@ -247,7 +247,7 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   const aotmm_problem *p = s->problem;
   const aotmm_product *k = aotmm_products + kernel;
   const uint8_t *given = &s->order.slices;
-  if (k->role != AOTMM_ROLE_PARTIAL) return (slicings){whole, keeps_order(s->order, kernel)};
+  if (k->role != AOTMM_ROLE_PARTIAL) return (slicings){whole, !*given || aotmm_tiles[kernel].slices == *given};
   if (*given) return (slicings){given, *given > 1 && p->M && p->N};
   slicings found = {splits, p->M && p->N ? (int)sizeof splits : 0};
   while (found.count && splits[found.count - 1] > slice_limit(p)) found.count--;

@@ -488,7 +488,7 @@ ESTIMATES = {"table": None, "measured": False, "compute": 1.0, "memory": 1.0, "t
 TUNINGS = {
     "sm80": ESTIMATES | {"compute": 100 / 108, "memory": 4800 / 1555},
     "sm86": ESTIMATES | {"compute": 100 / 84, "memory": 4800 / 696},
-    "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132, "memory": 4800 / 4916},
+    "sm90": ESTIMATES | {"table": "NVIDIA H200", "compute": 100 / 132, "memory": 4800 / 4814},
 }
 
 
@@ -562,7 +562,7 @@ def test_doctor_of_a_gpu(
     text = run("doctor", "--pack", packs).stdout
     assert words in text
     assert {
-        "sm90": "times: models scaled from NVIDIA H200: compute 0.76, memory 0.98, no measured times",
+        "sm90": "times: models scaled from NVIDIA H200: compute 0.76, memory 1.00, no measured times",
     }.get(pack, "times: estimates from tiles and data sheet") in text
 
 

@@ -393,23 +393,25 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """A tile, blocks and slices of a cluster, tiles beside each other, bytes of a step of A, of partials' sums."""
+    """A tile, blocks and slices of a cluster, all slices, tiles beside each other, bytes of a step of A, of sums."""
     rows: tuple[dict[str, Any], ...] = (
         {},
         {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
         {"dtype_a": "fp8e5"},
         {"dtype_a": "tf32", "role": "reduce"},
         {"family": "fma"},
+        {"config": Config(64, 128, 32, 3, 4, serial_k=4)},
     )
     kernels = tuple(dataclasses.replace(kernel(str(number)), **row) for number, row in enumerate(rows))
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
-        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 64, 0},\n"
-        "    {64, 128, 32, 1, 1, 1, 3, 1.5, 64, 4 * AOTMM_SUMS},\n"
-        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 32, 0},\n"
-        "    {64, 128, 32, 2, 4, 1, 3, 1.5, 128, 0},\n"
-        "    {64, 128, 32, 2, 4, 1, 3, 3.5, 64, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 1, 3, 1.5, 64, 0},\n"
+        "    {64, 128, 32, 1, 1, 1, 1, 3, 1.5, 64, 4 * AOTMM_SUMS},\n"
+        "    {64, 128, 32, 2, 4, 1, 1, 3, 1.5, 32, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 1, 3, 1.5, 128, 0},\n"
+        "    {64, 128, 32, 2, 4, 1, 1, 3, 3.5, 64, 0},\n"
+        "    {64, 128, 32, 1, 1, 1, 4, 3, 1.5, 64, 0},\n"
         "};" in text
     )
     assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]

@@ -159,14 +159,14 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 10"),
-        (b'{"format": 11}', "pack format 11, this version of aotmm reads 10; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 11"),
+        (b'{"format": 12}', "pack format 12, this version of aotmm reads 11; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 10}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 10, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 10, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 10, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 11}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 11, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 11, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 11, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -370,7 +370,7 @@ def test_kernels_may_share_an_image() -> None:
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes, and the newest in CHANGELOG.md."""
     root = Path(__file__).parents[3]
-    assert FORMAT == 10
+    assert FORMAT == 11
     described = re.findall(r"^\| `format` \| (\d+)\. ", (root / "docs" / "format.md").read_text(), re.MULTILINE)
     assert described == [str(FORMAT)]
     stated = re.search(r"Pack format (\d+), C interface of the launcher (\d+)", (root / "CHANGELOG.md").read_text())
