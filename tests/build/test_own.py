@@ -934,6 +934,39 @@ def test_prints_are_left_out(arch: str) -> None:
     assert b"printf" not in (made.ptx or made.image)
 
 
+HELPED = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def loaded(ptr, offsets, step):
+    return tl.load(ptr + offsets * step)
+
+
+@triton.jit
+def stored(offsets, *, ptr, value):
+    where = ptr + offsets
+    tl.store(where, value)
+
+
+@triton.jit
+def kernel(A, B, C, D, stride, drop_p, WHICH: tl.constexpr, PADDED_HEAD: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = loaded(A if WHICH else B, offsets, stride)
+    stored(offsets, ptr=C + 1, value=x * drop_p + loaded(ptr=D, offsets=offsets, step=stride))
+"""
+
+
+def test_described_through_helpers(tmp_path: Path) -> None:
+    """What helpers load and store through is a pointer, whichever of two; a flag is no size, and a part no integer."""
+    (tmp_path / "mine.py").write_text(HELPED)
+    lines = describe(f"{tmp_path}/mine.py:kernel", target("sm80")).splitlines()
+    assert [f'{name} = "*fp16"' in lines for name in ("A", "B", "C", "D")] == [True] * 4
+    assert {'stride = "i32"', 'drop_p = "fp32"', "BLOCK = 128  # a constexpr"} <= set(lines)
+    assert "PADDED_HEAD = true  # a constexpr: or false, or both as [true, false]" in lines
+
+
 CARRIED = """
 import triton
 import triton.language as tl

@@ -12,7 +12,8 @@ from aotmm.build.own.file import Found, kernel_in
 from aotmm.problem import NO_POINTER, in_toml
 from aotmm.target import Target
 
-_FLAG = re.compile(r"(HAS|IS|USE|EVEN|CAUSAL)(_|$)", re.IGNORECASE)  # begins names of constexprs that are true or false
+# Names of constexprs that are true or false.
+_FLAG = re.compile(r"^(HAS|IS|USE|EVEN|INCLUDE|ENABLE|PADDED|RETURN)(_|$)|CAUSAL", re.IGNORECASE)
 _SIZE = re.compile(r"BLOCK|SIZE|TILE|GROUP|DIM|HEAD|^[A-Z]$", re.IGNORECASE)
 _POINTED = ("load", "store", "make_block_ptr", "make_tensor_descriptor")  # and atomic operations
 _OF_DESCRIPTORS = ("load", "store", "gather", "scatter")
@@ -79,7 +80,7 @@ def _default(name: str, default: Any) -> str:
 
 
 def _constexpr(name: str) -> str:
-    if _FLAG.match(name):
+    if _FLAG.search(name):
         return f"{name} = true  # a constexpr: or false, or both as [true, false]"
     if _SIZE.search(name):
         return f"{name} = 128  # a constexpr"
@@ -88,34 +89,56 @@ def _constexpr(name: str) -> str:
 
 def _number(name: str) -> str:
     """Return the type that numbers of such a name often have."""
-    return "fp32" if "stride" not in name and re.search(r"^(eps|alpha|beta|p)$|scale", name) else "i32"
+    return "fp32" if "stride" not in name and re.search(r"^(eps|alpha|beta|p)$|_p$|scale", name) else "i32"
 
 
-def _used(function: Any) -> tuple[set[str], set[str]]:
-    """Return the names that a function loads and stores through, as pointers and as descriptors."""
-    pointers, descriptors, assigned = set(), set(), []
+def _used(function: Any, above: tuple[Any, ...] = ()) -> tuple[set[str], set[str]]:
+    """Return the names that a function, or one that it calls, loads and stores through: pointers and descriptors."""
+    pointers, descriptors, assigned = set[str](), set[str](), []
     names = set(function.arg_names)
     for node in ast.walk(function.parse()):
         if isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            assigned += [(target.id, _base(node.value)) for target in targets if isinstance(target, ast.Name)]
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            assigned += [(target.id, _bases(node.value)) for target in targets if isinstance(target, ast.Name)]
+        if not isinstance(node, ast.Call):
             continue
-        if _base(node.func.value) in names and node.func.attr in _OF_DESCRIPTORS:
-            descriptors.add(_base(node.func.value))
-        elif node.args and (node.func.attr in _POINTED or node.func.attr.startswith("atomic_")):
-            pointers.add(_base(node.args[0]))
+        callee = _callee(function, node.func)
+        if callee is not None and callee not in above:
+            for inside, found in zip(_used(callee, (*above, function)), (pointers, descriptors), strict=True):
+                given = [
+                    *zip(callee.arg_names, node.args, strict=False),
+                    *((row.arg, row.value) for row in node.keywords),
+                ]
+                found |= {base for name, value in given if name in inside for base in _bases(value)}
+        elif isinstance(node.func, ast.Attribute):
+            if node.func.attr in _OF_DESCRIPTORS and (own := _bases(node.func.value) & names):
+                descriptors |= own
+            elif node.args and (node.func.attr in _POINTED or node.func.attr.startswith("atomic_")):
+                pointers |= _bases(node.args[0])
     before: set[str] = set()
     while before != pointers:  # a pointer comes from what was assigned to it
         before = set(pointers)
-        pointers |= {base for name, base in assigned if name in pointers}
+        pointers |= {base for name, bases in assigned if name in pointers for base in bases}
     return pointers, descriptors
 
 
-def _base(expression: ast.expr) -> str:
-    """Return the name that offsets are added to; "" if there is none."""
+def _callee(function: Any, called: ast.expr) -> Any:
+    """Return the jit function that `called` names in another one; None if it is none."""
+    from triton.runtime.jit import JITFunction
+
+    if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        found = getattr(function.fn.__globals__.get(called.value.id), called.attr, None)
+    else:
+        found = function.fn.__globals__.get(called.id) if isinstance(called, ast.Name) else None
+    return found if isinstance(found, JITFunction) else None
+
+
+def _bases(expression: ast.expr) -> set[str]:
+    """Return the names that offsets may be added to."""
     while isinstance(expression, ast.BinOp) and isinstance(expression.op, ast.Add | ast.Sub):
         expression = expression.left
+    if isinstance(expression, ast.IfExp):
+        return _bases(expression.body) | _bases(expression.orelse)
     if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Attribute):  # pointer.to(...)
         expression = expression.func.value
-    return expression.id if isinstance(expression, ast.Name) else ""
+    return {expression.id} if isinstance(expression, ast.Name) else set()
