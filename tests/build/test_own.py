@@ -965,6 +965,7 @@ def test_described_through_helpers(tmp_path: Path) -> None:
     assert [f'{name} = "*fp16"' in lines for name in ("A", "B", "C", "D")] == [True] * 4
     assert {'stride = "i32"', 'drop_p = "fp32"', "BLOCK = 128  # a constexpr"} <= set(lines)
     assert "PADDED_HEAD = true  # a constexpr: or false, or both as [true, false]" in lines
+    assert "# equal_to_1 = []  # of stride" in lines
 
 
 CARRIED = """

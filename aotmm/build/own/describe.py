@@ -15,6 +15,7 @@ from aotmm.target import Target
 # Names of constexprs that are true or false.
 _FLAG = re.compile(r"^(HAS|IS|USE|EVEN|INCLUDE|ENABLE|PADDED|RETURN)(_|$)|CAUSAL", re.IGNORECASE)
 _SIZE = re.compile(r"BLOCK|SIZE|TILE|GROUP|DIM|HEAD|^[A-Z]$", re.IGNORECASE)
+_STRIDE = re.compile(r'(\w*stride\w*) = "i32"')
 _POINTED = ("load", "store", "make_block_ptr", "make_tensor_descriptor")  # and atomic operations
 _OF_DESCRIPTORS = ("load", "store", "gather", "scatter")
 
@@ -25,7 +26,15 @@ def describe(words: str, target: Target) -> str:
     found = kernel_in(path, name, target)
     lines = [f"# {path.with_suffix('.toml').name}: what {path.name} is compiled for. Types and values are guesses."]
     lines += [f"[{name}]", '# grid = ["cdiv(n, BLOCK)"]  # blocks along x, y, z; without it, launches say it']
-    lines += ["", f"[{name}.arguments]  # a list gives variants", *_arguments(found)]
+    arguments = [*_arguments(found)]
+    lines += ["", f"[{name}.arguments]  # a list gives variants", *arguments]
+    if strides := [match[1] for line in arguments if (match := _STRIDE.match(line))]:
+        lines += [
+            "",
+            f"# [[{name}.specialise]]  # a stride that is 1 is no multiple of 16: say which are, as calls have them",
+            f"# equal_to_1 = []  # of {', '.join(strides)}",
+            "# multiple_of_16 = []  # of all other integers and pointers",
+        ]
     if not found.configs and "num_warps" not in found.heuristics:
         lines += ["", f"[{name}.options]", f"num_warps = {WARPS}"]
     return "\n".join(lines) + "\n"
