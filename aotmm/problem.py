@@ -143,7 +143,7 @@ NEIGHBOURS = 16
 # sums move to fp32 after so many products, so such slices are the same for every kernel of an order. Kernels of longer
 # steps are left out.
 WHOLE_STEPS = 128
-FEW_SLICES = 4  # of K under `batch_invariant`, where it is cut at all but by very large K
+FEW_SLICES = 4  # of K under `batch_invariant`, if K is cut and not very large
 
 # Most device memory, in bytes, of a product's workspace from torch: enough for copies of two operands of 1 GiB each,
 # and for more slices of K than pay.

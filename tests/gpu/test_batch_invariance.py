@@ -40,7 +40,7 @@ TYPES = [
     (torch.int8, torch.int8, torch.int32, False),
 ]
 ACTIVATIONS = (None, "relu", ("leaky_relu", 0.125), "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
-SLICED = [(256, 4096), (512, 8192), (1024, 4096), (896, 4864), (128, 16384), (768, 3072), (1536, 7168)]
+LAYERS = [(256, 4096), (512, 8192), (1024, 4096), (1152, 896), (128, 16384), (768, 3072), (896, 4864), (1536, 7168)]
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
@@ -72,7 +72,7 @@ def draw(source: random.Random, *, most: int = 2048) -> Drawn:
 
     N, K = size(), size()
     if source.random() < 0.15:
-        N, K = source.choice(SLICED)
+        N, K = source.choice(LAYERS)
     integer = types[0] is torch.int8
     fp8 = types[0].itemsize == 1 and not integer
     return Drawn(

@@ -87,7 +87,10 @@ def chosen(mm: Launcher, problem: Problem, device: CDevice, limit: int) -> Plan 
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_selection_stays_in_one_order(arch: str) -> None:
-    """Order and slices depend on N, K, types, epilogue and whether B lies along K: not on rows, places or device."""
+    """Order and slices depend on N, K, types, epilogue and whether B lies along K alone.
+
+    They do not on rows, places, batch, device or workspace.
+    """
     rng, mm = np.random.default_rng(20261125), way(arch)
     sliced = unserved = 0
     for _ in range(PROBLEMS):
@@ -150,10 +153,11 @@ def test_slices(arch: str) -> None:
         (1025, 16384, 1), (8, 16384 + 512, 4), (8, 16384 + 128, 1), (4096, 14336, 1),
     ):  # fmt: skip
         assert slices_of(n, k, serial=False)[0] == split
-        for m in (1, 100, 8192, 1_000_000):
-            plan = mm.select(problem_of(m, n, k, "nn"), device)
-            assert plan.split * mm.kernels[plan.kernel].config.slices == split, (m, n, k)
-            assert plan.workspace_bytes <= WORKSPACE_LIMIT
+        for layout, wanted in (("nn", split), ("nt", slices_of(n, k, serial=arch == "sm90")[0])):
+            for m in (1, 100, 8192, 1_000_000):
+                plan = mm.select(problem_of(m, n, k, layout), device)
+                assert plan.split * mm.kernels[plan.kernel].config.slices == wanted, (m, n, k, layout)
+                assert plan.workspace_bytes <= WORKSPACE_LIMIT
 
 
 def test_slices_one_after_another() -> None:
