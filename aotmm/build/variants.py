@@ -86,7 +86,7 @@ FAMILIES = {
     "fma": Family(
         _FMA, _NVIDIA, ("fp32",), sums=range(16, 129), roles=("product", "partial", "grouped_m", "grouped_k")
     ),
-    "multistage": Family(_MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows=False, sums=range(16, 129)),
+    "multistage": Family(_MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows="", sums=range(16, 129)),
     "cooperative": Family(
         _WGMMA,
         ("sm90",),
@@ -94,7 +94,7 @@ FAMILIES = {
         warpgroups="block_m",
         width="block_n",
         roles=("product", "partial", "grouped_m", "grouped_k"),
-        any_rows=False,
+        any_rows="C",
     ),
     "pingpong": Family(
         _WGMMA | {"block_m": (64, 128), "num_warps": (8,), "cluster_k": (1,), "serial_k": (1,)},
@@ -102,7 +102,7 @@ FAMILIES = {
         _WGMMA_DTYPES,
         width="block_n",
         roles=("product", "grouped_m", "grouped_k"),
-        any_rows=False,
+        any_rows="C",
     ),
     "swapped": Family(
         _WGMMA | {"block_m": (*range(16, 257, 8),), "block_n": (64, 128, 192, 256)},
@@ -111,7 +111,7 @@ FAMILIES = {
         warpgroups="block_n",
         width="block_m",
         roles=("product", "partial", "grouped_m"),
-        any_rows=False,
+        any_rows="C",
     ),
 }
 
@@ -261,10 +261,10 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
     table = tomllib.loads((FOLDER / "helpers.toml").read_text())
     generic = [variant for variant in products if variant.layout == "any" and variant.role == "product"]
     roles = ("product", "partial")  # operands of grouped products are not copied
-    special = [variant for variant in products if variant.layout != "any" and variant.aligned and variant.role in roles]
+    special = [v for v in products if v.layout != "any" and v.role in roles and _needs_rows(v)]
     summed = {variant.dtype_c for variant in products if variant.role == "partial"}
     sums = sorted({(_sums(v), v.dtype_c, v.epilogue) for v in generic if _sums(v) in summed})
-    moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product"}
+    moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product" and v.aligned}
     copied = sorted({_COPIED[DTYPES[name].bytes] for name in moved})
     wanted = {
         "reduce": sums,
@@ -287,6 +287,12 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
                 source=table["source"],
                 role=row["family"],
             )
+
+
+def _needs_rows(variant: Variant) -> bool:
+    """Return whether a variant needs 16-byte rows of A or B."""
+    family = FAMILIES.get(variant.family)
+    return variant.aligned or (family is not None and family.any_rows == "C")
 
 
 def _sums(variant: Variant) -> str:
@@ -475,8 +481,10 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
     if family.dtypes != INPUTS and not (entry.dtypes and set(entry.dtypes) <= set(family.dtypes)):
         raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
     if not (family.any_rows or entry.aligned):
-        able = " and ".join(name for name, other in FAMILIES.items() if other.any_rows)
-        raise SpecError(f"{where}: family {name} reads 16-byte rows; aligned = false is for {able}")
+        able = ", ".join(name for name, other in FAMILIES.items() if other.any_rows)
+        raise SpecError(f"{where}: family {name} reads and writes 16-byte rows; aligned = false is for {able}")
+    if family.any_rows == "C" and entry.role != "product" and not entry.aligned:
+        raise SpecError(f"{where}: aligned = false lets rows of C lie anywhere in family {name}, which is for products alone")
     sums = entry.numbers["block_m"] * entry.numbers["block_n"] // (WARP * entry.numbers["num_warps"])
     if family.sums is not None and sums not in family.sums:
         least, most = family.sums[0], family.sums[-1]

@@ -79,7 +79,7 @@ class Family(NamedTuple):
         width: the other side, if it need not be a power of two.
         roles: possible roles of its kernels.
         epilogues: possible epilogues of its kernels.
-        any_rows: whether it can do without 16-byte rows.
+        any_rows: the operands whose rows may lie anywhere if an entry is not `aligned`; "" if it has to be.
         sums: possible numbers of sums of a thread, if they are limited.
     """
 
@@ -90,7 +90,7 @@ class Family(NamedTuple):
     width: str = ""
     roles: tuple[str, ...] = ("product", "partial")
     epilogues: tuple[str, ...] = EPILOGUES
-    any_rows: bool = True
+    any_rows: str = "ABC"
     sums: range | None = None
 
 
@@ -111,7 +111,8 @@ class Variant:
     """The unit of building: one kernel of one family for one arch.
 
     `layout` "any" makes the kernel generic: it has no guard. The others guard unit strides and, if `aligned`, 16-byte
-    rows. `role` is one of `problem.ROLES`. `block_scales` is one of BLOCK_SCALES, or "" for a kernel without.
+    rows; if not, those of operands that are not among the family's `any_rows`. `role` is one of `problem.ROLES`.
+    `block_scales` is one of BLOCK_SCALES, or "" for a kernel without.
     """
 
     target: Target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ class GpuMeasurer:
             sets = self._pool.operands(case, self._cache_bytes, output)
             problems = [problem_of(case, output, *(x.data_ptr() for x in (row.a, row.b, row.out))) for row in sets]
             chosen = candidates(self._launcher, self.device, problems[0], left_out)
+            chosen += self._invariant_alone(problems[0], chosen, left_out)
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")
@@ -54,6 +56,14 @@ class GpuMeasurer:
         if min((sample.ns for sample in found.samples), default=0) >= FINAL_FROM:
             time.sleep(_REST_S)
         return found
+
+    def _invariant_alone(
+        self, problem: Problem, chosen: Sequence[Candidate], left_out: frozenset[str]
+    ) -> list[Candidate]:
+        """Return the plans of configs that selection takes under `batch_invariant` alone: they need times, too."""
+        known = {candidate.config_name for candidate in chosen}
+        found = candidates(self._launcher, self.device, replace(problem, batch_invariant=True), left_out)
+        return [candidate for candidate in found if candidate.config_name not in known]
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""

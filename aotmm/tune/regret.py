@@ -97,7 +97,11 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 def _regret(
     launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[ShapeTimes], after: Table, dtypes: dict[int, str]
 ) -> Regret:
-    rows = {(*_product(s), s.fast_accum): s.times for s in after.shapes}
+    names = {kernel.config_name for kernel in launcher.kernels if kernel.config.serial_k > 1}  # batch_invariant's alone
+    rows = {
+        (*_product(shape), shape.fast_accum): tuple(each for each in shape.times if each.config_name not in names)
+        for shape in after.shapes
+    }
     launcher.retune(by)
     try:
         choices = []

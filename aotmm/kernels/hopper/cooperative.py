@@ -60,7 +60,7 @@ def cooperative(
     x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
     workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
     stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope, c_ptr,
-    stride_cm, offsets_ptr, group_rows, block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am,
+    stride_cz, stride_cm, offsets_ptr, group_rows, block_scale_a_ptr, block_scale_b_ptr, stride_block_az, stride_block_am,
     stride_block_ak, stride_block_bz, stride_block_bk, stride_block_bn, block_columns,
     CLUSTERED: gl.constexpr, X_MAP: gl.constexpr, Y_MAP: gl.constexpr, Y1_MAP: gl.constexpr, PARTS: gl.constexpr,
     ROWS: gl.constexpr, COLUMNS: gl.constexpr, COLS: gl.constexpr, COLS1: gl.constexpr, WIDTH: gl.constexpr,
@@ -68,14 +68,14 @@ def cooperative(
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
     SWAPPED: gl.constexpr, GROUPED: gl.constexpr, GROUPED_K: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
     X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, SLICES: gl.constexpr,
-    SERIAL: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    SERIAL: gl.constexpr, ANY_C: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
         STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, PARTIAL, PRECISE, X_GROUP, Y_GROUP,
-        SCALED, EPILOGUE, SLICES, SERIAL,
+        SCALED, EPILOGUE, SLICES, SERIAL, ANY_C,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SLICES, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
@@ -96,7 +96,7 @@ def cooperative(
     epilogue = Epilogue(
         M, N, workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
         stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope,
-        c_ptr, stride_cm,
+        c_ptr, stride_cz, stride_cm,
     )  # fmt: skip
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
     # the other warps of the producer's warpgroup, which take part in `meet`

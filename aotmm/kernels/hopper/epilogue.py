@@ -19,7 +19,7 @@ FILLED_ROWS = gl.constexpr(16)  # of a matrix that TMA cannot copy, at once: 8 e
 
 @gluon.aggregate
 class Epilogue:
-    """The operands of the epilogue, the place of partial sums, and that of C, of grouped products."""
+    """The operands of the epilogue, the place of partial sums, and that of C, if threads store it."""
 
     M: gl.tensor
     N: gl.tensor
@@ -39,6 +39,7 @@ class Epilogue:
     activation: gl.tensor
     slope: gl.tensor
     c_ptr: gl.base_value
+    stride_cz: gl.base_value
     stride_cm: gl.base_value
 
     @gluon.jit
@@ -197,32 +198,37 @@ def halves(sums):
 def store(chunk, matrix, m, n, limit, c_desc, c_smem, epilogue, tiling):
     """Round a chunk, and start its store to row m and column n of a matrix of C.
 
-    Of grouped products, rows from `limit` on belong to others: a chunk that has some is stored by threads.
+    Of grouped products, rows from `limit` on belong to others: a chunk that has some is stored by threads. So is every
+    chunk of C if its rows may lie anywhere.
     """
     tma.store_wait(0)
     gl.barrier()  # one thread waited for the store before, or others may still read
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
     gl.barrier()  # one thread stores the writes of all
-    if not tiling.GROUPED:
+    if tiling.ANY_C:
+        c_ptr = epilogue.c_ptr + matrix.to(gl.int64) * epilogue.stride_cz
+        store_rows(c_smem, c_ptr, m, n, epilogue.M, epilogue, 1)
+    elif not tiling.GROUPED:
         tma.async_store(c_desc, [matrix, m, n], c_smem)
     elif m + chunk.shape[0] <= limit:
         tma.async_store(c_desc, [0, m, n], c_smem)
     else:
-        store_rows(c_smem, m, n, limit, epilogue)
+        store_rows(
+            c_smem, epilogue.c_ptr, m, n, limit, epilogue, BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth
+        )
 
 
 @gluon.jit
-def store_rows(c_smem, m, n, limit, epilogue):
-    """Store the rows below `limit` of a chunk at row m and column n of C."""
+def store_rows(c_smem, c_ptr, m, n, limit, epilogue, VECTOR_LENGTH: gl.constexpr):
+    """Store the rows below `limit` of a chunk at row m and column n of the matrix at `c_ptr`, some elements at once."""
     ROWS: gl.constexpr = c_smem.shape[0]
     COLS: gl.constexpr = c_smem.shape[1]
-    VECTOR_LENGTH: gl.constexpr = BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth
     ACROSS: gl.constexpr = min(COLS // VECTOR_LENGTH, THREADS)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR_LENGTH], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-    ptrs = epilogue.c_ptr + rows.to(gl.int64)[:, None] * epilogue.stride_cm + cols[None, :]
+    ptrs = c_ptr + rows.to(gl.int64)[:, None] * epilogue.stride_cm + cols[None, :]
     gl.store(ptrs, c_smem.load(LAYOUT), mask=(rows < limit)[:, None] & (cols < epilogue.N)[None, :])
 
 

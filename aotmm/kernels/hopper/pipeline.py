@@ -34,7 +34,7 @@ class Tiling:
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
     of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
     (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL slices
-    one after another, and adds their sums (`mma`).
+    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere.
     """
 
     CLUSTERED: gl.constexpr
@@ -67,6 +67,7 @@ class Tiling:
     EPILOGUE: gl.constexpr
     SLICES: gl.constexpr
     SERIAL: gl.constexpr
+    ANY_C: gl.constexpr
 
 
 @gluon.aggregate

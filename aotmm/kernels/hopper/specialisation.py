@@ -44,7 +44,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     """Return a kernel of these families for `variant`.
 
     Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least one step for each slice,
-    because the first product of a tile sets its sums. Only kernels of fp8 have scales, by a guard.
+    because the first product of a tile sets its sums. Only kernels of fp8 have scales, by a guard. If the variant is not
+    `aligned`, threads store C, whose rows may then lie anywhere.
 
     Args:
         function: the jit function.
@@ -115,6 +116,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "EPILOGUE": variant.epilogue,
         "SLICES": config.cluster_k,
         "SERIAL": config.serial_k,
+        "ANY_C": not variant.aligned,
         "PRODUCER": SCALING_PRODUCER_REGISTERS if variant.block_scales else PRODUCER_REGISTERS,
         "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
     }
@@ -125,7 +127,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **WORKSPACE_TYPES,
         **({"workspace_ptr": f"*{c.triton}"} if partial else {}),
         **epilogue_types(c),
-        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64", "group_rows": "i32"} if grouped else {}),
+        **({"c_ptr": f"*{c.triton}", "stride_cm": "i64"} if grouped or not variant.aligned else {}),
+        **({"group_rows": "i32"} if grouped else {"stride_cz": "i64"} if not variant.aligned else {}),
         **({"stride_scale_bz": "i64"} if grouped and scaled else {}),
         **({"offsets_ptr": "*i32"} if variant.role.startswith("grouped") else {}),
         **(BLOCK_SCALE_TYPES if variant.block_scales else {}),
@@ -137,9 +140,11 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         guards.append(Guard("fast_accum", "equals", 1))
     if not partial and not scaled:
         guards += [Guard("scale_a_ptr", "equals", 0), Guard("scale_b_ptr", "equals", 0)]
-    for row in {descriptor.value: descriptor for descriptor in descriptors.values()}.values():
+    for row in {descriptor.value: descriptor for descriptor in descriptors.values() if not descriptor.guards}.values():
         guards += _described_guards(row)
-    if not partial:
+    if not variant.aligned:
+        guards.append(Guard("stride_cn", "equals", 1))
+    elif not partial:
         # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
         guards.append(Guard("c_span", "multiple_of", vector))
     if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
@@ -226,7 +231,9 @@ def _described_guards(row: Descriptor) -> list[Guard]:
 
 
 def _result(variant: Variant, box: tuple[int, int]) -> Descriptor:
-    return Descriptor("c_ptr", variant.dtype_c, ("batch", "M", "N"), ("stride_cz", "stride_cm", "stride_cn"), box)
+    sizes, strides = ("batch", "M", "N"), ("stride_cz", "stride_cm", "stride_cn")
+    never = () if variant.aligned else (Guard("zero", "equals", 1),)  # threads store C: only its boxes are used
+    return Descriptor("c_ptr", variant.dtype_c, sizes, strides, box, guards=never)
 
 
 def _bias(variant: Variant, box: tuple[int, int]) -> Descriptor:
