@@ -484,7 +484,9 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         able = ", ".join(name for name, other in FAMILIES.items() if other.any_rows)
         raise SpecError(f"{where}: family {name} reads and writes 16-byte rows; aligned = false is for {able}")
     if family.any_rows == "C" and entry.role != "product" and not entry.aligned:
-        raise SpecError(f"{where}: aligned = false lets rows of C lie anywhere in family {name}, which is for products alone")
+        raise SpecError(
+            f"{where}: aligned = false lets rows of C lie anywhere in family {name}, which is for products alone"
+        )
     sums = entry.numbers["block_m"] * entry.numbers["block_n"] // (WARP * entry.numbers["num_warps"])
     if family.sums is not None and sums not in family.sums:
         least, most = family.sums[0], family.sums[-1]

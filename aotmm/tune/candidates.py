@@ -119,3 +119,13 @@ def candidates(
                 variant = replace(plan, split=split, pdl=pdl, workspace_bytes=workspace)
                 found.append(Candidate(kernel.family, config_name, variant, foreseen=variant == plan))
     return found
+
+
+def to_time(
+    launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
+) -> list[Candidate]:
+    """Return `candidates`, then the plans of configs that selection takes under `batch_invariant` alone."""
+    free = candidates(launcher, device, problem, left_out)
+    known = {candidate.config_name for candidate in free}
+    invariant = candidates(launcher, device, replace(problem, batch_invariant=True), left_out)
+    return free + [candidate for candidate in invariant if candidate.config_name not in known]

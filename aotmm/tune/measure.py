@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from aotmm.timing.check import truth
 from aotmm.timing.graph import recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
-from aotmm.tune.candidates import Candidate, candidates, output_of, problem_of
+from aotmm.tune.candidates import Candidate, output_of, problem_of, to_time
 from aotmm.tune.race import FINAL_FROM, HOPELESS, HOPELESS_BY_OWN_TABLE, race
 from aotmm.tune.workers import Outcome, Running
 
@@ -47,8 +46,7 @@ class GpuMeasurer:
             output = output_of(self._launcher, case.dtype)
             sets = self._pool.operands(case, self._cache_bytes, output)
             problems = [problem_of(case, output, *(x.data_ptr() for x in (row.a, row.b, row.out))) for row in sets]
-            chosen = candidates(self._launcher, self.device, problems[0], left_out)
-            chosen += self._invariant_alone(problems[0], chosen, left_out)
+            chosen = to_time(self._launcher, self.device, problems[0], left_out)
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")
@@ -56,14 +54,6 @@ class GpuMeasurer:
         if min((sample.ns for sample in found.samples), default=0) >= FINAL_FROM:
             time.sleep(_REST_S)
         return found
-
-    def _invariant_alone(
-        self, problem: Problem, chosen: Sequence[Candidate], left_out: frozenset[str]
-    ) -> list[Candidate]:
-        """Return the plans of configs that selection takes under `batch_invariant` alone: they need times, too."""
-        known = {candidate.config_name for candidate in chosen}
-        found = candidates(self._launcher, self.device, replace(problem, batch_invariant=True), left_out)
-        return [candidate for candidate in found if candidate.config_name not in known]
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""

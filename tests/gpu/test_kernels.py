@@ -125,20 +125,22 @@ def result_of(
 
     a may be a batch, and then b one of as many or the B of all.
     """
-    aligned = any(guard.relation == "multiple_of" for guard in kernel.guards)
+    guarded = [guard.value.removeprefix("stride_") for guard in kernel.guards if guard.relation == "multiple_of"]
+    aligned = {value[0] for value in guarded}  # "a" of am, az and a_ptr
     layout = run.layout or ("nn" if kernel.layout == "any" else kernel.layout)
 
-    def padding(length: int, copied: int) -> int:
+    def padding(length: int, free: bool) -> int:  # noqa: FBT001
         """What follows each row (column) of that length; rows of a multiple of 16 elements are aligned in any type."""
-        return 16 + -length % 16 if aligned and not copied else 3
+        return 3 if free else 16 + -length % 16
 
-    def place(values: torch.Tensor, dtype: str, order: str, copied: int) -> torch.Tensor:
-        pad = padding(values.shape[-1 if order == "n" else -2], copied)
-        return lay_out(values, torch_dtype(dtype), order, pad=pad, offset=0 if aligned and not copied else 1)
+    def place(values: torch.Tensor, dtype: str, order: str, free: bool) -> torch.Tensor:  # noqa: FBT001
+        pad = padding(values.shape[-1 if order == "n" else -2], free)
+        return lay_out(values, torch_dtype(dtype), order, pad=pad, offset=int(free))
 
-    a_view = place(a, kernel.dtype_a, layout[0], run.copies & COPY_A)
-    b_view = place(b, kernel.dtype_b, layout[1], run.copies & COPY_B)
-    pitch = run.n + padding(run.n, run.copies & COPY_C)
+    free_a, free_b, free_c = ("abc"[i] not in aligned or bool(run.copies >> i & 1) for i in range(3))
+    a_view = place(a, kernel.dtype_a, layout[0], free_a)
+    b_view = place(b, kernel.dtype_b, layout[1], free_b)
+    pitch = run.n + padding(run.n, free_c)
     c_memory = torch.full((*a.shape[:-2], run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
     c = c_memory[..., 1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b

@@ -106,6 +106,12 @@ def variant(name: str, layout: str = "nt", dtype: str = "fp16", **fields: Any) -
     )
 
 
+# Threads store C, whose rows may lie anywhere.
+STORED_BY_THREADS = [
+    variant("cooperative-2-wide", "nt", aligned=False),
+    variant("pingpong", "tn", "bf16", aligned=False),
+    variant("swapped-odd", "nt", aligned=False),
+]
 # Each family once in every layout, because the layout decides how boxes lie; its other tiles in one alone.
 FIRST = ("cooperative-2-wide", "pingpong-wide", "clustered-wide", "swapped")
 PRODUCTS = [
@@ -119,6 +125,7 @@ PRODUCTS = [
     variant("swapped-twice", "nt", "fp8e4", fast_accum=True),
     *(variant(name, layout, "tf32") for name, layout in TF32),
     *(variant(name, "nt", "int8") for name in INT8),
+    *STORED_BY_THREADS,
 ]
 PARTIALS = [
     *(variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")),
@@ -164,6 +171,7 @@ SHARING = [
     variant("clustered-wide", "nn", epilogue="bias_relu"),
     variant("pingpong-clustered", epilogue="full"),
     variant("swapped-clustered", epilogue="bias_relu"),
+    *STORED_BY_THREADS,
     PARTIALS[0],
 ]
 SYNCHRONISING = re.compile(r"\b(?:bar|barrier|fence)\.[\w.:]+")
@@ -542,6 +550,22 @@ def test_tensor_maps(made: Variant) -> None:
         assert rows % across == 0 if swapped else across == rows
 
 
+@pytest.mark.parametrize("made", STORED_BY_THREADS, ids=lambda made: made.name)
+def test_threads_store_c_of_any_rows(made: Variant) -> None:
+    """TMA stores nothing then, and the map of C is never encoded: its guard does not hold."""
+    found = compiled(made)
+    assert "async_tma_copy_local_to_global" not in found.ttgir
+    assert found.ttgir.count("tt.store") >= consumers(made)
+    never = [p.tensor_map.guards for p in found.kernel.parameters if p.tensor_map and p.value == "c_ptr"]
+    assert never
+    assert all(
+        [(guard.value, guard.relation, guard.operand) for guard in row] == [("zero", "equals", 1)] for row in never
+    )
+    aligned = compiled(replace(made, aligned=True)).ttgir
+    assert "async_tma_copy_local_to_global" in aligned
+    assert "tt.store" not in aligned
+
+
 @every_variant
 def test_map_of_a_residual(made: Variant) -> None:
     """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is guarded of it."""
@@ -588,7 +612,8 @@ def test_guards(made: Variant) -> None:
         "b": ("stride_bk", "stride_bn") if made.layout[1] == "n" else ("stride_bn", "stride_bk"),
         "c": ("stride_cm", "stride_cn"),
     }
-    matrices = {"a": element, "b": element} | ({"c": c} if made.role == "product" else {})
+    boxed = made.role == "product" and made.aligned
+    matrices = {"a": element, "b": element} | ({"c": c} if boxed else {})
     least = depth(made) * (made.config.slices - 1) + 1
     wanted = [("K", "at_least", least), *((size, "below", I32_LIMIT) for size in ("M", "N", "K", "batch"))]
     for matrix, size in matrices.items():
@@ -601,7 +626,7 @@ def test_guards(made: Variant) -> None:
             (f"{matrix}_ptr", "multiple_of", 16),
         ]
     if made.role == "product":
-        wanted.append(("c_span", "multiple_of", 16 // c))
+        wanted.append(("c_span", "multiple_of", 16 // c) if boxed else ("stride_cn", "equals", 1))
         if not made.dtype_a.startswith("fp8"):
             wanted += [("scale_a_ptr", "equals", 0), ("scale_b_ptr", "equals", 0)]
     if made.dtype_a.startswith("fp8"):

@@ -34,7 +34,7 @@ from aotmm.timing import problems
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
 from aotmm.tune import session
-from aotmm.tune.candidates import candidates, output_of, problem_of
+from aotmm.tune.candidates import candidates, output_of, problem_of, to_time
 from aotmm.tune.cases import TUNABLE, cases
 from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment, Record
@@ -99,6 +99,18 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
     order = list(dict.fromkeys(plan.kernel for _, plan in found))
     costs = {plan.kernel: plan.cost for _, plan in found}
     assert [costs[kernel] for kernel in order] == sorted(costs[kernel] for kernel in order)
+
+
+def test_what_batch_invariant_alone_takes_is_timed_too(pack: Pack) -> None:
+    """Kernels that add slices one after another, where the rule for slices asks for them; they come last."""
+    problem = _problem(pack, _product(512, 1024, 4096, "nt"))
+    free = candidates(pack.launcher, H200, problem)
+    timed = to_time(pack.launcher, H200, problem)
+    serial = {k.config_name for k in pack.launcher.kernels if k.config.serial_k > 1 and k.role == "product"}
+    assert timed[: len(free)] == free
+    assert {candidate.config_name for candidate in timed[len(free) :]} == serial
+    wide = _problem(pack, _product(512, 4096, 4096, "nt"))
+    assert to_time(pack.launcher, H200, wide) == candidates(pack.launcher, H200, wide)
 
 
 def test_the_foreseen_plan_of_each_config_is_the_launchers_own(pack: Pack) -> None:

@@ -214,9 +214,7 @@ def store(chunk, matrix, m, n, limit, c_desc, c_smem, epilogue, tiling):
     elif m + chunk.shape[0] <= limit:
         tma.async_store(c_desc, [0, m, n], c_smem)
     else:
-        store_rows(
-            c_smem, epilogue.c_ptr, m, n, limit, epilogue, BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth
-        )
+        store_rows(c_smem, epilogue.c_ptr, m, n, limit, epilogue, BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth)
 
 
 @gluon.jit

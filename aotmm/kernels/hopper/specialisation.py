@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from aotmm.kernels import (
@@ -44,8 +45,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     """Return a kernel of these families for `variant`.
 
     Its guards are the needs of tensor maps: one unit stride, 16-byte rows; and a K of at least one step for each slice,
-    because the first product of a tile sets its sums. Only kernels of fp8 have scales, by a guard. If the variant is not
-    `aligned`, threads store C, whose rows may then lie anywhere.
+    because the first product of a tile sets its sums. Only kernels of fp8 have scales, by a guard. If the variant is
+    not `aligned`, threads store C, whose rows may lie anywhere.
 
     Args:
         function: the jit function.
@@ -135,18 +136,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     }
     vector = VECTOR_BYTES // c.bytes
     multiples = {"c_ptr": VECTOR_BYTES, "stride_cm": vector, "N": vector} if grouped else {}  # for stores of threads
-    guards = [Guard("K", "at_least", 1 + depth * (config.cluster_k * config.serial_k - 1)), *block_guards(variant)]
-    if variant.fast_accum:
-        guards.append(Guard("fast_accum", "equals", 1))
-    if not partial and not scaled:
-        guards += [Guard("scale_a_ptr", "equals", 0), Guard("scale_b_ptr", "equals", 0)]
-    for row in {descriptor.value: descriptor for descriptor in descriptors.values() if not descriptor.guards}.values():
-        guards += _described_guards(row)
-    if not variant.aligned:
-        guards.append(Guard("stride_cn", "equals", 1))
-    elif not partial:
-        # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
-        guards.append(Guard("c_span", "multiple_of", vector))
+    guards = _guards(variant, descriptors.values(), depth, vector)
     if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
         descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
     return Specialisation(
@@ -154,7 +144,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         types,
         constants | {name: None for name in function.arg_names if name not in {*types, *constants, *descriptors}},
         multiples,
-        guards=tuple(guards),
+        guards=guards,
         vector_bytes=VECTOR_BYTES,
         promoted=depth if constants["PRECISE"] else 0,
         rounded="load" if variant.dtype_a == "tf32" else "",
@@ -163,6 +153,29 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         pdl=True,
         unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or variant.epilogue == "none")),
     )
+
+
+def _guards(variant: Variant, maps: Iterable[Descriptor], depth: int, vector: int) -> tuple[Guard, ...]:
+    """Return the guards of a kernel with these maps, that of a residual left out.
+
+    Args:
+        depth: elements of K that a block multiplies in a step.
+        vector: elements of C in 16 bytes.
+    """
+    config, product = variant.config, variant.role != "partial"
+    guards = [Guard("K", "at_least", 1 + depth * (config.cluster_k * config.serial_k - 1)), *block_guards(variant)]
+    if variant.fast_accum:
+        guards.append(Guard("fast_accum", "equals", 1))
+    if product and (variant.block_scales or not variant.dtype_a.startswith("fp8")):
+        guards += [Guard("scale_a_ptr", "equals", 0), Guard("scale_b_ptr", "equals", 0)]
+    for row in {each.value: each for each in maps if not each.guards}.values():
+        guards += _described_guards(row)
+    if not variant.aligned:
+        guards.append(Guard("stride_cn", "equals", 1))
+    elif product:
+        # measured on an H200: a TMA store fills the last 16 bytes of a row with zeros past its end
+        guards.append(Guard("c_span", "multiple_of", vector))
+    return tuple(guards)
 
 
 def _groups(variant: Variant, part: int, columns: int, *, swapped: bool) -> dict[str, int]:

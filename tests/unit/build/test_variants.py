@@ -670,8 +670,8 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             'config 1: family pingpong multiplies tf32 in layouts = ["nt"] alone',
         ),
         (
-            HEADER + WGMMA + "aligned = false",
-            "family cooperative reads 16-byte rows; aligned = false is for tile and fma",
+            HEADER + WGMMA + "aligned = false\nsplit = true",
+            "aligned = false lets rows of C lie anywhere in family cooperative, which is for products alone",
         ),
         (HEADER + FMA.replace("= 1\n", "= 4\n"), "each thread has 8 sums; in family fma it has 16 to 128"),
         (
@@ -681,7 +681,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + MULTISTAGE.replace("fp16", "fp8e5"), "family multistage needs dtypes, of these alone: fp16, bf16"),
         (
             HEADER + MULTISTAGE + "aligned = false",
-            "family multistage reads 16-byte rows; aligned = false is for tile and fma",
+            "family multistage reads and writes 16-byte rows; aligned = false is for tile, fma, cooperative",
         ),
         (
             HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
