@@ -13,7 +13,8 @@ typedef float lanes[LANES];
 /* What the formula takes from LANES kernels, and what they can do. */
 typedef struct aotmm_octet {
   int32_t epilogue[LANES]; /* the richest of siblings; more than any if a reduce has it, -1 for no kernel */
-  lanes block_m, block_n, block_k, cluster_m, cluster_n, cluster_k, beside, busy, line, sum_bytes;
+  lanes block_m, block_n, block_k, beside, busy, line, sum_bytes;
+  lanes of_cluster, share_a, share_b; /* a block's part of a cluster, and of what all its blocks take in: powers of two */
   lanes base_ns, ns_per_k_step, ns_per_tile, ns_per_byte, ns_per_taken_byte, ns_per_loaded_byte;
 } aotmm_octet;
 
@@ -255,10 +256,10 @@ typedef struct octet_plans {
 extern int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce);
 /* Return the number, by octets and lanes, of a plan whose `least` is least. */
 extern int (*fastest)(const octet_plans *, int count);
-enum { SHORTLIST = 8 /* plans of least time by the formula, of which the network chooses; at most LANES */ };
+enum { SHORTLIST = 12 /* plans of least time by the formula, of which the network chooses */ };
 
-/* Correct the times of at most SHORTLIST plans by the network, and set which of them are launched with pdl. */
-extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[SHORTLIST]);
+/* Correct the times of at most LANES plans by the network, and set which of them are launched with pdl. */
+extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[LANES]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].fast_accum] : NULL;

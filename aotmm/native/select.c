@@ -219,6 +219,8 @@ static void consider(const query *s, candidate *each, float time, float work_til
   if (!fits(s, each, work_tiles, to)) return;
   const int number = to->count < to->limit ? to->count++ : to->slowest;
   to->list[number] = *each, to->times[number] = time;
+  if (s->network)
+    for (int i = 0; i < AOTMM_HIDDEN; i += 16) __builtin_prefetch(s->table->corrections[each->kernel].hidden + i);
   if (to->count < to->limit) return;
   to->slowest = 0;
   for (int i = 1; i < to->limit; i++)
@@ -286,18 +288,21 @@ static int starts_early(const candidate *each, const terms *t, int i) {
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
   const candidate *chosen = NULL;
-  int pdl[SHORTLIST];
-  terms t;
   int64_t found;
-  if (to->count) set_terms(s, to->list, to->count, &t);
-  for (int i = 0; i < to->count; i++) pdl[i] = starts_early(to->list + i, &t, i);
-  if (to->count && s->network) correct(s, to->list, to->count, &t, pdl);
-  for (int i = 0; i < to->count; i++) {
-    const candidate *each = to->list + i;
-    const aotmm_plan plan = {.kernel = each->kernel, .split = each->split, .copies = each->place->copies,
-                             .pdl = (uint32_t)pdl[i], .cost = as_cost(t.time[i] + each->place->time)};
-    if (!better(&plan, &to->best)) continue;
-    to->best = plan, chosen = each;
+  for (int first = 0; first < to->count; first += LANES) {
+    const candidate *octet = to->list + first;
+    const int count = to->count - first < LANES ? to->count - first : LANES;
+    int pdl[LANES];
+    terms t;
+    set_terms(s, octet, count, &t);
+    for (int i = 0; i < count; i++) pdl[i] = starts_early(octet + i, &t, i);
+    if (s->network) correct(s, octet, count, &t, pdl);
+    for (int i = 0; i < count; i++) {
+      const aotmm_plan plan = {.kernel = octet[i].kernel, .split = octet[i].split, .copies = octet[i].place->copies,
+                               .pdl = (uint32_t)pdl[i], .cost = as_cost(t.time[i] + octet[i].place->time)};
+      if (!better(&plan, &to->best)) continue;
+      to->best = plan, chosen = octet + i;
+    }
   }
   if (chosen) complete(s, chosen, &to->best, &found);
 }

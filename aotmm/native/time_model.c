@@ -52,6 +52,25 @@ INLINE vector lesser(vector a, vector b) {
   return a;
 }
 
+INLINE vector greater(vector a, vector b) {
+  for (int i = 0; i < LANES; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+  return a;
+}
+
+/* Return the numbers where `mask` is -1, and 0 where it is 0. */
+INLINE vector where(int_vector mask, vector numbers) { return (vector)(mask & (int_vector)numbers); }
+
+/* Round numbers from 0 on down and up; from 2^23 on they have no fraction. */
+INLINE vector down_to_wholes(vector numbers) {
+  const int_vector small = numbers < 0x1p23f;
+  return where(~small, numbers) + __builtin_convertvector(__builtin_convertvector(where(small, numbers), int_vector), vector);
+}
+
+INLINE vector up_to_wholes(vector numbers) {
+  const vector whole = down_to_wholes(numbers);
+  return whole + where(whole < numbers, (vector){0} + 1);
+}
+
 /* Round numbers from 0 on, as floorf and ceilf without calls; from 2^23 on they have no fraction. */
 INLINE float down_to_whole(float number) {
   return number < 0x1p23f ? (float)(int32_t)(number < 0x1p23f ? number : 0) : number;
@@ -87,7 +106,8 @@ static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm
   const aotmm_tile *tile = aotmm_tiles + kernel;
   const aotmm_constants *c = constants + kernel;
   to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->cluster_m[i] = tile->cluster_m, to->cluster_n[i] = tile->cluster_n, to->cluster_k[i] = tile->cluster_k;
+  to->of_cluster[i] = 1 / (tile->cluster_m * tile->cluster_n * tile->cluster_k);
+  to->share_a[i] = 1 / (tile->cluster_m * tile->cluster_k), to->share_b[i] = 1 / (tile->cluster_n * tile->cluster_k);
   to->beside[i] = tile->beside, to->busy[i] = tile->busy;
   to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
   to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
@@ -111,14 +131,14 @@ INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, 
   const int given = s->order.slices != 0; /* the number of slices: then any is valid */
   const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
   for (int i = 0; i < LANES; i++) {
-    const float together = k->cluster_m[i] * k->cluster_n[i] * k->cluster_k[i], at_once = together > 2 ? in_clusters : multiprocessors;
+    const float part = k->of_cluster[i], at_once = part < 0.5f ? in_clusters : multiprocessors;
     const float down = larger(1, up_to_whole(M / k->block_m[i])), across = larger(1, up_to_whole(N / k->block_n[i]));
     const float work_tiles = down * across * batch * g->split[i];
     t->work_tiles[i] = work_tiles;
     t->rows[i] = M / down, t->cols[i] = N / across;
     const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
     t->steps[i] = up_to_whole(steps);
-    const float places = larger(1, down_to_whole(at_once / together)), concurrent = places * k->beside[i];
+    const float places = larger(1, down_to_whole(at_once * part)), concurrent = places * k->beside[i];
     t->waves[i] = work_tiles / concurrent;
     t->valid[i] = given | (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
                                       (t->waves[i] <= AOTMM_MOST_WAVES));
@@ -128,7 +148,7 @@ INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, 
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
     t->fixed[i] = k->base_ns[i] + t->rounds[i] * k->ns_per_tile[i];
     t->multiply[i] = t->rounds[i] * t->steps[i] * k->ns_per_k_step[i];
-    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a / k->cluster_m[i] + bytes_b / k->cluster_n[i]) / k->cluster_k[i] * k->ns_per_taken_byte[i]);
+    t->take[i] = t->rounds[i] * t->steps[i] * ((bytes_a * k->share_a[i] + bytes_b * k->share_b[i]) * k->ns_per_taken_byte[i]);
     t->load[i] = work_tiles * t->steps[i] * ((bytes_a + bytes_b) * k->ns_per_loaded_byte[i]);
     t->read[i] = size->bytes_moved * k->ns_per_byte[i];
     t->sums[i] = work_tiles * k->block_m[i] * k->block_n[i] * k->sum_bytes[i] * k->ns_per_byte[i];
@@ -203,7 +223,7 @@ INLINE int fastest_of(const octet_plans *plans, int count) {
 enum { VECTORS = AOTMM_HIDDEN / LANES, SECOND_VECTORS = AOTMM_SECOND / LANES /* of nodes; registers with AVX2 hold 8 */ };
 _Static_assert(AOTMM_HIDDEN % LANES == 0 && AOTMM_SECOND % LANES == 0, "nodes");
 enum { LAUNCHES = 2 /* of a plan, without pdl and with it */, TOGETHER = 4 /* launches whose second nodes registers hold */ };
-_Static_assert((int)SHORTLIST <= (int)LANES && SHORTLIST * LAUNCHES % TOGETHER == 0, "SHORTLIST");
+_Static_assert(TOGETHER == 2 * LAUNCHES && LANES * LAUNCHES % TOGETHER == 0, "TOGETHER");
 
 INLINE vector positive(vector x) {
   for (int i = 0; i < LANES; i++) x[i] = x[i] > 0 ? x[i] : 0;
@@ -249,6 +269,16 @@ INLINE void keep_positive(const vector nodes[VECTORS], float found[AOTMM_HIDDEN]
   }
 }
 
+/* Return logarithms to the base 2 of positive numbers, without calls: 2 / ln(2) * artanh((m - 1) / (m + 1)) and the exponent,
+   m from the root of 1/2 to that of 2, where what is left out of the series is below 1e-9. */
+INLINE vector logarithms(vector numbers) {
+  enum { ROOT_OF_HALF = 0x3f3504f3 /* as a float's bits */, EXPONENT = 1 << 23 };
+  const int_vector bits = (int_vector)numbers, exponents = (bits - ROOT_OF_HALF) >> 23;
+  const vector m = (vector)(bits - exponents * EXPONENT), x = (m - 1) / (m + 1), y = x * x;
+  const vector series = 2.88539008f + y * (0.961796694f + y * (0.577078016f + y * (0.412198583f + y * 0.320598898f)));
+  return __builtin_convertvector(exponents, vector) + x * series;
+}
+
 INLINE float logarithm(float size) { return size > 1 ? log2f(size) : 0; }
 
 INLINE int a_by_columns(const quantities *q) { return !contiguous(q, AOTMM_PRODUCT_STRIDE_AK); }
@@ -276,78 +306,107 @@ INLINE void hidden_of(const query *s, placement *place) {
   memcpy(place->hidden, hidden, sizeof hidden);
 }
 
-/* Return the time of memory if each wave of tiles reads its rows of A and columns of B once. */
-INLINE float reread_time(const query *s, const candidate *plan, const terms *t, int i) {
-  const aotmm_problem *p = s->problem;
+/* What the inputs of LANES plans are made of, beside their terms. */
+typedef struct plan_facts {
+  lanes block_m, block_n, block_k, concurrent, ns_per_byte, split, alternates, clustered, across_K, lines_a, lines_b;
+} plan_facts;
+
+INLINE void set_facts(const query *s, const candidate *plan, int i, plan_facts *to) {
   const aotmm_tile *tile = aotmm_tiles + plan->kernel;
-  const float concurrent = (float)concurrent_tiles(s, plan->kernel), tiles = t->work_tiles[i] / (float)plan->split;
-  const float at_once = smaller(tiles, concurrent);
-  const float sides = smaller(2 * __builtin_sqrtf(at_once * tile->block_m * tile->block_n),
-                              smaller(at_once * tile->block_m, (float)p->M) + smaller(at_once * tile->block_n, (float)p->N));
-  const float line = (float)p->K * (float)bytes_of_dtype[p->dtype_a];
-  return larger(1, tiles / concurrent) * (sides * line) * constants_of(s, plan->kernel)->ns_per_byte;
+  to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
+  to->concurrent[i] = (float)concurrent_tiles(s, plan->kernel);
+  to->ns_per_byte[i] = constants_of(s, plan->kernel)->ns_per_byte;
+  to->split[i] = (float)plan->split;
+  to->alternates[i] = (float)s->table->corrections[plan->kernel].alternates;
+  to->clustered[i] = num_ctas(aotmm_kernels + plan->kernel) > 1;
+  to->across_K[i] = (float)(a_by_columns(&plan->place->q) && !b_by_columns(&plan->place->q));
+  to->lines_a[i] = plan->place->lines_a, to->lines_b[i] = plan->place->lines_b;
 }
 
-/* Set the hidden nodes of a plan's launches. `i` is its lane. */
-INLINE void set_nodes(const query *s, const candidate *plan, const terms *t, int i, float nodes[LAUNCHES][AOTMM_HIDDEN]) {
+/* The inputs of LANES plans, and what pdl depends on. */
+typedef struct plan_inputs {
+  vector of[AOTMM_PLAN_INPUTS], half, other;
+} plan_inputs;
+
+INLINE void set_inputs(const query *s, const plan_facts *p, const terms *t, plan_inputs *restrict to) {
+  const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K;
+  const float line = K * (float)bytes_of_dtype[s->problem->dtype_a];
+  const vector ones = (vector){0} + 1, time = vector_at(t->time), waves = vector_at(t->waves), rounds = vector_at(t->rounds);
+  const vector block_m = vector_at(p->block_m), block_n = vector_at(p->block_n), block_k = vector_at(p->block_k);
+  const vector split = vector_at(p->split), concurrent = vector_at(p->concurrent), clustered = vector_at(p->clustered);
+  const vector share = 1 / time, part = 1 / rounds, half = where(waves <= 0.5f, ones), one = where(waves <= 1, ones);
+  const vector turns = down_to_wholes(rounds), odd = vector_at(p->alternates) * (turns - 2 * down_to_wholes(turns / 2));
+  const vector of_M = M / block_m, of_N = N / block_n, of_K = K / block_k;
+  const vector down = greater(ones, up_to_wholes(of_M)), across = greater(ones, up_to_wholes(of_N));
+  const vector steps = greater(ones, vector_at(t->steps)), all_steps = up_to_wholes(of_K), past = all_steps - of_K;
+  /* the time of memory if each wave of tiles reads its rows of A and columns of B once */
+  const vector tiles = vector_at(t->work_tiles) / split, at_once = lesser(tiles, concurrent);
+  const vector rows = at_once * block_m, cols = at_once * block_n;
+  vector square = rows * block_n;
+  for (int i = 0; i < LANES; i++) square[i] = __builtin_sqrtf(square[i]);
+  const vector sides = lesser(2 * square, lesser(rows, ones * M) + lesser(cols, ones * N));
+  const vector reread = greater(ones, tiles / concurrent) * (sides * line) * vector_at(p->ns_per_byte);
+  const vector inputs[AOTMM_PLAN_INPUTS] = {logarithms(time),
+                                            vector_at(t->multiply) * share,
+                                            vector_at(t->take) * share,
+                                            vector_at(t->read) * share,
+                                            vector_at(t->load) * share,
+                                            vector_at(t->fixed) * share,
+                                            lesser(ones, reread * share),
+                                            lesser(waves, ones),
+                                            lesser(waves, 2 * ones),
+                                            waves - (rounds - 1),
+                                            part,
+                                            logarithms(steps),
+                                            past,
+                                            past / steps,
+                                            vector_at(p->across_K) * past,
+                                            vector_at(t->rows) / block_m,
+                                            vector_at(t->cols) / block_n,
+                                            1 - (down - of_M),
+                                            1 - (across - of_N),
+                                            1 / down,
+                                            1 / across,
+                                            one,
+                                            half,
+                                            odd * lesser(ones, 2 * part),
+                                            vector_at(t->sums) * share,
+                                            logarithms(split),
+                                            vector_at(t->steps) - all_steps / split,
+                                            clustered * vector_at(p->lines_a),
+                                            clustered * vector_at(p->lines_b)};
+  memcpy(to->of, inputs, sizeof inputs);
+  to->half = half, to->other = one - half;
+}
+
+/* Set the hidden nodes of the launches of the plan in lane i. */
+INLINE void set_nodes(const query *s, const candidate *plan, const plan_inputs *from, int i, float nodes[LAUNCHES][AOTMM_HIDDEN]) {
+  enum { SIZE = 0, WAVE = 7 /* places of inputs */ };
   const aotmm_network *network = s->table->network;
   const aotmm_correction *own = s->table->corrections + plan->kernel;
-  const aotmm_tile *tile = aotmm_tiles + plan->kernel;
-  const float time = t->time[i], waves = t->waves[i], rounds = t->rounds[i], wave = smaller(waves, 1);
-  const float share = 1 / time, part = 1 / rounds, size = log2f(time);
-  const int odd = own->alternates && (int64_t)rounds & 1, clustered = num_ctas(aotmm_kernels + plan->kernel) > 1;
-  const int half = waves <= 0.5f, one = waves <= 1;
-  const int across_K = a_by_columns(&plan->place->q) && !b_by_columns(&plan->place->q);
-  const float of_K = (float)s->problem->K / tile->block_k, all_steps = up_to_whole(of_K), past = all_steps - of_K;
-  const float of_M = (float)s->problem->M / tile->block_m, of_N = (float)s->problem->N / tile->block_n;
-  const float down = larger(1, up_to_whole(of_M)), across = larger(1, up_to_whole(of_N)), steps = larger(1, t->steps[i]);
-  const float inputs[AOTMM_PLAN_INPUTS] = {size,
-                                           t->multiply[i] * share,
-                                           t->take[i] * share,
-                                           t->read[i] * share,
-                                           t->load[i] * share,
-                                           t->fixed[i] * share,
-                                           smaller(1, reread_time(s, plan, t, i) * share),
-                                           wave,
-                                           smaller(waves, 2),
-                                           waves - (rounds - 1),
-                                           part,
-                                           logarithm(t->steps[i]),
-                                           past,
-                                           past / steps,
-                                           across_K ? past : 0,
-                                           t->rows[i] / tile->block_m,
-                                           t->cols[i] / tile->block_n,
-                                           1 - (down - of_M),
-                                           1 - (across - of_N),
-                                           1 / down,
-                                           1 / across,
-                                           one,
-                                           half,
-                                           odd ? smaller(1, 2 * part) : 0,
-                                           t->sums[i] * share,
-                                           logarithm((float)plan->split),
-                                           t->steps[i] - all_steps / (float)plan->split,
-                                           clustered ? plan->place->lines_a : 0,
-                                           clustered ? plan->place->lines_b : 0};
   /* The last two are 0 without clusters, the three before them without slices. */
+  const int clustered = num_ctas(aotmm_kernels + plan->kernel) > 1;
   const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 5);
   vector hidden[VECTORS];
   for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
-  add(hidden, network->plan, inputs, count);
+  for (int input = 0; input < count; input++)
+    for (int v = 0; v < VECTORS; v++) hidden[v] = fused(from->of[input][i], vector_at(network->plan[input] + v * LANES), hidden[v]);
   keep_positive(hidden, nodes[0]);
-  const float launch[AOTMM_PDL_INPUTS] = {1, half, one && !half, size, one && !half ? size : 0, wave};
+  const float size = from->of[SIZE][i], half = from->half[i], other = from->other[i];
+  const float launch[AOTMM_PDL_INPUTS] = {1, half, other, size, size * other, from->of[WAVE][i]};
   add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
   keep_positive(hidden, nodes[1]);
 }
 
-INLINE void correct_times(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[SHORTLIST]) {
-  float hidden[SHORTLIST * LAUNCHES][AOTMM_HIDDEN], outputs[SHORTLIST * LAUNCHES];
-  for (int i = 0; i < SHORTLIST; i++) {
-    const int each = i < count ? i : 0; /* a list that is not full is rare */
-    set_nodes(s, plans + each, t, each, hidden + LAUNCHES * i);
-  }
-  for (int first = 0; first < LAUNCHES * SHORTLIST; first += TOGETHER)
+INLINE void correct_times(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[LANES]) {
+  float hidden[LANES * LAUNCHES][AOTMM_HIDDEN], outputs[LANES * LAUNCHES];
+  plan_facts facts;
+  plan_inputs inputs;
+  for (int i = 0; i < LANES; i++) set_facts(s, plans + (i < count ? i : 0), i, &facts);
+  set_inputs(s, &facts, t, &inputs);
+  for (int i = 0; i < count + count % 2; i++) /* two plans are TOGETHER launches */
+    set_nodes(s, plans + (i < count ? i : 0), &inputs, i, hidden + LAUNCHES * i);
+  for (int first = 0; first < LAUNCHES * count; first += TOGETHER)
     set_outputs(s->table->network, hidden + first, outputs + first);
   for (int i = 0; i < count; i++) {
     const float plain = outputs[LAUNCHES * i], early = outputs[LAUNCHES * i + 1];
@@ -368,7 +427,7 @@ static int times_anywhere(const query *s, octet_plans *restrict plans, float row
 
 static int fastest_anywhere(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
-static void correct_anywhere(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[SHORTLIST]) {
+static void correct_anywhere(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[LANES]) {
   correct_times(s, plans, count, t, pdl);
 }
 
@@ -376,7 +435,7 @@ static void (*set_hidden)(const query *, placement *) = hidden_anywhere; /* what
 void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
 int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce) = times_anywhere;
 int (*fastest)(const octet_plans *, int count) = fastest_anywhere;
-void (*correct)(const query *, const candidate *, int, terms *restrict, int[SHORTLIST]) = correct_anywhere;
+void (*correct)(const query *, const candidate *, int, terms *restrict, int[LANES]) = correct_anywhere;
 
 #if defined __x86_64__ && !defined AOTMM_ANYWHERE
 __attribute__((target("avx2,fma"))) static void hidden_avx2(const query *s, placement *place) { hidden_of(s, place); }
@@ -392,7 +451,7 @@ __attribute__((target("avx2,fma"))) static int times_avx2(const query *s, octet_
 __attribute__((target("avx2,fma"))) static int fastest_avx2(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
 __attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, terms *restrict t,
-                                                              int pdl[SHORTLIST]) {
+                                                              int pdl[LANES]) {
   correct_times(s, plans, count, t, pdl);
 }
 

@@ -102,7 +102,7 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
 
 
 def test_what_batch_invariant_alone_takes_is_timed_too(pack: Pack) -> None:
-    """Kernels that add slices one after another, and few slices of many tiles, where the rule for slices asks for them."""
+    """Kernels that add slices one after another, and few slices of many tiles, where the rule asks for slices."""
     problem = _problem(pack, _product(512, 1024, 4096, "nt"))
     free = candidates(pack.launcher, H200, problem)
     timed = to_time(pack.launcher, H200, problem)
