@@ -219,8 +219,6 @@ static void consider(const query *s, candidate *each, float time, float work_til
   if (!fits(s, each, work_tiles, to)) return;
   const int number = to->count < to->limit ? to->count++ : to->slowest;
   to->list[number] = *each, to->times[number] = time;
-  if (s->network)
-    for (int i = 0; i < AOTMM_HIDDEN; i += 16) __builtin_prefetch(s->table->corrections[each->kernel].hidden + i);
   if (to->count < to->limit) return;
   to->slowest = 0;
   for (int i = 1; i < to->limit; i++)
