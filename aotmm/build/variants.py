@@ -261,10 +261,12 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
     table = tomllib.loads((FOLDER / "helpers.toml").read_text())
     generic = [variant for variant in products if variant.layout == "any" and variant.role == "product"]
     roles = ("product", "partial")  # operands of grouped products are not copied
-    special = [v for v in products if v.layout != "any" and v.role in roles and _needs_rows(v)]
+    special = [v for v in products if v.layout != "any" and v.role in roles and not set("AB") <= set(_free_rows(v))]
     summed = {variant.dtype_c for variant in products if variant.role == "partial"}
     sums = sorted({(_sums(v), v.dtype_c, v.epilogue) for v in generic if _sums(v) in summed})
-    moved = {v.dtype_a for v in special} | {v.dtype_c for v in special if v.role == "product" and v.aligned}
+    moved = {v.dtype_a for v in special} | {
+        v.dtype_c for v in special if v.role == "product" and "C" not in _free_rows(v)
+    }
     copied = sorted({_COPIED[DTYPES[name].bytes] for name in moved})
     wanted = {
         "reduce": sums,
@@ -289,10 +291,9 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
             )
 
 
-def _needs_rows(variant: Variant) -> bool:
-    """Return whether a variant needs 16-byte rows of A or B."""
-    family = FAMILIES.get(variant.family)
-    return variant.aligned or (family is not None and family.any_rows == "C")
+def _free_rows(variant: Variant) -> str:
+    """Return the operands of a variant that need no 16-byte rows."""
+    return "" if variant.aligned else _family(variant.family, variant.name).any_rows
 
 
 def _sums(variant: Variant) -> str:
@@ -481,7 +482,7 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
     if family.dtypes != INPUTS and not (entry.dtypes and set(entry.dtypes) <= set(family.dtypes)):
         raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
     if not (family.any_rows or entry.aligned):
-        able = ", ".join(name for name, other in FAMILIES.items() if other.any_rows)
+        able = " and ".join(name for name, other in FAMILIES.items() if "A" in other.any_rows)
         raise SpecError(f"{where}: family {name} reads and writes 16-byte rows; aligned = false is for {able}")
     if family.any_rows == "C" and entry.role != "product" and not entry.aligned:
         raise SpecError(

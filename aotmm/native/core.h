@@ -256,7 +256,7 @@ typedef struct octet_plans {
 extern int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce);
 /* Return the number, by octets and lanes, of a plan whose `least` is least. */
 extern int (*fastest)(const octet_plans *, int count);
-enum { SHORTLIST = 12 /* plans of least time by the formula, of which the network chooses */ };
+enum { SHORTLIST = AOTMM_SHORTLIST };
 
 /* Correct the times of at most LANES plans by the network, and set which of them are launched with pdl. */
 extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[LANES]);

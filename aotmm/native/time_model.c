@@ -270,7 +270,7 @@ INLINE void keep_positive(const vector nodes[VECTORS], float found[AOTMM_HIDDEN]
 }
 
 /* Return logarithms to the base 2 of positive numbers, without calls: 2 / ln(2) * artanh((m - 1) / (m + 1)) and the exponent,
-   m from the root of 1/2 to that of 2, where what is left out of the series is below 1e-9. */
+   m from the root of 1/2 to that of 2, where what is left out of the series is about 1e-9. */
 INLINE vector logarithms(vector numbers) {
   enum { ROOT_OF_HALF = 0x3f3504f3 /* as a float's bits */, EXPONENT = 1 << 23 };
   const int_vector bits = (int_vector)numbers, exponents = (bits - ROOT_OF_HALF) >> 23;

@@ -124,8 +124,7 @@ def candidates(
 def to_time(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Return `candidates`, then the plans of configs that selection takes under `batch_invariant` alone."""
-    free = candidates(launcher, device, problem, left_out)
-    known = {candidate.config_name for candidate in free}
+    """Return `candidates`, then plans with `serial_k`, which selection takes under `batch_invariant` alone."""
     invariant = candidates(launcher, device, replace(problem, batch_invariant=True), left_out)
-    return free + [candidate for candidate in invariant if candidate.config_name not in known]
+    serial = [each for each in invariant if launcher.kernels[each.plan.kernel].config.serial_k > 1]
+    return candidates(launcher, device, problem, left_out) + serial

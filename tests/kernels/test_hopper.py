@@ -111,6 +111,8 @@ STORED_BY_THREADS = [
     variant("cooperative-2-wide", "nt", aligned=False),
     variant("pingpong", "tn", "bf16", aligned=False),
     variant("swapped-odd", "nt", aligned=False),
+    variant("sliced", "nt", aligned=False),
+    variant("clustered-wide", "nn", aligned=False),
 ]
 # Each family once in every layout, because the layout decides how boxes lie; its other tiles in one alone.
 FIRST = ("cooperative-2-wide", "pingpong-wide", "clustered-wide", "swapped")
@@ -152,6 +154,7 @@ FINISHED = [
     variant("sliced", epilogue="full"),
     variant("sliced-swapped", epilogue="bias_relu"),
     variant("serial", epilogue="full"),
+    variant("pingpong", epilogue="full", aligned=False),
     variant("swapped-tall", epilogue="bias_relu"),
     variant("swapped", epilogue="bias_relu", dtype_c="fp32"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),

@@ -38,6 +38,7 @@ from aotmm.tune.candidates import candidates, output_of, problem_of, to_time
 from aotmm.tune.cases import TUNABLE, cases
 from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment, Record
+from aotmm.tune.regret import held_out_regret
 from aotmm.workers.pool import WorkerPool
 from tests.unit.tune.fakes import CONFIGS, Fake, case, pool
 
@@ -102,14 +103,13 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
 
 
 def test_what_batch_invariant_alone_takes_is_timed_too(pack: Pack) -> None:
-    """Kernels that add slices one after another, and few slices of many tiles, where the rule asks for slices."""
+    """Kernels that add slices one after another, where the rule asks for slices; they come last."""
     problem = _problem(pack, _product(512, 1024, 4096, "nt"))
     free = candidates(pack.launcher, H200, problem)
     timed = to_time(pack.launcher, H200, problem)
     serial = {k.config_name for k in pack.launcher.kernels if k.config.serial_k > 1 and k.role == "product"}
     assert timed[: len(free)] == free
-    added = {candidate.config_name for candidate in timed[len(free) :]}
-    assert {name for name in added if not name.endswith("_split")} == serial != set()
+    assert {candidate.config_name for candidate in timed[len(free) :]} == serial != set()
     wide = _problem(pack, _product(512, 4096, 4096, "nt"))
     assert to_time(pack.launcher, H200, wide) == candidates(pack.launcher, H200, wide)
 
@@ -222,6 +222,16 @@ def test_selection_by_the_models_is_nearly_the_best(
         assert regret.worst < 1.2
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
     assert {roles[model.config_name] for model in made.models} == {"product", "partial"}
+
+
+def test_what_batch_invariant_alone_takes_is_no_better_plan(pack: Pack, fitted: tuple[Table, session.Quality]) -> None:
+    """Times of kernels that selection never takes otherwise do not count as the best, however short they are."""
+    made, quality = fitted
+    serial = next(kernel.config_name for kernel in pack.launcher.kernels if kernel.config.serial_k > 1)
+    shortest = Sample(serial, 1, pdl=False, copies=0, ns=1)
+    shapes = tuple(replace(shape, times=(*shape.times, shortest)) for shape in made.shapes)
+    found = held_out_regret(pack.launcher, H200, replace(made, shapes=shapes), DTYPES_OF)
+    assert [(x.chosen, x.regret) for x in found.choices] == [(x.chosen, x.regret) for x in quality.held_out.choices]
 
 
 def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, session.Quality]) -> None:

@@ -681,7 +681,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + MULTISTAGE.replace("fp16", "fp8e5"), "family multistage needs dtypes, of these alone: fp16, bf16"),
         (
             HEADER + MULTISTAGE + "aligned = false",
-            "family multistage reads and writes 16-byte rows; aligned = false is for tile, fma, cooperative",
+            "family multistage reads and writes 16-byte rows; aligned = false is for tile and fma",
         ),
         (
             HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
