@@ -174,7 +174,8 @@ SHARING = [
     variant("clustered-wide", "nn", epilogue="bias_relu"),
     variant("pingpong-clustered", epilogue="full"),
     variant("swapped-clustered", epilogue="bias_relu"),
-    *STORED_BY_THREADS,
+    # of slices one branch would be the other way round
+    *(made for made in STORED_BY_THREADS if made.config.cluster_k == 1),
     PARTIALS[0],
 ]
 SYNCHRONISING = re.compile(r"\b(?:bar|barrier|fence)\.[\w.:]+")
