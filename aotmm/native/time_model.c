@@ -389,8 +389,7 @@ INLINE void set_nodes(const query *s, const candidate *plan, const plan_inputs *
   const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 5);
   vector hidden[VECTORS];
   for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
-  for (int input = 0; input < count; input++)
-    for (int v = 0; v < VECTORS; v++) hidden[v] = fused(from->of[input][i], vector_at(network->plan[input] + v * LANES), hidden[v]);
+  for (int input = 0; input < count; input++) add(hidden, network->plan + input, &(const float){from->of[input][i]}, 1);
   keep_positive(hidden, nodes[0]);
   const float size = from->of[SIZE][i], half = from->half[i], other = from->other[i];
   const float launch[AOTMM_PDL_INPUTS] = {1, half, other, size, size * other, from->of[WAVE][i]};

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample
 from aotmm.pack.time_model import MOST_WAVES, beside, concurrent_tiles, most_slices
 from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
@@ -124,7 +125,12 @@ def candidates(
 def to_time(
     launcher: Launcher, device: CDevice, problem: Problem, left_out: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """Return `candidates`, then plans with `serial_k`, which selection takes under `batch_invariant` alone."""
+    """Return `candidates`, then plans of the kernels `for_invariance`."""
     invariant = candidates(launcher, device, replace(problem, batch_invariant=True), left_out)
-    serial = [each for each in invariant if launcher.kernels[each.plan.kernel].config.serial_k > 1]
-    return candidates(launcher, device, problem, left_out) + serial
+    added = [each for each in invariant if for_invariance(launcher.kernels[each.plan.kernel])]
+    return candidates(launcher, device, problem, left_out) + added
+
+
+def for_invariance(kernel: Kernel) -> bool:
+    """Return whether selection takes a kernel under `batch_invariant` alone: it adds slices of K one after another."""
+    return kernel.config.serial_k > 1

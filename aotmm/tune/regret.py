@@ -16,7 +16,7 @@ from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher
 from aotmm.runtime.tuning import CDevice
 from aotmm.timing.problems import Case, Shape
-from aotmm.tune.candidates import output_of, problem_of
+from aotmm.tune.candidates import for_invariance, output_of, problem_of
 
 _ALIGNED = 4096  # an address that breaks no guard
 _PARTS = 20  # the last of so many quantiles is that at 95 %
@@ -97,9 +97,9 @@ def model_regret(launcher: Launcher, device: CDevice, table: Table, dtypes: dict
 def _regret(
     launcher: Launcher, device: CDevice, by: Table, shapes: Sequence[ShapeTimes], after: Table, dtypes: dict[int, str]
 ) -> Regret:
-    names = {kernel.config_name for kernel in launcher.kernels if kernel.config.serial_k > 1}  # batch_invariant's alone
+    not_chosen = {kernel.config_name for kernel in launcher.kernels if for_invariance(kernel)}
     rows = {
-        (*_product(shape), shape.fast_accum): tuple(each for each in shape.times if each.config_name not in names)
+        (*_product(shape), shape.fast_accum): tuple(each for each in shape.times if each.config_name not in not_chosen)
         for shape in after.shapes
     }
     launcher.retune(by)

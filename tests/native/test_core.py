@@ -453,7 +453,7 @@ def test_each_broken_guard_alone_is_noticed(arch: str, dtype: str) -> None:
     ]
     # Where threads store C, its rows may lie anywhere.
     rows_of_c = [
-        replace(fitting, c_ptr=258),
+        *(replace(fitting, c_ptr=odd) for odd in (257, 258)),
         replace(fitting, strides_c=(257, 1)),
         replace(batched, batch_strides=(0, 0, 12)),
         replace(fitting, N=255),
