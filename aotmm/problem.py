@@ -116,7 +116,7 @@ BLOCK_SCALE_K = 128
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
 # A copy's: a source and a destination of M rows and N columns, in elements of equal size.
 COPY_QUANTITIES = (
-    "source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "zero",
+    "source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "beside", "zero",
 )  # fmt: skip
 QUANTITIES = {  # by role
     "product": PRODUCT_QUANTITIES,

@@ -56,14 +56,14 @@ def run_invariant(seed: int, folder: Path, progress: Callable[[str], None], *, c
     return found
 
 
-def _measure(cases: list[Case]) -> dict[str, dict[str, float]]:
-    """Return by band of rows the others' times over ours: geometric mean, 5 % quantile and least."""
+def _measure(cases: list[Case]) -> dict[str, dict[str, float | str]]:
+    """Return by band of rows the others' times over ours: mean, 5 % quantile, least, and the least's product."""
     with _starved() as other:
         times = [_times(case, other) for case in cases]
     ratios = [{name: each / row["ours"] for name, each in row.items() if name != "ours"} for row in times]
     return {
         f"{band}, {name}": _figures(
-            [row[name] for row, case in zip(ratios, cases, strict=True) if least <= case.shape.M <= most]
+            [(row[name], str(case)) for row, case in zip(ratios, cases, strict=True) if least <= case.shape.M <= most]
         )
         for band, (least, most) in _BANDS.items()
         for name in ratios[0]
@@ -80,13 +80,16 @@ def drawn(seed: int, count: int) -> list[Case]:
     return found
 
 
-def _figures(ratios: list[float]) -> dict[str, float]:
-    if not ratios:
+def _figures(products: list[tuple[float, str]]) -> dict[str, float | str]:
+    """Return the figures of ratios, each with the product that has it."""
+    if not products:
         return {}
+    ratios = [ratio for ratio, _ in products]
     return {
         "mean": statistics.geometric_mean(ratios),
         "5 %": quantile(ratios, at_most=False),
         "least": min(ratios),
+        "least of": min(products)[1],
         "products": len(ratios),
     }
 

@@ -200,14 +200,15 @@ def overhead(results: Results) -> list[tuple[str, str, str]]:
     ]
 
 
-def other_table(name: str, values: dict[str, dict[str, float]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def other_table(name: str, values: dict[str, dict[str, float | str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return header and rows of a further measurement: a row per method, a column per figure."""
     columns = tuple(dict.fromkeys(column for figures in values.values() for column in figures))
-    rows = [
-        (method, *(f"{figures[column]:.3f}" if column in figures else "" for column in columns))
-        for method, figures in values.items()
-    ]
+    rows = [(method, *(_figure(figures.get(column, "")) for column in columns)) for method, figures in values.items()]
     return (name, *columns), rows
+
+
+def _figure(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"
 
 
 CSV_HEADER = (

@@ -6,6 +6,9 @@ loads are issued before the first store. Layouts are the memory order of the sou
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
 M and N are the rows and columns of the destination. A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
+
+`beside` is 1 for a copy that follows another one of its product, which it does not depend on: both copy at once. The
+first lets it start only after all kernels before have ended. It ends after the first, so what follows waits for both.
 """
 
 from __future__ import annotations
@@ -36,14 +39,16 @@ def copy(
     stride_sn,
     stride_dm,
     stride_dn,
+    beside,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Set destination (M, N) to source (M, N)."""
     if PDL:
+        if beside == 0:
+            gdc_wait()  # the previous kernel may write the source, or read the destination
         gdc_launch_dependents()
-        gdc_wait()  # the previous kernel may write the source, or read the destination
     tiles_n = tl.cdiv(N, BLOCK_N)
     first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
     first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
@@ -57,6 +62,9 @@ def copy(
     else:
         inside = (rows < M - first_m) & (cols < N - first_n)
         tl.store(dest_ptrs, tl.load(source_ptrs, mask=inside), mask=inside)
+    if PDL:
+        if beside != 0:
+            gdc_wait()
 
 
 def specialise(variant: Variant) -> Specialisation:
@@ -65,16 +73,18 @@ def specialise(variant: Variant) -> Specialisation:
     unit = UNIT_STRIDES.get(variant.layout, ())
     pdl = variant.target.pdl
     constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PDL": pdl}
+    fixed = dict.fromkeys(unit, 1) | ({} if pdl else {"beside": 0})
     types = {
         "source_ptr": f"*i{8 * bytes_}",
         "dest_ptr": f"*i{8 * bytes_}",
         **dict.fromkeys(("M", "N"), "i32" if unit else "i64"),
         **dict.fromkeys(("stride_sm", "stride_sn", "stride_dm", "stride_dn"), "i64"),
+        "beside": "i32",
     }
     return Specialisation(
         copy,
-        {name: type_ for name, type_ in types.items() if name not in unit},
-        constants | dict.fromkeys(unit, 1),
+        {name: type_ for name, type_ in types.items() if name not in fixed},
+        constants | fixed,
         vector_bytes=bytes_ if unit else 1,
         quantities=COPY_QUANTITIES,
         pdl=pdl,

@@ -232,7 +232,7 @@ typedef struct terms {
   int32_t valid[LANES]; /* whether K is not split, or into slices that are long enough and few enough */
 } terms;
 
-float copy_time(const query *, int kernel, const quantities *copy, int element_bytes);
+float copy_time(const query *, int kernel, const quantities *copy, int beside, int element_bytes);
 float reduce_time(const query *, int kernel, uint32_t split);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* Set what the model sees of a placement. */

@@ -128,24 +128,28 @@ static int launch_tiles(uint32_t kernel, const quantities *q, uint32_t blocks, i
   return launch(kernel, q, (const uint32_t[]){blocks / across, across, 1}, pdl, ordinal, stream);
 }
 
-static int launch_copy(const aotmm_plan *plan, const launches *all, int i, const aotmm_device *device, int ordinal, void *stream) {
+/* `beside`: the launch before copies the other operand, and this one need not wait for it. */
+static int launch_copy(const aotmm_plan *plan, const launches *all, int i, int beside, const aotmm_device *device, int ordinal,
+                       void *stream) {
   const uint32_t kernel = (uint32_t)all->copies[i];
-  return launch_tiles(kernel, all->copied + i, helper_grid(kernel, all->copied + i, device), (int)plan->pdl, ordinal, stream);
+  quantities q = all->copied[i];
+  q.value[AOTMM_COPY_BESIDE] = beside;
+  return launch_tiles(kernel, &q, helper_grid(kernel, &q, device), (int)plan->pdl, ordinal, stream);
 }
 
 /* Launch everything. `copied` has the previous panel's copies of A and B, which are not made again. */
 static int launch_all(const aotmm_plan *plan, const launches *all, const quantities *copied, const aotmm_device *device,
                       int ordinal, void *stream) {
-  int status;
+  int status, copies = 0;
   for (int i = 0; i < 2; i++)
     if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
-        (status = launch_copy(plan, all, i, device, ordinal, stream)))
+        (status = launch_copy(plan, all, i, copies++, device, ordinal, stream)))
       return status;
   status = launch_tiles(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0)
     status = launch_tiles((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device),
                           (int)plan->pdl, ordinal, stream);
-  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(plan, all, 2, device, ordinal, stream);
+  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(plan, all, 2, 0, device, ordinal, stream);
   return status;
 }
 

@@ -45,7 +45,7 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
     set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    const float each = copy_time(s, kernel, &copy, bytes_of_dtype[types[i]]);
+    const float each = copy_time(s, kernel, &copy, i == 1 && copies & AOTMM_COPY_A, bytes_of_dtype[types[i]]);
     time += s->cut ? each / (float)panels_of_copy(s->cut, i) : each;
   }
   s->placements[s->count].copies = copies;
@@ -261,11 +261,18 @@ static slicings slicings_of(const query *s, uint32_t kernel, int generic) {
   return (slicings){splits + found.count - 1, 1};
 }
 
+/* Return the measured time of a kernel in a placement, with the slices that are asked for, or NULL. */
+static const aotmm_time *timed(const query *s, const placement *place, uint32_t kernel) {
+  const aotmm_time *found = place->copies ? NULL : measured_time(s, kernel);
+  const int any = !s->order.slices || aotmm_products[kernel].role != AOTMM_ROLE_PARTIAL;
+  return found && (any || found->split == s->order.slices) ? found : NULL;
+}
+
 /* Consider the measured plan of a kernel, and return whether there is one. */
 static int consider_measured(const query *s, placement *place, uint32_t kernel, search *to) {
-  const aotmm_time *measured = place->copies ? NULL : measured_time(s, kernel);
+  const aotmm_time *measured = timed(s, place, kernel);
   const int partial = aotmm_products[kernel].role == AOTMM_ROLE_PARTIAL;
-  if (!measured || (partial && s->order.slices && measured->split != s->order.slices)) return 0;
+  if (!measured) return 0;
   candidate each = {.place = place, .kernel = kernel, .split = partial ? measured->split : 1};
   if (partial && (each.split < splits[0] || each.split > slice_limit(s->problem) ||
                   each.split > deepest(kernel, s->problem) || !set_sums_of(s, &each, to)))
@@ -356,24 +363,12 @@ static uint32_t plainest(const query *s, aotmm_group siblings) {
   return NO_KERNEL;
 }
 
-/* Return whether the table has times of a kernel's config on this shape, or has none since others were faster. */
-static int is_timed(const query *s, const placement *place, uint32_t kernel) {
-  const aotmm_time *measured;
-  if (s->order.slices > 1)
-    return !place->copies && (measured = measured_time(s, kernel)) &&
-           (aotmm_products[kernel].role != AOTMM_ROLE_PARTIAL || measured->split == s->order.slices);
-  return !place->copies && is_measured(s) && s->measured[aotmm_products[kernel].fast_accum] &&
-         s->table->config_numbers[kernel] != AOTMM_UNMEASURED;
-}
-
 /* Return the most rows that tiles may have. If there is a tile of at most TALL rows, which come first, then no more than half
    of a taller one may lie behind C. */
-static float most_rows(const query *s, const placement *place, const aotmm_alike *alike) {
+static float most_rows(const query *s, const aotmm_alike *alike) {
   const aotmm_group *siblings = aotmm_siblings + alike->first, *end = siblings + alike->count;
   for (; s->network && siblings < end && aotmm_tiles[aotmm_order[siblings->first]].block_m <= TALL; siblings++) {
-    const uint32_t kernel = plainest(s, *siblings);
-    if (kernel != NO_KERNEL && (!is_timed(s, place, kernel) || measured_time(s, kernel)))
-      return fmaxf(TALL, 2 * (float)s->problem->M);
+    if (plainest(s, *siblings) != NO_KERNEL) return fmaxf(TALL, 2 * (float)s->problem->M);
   }
   return FLT_MAX;
 }
@@ -401,11 +396,11 @@ static void consider_waiting(const query *s, search *to) {
   to->waiting = 0;
 }
 
-/* Leave out plans of timed configs, and return whether others are left. */
+/* Leave out plans of kernels that were timed, and return whether others are left. */
 static int leave_timed_out(const query *s, octet_plans *plans) {
   int left = 0;
   for (uint32_t i = 0; i < LANES; i++) {
-    if (is_timed(s, plans->place, aotmm_order[aotmm_siblings[plans->siblings + i].first])) plans->least[i] = INFINITY;
+    if (timed(s, plans->place, aotmm_order[aotmm_siblings[plans->siblings + i].first])) plans->least[i] = INFINITY;
     left |= plans->least[i] < INFINITY;
   }
   return left;
@@ -420,7 +415,7 @@ static int sums_may_fit(const query *s, const placement *place, uint32_t split) 
 static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
   const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first], !alike->contiguous);
   if (!all.count) return;
-  const float rows = most_rows(s, place, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
+  const float rows = most_rows(s, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
   const uint32_t first = alike->first, end = first + alike->count;
   for (uint32_t i = first; i < end && is_measured(s); i++) {
     const uint32_t kernel = plainest(s, aotmm_siblings[i]);

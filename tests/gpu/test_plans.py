@@ -14,6 +14,7 @@ import torch
 
 import aotmm
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS, USUAL_SPLIT, WORKSPACE_LIMIT
+from aotmm.runtime.launcher import COPY_A, COPY_B
 from aotmm.runtime.library import Library
 from aotmm.timing.operands import torch_dtype
 from tests.gpu.judge import integers, lay_out
@@ -30,6 +31,7 @@ LARGE = (1024, 1024, 16_384)  # 8 slices of 4 MiB: more than torch keeps for sma
 CAPTURED = (256, 384, 8192)
 LINKS = 200
 CHAINS = ((16, 256), (128, 128), (256, 512), (520, 136))  # sizes of what is passed from link to link
+ODD_CHAINS = ((65, 257), (129, 1023), (513, 135))
 LONG = 4096  # K of the links that take their time
 TABLE = {
     **dict(SPLIT_SHAPES),
@@ -475,9 +477,26 @@ def test_chains_of_all_schedules(prefer: Callable[[str], Library], lib: Library,
     check_chains([prefer(name) for name in names[::-1]], "nn", generator)
 
 
-def check_chains(libraries: list[Library], layout: str, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_chains_of_copies(lib: Library, generator: torch.Generator, layout: str) -> None:
+    """The same with rows that are not aligned: a copy of A, one of B beside it, and the product that waits for both."""
+    early = set()
+    for m, n in ODD_CHAINS:
+        a, b, _ = operands((m, n, n), "fp16", layout, generator)
+        plan = chosen(lib, a, b)[1]
+        early.add((plan.copies & (COPY_A | COPY_B), plan.pdl))
+    assert (COPY_A | COPY_B, True) in early
+    check_chains([lib], layout, generator, ODD_CHAINS)
+
+
+def check_chains(
+    libraries: list[Library],
+    layout: str,
+    generator: torch.Generator,
+    sizes: tuple[tuple[int, int], ...] = CHAINS,
+) -> None:
     """Compares chains back to back with the same after a wait for every link."""
-    for m, n in CHAINS:
+    for m, n in sizes:
         for name, chain in chains(m, n, layout, generator).items():
             want, state = (tuple(tensor.clone() for tensor in chain.start) for _ in range(2))
 

@@ -687,6 +687,28 @@ def test_reduce_waits_first(layout: str) -> None:
     assert not re.search(r"\b(?:bra|brx)\b", found.ptx[: at[-1]])
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "any"])
+def test_copies_wait(layout: str) -> None:
+    """A copy waits first, or at its end if it is `beside` another one, and lets the next go after the first wait."""
+    config = Config(64, 64, 1, 1, 8)
+    made = Variant(SM90, "copy", *["fp16"] * 3, layout, False, "none", False, config, "tests", "copy")  # noqa: FBT003
+    found = compiled(made)
+    assert found.kernel.pdl
+    ptx = found.ptx
+    first, last = (match.start() for match in re.finditer(r"griddepcontrol\.wait", ptx))
+    (let_go,) = (match.start() for match in re.finditer(r"griddepcontrol\.launch_dependents", ptx))
+    accesses = [match.start() for match in re.finditer(r"\b(?:ld|st)\.global", ptx)]
+    assert first < let_go < min(accesses) < max(accesses) < last
+    (place,) = (each for each in found.kernel.parameters if each.value == "beside")
+    number = [each.name for each in found.kernel.parameters].index(place.name)
+    loaded = re.search(rf"ld\.param\.b32\s+(%r\d+), \[\w+_param_{number}\];", ptx)
+    assert loaded is not None
+    (beside,) = re.findall(rf"setp\.ne\.b32\s+(%p\d+), {loaded[1]}, 0;", ptx)
+    assert re.findall(rf"@!?{beside}\s+bra", ptx) == [f"@{beside} bra", f"@!{beside} bra"], (
+        "past the one or the other wait"
+    )
+
+
 def test_partial_of_pointers_lets_nothing_go() -> None:
     """A partial that waits for nothing lets no kernel start early: its reduce starts when all its blocks have ended."""
     config = Config(64, 64, 64, 3, 4)

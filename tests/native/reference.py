@@ -483,12 +483,11 @@ class Reference:
         self._hidden: dict[tuple[str, int], list[float]] = {}
         keys = sorted({key_of(kernel) for kernel in kernels})
         self._models = {(table.device, model.key): model for table in tables for model in table.models_of(keys)}
-        self._times_of: dict[str, tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]] = {}
+        self._times_of: dict[str, dict[tuple[object, ...], dict[str, Sample]]] = {}
         # on the device of the last question, as the next ones
         self.constants: list[Floats] = []
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
-        self.timed: set[str] = set()  # configs that have times on any shape
         self.order = "", 0, 0  # of the last question
 
     def on(self, device: CDevice) -> Reference:
@@ -502,11 +501,11 @@ class Reference:
         )
         self.table = table
         self.constants = self._of_table(table) if found.own else self._scaled(found, device)
-        self.shapes, self.timed = self._measured(table) if found.own else ({}, set())
+        self.shapes = self._measured(table) if found.own else {}
         return self
 
-    def _measured(self, table: Table) -> tuple[dict[tuple[object, ...], dict[str, Sample]], set[str]]:
-        """Times by shape and config of this pack, of operands that begin at lines, and all their configs."""
+    def _measured(self, table: Table) -> dict[tuple[object, ...], dict[str, Sample]]:
+        """Times by shape and config of this pack, of operands that begin at lines."""
         if table.device not in self._times_of:
             names = {kernel.config_name for kernel in self.kernels}
             shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
@@ -516,7 +515,7 @@ class Reference:
                 best = {name: each for name, each in shape.best().items() if name in names and each.split in splits}
                 if best and not (shape.drawn or shape.offset_a or shape.offset_b):
                     shapes[key] = best
-            self._times_of[table.device] = shapes, {name for best in shapes.values() for name in best}
+            self._times_of[table.device] = shapes
         return self._times_of[table.device]
 
     @property
@@ -623,7 +622,9 @@ class Reference:
                 for kernel, (number, copied) in zip(kernels, copies, strict=True):
                     c = self.constants[kernel or 0]
                     elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
-                    ns += (c.base_ns + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
+                    beside = number == B and A in chosen and self.kernels[kernel or 0].pdl
+                    base = c.base_ns / F32(2) if beside else c.base_ns
+                    ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
                 yield Way(sum(1 << number for number in chosen), size, ns, moved)
 
     def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Choice | str:
@@ -725,7 +726,7 @@ class Reference:
         return Choice(min(best, key=lambda plan: plan.cost), among)
 
     def _considered(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> list[Planned]:
-        """Plans with the plainest kernel of each kind, but for those that were too slow to be timed."""
+        """Plans with the plainest kernel of each kind."""
         plainest: dict[object, tuple[int, int]] = {}
         for number, kernel in enumerate(self.kernels):
             if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes and self._keeps_order(kernel):
@@ -736,31 +737,17 @@ class Reference:
         plans = [
             each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)
         ]
-        return [
-            each for each in plans if isinstance(each, Planned) and not self._left_out(problem, each, plainest, cut)
-        ]
+        return [each for each in plans if isinstance(each, Planned) and not self._left_out(problem, each, plainest)]
 
-    def _left_out(
-        self, problem: Problem, planned: Planned, plainest: dict[object, tuple[int, int]], cut: Panels
-    ) -> bool:
-        """Whether a plan is too slow to be timed, or has less than half of a tall tile's rows to do."""
+    def _left_out(self, problem: Problem, planned: Planned, plainest: dict[object, tuple[int, int]]) -> bool:
+        """Whether a plan, predicted, has less than half of a tall tile's rows to do, and there are lower tiles."""
         kernel, measured = self.kernels[planned.plan.kernel], planned.plan.measured
-        if self._too_slow_to_time(problem, planned.way, kernel, cut):
-            return True
         if not self.network or measured or kernel.config.block_m <= max(TALL, 2 * problem.M):
             return False
         others = [self.kernels[number] for _, number in plainest.values()]
         return any(
-            each.config.block_m <= TALL
-            and (each.role, set(each.guards)) == (kernel.role, set(kernel.guards))
-            and not self._too_slow_to_time(problem, planned.way, each, cut)
+            each.config.block_m <= TALL and (each.role, set(each.guards)) == (kernel.role, set(kernel.guards))
             for each in others
-        )
-
-    def _too_slow_to_time(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> bool:
-        times = self._times(problem, way, kernel, cut)
-        return (
-            self.order[1] < 2 and bool(times) and kernel.config_name in self.timed and kernel.config_name not in times
         )
 
     def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:

@@ -298,6 +298,35 @@ def test_panels_share_copies(pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
+@ON_CUDA
+@own_process
+def test_copies_beside_each_other(pack: Path, tmp_path: Path) -> None:
+    """Of a copy of A and one of B right behind it, the second need not wait for the first; all others wait."""
+
+    def with_beside(kernel: Kernel) -> Kernel:
+        """A copy that gets `beside` in the place of M: this arch's copies do not take it."""
+        told = (replace(each, value="beside" if each.value == "M" else each.value) for each in kernel.parameters)
+        return replace(kernel, parameters=tuple(told)) if kernel.role == "copy" else kernel
+
+    emulator = Emulator(changed_pack(pack, tmp_path, with_beside), execute=False)
+    product, copier = (number_of(emulator, role) for role in ("product", "copy"))
+
+    def launched(copies: int, panel_m: int = 0) -> list[int]:
+        emulator.driver.launches.clear()
+        addresses = ((number + 1 << 40) + 2 * (copies >> number & 1) for number in range(3))
+        where = dict(zip(("a_ptr", "b_ptr", "c_ptr"), addresses, strict=True))
+        plan = Plan(product, copies=copies, workspace_bytes=BIG, panel_m=panel_m, panel_n=panel_m and 512)
+        emulator.launcher.run(plan, problem_of(512, 512, 64, **where), 0, 0, 1 << 44)
+        copies_ = [launch for launch in emulator.driver.launches if emulator.role(launch.image) == "copy"]
+        return [arguments(emulator.kernels[copier], launch.params)["beside"] for launch in copies_]
+
+    assert launched(COPY_A) == launched(COPY_B) == [0]
+    assert launched(COPY_A | COPY_B) == [0, 1]
+    assert launched(COPY_A | COPY_B | COPY_C) == [0, 1, 0]
+    assert launched(COPY_A | COPY_B, 128) == [0, 1, 0, 0, 0], "B is copied once, and then A follows a product"
+    assert emulator.driver.misuse == []
+
+
 # ------------------------------------------------------------------------------------------------------- workspaces
 @own_process
 def test_workspace_is_used_as_planned(pack: Path) -> None:
@@ -701,25 +730,17 @@ def test_tables(pack: Path) -> None:
 
 
 @own_process
-def test_a_config_that_was_not_timed_on_a_shape_is_not_taken_there(pack: Path) -> None:
-    """What has times elsewhere but none here was too slow; what has times nowhere is predicted."""
+def test_a_config_that_was_not_timed_on_a_shape_is_predicted_there(pack: Path) -> None:
+    """A tile that joined the set after a shape was measured can be chosen for it, timed elsewhere or nowhere."""
     emulator = Emulator(pack, execute=False)
     mm, device, shape = emulator.launcher, emulator.launcher.device(0), problem_of(512, 512, 1024)
-    number = number_of(emulator, "product")
     product, partial = (emulator.kernels[number_of(emulator, role)].config_name for role in ("product", "partial"))
-    slow = Sample(partial, 6, pdl=False, copies=0, ns=10**9)
-    mm.retune(table_of(emulator.arch, slow))
-    found = mm.select(shape, device, BIG)
-    assert (emulator.kernels[found.kernel].config_name, found.measured) == (product, False)
-    here = table_of(emulator.arch, slow)
-    elsewhere = replace(here.shapes[0], K=2048, times=(Sample(product, 1, pdl=False, copies=0, ns=500),))
-    mm.retune(replace(here, shapes=(here.shapes[0], elsewhere)))
-    assert emulator.kernels[mm.select(shape, device, BIG).kernel].config_name != product
-    verdict = mm.check(shape, device, number, BIG).plan
-    assert verdict is not None
-    assert not verdict.measured, "asked for by number, it is predicted"
-    moved = mm.select(replace(shape, a_ptr=shape.a_ptr + 16), device, BIG)
-    assert emulator.kernels[moved.kernel].config_name == product
+    slow = table_of(emulator.arch, Sample(partial, 6, pdl=False, copies=0, ns=10**9))
+    elsewhere = replace(slow.shapes[0], K=2048, times=(Sample(product, 1, pdl=False, copies=0, ns=500),))
+    for shapes in (slow.shapes, (slow.shapes[0], elsewhere)):
+        mm.retune(replace(slow, shapes=shapes))
+        found = mm.select(shape, device, BIG)
+        assert (emulator.kernels[found.kernel].config_name, found.measured) == (product, False)
 
 
 @own_process
