@@ -162,6 +162,9 @@ def _decode(rows: int, *, graph: bool = False) -> Workload:
 
     @torch.no_grad()
     def forward(part: slice) -> torch.Tensor:
+        for layer in cache.layers:
+            if hasattr(layer, "cumulative_length"):  # transformers 5 counts tokens itself; a step is repeated here
+                layer.cumulative_length.fill_(part.start)
         logits: torch.Tensor = model(tokens[:, part], past_key_values=cache, cache_position=places[part]).logits
         return logits
 

@@ -57,7 +57,13 @@ def _parameters(kernel: AnyKernel, plan: Specialisation) -> list[str]:
             row.value,
             row.bytes,
             row.descriptor
-            and (row.descriptor.dtype, *row.descriptor.quantities, row.descriptor.guards, len(row.descriptor.sizes)),
+            and (
+                row.descriptor.dtype,
+                *row.descriptor.quantities,
+                row.descriptor.guards,
+                len(row.descriptor.sizes),
+                row.descriptor.fits,
+            ),
         )
         for row in passed(plan, kernel.global_scratch_bytes)
     ]
@@ -74,7 +80,8 @@ def _known(item: Parameter) -> tuple[object, ...]:
         item.type,
         item.value,
         item.bytes,
-        row and (row.dtype, row.inner, row.outer, row.batch, row.stride, row.batch_stride, row.guards, row.rank),
+        row
+        and (row.dtype, row.inner, row.outer, row.batch, row.stride, row.batch_stride, row.guards, row.rank, row.fits),
     )
 
 

@@ -109,7 +109,7 @@ def _tensor_map(row: Descriptor, transfer: dict[str, Any]) -> TensorMap:
     *_, box_outer, box_inner = transfer["block_size"]
     outer = row.outer or box_outer
     swizzle = transfer["swizzle"]
-    return TensorMap(row.dtype, *row.quantities, box_inner, outer, swizzle, row.guards, rank=len(row.sizes))
+    return TensorMap(row.dtype, *row.quantities, box_inner, outer, swizzle, row.guards, len(row.sizes), row.fits)
 
 
 def _ptx_slots(text: str, symbol: str) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ WARPGROUP = 4  # warps that issue one wgmma together
 # shared memory without bank conflicts.
 MOST_COLUMNS = 256
 LINE_BYTES = 128
+GROUP_LINES = 8  # of a period of the swizzle
 # Of a cluster that every GPU with clusters can launch. Source: CUDA programming guide, "Thread Block Clusters".
 MOST_BLOCKS = 8
 _SUFFIXES = {"partial": "_split", "grouped_m": "_grouped_m", "grouped_k": "_grouped_k"}  # of names, by role
@@ -177,6 +178,7 @@ class Descriptor:
             matrices is 0, there is one matrix, number 0.
         box: elements of one transfer within a matrix, in the same order.
         outer: the box's outer size, if it differs from the compiler's.
+        fits: as of `schema.TensorMap`.
         guards: conditions without which a launch leaves the map zero, because the kernel does not use it then.
         mapped: whether the arch has tensor maps; else the kernel gets the address, sizes and strides themselves.
     """
@@ -187,6 +189,7 @@ class Descriptor:
     strides: tuple[str, ...]
     box: tuple[int, int]
     outer: int = 0
+    fits: bool = False
     guards: tuple[Guard, ...] = ()
     mapped: bool = True
 

@@ -299,7 +299,9 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
 
 int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const boxed_memory *memory, int ordinal,
                   void *encoded) {
-  const unsigned box[3] = {map->box_inner, map->box_outer, 1}, steps[3] = {1, 1, 1};
+  const uint64_t lines = (memory->sizes[1] + 7) / 8 * 8; /* groups of lines lie beside each other in shared memory */
+  const unsigned outer = map->fits && lines < map->box_outer ? (unsigned)lines : map->box_outer;
+  const unsigned box[3] = {map->box_inner, outer, 1}, steps[3] = {1, 1, 1};
   result code = cu.cuTensorMapEncodeTiled(encoded, map->type, map->rank, (void *)(intptr_t)memory->address, memory->sizes,
                                           memory->strides, box, steps, 0, map->swizzle, PROMOTION_128B, 0);
   return code ? failed(code, ordinal, "cuTensorMapEncodeTiled", kernel->name) : AOTMM_OK;

@@ -35,6 +35,8 @@ class TensorMap:
         swizzle: of a box in shared memory: 0 for none; 1, 2, 3 within 32, 64, 128 bytes.
         guards: conditions of its use; if one does not hold, the kernel gets 128 zero bytes.
         rank: its dimensions: 3, or 2 for a kernel that knows of one matrix only.
+        fits: a box has no more lines than the matrix, rounded up to 8: TMA takes longer to fill lines past its end with
+            zeros than to copy lines.
     """
 
     dtype: Dtype
@@ -48,6 +50,7 @@ class TensorMap:
     swizzle: int
     guards: tuple[Guard, ...] = ()
     rank: Annotated[int, range(2, 4)] = 3
+    fits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,8 +185,9 @@ BEFORE_A_WAIT = re.compile(
 )
 LOADED = re.compile(r"(?:async_tma_copy_global_to_local |cp\.async\.bulk\.tensor)")
 ARRIVED = re.compile(
-    r'(?:ttng\.arrive_barrier|ttg\.inline_asm "[^"]*mbarrier\.arrive[^"]*" \{constraints = "[^"]*"[^}]*\}) (%\w+)'
+    r'(?:ttng\.arrive_barrier|ttg\.inline_asm "[^"]*mbarrier\.arrive\.s[^"]*" \{constraints = "[^"]*"[^}]*\}) (%\w+)'
 )
+FILLED = re.compile(r'ttg\.inline_asm "[^"]*expect_tx[^"]*" \{constraints = "[^"]*"[^}]*\} (%\w+), (%\w+)')
 every_variant = pytest.mark.parametrize("made", ALL, ids=lambda made: made.name)
 
 
@@ -306,10 +307,22 @@ def boxes_across(made: Variant) -> int:
     return 0 if y_along_k(made) or known else -(-columns * DTYPES[made.dtype_a].bytes // ROW_BYTES)
 
 
-def loaded(made: Variant) -> int:
-    """Rows of X and columns of Y that come to a stage: those of a block's product, and the rest of the last box."""
-    rows, columns = block(made)
-    return rows + max(columns, boxes_across(made) * ROW_BYTES // DTYPES[made.dtype_a].bytes)
+def loaded(made: Variant, rows: int = 1 << 20, columns: int = 1 << 20) -> int:
+    """Rows of X and columns of Y, of so many, that come to a stage: those of a block, and the rest of the last box.
+
+    Along K, a box has no more than the matrix, in groups of 8.
+    """
+
+    def in_box(size: int, box: int) -> int:
+        return min(box, -(-size // 8) * 8)
+
+    of_x, of_y = block(made)
+    x_along_k = made.layout[1] == "t" if made.family == "swapped" else made.layout[0] == "n"
+    part = of_x // slabs(made)
+    found = slabs(made) * (in_box(rows, part) if x_along_k else part)
+    if y_along_k(made):
+        return found + sum(in_box(columns, width) for width in widths(made))
+    return found + max(of_y, boxes_across(made) * ROW_BYTES // DTYPES[made.dtype_a].bytes)
 
 
 def in_registers(made: Variant) -> bool:
@@ -383,6 +396,26 @@ def derived(lines: tuple[str, ...] | list[str], seeds: set[str]) -> set[str]:
 def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
     """The first operand of every `operation`."""
     return re.findall(rf"{re.escape(operation)} (%\w+)", "\n".join(lines))
+
+
+def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]) -> int:
+    """The value of `name`, which sums, products, quotients and minima of constants and of these arguments make."""
+    definitions = dict(re.findall(r"(%\w+) = arith\.(\w+ [^:]+?) :", "\n".join(lines)))
+    left = iter(arguments)
+    known: dict[str, int] = {}
+
+    def value(each: str) -> int:
+        if each not in known and each not in definitions:
+            known[each] = next(left)
+        if each not in known:
+            operation, first, *second = definitions[each].replace(",", "").split()
+            if operation == "constant":
+                return int(first)
+            a, b = value(first), value(second[0])
+            known[each] = {"addi": a + b, "muli": a * b, "divsi": a // max(b, 1), "minsi": min(a, b)}[operation]
+        return known[each]
+
+    return value(name)
 
 
 def arrivals(lines: tuple[str, ...] | list[str]) -> list[str]:
@@ -487,10 +520,13 @@ def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
     """
     ours, searched = compiled(made).ptx, in_worker(make_searched, made).ptx
     found, all_of_them = (Counter(SYNCHRONISING.findall(text)) for text in (ours, searched))
-    assert found - all_of_them == Counter()
+    # builds of fp8 with bias search for barriers, but not for fences; with both there are fewer before waits
+    assert (found - all_of_them).keys() <= {"bar.warp.sync"}
     added = all_of_them - found
     assert added.keys() <= {"bar.sync", "bar.warp.sync"}
-    assert added.total() == len(BEFORE_A_WAIT.findall(searched)) - len(BEFORE_A_WAIT.findall(ours))
+    assert all_of_them.total() - found.total() == len(BEFORE_A_WAIT.findall(searched)) - len(
+        BEFORE_A_WAIT.findall(ours)
+    )
 
 
 @every_variant
@@ -529,7 +565,10 @@ def test_tensor_maps(made: Variant) -> None:
         box = min(extent, ROW_BYTES // element)
         swizzle = {32: 1, 64: 2, 128: 3}[box * element]
         between = f"stride_{matrix}z"
-        return f"{matrix}_ptr", TensorMap(made.dtype_a, inner, outer, "batch", stride, between, box, box_outer, swizzle)
+        row = TensorMap(
+            made.dtype_a, inner, outer, "batch", stride, between, box, box_outer, swizzle, fits=inner == "K"
+        )
+        return f"{matrix}_ptr", row
 
     x, y = ("b", "a") if swapped else ("a", "b")
     wanted = [("x_desc", *expected(x, rows))]
@@ -800,12 +839,14 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     producing = partitions(compiled(made).ttgir)[-1]
     loop, *_ = (found for found in loops(producing) if passes_stages(found))
     lines = loop.body
-    (waited,), (filled,) = operands(lines, "ttng.wait_barrier"), operands(lines, "ttng.barrier_expect")
-    (expected,) = re.findall(r"ttng\.barrier_expect %\w+, (\d+),", "\n".join(lines))
+    (waited,), ((filled, expected),) = operands(lines, "ttng.wait_barrier"), FILLED.findall("\n".join(lines))
     assert waited != filled
-    assert int(expected) == loaded(made) * depth(made) * DTYPES[made.dtype_a].bytes
+    x_along_k = loaded(made, rows=1) < loaded(made)
+    for sizes in ((3, 5), (70, 9), (1 << 20, 1 << 20)):
+        known = [size for size, along in zip(sizes, (x_along_k, y_along_k(made)), strict=True) if along]
+        assert computed(producing, expected, known) == loaded(made, *sizes) * depth(made) * DTYPES[made.dtype_a].bytes
     assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
-    words = "ttng.wait_barrier|ttng.barrier_expect|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
+    words = "ttng.wait_barrier|expect_tx|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
     found = [match[0].strip() for line in lines if (match := re.search(words, line))]
     if made.num_ctas > 1:  # to several blocks, or to this one
         told, load = ["mapa.shared::cluster.u32 there"], ["scf.if", *2 * ["cp.async.bulk.tensor"]]
@@ -814,7 +855,7 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     # inline PTX of a cluster copies all boxes
     each = boxes_across(made) or 1 if made.num_ctas == 1 else 1
     loads = [["scf.if", *count * load] for count in (slabs(made), len(widths(made)) * each)]
-    assert found == ["ttng.wait_barrier", "ttng.barrier_expect", *told, *loads[0], *loads[1]]
+    assert found == ["ttng.wait_barrier", "expect_tx", *told, *loads[0], *loads[1]]
 
 
 @every_variant

@@ -23,6 +23,15 @@ _INIT = gl.constexpr(
     "mapa.shared::cluster.u32 here, $0, number; mov.u32 number, %tid.x; setp.eq.u32 first, number, 0; "
     "@first mbarrier.init.shared::cta.b64 [here], $1; }"
 )
+_EXPECT_HERE = gl.constexpr(
+    "{ .reg .pred first; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 first, lane, 0; "
+    "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1; }"
+)
+_EXPECT = gl.constexpr(
+    "{ .reg .pred first; .reg .b32 number, here; mov.u32 number, %laneid; setp.eq.u32 first, number, 0; "
+    "mov.u32 number, %cluster_ctarank; mapa.shared::cluster.u32 here, $0, number; "
+    "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [here], $1; }"
+)
 _ARRIVE_HERE = gl.constexpr(
     "{ .reg .pred told; setp.ne.b32 told, $2, 0; @told mbarrier.arrive.shared::cta.b64 _, [$0]; }"
 )
@@ -129,6 +138,13 @@ def meet(cluster):
 def init_barrier(bar, arrivals):
     """Make a barrier that so many arrivals complete, by the first thread of the block."""
     gl.inline_asm(_INIT, "r,r", [bar, gl.to_tensor(arrivals)], [], is_pure=False)
+
+
+@gluon.jit
+def expect(bar, count, cluster):
+    """Arrive at the barrier `bar`, which so many bytes shall complete, as one warp: Gluon's takes a constant number."""
+    TEXT: gl.constexpr = _EXPECT if cluster.CLUSTERED else _EXPECT_HERE
+    gl.inline_asm(TEXT, "r,r,~{memory}", [bar, count], [], is_pure=False)
 
 
 @gluon.jit

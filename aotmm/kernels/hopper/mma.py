@@ -18,13 +18,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
+from aotmm.kernels import GROUP_LINES, LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.hopper.cluster import THREADS
 from aotmm.kernels.hopper.pipeline import next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
-GROUP_LINES = 8  # lines of a period of the swizzle
 _ROWS = 64  # of one instruction
 _THREADS = 128  # of a warpgroup
 _STEP_BYTES = 32  # along K, of one instruction

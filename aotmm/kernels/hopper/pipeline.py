@@ -7,18 +7,22 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
+from aotmm.kernels import GROUP_LINES
 from aotmm.kernels.hopper.cluster import (
     THREADS,
     WARPS,
     Cluster,
     arrive,
     arrive_elsewhere,
+    expect,
     init_barrier,
     load_for_all,
     meet,
 )
 from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of_two, scale_buffers
 from aotmm.kernels.order import count_of_groups, end_of, ends_at_once, group_of, place
+
+GROUP = gl.constexpr(GROUP_LINES)
 
 
 @gluon.aggregate
@@ -341,6 +345,25 @@ def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
 
 
 @gluon.jit
+def box_lines(LINES: gl.constexpr, K_MAJOR: gl.constexpr, size):
+    """Return the lines of a box of LINES: along K no more than the matrix has, in whole groups (`TensorMap.fits`)."""
+    if K_MAJOR:
+        return gl.minimum(LINES, gl.cdiv(size, GROUP) * GROUP)
+    else:
+        return LINES
+
+
+@gluon.jit
+def lines(work, PART: gl.constexpr, COLS: gl.constexpr):
+    """Return the lines of a stage: of its boxes of PART rows of X, and of Y, of which the first has COLS columns."""
+    t = work.tiling
+    found = t.PARTS * box_lines(PART, t.X_K_MAJOR, work.rows) + box_lines(COLS, t.Y_K_MAJOR, work.cols)
+    if t.COLS1 > 0:
+        found += box_lines(t.COLS1, t.Y_K_MAJOR, work.cols)
+    return found
+
+
+@gluon.jit
 def produce(
     x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue
 ):
@@ -352,7 +375,7 @@ def produce(
     PART: gl.constexpr = t.ROWS // t.PARTS
     BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
     COLS: gl.constexpr = BOX * t.BOXES
-    BYTES: gl.constexpr = (t.ROWS + COLS + t.COLS1) * t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8
+    count = lines(work, PART, COLS) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
     of_x, of_y = c.masks()
     stage = 0
     phase = 1
@@ -367,7 +390,7 @@ def produce(
             k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
-            mbarrier.expect(bar, BYTES)
+            expect(bar, count, c)
             arrive_elsewhere(bar, c)
             if c.loads_x(step):
                 for i in gl.static_range(t.PARTS):

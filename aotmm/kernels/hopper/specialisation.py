@@ -9,6 +9,7 @@ from typing import Any
 
 from aotmm.kernels import (
     BLOCK_SCALE_TYPES,
+    GROUP_LINES,
     LINE_BYTES,
     MOST_COLUMNS,
     VECTOR_BYTES,
@@ -20,7 +21,6 @@ from aotmm.kernels import (
     block_guards,
 )
 from aotmm.kernels.epilogue import epilogue_types
-from aotmm.kernels.hopper.mma import GROUP_LINES
 from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
@@ -229,6 +229,7 @@ def _described(operand_: dict[str, str], along: int, block_k: int) -> Descriptor
         sizes=("batch", operand_["outer"], operand_["inner"]),
         strides=(operand_["batch_stride"], operand_["stride"], operand_["unit"]),
         box=(along, block_k) if k_major else (block_k, along),
+        fits=k_major,
     )
 
 
