@@ -328,5 +328,5 @@ def _copy(kernel: Kernel) -> Launch:
     bits = (_integers(m, n, 2**31, 65_599) * 40_503 & 2 ** (8 * size) - 1).astype(BITS[size])
     source, (am, ak) = _stored(bits, pad=3, transposed=layout[0] == "t")
     want, (cm, cn) = _stored(bits, pad=5, transposed=layout[1] == "t")
-    values = {"M": m, "N": n, "stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn}
+    values = {"M": m, "N": n, "stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn, "beside": 0}
     return Launch({"source_ptr": source, "dest_ptr": _poison(want)}, values, _tiles(kernel, m, n), "dest_ptr", want)

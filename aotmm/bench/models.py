@@ -259,7 +259,7 @@ def _vit_large() -> Workload:
     return _training(
         ViTForImageClassification(config),
         lambda model: model(pixels, labels=labels).loss,
-        lambda model: model.vit.encoder.layer[0].intermediate.dense.weight,
+        lambda model: model.vit.embeddings.patch_embeddings.projection.weight,
         torch.bfloat16,
     )
 

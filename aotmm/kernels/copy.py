@@ -73,7 +73,6 @@ def specialise(variant: Variant) -> Specialisation:
     unit = UNIT_STRIDES.get(variant.layout, ())
     pdl = variant.target.pdl
     constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PDL": pdl}
-    fixed = dict.fromkeys(unit, 1) | ({} if pdl else {"beside": 0})
     types = {
         "source_ptr": f"*i{8 * bytes_}",
         "dest_ptr": f"*i{8 * bytes_}",
@@ -83,8 +82,8 @@ def specialise(variant: Variant) -> Specialisation:
     }
     return Specialisation(
         copy,
-        {name: type_ for name, type_ in types.items() if name not in fixed},
-        constants | fixed,
+        {name: type_ for name, type_ in types.items() if name not in unit},
+        constants | dict.fromkeys(unit, 1),
         vector_bytes=bytes_ if unit else 1,
         quantities=COPY_QUANTITIES,
         pdl=pdl,

@@ -41,7 +41,8 @@ typedef struct aotmm_alike {
 
 /* A kernel's part of the formula. */
 typedef struct aotmm_tile {
-  float block_m, block_n, block_k, cluster_m, cluster_n, cluster_k;
+  float block_m, block_n, block_k, cluster_k;
+  float of_cluster, share_a, share_b; /* as in aotmm_octet */
   float slices;    /* of K, which a cluster multiplies side by side or a block one after another */
   float beside;    /* tiles that share a multiprocessor */
   float busy;      /* of these, so many take no longer than one */
@@ -185,7 +186,7 @@ typedef struct placement {
 
 /* What the formula takes from a problem; of a grouped one, if its groups were of equal size, or one had all rows. */
 typedef struct sizes {
-  float batch, M, K;
+  float batch, M, N, K;
   float bytes_moved; /* A and B read, C written */
 } sizes;
 enum { ROUTINGS = 2 };
@@ -197,6 +198,7 @@ typedef struct query {
   const aotmm_device *device;
   const aotmm_table *table;
   const aotmm_octet *octets; /* as in aotmm_tuning */
+  float multiprocessors, in_clusters; /* the device's, and those of them that clusters of more than two blocks can use */
   int64_t limit;       /* of the workspace */
   sizes sizes[ROUTINGS];
   int routings; /* of these; 1 unless rows are in groups */
@@ -228,12 +230,14 @@ typedef struct candidate {
 /* Predicted times of plans and their parts, in ns without copies, as launcher.h names them. */
 typedef struct terms {
   lanes time, fixed, multiply, take, load, read, sums;
-  lanes work_tiles, waves, rounds, steps, rows, cols;
-  int32_t valid[LANES]; /* whether K is not split, or into slices that are long enough and few enough */
+  lanes work_tiles, concurrent, waves, rounds, steps, rows, cols;
+  int32_t valid[LANES]; /* -1 if K is not split, or into slices that are long enough and few enough, else 0 */
 } terms;
 
 float copy_time(const query *, int kernel, const quantities *copy, int beside, int element_bytes);
 float reduce_time(const query *, int kernel, uint32_t split);
+/* Return the multiprocessors that clusters of so many blocks can use. */
+int64_t usable(const aotmm_device *, int64_t blocks);
 int64_t concurrent_tiles(const query *, uint32_t kernel);
 /* Set what the model sees of a placement. */
 void describe(const query *, placement *);
@@ -242,24 +246,36 @@ void set_octets(const aotmm_tuning *);
 /* Set the terms of at most LANES plans, by the formula. */
 extern void (*set_terms)(const query *, const candidate *, int count, terms *restrict);
 
+/* Of plans that wait to be considered; few problems have more. The last bits of a float hold a plan's number. */
+enum { MOST_OCTETS = 64, MOST_PLANS = LANES * MOST_OCTETS, PLAN_NUMBER = MOST_PLANS - 1 };
+
 /* Plans of LANES kernels with equal numbers of slices in one placement. */
 typedef struct octet_plans {
-  lanes time;  /* without reduce and copies */
-  lanes least; /* with copies, and with a reduce of least time; INFINITY: no plan, or one that was considered */
+  _Alignas(4 * LANES) lanes least; /* with copies, with a reduce of least time, and with PLAN_NUMBER in its last bits; INFINITY:
+                                      no plan, or one that was considered */
+  lanes time;                      /* without reduce and copies */
   lanes work_tiles;
   placement *place;
   uint32_t siblings, split; /* number of the first kernel's siblings in aotmm_siblings */
 } octet_plans;
 
-/* Set the times of plans with tiles of at most so many rows and a reduce of at least this time. Return whether there are
-   any. */
-extern int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce);
-/* Return the number, by octets and lanes, of a plan whose `least` is least. */
-extern int (*fastest)(const octet_plans *, int count);
+/* Plans of kernels of equal guards with equal numbers of slices in one placement. */
+typedef struct alike_plans {
+  uint32_t first, end; /* of their siblings in aotmm_siblings; `first` is a multiple of LANES */
+  uint32_t split;
+  placement *place;
+  float rows;   /* the most that tiles may have */
+  float reduce; /* a time that every reduce takes at least */
+} alike_plans;
+
+/* Set the octets of these plans, the first of which has this number, and return how many there are. */
+extern int (*set_times)(const query *, const alike_plans *, octet_plans *restrict, int number);
+/* Return the least `least` of so many octets. */
+extern float (*fastest)(const octet_plans *, int count);
 enum { SHORTLIST = AOTMM_SHORTLIST };
 
-/* Correct the times of at most LANES plans by the network, and set which of them are launched with pdl. */
-extern void (*correct)(const query *, const candidate *, int count, terms *restrict, int pdl[LANES]);
+/* Set the times of at most LANES plans, by the formula and the network, and which of them are launched with pdl. */
+extern void (*correct)(const query *, const candidate *, int count, lanes time, int pdl[LANES]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].fast_accum] : NULL;

@@ -59,7 +59,7 @@ static sizes sizes_of(const aotmm_problem *p, float batch, float M, float K) {
   const float N = (float)p->N;
   const float bytes = batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
                                M * N * (float)bytes_of_dtype[p->dtype_c]);
-  return (sizes){.batch = batch, .M = M, .K = K, .bytes_moved = bytes};
+  return (sizes){.batch = batch, .M = M, .N = N, .K = K, .bytes_moved = bytes};
 }
 
 static void start(query *s, const aotmm_problem *p, const panels *cut, const aotmm_device *device, uint64_t limit) {
@@ -69,6 +69,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->device = device;
   s->table = &tuning->table;
   s->octets = tuning->octets;
+  s->multiprocessors = (float)device->multiprocessors, s->in_clusters = (float)usable(device, AOTMM_MOST_BLOCKS);
   s->epilogue = epilogue(p);
   s->order = order_of(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
@@ -119,8 +120,6 @@ static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
   return !(s->placements[placement].copies & not_copied) && guards_hold(kernel, &s->placements[placement].q) &&
          (!s->cut || guards_hold_in_last(s, placement, kernel));
 }
-
-enum { MOST_OCTETS = 32 /* of plans that wait to be considered; few problems have more */ };
 
 /* The plans of least time so far, and `found` as in aotmm_evaluation. */
 typedef struct search {
@@ -299,9 +298,12 @@ static void decide(const query *s, search *to) {
     const int count = to->count - first < LANES ? to->count - first : LANES;
     int pdl[LANES];
     terms t;
-    set_terms(s, octet, count, &t);
-    for (int i = 0; i < count; i++) pdl[i] = starts_early(octet + i, &t, i);
-    if (s->network) correct(s, octet, count, &t, pdl);
+    if (s->network) {
+      correct(s, octet, count, t.time, pdl);
+    } else {
+      set_terms(s, octet, count, &t);
+      for (int i = 0; i < count; i++) pdl[i] = starts_early(octet + i, &t, i);
+    }
     for (int i = 0; i < count; i++) {
       const aotmm_plan plan = {.kernel = octet[i].kernel, .split = octet[i].split, .copies = octet[i].place->copies,
                                .pdl = (uint32_t)pdl[i], .cost = as_cost(t.time[i] + octet[i].place->time)};
@@ -383,10 +385,15 @@ static float least_reduce(const query *s) {
 
 /* Consider the plans that wait, the fastest first, until all others are too slow. */
 static void consider_waiting(const query *s, search *to) {
-  while (to->waiting) {
-    const int number = fastest(to->plans, to->waiting), lane = number % LANES;
+  union {
+    float time;
+    int32_t bits;
+  } least;
+  while (to->waiting && (least.time = fastest(to->plans, to->waiting)) < INFINITY) {
+    const int number = least.bits & PLAN_NUMBER, lane = number % LANES;
     octet_plans *plans = to->plans + number / LANES;
-    if (plans->least[lane] == INFINITY || too_slow(to, plans->least[lane])) break;
+    least.bits -= number; /* no plan that waits takes less */
+    if (too_slow(to, least.time)) break;
     plans->least[lane] = INFINITY;
     const uint32_t kernel = plainest(s, aotmm_siblings[plans->siblings + (uint32_t)lane]);
     if (kernel != NO_KERNEL)
@@ -396,14 +403,10 @@ static void consider_waiting(const query *s, search *to) {
   to->waiting = 0;
 }
 
-/* Leave out plans of kernels that were timed, and return whether others are left. */
-static int leave_timed_out(const query *s, octet_plans *plans) {
-  int left = 0;
-  for (uint32_t i = 0; i < LANES; i++) {
+/* Leave out plans of kernels that were timed. */
+static void leave_timed_out(const query *s, octet_plans *plans) {
+  for (uint32_t i = 0; i < LANES; i++)
     if (timed(s, plans->place, aotmm_order[aotmm_siblings[plans->siblings + i].first])) plans->least[i] = INFINITY;
-    left |= plans->least[i] < INFINITY;
-  }
-  return left;
 }
 
 /* Return whether the sums of so many slices may fit the workspace. */
@@ -415,21 +418,25 @@ static int sums_may_fit(const query *s, const placement *place, uint32_t split) 
 static void search_alike(const query *s, const aotmm_alike *alike, placement *place, search *to) {
   const slicings all = slicings_of(s, aotmm_order[aotmm_siblings[alike->first].first], !alike->contiguous);
   if (!all.count) return;
-  const float rows = most_rows(s, alike), reduce = all.splits == whole ? 0 : least_reduce(s);
   const uint32_t first = alike->first, end = first + alike->count;
   for (uint32_t i = first; i < end && is_measured(s); i++) {
     const uint32_t kernel = plainest(s, aotmm_siblings[i]);
     if (kernel != NO_KERNEL) consider_measured(s, place, kernel, to);
   }
-  for (uint32_t i = first; i < end && s->octets[i / LANES].block_m[0] <= rows; i += LANES)
-    for (int number = 0; number < all.count && sums_may_fit(s, place, all.splits[number]); number++) {
-      if (to->waiting == MOST_OCTETS) consider_waiting(s, to);
-      octet_plans *plans = to->plans + to->waiting;
-      plans->place = place, plans->siblings = i, plans->split = all.splits[number];
-      if (!set_times(s, plans, rows, reduce) || (is_measured(s) && !leave_timed_out(s, plans)))
-        break; /* there is none with more slices either */
-      to->waiting++;
+  alike_plans plans = {.place = place, .rows = most_rows(s, alike)};
+  plans.reduce = all.splits == whole ? 0 : least_reduce(s);
+  for (plans.first = first; plans.first < end; plans.first = plans.end) {
+    plans.end = end - plans.first < MOST_PLANS ? end : plans.first + MOST_PLANS;
+    for (int i = 0; i < all.count && sums_may_fit(s, place, all.splits[i]); i++) {
+      if (to->waiting + (int)ceil_div(plans.end - plans.first, LANES) > MOST_OCTETS) consider_waiting(s, to);
+      octet_plans *added = to->plans + to->waiting;
+      plans.split = all.splits[i];
+      const int count = set_times(s, &plans, added, to->waiting);
+      if (!count) break; /* there is none with more slices either */
+      to->waiting += count;
+      for (; is_measured(s) && added < to->plans + to->waiting; added++) leave_timed_out(s, added);
     }
+  }
 }
 
 static void search_all(query *s, search *to) {

@@ -24,8 +24,7 @@ float reduce_time(const query *s, int kernel, uint32_t split) {
   return c->base_ns + (float)p->batch * (float)p->M * (float)p->N * bytes * c->ns_per_byte;
 }
 
-/* Return the multiprocessors that clusters of so many blocks can use. */
-static int64_t usable(const aotmm_device *device, int64_t blocks) {
+int64_t usable(const aotmm_device *device, int64_t blocks) {
   return blocks > 2 ? (int64_t)device->multiprocessors * AOTMM_USABLE / AOTMM_OF_MULTIPROCESSORS : device->multiprocessors;
 }
 
@@ -48,6 +47,12 @@ INLINE vector vector_at(const float *first) {
   return found;
 }
 
+INLINE int_vector numbers_at(const int32_t *first) {
+  int_vector found;
+  memcpy(&found, first, sizeof found);
+  return found;
+}
+
 INLINE vector lesser(vector a, vector b) {
   for (int i = 0; i < LANES; i++) a[i] = a[i] < b[i] ? a[i] : b[i];
   return a;
@@ -61,25 +66,15 @@ INLINE vector greater(vector a, vector b) {
 /* Return the numbers where `mask` is -1, and 0 where it is 0. */
 INLINE vector where(int_vector mask, vector numbers) { return (vector)(mask & (int_vector)numbers); }
 
-/* Round numbers from 0 on down and up; from 2^23 on they have no fraction. */
+/* Round numbers down and up. Processors without an instruction for it, which have no FMA either, call functions. */
 INLINE vector down_to_wholes(vector numbers) {
-  const int_vector small = numbers < 0x1p23f;
-  return where(~small, numbers) + __builtin_convertvector(__builtin_convertvector(where(small, numbers), int_vector), vector);
+  for (int i = 0; i < LANES; i++) numbers[i] = __builtin_floorf(numbers[i]);
+  return numbers;
 }
 
 INLINE vector up_to_wholes(vector numbers) {
-  const vector whole = down_to_wholes(numbers);
-  return whole + where(whole < numbers, (vector){0} + 1);
-}
-
-/* Round numbers from 0 on, as floorf and ceilf without calls; from 2^23 on they have no fraction. */
-INLINE float down_to_whole(float number) {
-  return number < 0x1p23f ? (float)(int32_t)(number < 0x1p23f ? number : 0) : number;
-}
-
-INLINE float up_to_whole(float number) {
-  const float whole = down_to_whole(number);
-  return whole + (whole < number ? 1.0f : 0.0f);
+  for (int i = 0; i < LANES; i++) numbers[i] = __builtin_ceilf(numbers[i]);
+  return numbers;
 }
 
 INLINE float larger(float a, float b) { return a > b ? a : b; }
@@ -101,14 +96,22 @@ static float split_lines(const quantities *q, int operand, int64_t element_bytes
 /* What the formula takes from plans but for their kernels. */
 typedef struct given {
   lanes lines_a, lines_b, split, reduce;
+  lanes least_steps, most_waves; /* of slices */
 } given;
+
+INLINE void set_given(const query *s, const placement *place, uint32_t split, float reduce, int i, given *to) {
+  const int any = s->order.slices || split == 1; /* a number that is asked for is valid */
+  to->lines_a[i] = place->lines_a, to->lines_b[i] = place->lines_b;
+  to->split[i] = (float)split, to->reduce[i] = reduce;
+  to->least_steps[i] = any ? 0 : split > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS;
+  to->most_waves[i] = any ? INFINITY : AOTMM_MOST_WAVES;
+}
 
 static inline void set_lane(aotmm_octet *to, int i, uint32_t kernel, const aotmm_constants *constants) {
   const aotmm_tile *tile = aotmm_tiles + kernel;
   const aotmm_constants *c = constants + kernel;
   to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->of_cluster[i] = 1 / (tile->cluster_m * tile->cluster_n * tile->cluster_k);
-  to->share_a[i] = 1 / (tile->cluster_m * tile->cluster_k), to->share_b[i] = 1 / (tile->cluster_n * tile->cluster_k);
+  to->of_cluster[i] = tile->of_cluster, to->share_a[i] = tile->share_a, to->share_b[i] = tile->share_b;
   to->beside[i] = tile->beside, to->busy[i] = tile->busy;
   to->line[i] = tile->line, to->sum_bytes[i] = tile->sum_bytes;
   to->base_ns[i] = c->base_ns, to->ns_per_k_step[i] = c->ns_per_k_step, to->ns_per_tile[i] = c->ns_per_tile;
@@ -128,22 +131,20 @@ void set_octets(const aotmm_tuning *tuning) {
 
 /* A loop over all lanes, without calls and branches, so that compilers compute several at once. */
 INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, const given *g, terms *restrict t) {
-  const float M = size->M, N = (float)s->problem->N, K = size->K, batch = size->batch;
-  const int given = s->order.slices != 0; /* the number of slices: then any is valid */
-  const float multiprocessors = (float)s->device->multiprocessors, in_clusters = (float)usable(s->device, AOTMM_MOST_BLOCKS);
+  const float M = size->M, N = size->N, K = size->K, batch = size->batch;
+  const float others = s->multiprocessors - s->in_clusters; /* exact; compilers gather the one or the other by its address */
   for (int i = 0; i < LANES; i++) {
-    const float part = k->of_cluster[i], at_once = part < 0.5f ? in_clusters : multiprocessors;
-    const float down = larger(1, up_to_whole(M / k->block_m[i])), across = larger(1, up_to_whole(N / k->block_n[i]));
+    const float part = k->of_cluster[i], at_once = s->in_clusters + (part < 0.5f ? 0 : others);
+    const float down = larger(1, __builtin_ceilf(M / k->block_m[i])), across = larger(1, __builtin_ceilf(N / k->block_n[i]));
     const float work_tiles = down * across * batch * g->split[i];
     t->work_tiles[i] = work_tiles;
     t->rows[i] = M / down, t->cols[i] = N / across;
-    const float steps = up_to_whole(K / k->block_k[i]) / g->split[i];
-    t->steps[i] = up_to_whole(steps);
-    const float places = larger(1, down_to_whole(at_once * part)), concurrent = places * k->beside[i];
-    t->waves[i] = work_tiles / concurrent;
-    t->valid[i] = given | (g->split[i] == 1) | ((steps >= (g->split[i] > AOTMM_USUAL_SPLIT ? AOTMM_LONG_STEPS : AOTMM_LEAST_STEPS)) &
-                                      (t->waves[i] <= AOTMM_MOST_WAVES));
-    const float whole = down_to_whole(t->waves[i]), rest = up_to_whole(larger(0, work_tiles - whole * concurrent) / places);
+    const float steps = __builtin_ceilf(K / k->block_k[i]) / g->split[i];
+    t->steps[i] = __builtin_ceilf(steps);
+    const float places = larger(1, __builtin_floorf(at_once * part)), concurrent = places * k->beside[i];
+    t->concurrent[i] = concurrent, t->waves[i] = work_tiles / concurrent;
+    t->valid[i] = -((steps >= g->least_steps[i]) & (t->waves[i] <= g->most_waves[i]));
+    const float whole = __builtin_floorf(t->waves[i]), rest = __builtin_ceilf(larger(0, work_tiles - whole * concurrent) / places);
     t->rounds[i] = whole + smaller(rest, 1) * larger(rest, k->busy[i]) / larger(k->beside[i], k->busy[i]);
     const float bytes_a = t->rows[i] * (1 + (float)AOTMM_SPLIT_A * g->lines_a[i]) * k->line[i];
     const float bytes_b = t->cols[i] * (1 + (float)AOTMM_SPLIT_B * g->lines_b[i]) * k->line[i];
@@ -160,63 +161,69 @@ INLINE void formula_of(const query *s, const sizes *size, const aotmm_octet *k, 
 }
 
 /* Of groups of rows, the time is the geometric mean over routings, and the other terms are those of equal groups. */
-INLINE void formula(const query *s, const aotmm_octet *k, const given *g, terms *restrict t) {
+INLINE void formula(const query *s, int routings, const aotmm_octet *k, const given *g, terms *restrict t) {
   terms other;
   formula_of(s, s->sizes, k, g, t);
-  if (s->routings == 1) return;
+  if (routings == 1) return;
   formula_of(s, s->sizes + 1, k, g, &other);
   for (int i = 0; i < LANES; i++) t->time[i] = __builtin_sqrtf(t->time[i] * other.time[i]);
+}
+
+/* Set what the formula takes from at most LANES plans. */
+INLINE void gather(const query *s, const candidate *plans, int count, aotmm_octet *kernels, given *g) {
+  for (int i = 0; i < LANES; i++) {
+    const candidate *each = plans + (i < count ? i : 0);
+    set_lane(kernels, i, each->kernel, s->table->constants);
+    set_given(s, each->place, each->split, each->reduce, i, g);
+  }
 }
 
 INLINE void terms_of(const query *s, const candidate *plans, int count, terms *restrict t) {
   aotmm_octet kernels;
   given g;
-  for (int i = 0; i < LANES; i++) {
-    const candidate *each = plans + (i < count ? i : 0);
-    set_lane(&kernels, i, each->kernel, s->table->constants);
-    g.lines_a[i] = each->place->lines_a, g.lines_b[i] = each->place->lines_b;
-    g.split[i] = (float)each->split, g.reduce[i] = each->reduce;
-  }
-  formula(s, &kernels, &g, t);
+  gather(s, plans, count, &kernels, &g);
+  formula(s, s->routings, &kernels, &g, t);
 }
 
-INLINE int times_of(const query *s, octet_plans *restrict plans, float rows, float reduce) {
-  const aotmm_octet *kernels = s->octets + plans->siblings / LANES;
-  const placement *place = plans->place;
-  const float copies = place->time;
-  int32_t any = 0;
+/* `routings` is a constant, since masks that live across a branch are narrowed and widened. */
+INLINE int times_by(const query *s, int routings, const alike_plans *all, octet_plans *restrict plans, int number) {
+  const placement *place = all->place;
+  const int_vector lane = {0, 1, 2, 3, 4, 5, 6, 7}, infinite = (int_vector)((vector){0} + INFINITY);
+  int count = 0;
   given g;
-  terms t;
-  for (int i = 0; i < LANES; i++) {
-    g.lines_a[i] = place->lines_a, g.lines_b[i] = place->lines_b;
-    g.split[i] = (float)plans->split, g.reduce[i] = 0;
+  for (int i = 0; i < LANES; i++) set_given(s, place, all->split, 0, i, &g);
+  for (uint32_t first = all->first; first < all->end; first += LANES) {
+    const aotmm_octet *kernels = s->octets + first / LANES;
+    octet_plans *to = plans + count;
+    int32_t any = 0;
+    terms t;
+    if (kernels->block_m[0] > all->rows) break;
+    formula(s, routings, kernels, &g, &t);
+    const int_vector valid =
+        numbers_at(t.valid) & (vector_at(kernels->block_m) <= all->rows) & (numbers_at(kernels->epilogue) >= s->epilogue);
+    const vector least = lesser(vector_at(t.time) + all->reduce + place->time, (vector){0} + FLT_MAX);
+    const int_vector numbered = ((int_vector)least & ~PLAN_NUMBER) | ((number + count) * LANES + lane);
+    const int_vector found = (valid & numbered) | (~valid & infinite);
+    memcpy(to->least, &found, sizeof found);
+    memcpy(to->time, t.time, sizeof t.time);
+    memcpy(to->work_tiles, t.work_tiles, sizeof t.work_tiles);
+    to->place = all->place, to->siblings = first, to->split = all->split;
+    for (int i = 0; i < LANES; i++) any |= valid[i];
+    count += any != 0;
   }
-  formula(s, kernels, &g, &t);
-  for (int i = 0; i < LANES; i++) {
-    const int32_t valid = t.valid[i] & (kernels->block_m[i] <= rows) & (kernels->epilogue[i] >= s->epilogue);
-    const float least = smaller(t.time[i] + reduce + copies, FLT_MAX);
-    any |= valid;
-    plans->time[i] = t.time[i], plans->work_tiles[i] = t.work_tiles[i];
-    plans->least[i] = valid ? least : INFINITY;
-  }
-  return any;
+  return count;
 }
 
-INLINE int fastest_of(const octet_plans *plans, int count) {
-  const int_vector numbers = {0, 1, 2, 3, 4, 5, 6, 7};
-  int_vector found = numbers;
-  vector least = vector_at(plans->least);
-  for (int octet = 1; octet < count; octet++) {
-    const vector each = vector_at(plans[octet].least);
-    const int_vector less = each < least;
-    found = (less & (octet * LANES + numbers)) | (~less & found);
-    least = lesser(each, least);
-  }
-  const float best = smaller(smaller(smaller(least[0], least[4]), smaller(least[2], least[6])),
-                             smaller(smaller(least[1], least[5]), smaller(least[3], least[7])));
-  uint32_t lanes_of_best = 0; /* bits, since branches would be mispredicted */
-  for (int i = 0; i < LANES; i++) lanes_of_best |= (uint32_t)(least[i] == best) << i;
-  return found[__builtin_ctz(lanes_of_best)];
+INLINE int times_of(const query *s, const alike_plans *all, octet_plans *restrict plans, int number) {
+  return s->routings == 1 ? times_by(s, 1, all, plans, number) : times_by(s, ROUTINGS, all, plans, number);
+}
+
+INLINE float fastest_of(const octet_plans *plans, int count) {
+  vector least = vector_at(plans[count - 1].least);
+  for (int octet = 0; octet + 1 < count; octet += 2)
+    least = lesser(lesser(vector_at(plans[octet].least), vector_at(plans[octet + 1].least)), least);
+  return smaller(smaller(smaller(least[0], least[4]), smaller(least[2], least[6])),
+                 smaller(smaller(least[1], least[5]), smaller(least[3], least[7])));
 }
 
 /* ---- the network */
@@ -224,6 +231,8 @@ INLINE int fastest_of(const octet_plans *plans, int count) {
 enum { VECTORS = AOTMM_HIDDEN / LANES, SECOND_VECTORS = AOTMM_SECOND / LANES /* of nodes; registers with AVX2 hold 8 */ };
 _Static_assert(AOTMM_HIDDEN % LANES == 0 && AOTMM_SECOND % LANES == 0, "nodes");
 enum { LAUNCHES = 2 /* of a plan, without pdl and with it */, TOGETHER = 4 /* launches whose second nodes registers hold */ };
+enum { PART = 4 /* vectors of hidden nodes, which registers hold for two plans */ };
+_Static_assert(AOTMM_HIDDEN <= 64 && VECTORS % PART == 0, "active_nodes, set_nodes");
 _Static_assert(TOGETHER == 2 * LAUNCHES && LANES * LAUNCHES % TOGETHER == 0, "TOGETHER");
 
 INLINE vector positive(vector x) {
@@ -245,13 +254,26 @@ INLINE void add(vector hidden[VECTORS], const float (*weights)[AOTMM_HIDDEN], co
     for (int v = 0; v < VECTORS; v++) hidden[v] = fused(inputs[i], vector_at(weights[i] + v * LANES), hidden[v]);
 }
 
-/* Set the outputs of some launches by their hidden nodes. Each weight is loaded once for all of them. */
+/* Return the hidden nodes that are not 0 in all launches, as bits; a float holds those of two vectors. */
+INLINE uint64_t active_nodes(const float hidden[TOGETHER][AOTMM_HIDDEN]) {
+  const vector bits = {1, 2, 4, 8, 16, 32, 64, 128};
+  uint64_t found = 0;
+  for (int first = 0; first < AOTMM_HIDDEN; first += 2 * LANES) {
+    vector low = {0}, high = {0};
+    for (int launch = 0; launch < TOGETHER; launch++)
+      low += vector_at(hidden[launch] + first), high += vector_at(hidden[launch] + first + LANES);
+    found |= (uint64_t)(int32_t)sum(where(low > 0, bits) + where(high > 0, 256 * bits)) << first;
+  }
+  return found;
+}
+
+/* Set the outputs of some launches by their hidden nodes, of which about half are 0 in all. Each weight is loaded once. */
 INLINE void set_outputs(const aotmm_network *network, const float hidden[TOGETHER][AOTMM_HIDDEN], float found[TOGETHER]) {
   vector nodes[TOGETHER][SECOND_VECTORS];
   for (int launch = 0; launch < TOGETHER; launch++)
     for (int v = 0; v < SECOND_VECTORS; v++) nodes[launch][v] = vector_at(network->second_bias + v * LANES);
-  for (int i = 0; i < AOTMM_HIDDEN; i++)
-    for (int v = 0; v < SECOND_VECTORS; v++) {
+  for (uint64_t left = active_nodes(hidden); left; left &= left - 1)
+    for (int i = __builtin_ctzll(left), v = 0; v < SECOND_VECTORS; v++) {
       const vector weights = vector_at(network->second[i] + v * LANES);
       for (int launch = 0; launch < TOGETHER; launch++) nodes[launch][v] = fused(hidden[launch][i], weights, nodes[launch][v]);
     }
@@ -259,14 +281,6 @@ INLINE void set_outputs(const aotmm_network *network, const float hidden[TOGETHE
     vector parts = {0};
     for (int v = 0; v < SECOND_VECTORS; v++) parts += positive(nodes[launch][v]) * vector_at(network->outputs + v * LANES);
     found[launch] = sum(parts);
-  }
-}
-
-/* Set the values of hidden nodes by their sums. */
-INLINE void keep_positive(const vector nodes[VECTORS], float found[AOTMM_HIDDEN]) {
-  for (int v = 0; v < VECTORS; v++) {
-    const vector each = positive(nodes[v]);
-    memcpy(found + v * LANES, &each, sizeof each);
   }
 }
 
@@ -307,61 +321,53 @@ INLINE void hidden_of(const query *s, placement *place) {
   memcpy(place->hidden, hidden, sizeof hidden);
 }
 
-/* What the inputs of LANES plans are made of, beside their terms. */
-typedef struct plan_facts {
-  lanes block_m, block_n, block_k, concurrent, ns_per_byte, split, alternates, clustered, across_K, lines_a, lines_b;
-} plan_facts;
-
-INLINE void set_facts(const query *s, const candidate *plan, int i, plan_facts *to) {
-  const aotmm_tile *tile = aotmm_tiles + plan->kernel;
-  to->block_m[i] = tile->block_m, to->block_n[i] = tile->block_n, to->block_k[i] = tile->block_k;
-  to->concurrent[i] = (float)concurrent_tiles(s, plan->kernel);
-  to->ns_per_byte[i] = constants_of(s, plan->kernel)->ns_per_byte;
-  to->split[i] = (float)plan->split;
-  to->alternates[i] = (float)s->table->corrections[plan->kernel].alternates;
-  to->clustered[i] = num_ctas(aotmm_kernels + plan->kernel) > 1;
-  to->across_K[i] = (float)(a_by_columns(&plan->place->q) && !b_by_columns(&plan->place->q));
-  to->lines_a[i] = plan->place->lines_a, to->lines_b[i] = plan->place->lines_b;
-}
-
-/* The inputs of LANES plans, and what pdl depends on. */
+/* The inputs of LANES plans, and those of pdl. */
 typedef struct plan_inputs {
-  vector of[AOTMM_PLAN_INPUTS], half, other;
+  lanes of[AOTMM_PLAN_INPUTS], pdl[AOTMM_PDL_INPUTS];
 } plan_inputs;
 
-INLINE void set_inputs(const query *s, const plan_facts *p, const terms *t, plan_inputs *restrict to) {
+INLINE void set_inputs(const query *s, const candidate *plans, int count, const aotmm_octet *k, const given *g, const terms *t,
+                       plan_inputs *restrict to) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K;
   const float line = K * (float)bytes_of_dtype[s->problem->dtype_a];
   const vector ones = (vector){0} + 1, time = vector_at(t->time), waves = vector_at(t->waves), rounds = vector_at(t->rounds);
-  const vector block_m = vector_at(p->block_m), block_n = vector_at(p->block_n), block_k = vector_at(p->block_k);
-  const vector split = vector_at(p->split), concurrent = vector_at(p->concurrent), clustered = vector_at(p->clustered);
+  const vector block_m = vector_at(k->block_m), block_n = vector_at(k->block_n), block_k = vector_at(k->block_k);
+  const vector split = vector_at(g->split), concurrent = vector_at(t->concurrent);
+  const vector clustered = where(vector_at(k->of_cluster) < 1, ones);
+  lanes alternates, across_K, root;
+  for (int i = 0; i < LANES; i++) {
+    const candidate *each = plans + (i < count ? i : 0);
+    alternates[i] = (float)s->table->corrections[each->kernel].alternates;
+    across_K[i] = (float)(a_by_columns(&each->place->q) && !b_by_columns(&each->place->q));
+  }
   const vector share = 1 / time, part = 1 / rounds, half = where(waves <= 0.5f, ones), one = where(waves <= 1, ones);
-  const vector turns = down_to_wholes(rounds), odd = vector_at(p->alternates) * (turns - 2 * down_to_wholes(turns / 2));
+  const vector turns = down_to_wholes(rounds), odd = vector_at(alternates) * (turns - 2 * down_to_wholes(turns / 2));
   const vector of_M = M / block_m, of_N = N / block_n, of_K = K / block_k;
   const vector down = greater(ones, up_to_wholes(of_M)), across = greater(ones, up_to_wholes(of_N));
   const vector steps = greater(ones, vector_at(t->steps)), all_steps = up_to_wholes(of_K), past = all_steps - of_K;
   /* the time of memory if each wave of tiles reads its rows of A and columns of B once */
   const vector tiles = vector_at(t->work_tiles) / split, at_once = lesser(tiles, concurrent);
   const vector rows = at_once * block_m, cols = at_once * block_n;
-  vector square = rows * block_n;
-  for (int i = 0; i < LANES; i++) square[i] = __builtin_sqrtf(square[i]);
-  const vector sides = lesser(2 * square, lesser(rows, ones * M) + lesser(cols, ones * N));
-  const vector reread = greater(ones, tiles / concurrent) * (sides * line) * vector_at(p->ns_per_byte);
-  const vector inputs[AOTMM_PLAN_INPUTS] = {logarithms(time),
+  const vector square = rows * block_n;
+  for (int i = 0; i < LANES; i++) root[i] = __builtin_sqrtf(square[i]);
+  const vector sides = lesser(2 * vector_at(root), lesser(rows, ones * M) + lesser(cols, ones * N));
+  const vector reread = greater(ones, tiles / concurrent) * (sides * line) * vector_at(k->ns_per_byte);
+  const vector log_time = logarithms(time), wave = lesser(waves, ones), other = one - half;
+  const vector inputs[AOTMM_PLAN_INPUTS] = {log_time,
                                             vector_at(t->multiply) * share,
                                             vector_at(t->take) * share,
                                             vector_at(t->read) * share,
                                             vector_at(t->load) * share,
                                             vector_at(t->fixed) * share,
                                             lesser(ones, reread * share),
-                                            lesser(waves, ones),
+                                            wave,
                                             lesser(waves, 2 * ones),
                                             waves - (rounds - 1),
                                             part,
                                             logarithms(steps),
                                             past,
                                             past / steps,
-                                            vector_at(p->across_K) * past,
+                                            vector_at(across_K) * past,
                                             vector_at(t->rows) / block_m,
                                             vector_at(t->cols) / block_n,
                                             1 - (down - of_M),
@@ -374,44 +380,63 @@ INLINE void set_inputs(const query *s, const plan_facts *p, const terms *t, plan
                                             vector_at(t->sums) * share,
                                             logarithms(split),
                                             vector_at(t->steps) - all_steps / split,
-                                            clustered * vector_at(p->lines_a),
-                                            clustered * vector_at(p->lines_b)};
+                                            clustered * vector_at(g->lines_a),
+                                            clustered * vector_at(g->lines_b)};
+  const vector pdl[AOTMM_PDL_INPUTS] = {ones, half, other, log_time, log_time * other, wave};
   memcpy(to->of, inputs, sizeof inputs);
-  to->half = half, to->other = one - half;
+  memcpy(to->pdl, pdl, sizeof pdl);
 }
 
-/* Set the hidden nodes of the launches of the plan in lane i. */
-INLINE void set_nodes(const query *s, const candidate *plan, const plan_inputs *from, int i, float nodes[LAUNCHES][AOTMM_HIDDEN]) {
-  enum { SIZE = 0, WAVE = 7 /* places of inputs */ };
+/* Add inputs of the plans in two lanes, times their weights, to the sums of hidden nodes from `first` on, and set these nodes.
+   Each weight is loaded once for both. */
+INLINE void add_to_both(vector sums[2][PART], const float (*weights)[AOTMM_HIDDEN], int first, const lanes *inputs, int count,
+                        int lane, float (*nodes)[AOTMM_HIDDEN]) {
+  for (int i = 0; i < count; i++)
+    for (int v = 0; v < PART; v++)
+      for (int plan = 0; plan < 2; plan++)
+        sums[plan][v] = fused(inputs[i][lane + plan], vector_at(weights[i] + first + v * LANES), sums[plan][v]);
+  for (int plan = 0; plan < 2; plan++)
+    for (int v = 0; v < PART; v++) {
+      const vector each = positive(sums[plan][v]);
+      memcpy(nodes[LAUNCHES * plan] + first + v * LANES, &each, sizeof each);
+    }
+}
+
+/* Set the hidden nodes of the launches of two plans, in a lane and the next one. */
+INLINE void set_nodes(const query *s, const candidate *const plans[2], const plan_inputs *from, int lane,
+                      float (*nodes)[AOTMM_HIDDEN]) {
   const aotmm_network *network = s->table->network;
-  const aotmm_correction *own = s->table->corrections + plan->kernel;
-  /* The last two are 0 without clusters, the three before them without slices. */
-  const int clustered = num_ctas(aotmm_kernels + plan->kernel) > 1;
-  const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plan->split > 1 ? 2 : 5);
-  vector hidden[VECTORS];
-  for (int v = 0; v < VECTORS; v++) hidden[v] = vector_at(own->hidden + v * LANES) + vector_at(plan->place->hidden + v * LANES);
-  for (int input = 0; input < count; input++) add(hidden, network->plan + input, &(const float){from->of[input][i]}, 1);
-  keep_positive(hidden, nodes[0]);
-  const float size = from->of[SIZE][i], half = from->half[i], other = from->other[i];
-  const float launch[AOTMM_PDL_INPUTS] = {1, half, other, size, size * other, from->of[WAVE][i]};
-  add(hidden, network->pdl, launch, AOTMM_PDL_INPUTS);
-  keep_positive(hidden, nodes[1]);
+  /* The last two inputs are 0 without clusters, the three before them without slices. */
+  const int clustered = num_ctas(aotmm_kernels + plans[0]->kernel) > 1 || num_ctas(aotmm_kernels + plans[1]->kernel) > 1;
+  const int count = AOTMM_PLAN_INPUTS - (clustered ? 0 : plans[0]->split > 1 || plans[1]->split > 1 ? 2 : 5);
+  for (int first = 0; first < AOTMM_HIDDEN; first += PART * LANES) {
+    vector sums[2][PART];
+    for (int plan = 0; plan < 2; plan++) {
+      const float *own = s->table->corrections[plans[plan]->kernel].hidden + first, *problem = plans[plan]->place->hidden + first;
+      for (int v = 0; v < PART; v++) sums[plan][v] = vector_at(own + v * LANES) + vector_at(problem + v * LANES);
+    }
+    add_to_both(sums, network->plan, first, from->of, count, lane, nodes);
+    add_to_both(sums, network->pdl, first, from->pdl, AOTMM_PDL_INPUTS, lane, nodes + 1);
+  }
 }
 
-INLINE void correct_times(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[LANES]) {
+INLINE void correct_times(const query *s, const candidate *plans, int count, lanes time, int pdl[LANES]) {
   float hidden[LANES * LAUNCHES][AOTMM_HIDDEN], outputs[LANES * LAUNCHES];
-  plan_facts facts;
+  aotmm_octet kernels;
+  given g;
+  terms t;
   plan_inputs inputs;
-  for (int i = 0; i < LANES; i++) set_facts(s, plans + (i < count ? i : 0), i, &facts);
-  set_inputs(s, &facts, t, &inputs);
-  for (int i = 0; i < count + count % 2; i++) /* two plans are TOGETHER launches */
-    set_nodes(s, plans + (i < count ? i : 0), &inputs, i, hidden + LAUNCHES * i);
+  gather(s, plans, count, &kernels, &g);
+  formula(s, s->routings, &kernels, &g, &t);
+  set_inputs(s, plans, count, &kernels, &g, &t, &inputs);
+  for (int i = 0; i < count; i += 2) /* two plans are TOGETHER launches */
+    set_nodes(s, (const candidate *const[]){plans + i, plans + (i + 1 < count ? i + 1 : 0)}, &inputs, i, hidden + LAUNCHES * i);
   for (int first = 0; first < LAUNCHES * count; first += TOGETHER)
     set_outputs(s->table->network, hidden + first, outputs + first);
   for (int i = 0; i < count; i++) {
     const float plain = outputs[LAUNCHES * i], early = outputs[LAUNCHES * i + 1];
     pdl[i] = aotmm_kernels[plans[i].kernel].pdl && early <= plain;
-    t->time[i] *= expf((pdl[i] ? early : plain) + s->table->corrections[plans[i].kernel].shift);
+    time[i] = t.time[i] * expf((pdl[i] ? early : plain) + s->table->corrections[plans[i].kernel].shift);
   }
 }
 
@@ -421,21 +446,21 @@ static void hidden_anywhere(const query *s, placement *place) { hidden_of(s, pla
 
 static void terms_anywhere(const query *s, const candidate *plans, int count, terms *restrict t) { terms_of(s, plans, count, t); }
 
-static int times_anywhere(const query *s, octet_plans *restrict plans, float rows, float reduce) {
-  return times_of(s, plans, rows, reduce);
+static int times_anywhere(const query *s, const alike_plans *all, octet_plans *restrict plans, int number) {
+  return times_of(s, all, plans, number);
 }
 
-static int fastest_anywhere(const octet_plans *plans, int count) { return fastest_of(plans, count); }
+static float fastest_anywhere(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
-static void correct_anywhere(const query *s, const candidate *plans, int count, terms *restrict t, int pdl[LANES]) {
-  correct_times(s, plans, count, t, pdl);
+static void correct_anywhere(const query *s, const candidate *plans, int count, lanes time, int pdl[LANES]) {
+  correct_times(s, plans, count, time, pdl);
 }
 
 static void (*set_hidden)(const query *, placement *) = hidden_anywhere; /* what the problem adds to the hidden nodes */
 void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
-int (*set_times)(const query *, octet_plans *restrict, float rows, float reduce) = times_anywhere;
-int (*fastest)(const octet_plans *, int count) = fastest_anywhere;
-void (*correct)(const query *, const candidate *, int, terms *restrict, int[LANES]) = correct_anywhere;
+int (*set_times)(const query *, const alike_plans *, octet_plans *restrict, int number) = times_anywhere;
+float (*fastest)(const octet_plans *, int count) = fastest_anywhere;
+void (*correct)(const query *, const candidate *, int, lanes, int[LANES]) = correct_anywhere;
 
 #if defined __x86_64__ && !defined AOTMM_ANYWHERE
 __attribute__((target("avx2,fma"))) static void hidden_avx2(const query *s, placement *place) { hidden_of(s, place); }
@@ -444,15 +469,16 @@ __attribute__((target("avx2,fma"))) static void terms_avx2(const query *s, const
   terms_of(s, plans, count, t);
 }
 
-__attribute__((target("avx2,fma"))) static int times_avx2(const query *s, octet_plans *restrict plans, float rows, float reduce) {
-  return times_of(s, plans, rows, reduce);
+__attribute__((target("avx2,fma"))) static int times_avx2(const query *s, const alike_plans *all, octet_plans *restrict plans,
+                                                           int number) {
+  return times_of(s, all, plans, number);
 }
 
-__attribute__((target("avx2,fma"))) static int fastest_avx2(const octet_plans *plans, int count) { return fastest_of(plans, count); }
+__attribute__((target("avx2,fma"))) static float fastest_avx2(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
-__attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, terms *restrict t,
+__attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, lanes time,
                                                               int pdl[LANES]) {
-  correct_times(s, plans, count, t, pdl);
+  correct_times(s, plans, count, time, pdl);
 }
 
 /* As __builtin_cpu_supports, which not every compiler links into a shared library. */

@@ -235,6 +235,7 @@ def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
             "dest_ptr": operands["copy"].address,
             "M": m,
             "N": n,
+            "beside": 0,
             **strides_of(operands["source"], "stride_sm", "stride_sn"),
             **strides_of(operands["copy"], "stride_dm", "stride_dn"),
         }

@@ -20,6 +20,7 @@ from aotmm.build import compile, products  # noqa: A004 (the step of that name)
 from aotmm.build.compile import compile_variant
 from aotmm.build.products import I32_LIMIT
 from aotmm.kernels import Specialisation, Variant
+from aotmm.kernels.hopper import pipeline
 from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
 from aotmm.target import target
@@ -856,6 +857,26 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     each = boxes_across(made) or 1 if made.num_ctas == 1 else 1
     loads = [["scf.if", *count * load] for count in (slabs(made), len(widths(made)) * each)]
     assert found == ["ttng.wait_barrier", "expect_tx", *told, *loads[0], *loads[1]]
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 128, 200])
+def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles hold each line once or more, and none past the end if a tile's are there; exceptions begin at multiples."""
+    numbers = SimpleNamespace(minimum=min, maximum=max, where=lambda condition, a, b: a if condition else b)
+    monkeypatch.setattr(pipeline, "gl", numbers)
+
+    def begins(*, along_k: bool = True, epilogue: str = "none", bias_rank: int = 0, group: int = 0) -> list[int]:
+        work = SimpleNamespace(bias_rank=bias_rank, tiling=SimpleNamespace(EPILOGUE=epilogue, X_GROUP=group))
+        within = pipeline.Work.within.fn
+        return [within(work, begin, size, 64, along_k) for begin in range(0, size, 64)]
+
+    multiples = list(range(0, size, 64))
+    moved = begins()
+    assert {line for begin in moved for line in range(begin, min(begin + 64, size))} == set(range(size))
+    assert max(moved) == max(0, size - 64)
+    assert moved[:-1] == multiples[:-1]
+    assert begins(epilogue="full", bias_rank=1) == moved
+    assert begins(epilogue="full", bias_rank=2) == begins(along_k=False) == begins(group=1) == multiples
 
 
 @every_variant

@@ -263,7 +263,7 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
     if turned:
         sizes, strides = sizes[::-1], strides[::-1]
     sides = {"s": (source, "source_ptr"), "d": (target, "dest_ptr")}
-    found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "zero": 0}
+    found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "beside": 0, "zero": 0}
     for side, (of, pointer) in sides.items():
         found[pointer] = of[operand.pointer]
         for name, size, stride in zip("mn", "MN", strides, strict=True):

@@ -298,17 +298,10 @@ def test_panels_share_copies(pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
-@ON_CUDA
 @own_process
-def test_copies_beside_each_other(pack: Path, tmp_path: Path) -> None:
+def test_copies_beside_each_other(pack: Path) -> None:
     """Of a copy of A and one of B right behind it, the second need not wait for the first; all others wait."""
-
-    def with_beside(kernel: Kernel) -> Kernel:
-        """A copy that gets `beside` in the place of M: this arch's copies do not take it."""
-        told = (replace(each, value="beside" if each.value == "M" else each.value) for each in kernel.parameters)
-        return replace(kernel, parameters=tuple(told)) if kernel.role == "copy" else kernel
-
-    emulator = Emulator(changed_pack(pack, tmp_path, with_beside), execute=False)
+    emulator = Emulator(pack, execute=False)
     product, copier = (number_of(emulator, role) for role in ("product", "copy"))
 
     def launched(copies: int, panel_m: int = 0) -> list[int]:

@@ -91,8 +91,9 @@ def pingpong(
     cluster = cluster_of(CLUSTERED, SLICES, SWAPPED)
     steps = gl.cdiv(K, BLOCK_K)
     work = Work(
-        N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, group_rows, cluster, t
-    )
+        N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, group_rows, bias_rank,
+        cluster, t,
+    )  # fmt: skip
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz
     x_scales, y_scales = block_scales(

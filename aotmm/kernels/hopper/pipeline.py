@@ -8,6 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernels import GROUP_LINES
+from aotmm.kernels.epilogue import MATRIX
 from aotmm.kernels.hopper.cluster import (
     THREADS,
     WARPS,
@@ -80,6 +81,7 @@ class Work:
 
     `steps` is the number of steps along all of K. `ends` is the address of the ends of the groups of rows of C or of K,
     of which there are `batch`, or with `group_rows` of their numbers of rows (`order`). Others read neither.
+    `bias_rank` is that of what is added.
     """
 
     rows: gl.tensor
@@ -91,6 +93,7 @@ class Work:
     split: gl.tensor
     ends: gl.base_value
     group_rows: gl.base_value
+    bias_rank: gl.base_value
     cluster: Cluster
     tiling: Tiling
 
@@ -148,7 +151,26 @@ class Work:
             else:
                 x, y = place(tile, tiles_x, tiles_y, self.group_m)
             row, col = (x * c.down + c.x) * t.ROWS, (y * c.across + c.y) * t.COLUMNS
+            if t.SWAPPED:
+                col = self.within(col, self.cols, t.COLUMNS, t.Y_K_MAJOR)
+            else:
+                row = self.within(row, self.rows, t.ROWS, t.X_K_MAJOR)
             return row, col, unit // (tiles_x * tiles_y), None
+
+    @gluon.jit
+    def within(self, begin, size, SIZE: gl.constexpr, K_MAJOR: gl.constexpr):
+        """Return where a tile of SIZE rows of C begins: earlier than at `begin`, if it ended past the last row there.
+
+        TMA fills lines past the end slowly. Rows that two tiles compute have the same bits. But a matrix that is added
+        may lie where the result comes to, and block scales are those of tiles at multiples of their size. Columns of C
+        stay: nothing is gained, and stores are wider where they begin at multiples.
+        """
+        t = self.tiling
+        if K_MAJOR and t.X_GROUP == 0:
+            moved = gl.minimum(begin, gl.maximum(size - SIZE, 0))
+            return moved if t.EPILOGUE == "none" else gl.where(self.bias_rank == MATRIX, begin, moved)
+        else:
+            return begin
 
     @gluon.jit
     def steps_of(self, matrix):

@@ -15,6 +15,7 @@ from aotmm.bench.summary import (
     first_result,
     goals,
     lines,
+    other_table,
     overhead,
     row_text,
     target_table,
@@ -110,6 +111,13 @@ def test_first_result() -> None:
     slow = Results({}, other={"first_result": {"aotmm": {"sum": 100.0}, "torch.matmul": {"sum": 90.0}}})
     assert [status for *_, status in first_result(slow)] == ["missed"]
     assert first_result(Results({})) == []
+
+
+def test_other_measurements() -> None:
+    """A row for each method, a column for each figure of any of them; texts stay as they are."""
+    header, rows = other_table("invariant", {"all": {"mean": 0.99, "least of": "64x8x8 nt bf16"}, "few": {}})
+    assert header == ("invariant", "mean", "least of")
+    assert rows == [("all", "0.990", "64x8x8 nt bf16"), ("few", "", "")]
 
 
 def test_overhead() -> None:
