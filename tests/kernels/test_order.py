@@ -20,6 +20,7 @@ from tests.native.emulation import ARCHS, in_worker, interpreter, missing
 from tests.samples import code_in
 
 Tiles = list[tuple[int, int]]
+PART = 16, 128  # rows and columns of C of a block
 SIZES = [(1, 1), (1, 7), (7, 1), (3, 5), (9, 4), (16, 3), (17, 2), (40, 3)]
 
 
@@ -40,14 +41,21 @@ def placed(tiles_m: int, tiles_n: int, group_m: int) -> Tiles:
 
 
 def placed_on_hopper(
-    tiles_m: int, tiles_n: int, group_m: int, *, swapped: bool, cluster: tuple[int, int], block: tuple[int, int]
+    tiles_m: int,
+    tiles_n: int,
+    group_m: int,
+    *,
+    swapped: bool,
+    cluster: tuple[int, int],
+    block: tuple[int, int],
+    along_k: bool = False,
 ) -> Tiles:
-    """What `Work.place` makes of each work tile of two slices, for a block of a cluster, in parts of its size.
+    """What `Work.place` makes of each work tile of two slices, for a block of a cluster: its first row and column of C.
 
-    The second slice's order is the first one's.
+    The second slice's order is the first one's. Three rows and five columns of the last tile are past the end.
     """
     pipeline = importlib.import_module("aotmm.kernels.hopper.pipeline")
-    part_m, part_n = 16, 128
+    part_m, part_n = PART
 
     def turned(of_m: int, of_n: int) -> tuple[int, int]:
         return (of_n, of_m) if swapped else (of_m, of_n)
@@ -56,18 +64,24 @@ def placed_on_hopper(
     of_x, of_y = turned(part_m, part_n)
     down, across = turned(*cluster)
     x, y = turned(*block)
-    tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped, GROUPED=False)
+    tiling = SimpleNamespace(ROWS=of_x, COLUMNS=of_y, SWAPPED=swapped, GROUPED=False, EPILOGUE="none", X_GROUP=0)
+    tiling.X_K_MAJOR = tiling.Y_K_MAJOR = along_k
     place_of = SimpleNamespace(down=down, across=across, x=x, y=y)
     work = SimpleNamespace(rows=rows, cols=cols, group_m=group_m, tiling=tiling, cluster=place_of)
-    work.tiles = lambda: pipeline.Work.tiles.fn(work)
-    language = SimpleNamespace(cdiv=lambda a, b: -(-a // b))
+    work.tiles, work.within = (functools.partial(each.fn, work) for each in (pipeline.Work.tiles, pipeline.Work.within))
+    language = SimpleNamespace(cdiv=lambda a, b: -(-a // b), minimum=min, maximum=max)
     count = tiles_m * tiles_n
     with mock.patch.multiple(pipeline, gl=language, place=pipeline.place.fn):
         found = [pipeline.Work.place.fn(work, unit) for unit in range(2 * count)]
     assert [(part, end) for *_, part, end in found] == [(0, None)] * count + [(1, None)] * count
     begins = [turned(row, col) for row, col, *_ in found]
     assert begins[:count] == begins[count:]
-    return [(m // part_m, n // part_n) for m, n in begins[:count]]
+    return begins[:count]
+
+
+def in_parts(begins: Tiles) -> Tiles:
+    """The same in numbers of parts."""
+    return [(m // PART[0], n // PART[1]) for m, n in begins]
 
 
 @pytest.mark.parametrize(("tiles_m", "tiles_n"), SIZES)
@@ -78,7 +92,10 @@ def test_groups_of_rows(tiles_m: int, tiles_n: int) -> None:
         assert in_worker(placed, tiles_m, tiles_n, group_m) == order
         for swapped in (False, True):
             alone = functools.partial(placed_on_hopper, swapped=swapped, cluster=(1, 1), block=(0, 0))
-            assert in_worker(alone, tiles_m, tiles_n, group_m) == order
+            assert in_parts(in_worker(alone, tiles_m, tiles_n, group_m)) == order
+            last = max(0, PART[0] * (tiles_m - 1) - 3)  # ends with C, if A lies along K; columns stay
+            moved = [(min(row * PART[0], last), column * PART[1]) for row, column in order]
+            assert in_worker(functools.partial(alone, along_k=True), tiles_m, tiles_n, group_m) == moved
 
 
 @pytest.mark.parametrize("cluster", [(2, 1), (1, 2), (2, 2), (1, 4), (4, 2)])
@@ -89,7 +106,7 @@ def test_blocks_of_a_cluster_divide_its_tile(swapped: bool, cluster: tuple[int, 
     order = wanted(5, 3, 2)
     for block in itertools.product(range(down), range(across)):
         found = in_worker(placed_on_hopper, 5, 3, 2, swapped=swapped, cluster=cluster, block=block)
-        assert found == [(down * row + block[0], across * column + block[1]) for row, column in order]
+        assert in_parts(found) == [(down * row + block[0], across * column + block[1]) for row, column in order]
 
 
 def test_largest_group_overflows_nothing() -> None:
