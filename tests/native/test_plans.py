@@ -562,12 +562,20 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
 
 
 def with_map(
-    kernel: Kernel, *, value: str, inner: str, strides: tuple[str, str], guards: tuple[Guard, ...] = ()
+    kernel: Kernel,
+    *,
+    value: str,
+    inner: str,
+    strides: tuple[str, str],
+    guards: tuple[Guard, ...] = (),
+    fits: bool = False,
 ) -> Kernel:
     """The kernel with a map of (batch, M, `inner`) matrices at `value` besides, which its binary knows nothing of."""
     if kernel.role != "product" or kernel.layout != "nn":
         return kernel
-    mapped = TensorMap("fp16", inner, "M", "batch", *strides, box_inner=64, box_outer=32, swizzle=3, guards=guards)
+    mapped = TensorMap(
+        "fp16", inner, "M", "batch", *strides, box_inner=64, box_outer=32, swizzle=3, guards=guards, fits=fits
+    )
     end = -(-(kernel.parameters[-1].offset + 8) // 64) * 64
     return replace(kernel, parameters=(*kernel.parameters, Parameter("map", "tensordesc", value, end, 128, mapped)))
 
@@ -615,6 +623,19 @@ def test_tensor_maps(pack: Path, tmp_path: Path) -> None:
     assert len(emulator.driver.launches) == before
     emulator.launcher.run(Plan(product), problem_of(70, 136, 520), 0, 0)
     assert len(emulator.driver.launches) == before + 1, "what failed is not remembered"
+    assert emulator.driver.misuse == []
+
+
+@ON_CUDA
+@own_process
+def test_a_box_has_no_more_lines_than_the_matrix(pack: Path, tmp_path: Path) -> None:
+    """If its map says so: as many as there are, in groups of 8, and no more than the box."""
+    emulator = Emulator(changed_pack(pack, tmp_path, functools.partial(with_map_of_a, fits=True)), execute=False)
+    for M, lines in ((1, 8), (8, 8), (9, 16), (24, 24), (25, 32), (32, 32), (33, 32), (500, 32)):
+        problem = problem_of(M, 136, 520)
+        emulator.launcher.run(emulator.plan(problem, number_of(emulator, "product")), problem, 0, 0, 1 << 44)
+        *_, call = [call for call in emulator.driver.calls if call.name == "cuTensorMapEncodeTiled"]
+        assert (call.arguments["dim1"], call.arguments["box1"]) == (str(M), str(lines))
     assert emulator.driver.misuse == []
 
 
