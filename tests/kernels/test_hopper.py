@@ -731,7 +731,8 @@ def test_reduce_waits_first(layout: str) -> None:
 def test_copies_wait(layout: str) -> None:
     """A copy waits first, or at its end if it is `beside` another one, and lets the next go after the first wait."""
     config = Config(64, 64, 1, 1, 8)
-    made = Variant(SM90, "copy", *["fp16"] * 3, layout, False, "none", False, config, "tests", "copy")  # noqa: FBT003
+    types = ("fp16",) * 3
+    made = Variant(SM90, "copy", *types, layout, False, "none", False, config, "tests", "copy")  # noqa: FBT003
     found = compiled(made)
     assert found.kernel.pdl
     ptx = found.ptx
