@@ -146,7 +146,7 @@ def test_helpers_are_bound_by_memory() -> None:
     guarded, free = (
         constants(replace(TILE, role="copy", guards=guards), H200) for guards in ((Guard("M", "below", 9),), ())
     )
-    assert free.ns_per_byte == pytest.approx(8 / 1.2 * guarded.ns_per_byte)
+    assert free.ns_per_byte == pytest.approx(8 / 0.84 * guarded.ns_per_byte)
 
 
 def test_factors_of_constants() -> None:
