@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arithmetic.h"
 #include "kernel.h"
 
 extern const int aotmm_capability, aotmm_specific, aotmm_min_driver; /* of the images; for it alone; lowest driver */
@@ -299,7 +300,8 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
 
 int driver_encode(const aotmm_kernel *kernel, const aotmm_tensor_map *map, const boxed_memory *memory, int ordinal,
                   void *encoded) {
-  const uint64_t lines = (memory->sizes[1] + 7) / 8 * 8; /* groups of lines lie beside each other in shared memory */
+  enum { GROUP = 8 /* lines of a period of the swizzle, which a box has whole */ };
+  const int64_t lines = GROUP * ceil_div((int64_t)memory->sizes[1], GROUP);
   const unsigned outer = map->fits && lines < map->box_outer ? (unsigned)lines : map->box_outer;
   const unsigned box[3] = {map->box_inner, outer, 1}, steps[3] = {1, 1, 1};
   result code = cu.cuTensorMapEncodeTiled(encoded, map->type, map->rank, (void *)(intptr_t)memory->address, memory->sizes,

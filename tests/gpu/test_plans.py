@@ -17,6 +17,7 @@ from aotmm.problem import DTYPES, LAYOUTS, SPLITS, USUAL_SPLIT, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import COPY_A, COPY_B
 from aotmm.runtime.library import Library
 from aotmm.timing.operands import torch_dtype
+from aotmm.tune.candidates import for_invariance
 from tests.gpu.judge import integers, lay_out
 from tests.gpu.plans import chosen, config_names, layout_of, preferring
 
@@ -467,15 +468,15 @@ def test_chains(prefer: Callable[[str], Library], generator: torch.Generator, co
     ours = prefer(config_name)
     layout = layout_of(ours, config_name, dtype)
     a, b, _ = operands((256, 512, LONG), dtype, layout, generator)
-    kernel, plan = chosen(ours, a, b, batch_invariant=for_invariance(ours, config_name))
+    kernel, plan = chosen(ours, a, b, batch_invariant=is_for_invariance(ours, config_name))
     assert (kernel.config_name, plan.pdl) == (config_name, kernel.pdl)
-    check_chains([Invariant(ours) if for_invariance(ours, config_name) else ours], layout, generator)
+    check_chains([Invariant(ours) if is_for_invariance(ours, config_name) else ours], layout, generator)
 
 
 def test_chains_of_all_schedules(prefer: Callable[[str], Library], lib: Library, generator: torch.Generator) -> None:
     """The same with every fifth config in turn (each is a library of its own): each waits for any other."""
     names = [name for role in ("product", "partial") for name in config_names(lib, role, "fp16")]
-    names = [name for name in names if not for_invariance(lib, name)][::5]
+    names = [name for name in names if not is_for_invariance(lib, name)][::5]
     check_chains([prefer(name) for name in names], "nt", generator)
     check_chains([prefer(name) for name in names[::-1]], "nn", generator)
 
@@ -503,9 +504,9 @@ class Invariant:
         return self.lib.matmul(*operands, batch_invariant=True, **options)
 
 
-def for_invariance(lib: Library, config_name: str) -> bool:
-    """Whether the kernels of a config add slices one after another, so that only `batch_invariant` takes them."""
-    return any(k.config.serial_k > 1 for k in lib.pack_for(0).manifest.kernels if k.config_name == config_name)
+def is_for_invariance(lib: Library, config_name: str) -> bool:
+    """Whether only `batch_invariant` takes the kernels of a config."""
+    return any(for_invariance(k) for k in lib.pack_for(0).manifest.kernels if k.config_name == config_name)
 
 
 def check_chains(
