@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 16  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 17  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {

@@ -26,7 +26,7 @@ from aotmm.problem import BLOCK_SCALE_K, WORKSPACE_LIMIT
 from aotmm.timing.blocks import draw, layers
 from aotmm.timing.experts import experts
 from aotmm.timing.operands import Operands, Pool
-from aotmm.timing.problems import Case
+from aotmm.timing.problems import Case, read
 
 _COUNT = 90  # layers: about 4 minutes, without compiling DeepGEMM's kernels
 _EFFORT = Effort(3000.0, 40000.0, (3, 5), isolated=False)
@@ -62,9 +62,12 @@ def run_blocks(seed: int, folder: Path, progress: Callable[[Row], None], *, coun
 
 
 def work(seed: int, count: int) -> list[Work]:
-    """Return problems that are drawn, each of its class; layers of few rows of a class for that, too."""
+    """Return problems that are drawn, each of its class; layers of few rows of a class for that, too.
+
+    Layers are of the tenth that tuning never knows.
+    """
     found = []
-    for name, case in mixed(draw(layers(), experts(), seed, count)):
+    for name, case in mixed(draw(layers(), experts(), seed, count, among=read().held_out)):
         bands = [f"{name}, M up to {most}" for most in _BANDS if name == "layers" and most >= case.shape.M]
         found.append(Work(case, (name, *bands), ()))
     return found

@@ -533,7 +533,7 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
     summed, serial = set(), set[tuple[object, ...]]()
     for kernel in kernels:
         types = tuple(DTYPES[name].storage for name in (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))
-        special, order = kernel.dtype_a == "tf32" or kernel.fast_accum, _order(kernel)
+        special, order = kernel.relaxed, _order(kernel)
         if kernel.role == "partial" and kernel.config.block_k <= WHOLE_STEPS:
             summed.add((types[:2], order))
         able = EPILOGUES[: EPILOGUES.index(kernel.epilogue) + 1]

@@ -44,7 +44,7 @@ from aotmm.target import TARGETS, target
     "dtypes",
     multiple=True,
     metavar="DTYPE",
-    help="Type that stands for all of its element_bytes; repeatable.  [default: fp16, fp8e4, tf32]",
+    help="Type to measure, also for those that take the same time; repeatable.  [default: fp16, fp8e4, tf32, fp32]",
 )
 @click.option(
     "--budget",

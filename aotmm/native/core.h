@@ -210,8 +210,11 @@ typedef struct query {
   uint32_t excluded;   /* copies that would take more than the limit */
   int count;           /* of placements, the one without copies first */
   placement placements[OPERANDS];
-  const aotmm_time *measured[2]; /* of this shape, by fast_accum, then by config; NULL for none */
+  const aotmm_time *measured[2]; /* of this shape, by `relaxed`, then by config; NULL for none */
 } query;
+
+/* Return whether a problem allows less exact kernels: fp8 with fast sums, or fp32 rounded to tf32. */
+static inline int is_relaxed(const aotmm_problem *p) { return (p->dtype_a == AOTMM_FP32 ? p->allow_tf32 : p->fast_accum) != 0; }
 
 static inline int is_measured(const query *s) { return s->measured[0] || s->measured[1]; }
 
@@ -278,7 +281,7 @@ enum { SHORTLIST = AOTMM_SHORTLIST };
 extern void (*correct)(const query *, const candidate *, int count, lanes time, int pdl[LANES]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
-  const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].fast_accum] : NULL;
+  const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].relaxed] : NULL;
   if (!all) return NULL;
   const uint16_t number = s->table->config_numbers[kernel];
   return number != AOTMM_UNMEASURED && all[number].ns ? all + number : NULL;

@@ -20,7 +20,7 @@ static order sliced(const char *kernels, int64_t N, int64_t K, int serial) {
 order order_of(const aotmm_problem *p) {
   if (!p->batch_invariant || p->K == 0 || p->grouped == AOTMM_GROUPED_K) return (order){NULL, 0, 0};
   const aotmm_orders *all = &aotmm_orders_of[p->dtype_a][p->dtype_b][p->dtype_c];
-  const int relaxed = (p->dtype_a == AOTMM_FP32 ? p->allow_tf32 : p->fast_accum) != 0;
+  const int relaxed = is_relaxed(p);
   const int plainest = epilogue(p);
   const int scaled = p->block_scale_a_ptr ? AOTMM_BLOCK_SCALES : p->scale_a_ptr || p->scale_b_ptr ? AOTMM_SCALES : AOTMM_NO_SCALES;
   const int number = all->order[plainest][relaxed][scaled], slices = all->sliced[plainest][relaxed][scaled];

@@ -11,7 +11,7 @@
 static uint32_t place_in(const aotmm_tuning *t, const aotmm_shape *shape) {
   uint64_t sum = (uint64_t)shape->M * 0x9e3779b97f4a7c15 + (uint64_t)shape->N * 0xc2b2ae3d27d4eb4f +
                  (uint64_t)shape->K * 0x165667b19e3779f9 +
-                 (uint64_t)(shape->element_bytes << 4 | shape->fast_accum << 3 | shape->layout) * 0x27d4eb2f165667c5;
+                 (uint64_t)(shape->element_bytes << 4 | shape->relaxed << 3 | shape->layout) * 0x27d4eb2f165667c5;
   return (uint32_t)(sum >> 32) & (t->place_count - 1);
 }
 
@@ -29,7 +29,7 @@ static const aotmm_time *find_times(const aotmm_tuning *t, const aotmm_shape *ke
   for (uint32_t place = place_in(t, key); t->places[place]; place = (place + 1) & (t->place_count - 1)) {
     const aotmm_shape *shape = t->table.shapes + t->places[place] - 1;
     if (shape->M == key->M && shape->N == key->N && shape->K == key->K && shape->element_bytes == key->element_bytes &&
-        shape->fast_accum == key->fast_accum && shape->layout == key->layout)
+        shape->relaxed == key->relaxed && shape->layout == key->layout)
       return t->table.times + (size_t)(t->places[place] - 1) * t->table.config_count;
   }
   return NULL;
@@ -45,8 +45,8 @@ void find_measured(query *s, const aotmm_tuning *tuning) {
   if (p->batch != 1 || !(rows_a || cols_a) || !(rows_b || cols_b) || p->block_scale_a_ptr) return;
   aotmm_shape key = {.M = p->M, .N = p->N, .K = p->K, .element_bytes = bytes_of_dtype[p->dtype_a]};
   key.layout = rows_a ? (rows_b ? AOTMM_LAYOUT_NN : AOTMM_LAYOUT_NT) : rows_b ? AOTMM_LAYOUT_TN : AOTMM_LAYOUT_TT;
-  for (key.fast_accum = 0; key.fast_accum <= (p->fast_accum != 0); key.fast_accum++)
-    s->measured[key.fast_accum] = find_times(tuning, &key);
+  const int most = is_relaxed(p);
+  for (key.relaxed = 0; key.relaxed <= most; key.relaxed++) s->measured[key.relaxed] = find_times(tuning, &key);
 }
 
 __attribute__((constructor)) static void prepare(void) {
@@ -202,7 +202,7 @@ int aotmm_origin_of(const aotmm_device *device, aotmm_origin *origin) {
 
 static int precedes(const aotmm_shape *a, const aotmm_shape *b) {
   if (a->element_bytes != b->element_bytes) return a->element_bytes < b->element_bytes;
-  if (a->fast_accum != b->fast_accum) return a->fast_accum < b->fast_accum;
+  if (a->relaxed != b->relaxed) return a->relaxed < b->relaxed;
   if (a->layout != b->layout) return a->layout < b->layout;
   if (a->M != b->M) return a->M < b->M;
   return a->N != b->N ? a->N < b->N : a->K < b->K;

@@ -263,6 +263,16 @@ class Kernel(AnyKernel):
         return self.config.num_ctas
 
     @property
+    def relaxed(self) -> bool:
+        """Return whether it is less exact than its types allow: fp32 rounded to tf32, or `fast_accum`."""
+        return self.dtype_a == "tf32" or self.fast_accum
+
+    @property
+    def kind(self) -> str:
+        """Return its kind, one of `table.KINDS`."""
+        return "block_scaled" if self.block_scaled else "relaxed" if self.relaxed else "plain"
+
+    @property
     def block_scaled(self) -> bool:
         """Return whether it is for products with block scales."""
         return any((guard.value, guard.relation) == ("block_scale_a_ptr", "at_least") for guard in self.guards)

@@ -22,12 +22,14 @@ from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
 
 TABLES = Path(__file__).parents[1] / "tune" / "tables"
-FORMAT = 10
+FORMAT = 11
 _DRAWN = ".drawn.json"
 MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
 _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
 _Text = Annotated[str, ".{1,200}"]
+KINDS = ("plain", "relaxed", "block_scaled")
+_Kind = Annotated[str, KINDS]
 _ElementBytes = Annotated[int, (1, 2, 4)]
 _Positive = Annotated[int, range(1, 2**53)]
 _Fact = Annotated[int, range(2**31)]
@@ -58,7 +60,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The formula and the network of one config, for elements of `element_bytes`.
+    """The formula and the network of one config, for elements of `element_bytes` and products of a kind.
 
     `factors` are those of the constants `time_model.FITTED`; `hidden` is added to the hidden nodes, `shift` to the
     output.
@@ -66,22 +68,27 @@ class Model:
 
     config_name: _Name
     element_bytes: _ElementBytes
-    fast_accum: bool
+    kind: _Kind
     shift: Annotated[float, (-10.0, 10.0)]
     factors: Factors
     hidden: Annotated[tuple[Weight, ...], Node]
 
     @property
-    def key(self) -> tuple[str, int, bool]:
+    def key(self) -> tuple[str, int, str]:
         """Return the config and types that it is for."""
-        return self.config_name, self.element_bytes, self.fast_accum
+        return self.config_name, *self.types
+
+    @property
+    def types(self) -> tuple[int, str]:
+        """Return the types that it is for."""
+        return self.element_bytes, self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
     element_bytes: _ElementBytes
     layout: Annotated[str, LAYOUTS]
-    fast_accum: bool
+    kind: _Kind
     M: _Positive
     N: _Positive
     K: _Positive
@@ -94,7 +101,7 @@ class _Product:
     @property
     def product(self) -> tuple[object, ...]:
         """Return all that tells it from other products."""
-        kind = self.element_bytes, self.layout, self.fast_accum
+        kind = self.element_bytes, self.layout, self.kind
         return (*kind, self.M, self.N, self.K, self.offset_a, self.offset_b, self.batch)
 
 
@@ -102,6 +109,8 @@ class _Product:
 class ShapeTimes(_Product):
     """One measured product and its times.
 
+    Its kind is "plain"; "relaxed", which may be less exact: fp8 with fast sums, or fp32 rounded to tf32; or
+    "block_scaled", fp8 with block scales.
     `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `batch` is
     the number of products. `drawn` ones are random, so launchers do not keep their times. `held_out` ones, all of them
     drawn, test the fit, which has none.
@@ -143,7 +152,7 @@ class Table(_Origin):
 
     shapes: tuple[ShapeTimes, ...]
 
-    def models_of(self, keys: Iterable[tuple[str, int, bool]]) -> list[Model]:
+    def models_of(self, keys: Iterable[tuple[str, int, str]]) -> list[Model]:
         """Return the models of configs, as `Model.key` names them.
 
         One without has that of the nearest tile of its family and types, else the factors of `network` alone.
@@ -154,7 +163,7 @@ class Table(_Origin):
         return [found.get(key) or _nearest(key, tiles) or Model(*key, 0.0, factors, (0.0,) * HIDDEN) for key in keys]
 
 
-def _nearest(key: tuple[str, int, bool], tiles: Iterable[tuple[re.Match[str], Model]]) -> Model | None:
+def _nearest(key: tuple[str, int, str], tiles: Iterable[tuple[re.Match[str], Model]]) -> Model | None:
     """Return the model of the nearest tile that differs from a config in its numbers alone, under the config's name."""
     tile = _TILE.fullmatch(key[0])
     if tile is None:
@@ -162,7 +171,7 @@ def _nearest(key: tuple[str, int, bool], tiles: Iterable[tuple[re.Match[str], Mo
     near = [
         (_distance(tile, other), model.config_name, model)
         for other, model in tiles
-        if model.key[1:] == key[1:] and _alike(tile, other)
+        if model.types == key[1:] and _alike(tile, other)
     ]
     return replace(min(near)[2], config_name=key[0]) if near else None
 
@@ -302,7 +311,7 @@ def write(table: Table) -> bytes:
     number = {name: index for index, name in enumerate(config_names)}
     models = [
         _rounded(asdict(row))
-        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.fast_accum, row.config_name))
+        for row in sorted(table.models, key=lambda row: (row.element_bytes, row.kind, row.config_name))
     ]
     shapes = [
         {name: getattr(shape, name) for name in _names(ShapeTimes)}
@@ -320,7 +329,7 @@ def write(table: Table) -> bytes:
 
 
 def _order(s: ShapeTimes) -> tuple[object, ...]:
-    return s.element_bytes, s.fast_accum, s.layout, s.batch, s.M, s.N, s.K, s.offset_a, s.offset_b
+    return s.element_bytes, s.kind, s.layout, s.batch, s.M, s.N, s.K, s.offset_a, s.offset_b
 
 
 def _names(kind: type) -> list[str]:

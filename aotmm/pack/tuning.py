@@ -41,7 +41,7 @@ class Tuning:
     Attributes:
         constants, corrections, config_numbers: by kernel. Without a network there are no corrections.
         config_count: number of configs that have times.
-        shapes: M, N, K, element_bytes, fast_accum, layout (its number), in ascending order of the fields reversed.
+        shapes: M, N, K, element_bytes, relaxed, layout (its number), in ascending order of the fields reversed.
         times: by shape and config: ns, split, pdl of the best sample; zeros where there is none.
     """
 
@@ -61,27 +61,29 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
     corrections = []
     if table.network is not None:
         corrections = [Correction((0.0,) * HIDDEN, 0.0, 0)] * len(kernels)
-        products = [number for number, kernel in enumerate(kernels) if kernel.role in ("product", "partial")]
+        products = [number for number, kernel in enumerate(kernels) if kernel.role not in ("reduce", "copy")]
+        timed = {model.types for model in table.models}
         for number, model in zip(products, table.models_of(_key(kernels[number]) for number in products), strict=True):
-            if kernels[number].dtype_a == "fp32":
-                corrections[number] = _uncorrected(table.network)
-            else:
+            kernel, known, network = kernels[number], model.types in timed, table.network
+            if known:
                 of_kernels[number] = fitted(of_kernels[number], model.factors)
-                corrections[number] = _correction(kernels[number], table.network, model)
+            if kernel.role in ("product", "partial"):
+                corrections[number] = _correction(kernel, network, model) if known else _uncorrected(network)
     names, shapes, times = _measured(table, {kernel.config_name for kernel in kernels})
     numbers = {name: number for number, name in enumerate(names)}
     config_numbers = [numbers.get(kernel.config_name, UNMEASURED) for kernel in kernels]
     return Tuning(of_kernels, corrections, config_numbers, len(names), shapes, times)
 
 
-def _key(kernel: Kernel) -> tuple[str, int, bool]:
-    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+def _key(kernel: Kernel) -> tuple[str, int, str]:
+    """Return the key of a kernel's model. Grouped ones go by their tile's: docs/experiments/tuning.md, "Groups"."""
+    return kernel.config_name.partition("_grouped_")[0], DTYPES[kernel.dtype_a].bytes, kernel.kind
 
 
 def _uncorrected(network: Network) -> Correction:
     """Return the part of a kernel whose time is the formula's: its hidden nodes stay at 0.
 
-    fp32 in full precision is such: times of four bytes in a table are those of tf32.
+    Such are those of types that the table has no model of, of which the network knows nothing.
     """
     output = sum(max(bias, 0.0) * weight for bias, weight in zip(network.second_bias, network.outputs, strict=True))
     return Correction((_NEVER,) * HIDDEN, -output, 0)
@@ -103,8 +105,9 @@ def _measured(
             for name, sample in shape.best().items()
             if name in config_names and sample.split in (1, *SPLITS)
         }
-        if best and not (shape.drawn or shape.offset_a or shape.offset_b or shape.batch > 1):
-            kind = shape.element_bytes, int(shape.fast_accum), LAYOUTS.index(shape.layout)
+        rare = shape.offset_a or shape.offset_b or shape.batch > 1 or shape.kind == "block_scaled"
+        if best and not (shape.drawn or rare):
+            kind = shape.element_bytes, int(shape.kind == "relaxed"), LAYOUTS.index(shape.layout)
             rows.append(((*kind, shape.M, shape.N, shape.K), best))
     rows.sort(key=lambda row: row[0])
     names = sorted({name for _, best in rows for name in best})

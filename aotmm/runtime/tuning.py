@@ -76,7 +76,7 @@ class CShape(Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("M", "N", "K")),
-        *((name, c_int32) for name in ("element_bytes", "fast_accum", "layout")),
+        *((name, c_int32) for name in ("element_bytes", "relaxed", "layout")),
     ]
 
 

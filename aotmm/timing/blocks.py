@@ -11,7 +11,9 @@ The classes are:
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -43,19 +45,27 @@ def layers(path: Path = FILE) -> Layers:
     return decode(Layers, parse_json(path.read_bytes(), str(path), "list of layers", _MAX_BYTES), str(path))
 
 
-def draw(known: Layers, models: experts.Experts, seed: int, count: int) -> dict[str, list[Case]]:
-    """Return `count` random layers, a third as many expert layers, and all cubes, by class."""
-    numbers = random.Random(f"{seed} layers")  # noqa: S311 - not for secrets
-    found = []
-    for _ in range(count):
-        N, K = numbers.choice(known.layers)
-        M = between(ROWS, known.most_rows, ROWS, numbers)
-        found.append(Case(Shape(M, N, K, "nt", "DeepSeek V3"), "fp8e4"))
+def draw(
+    known: Layers, models: experts.Experts, seed: int, count: int, *, among: Callable[[Case], bool] = lambda _: True
+) -> dict[str, list[Case]]:
+    """Return `count` random layers of those `among`, a third as many expert layers, and all cubes, by class."""
     return {
-        "layers": found,
+        "layers": list(itertools.islice(filter(among, draw_layers(known, seed)), count)),
         "experts": [_aligned(case) for case in experts.draw(models, seed, max(1, count // 3))["experts"]],
-        "cubes": [Case(Shape(size, size, size, "nt", "cube"), "fp8e4") for size in known.cubes],
+        "cubes": [_scaled(Shape(size, size, size, "nt", "cube")) for size in known.cubes],
     }
+
+
+def draw_layers(known: Layers, seed: int) -> Iterator[Case]:
+    """Yield random layers without end; the same seed gives the same."""
+    numbers = random.Random(f"{seed} layers")  # noqa: S311 - not for secrets
+    while True:
+        N, K = numbers.choice(known.layers)
+        yield _scaled(Shape(between(ROWS, known.most_rows, ROWS, numbers), N, K, "nt", "DeepSeek V3"))
+
+
+def _scaled(shape: Shape) -> Case:
+    return Case(shape, "fp8e4", block_scaled=True)
 
 
 def _aligned(case: Case) -> Case:
@@ -63,4 +73,4 @@ def _aligned(case: Case) -> Case:
     assert case.groups is not None  # noqa: S101 - as `experts.draw` makes them
     sizes = tuple(-(-size // ALIGNMENT) * ALIGNMENT for size in case.groups.sizes)
     groups, shape = replace(case.groups, sizes=sizes), replace(case.shape, M=sum(sizes))
-    return replace(case, shape=shape, dtype="fp8e4", groups=groups)
+    return replace(case, shape=shape, dtype="fp8e4", groups=groups, block_scaled=True)

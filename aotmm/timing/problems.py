@@ -65,6 +65,7 @@ class Case:
         offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
         batch: number of equal products, one after the other in memory.
         groups: of a grouped product, which is no batch; None of any other.
+        block_scaled: fp8 with block scales, in lines along M and along K.
     """
 
     shape: Shape
@@ -75,18 +76,26 @@ class Case:
     offset_b: int = 0
     batch: int = 1
     groups: Groups | None = None
+    block_scaled: bool = False
 
     def __str__(self) -> str:
         bias = f", bias and {self.activation}" if self.activation else ""
         offsets = f", A +{self.offset_a} B +{self.offset_b} bytes" if self.offset_a or self.offset_b else ""
         products = f"{self.batch} of " if self.batch > 1 else ""
         groups = f", {self.groups}" if self.groups else ""
-        return f"{products}{self.shape} {self.dtype}{bias}{', fast sums' if self.fast_accum else ''}{offsets}{groups}"
+        sums = ", fast sums" * self.fast_accum + ", block scales" * self.block_scaled
+        return f"{products}{self.shape} {self.dtype}{bias}{sums}{offsets}{groups}"
 
     @property
     def element_bytes(self) -> int:
         """Return the bytes of an element of A and B."""
         return DTYPES[self.dtype].bytes
+
+    @property
+    def kind(self) -> str:
+        """Return its kind, one of `table.KINDS`."""
+        relaxed = self.dtype == "tf32" or self.fast_accum
+        return "block_scaled" if self.block_scaled else "relaxed" if relaxed else "plain"
 
     @property
     def output(self) -> str:
@@ -120,7 +129,7 @@ class Case:
         return ShapeTimes(
             element_bytes=self.element_bytes,
             layout=self.shape.layout,
-            fast_accum=self.fast_accum,
+            kind=self.kind,
             M=self.shape.M,
             N=self.shape.N,
             K=self.shape.K,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample
 from aotmm.pack.time_model import MOST_WAVES, beside, concurrent_tiles, most_slices
-from aotmm.problem import DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
+from aotmm.problem import BLOCK_SCALE_K, DTYPES, EPILOGUES, OUTPUTS, SPLITS, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import TARGETS
@@ -52,9 +52,15 @@ def output_of(launcher: Launcher, dtype: str) -> str:
     return max((*OUTPUTS, "int32"), key=lambda name: (outputs.count(name), name == DTYPES[dtype].output))
 
 
-def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> Problem:
-    """Return the case's problem, without scales, with its matrices at these addresses."""
+def problem_of(
+    case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int, scale_a_ptr: int = 0, scale_b_ptr: int = 0
+) -> Problem:
+    """Return the case's problem, with its matrices and block scales, if it has any, at these addresses.
+
+    Scales of A lie along M and those of B along K, as torch has them.
+    """
     M, N, K, layout = case.shape.M, case.shape.N, case.shape.K, case.shape.layout
+    blocks = math.ceil(K / BLOCK_SCALE_K)
     return Problem(
         M=M,
         N=N,
@@ -72,6 +78,11 @@ def problem_of(case: Case, dtype_c: str, a_ptr: int, b_ptr: int, c_ptr: int) -> 
         b_ptr=b_ptr,
         c_ptr=c_ptr,
         fast_accum=case.fast_accum,
+        block_scale_a_ptr=scale_a_ptr,
+        block_scale_b_ptr=scale_b_ptr,
+        block_strides_a=(0, 1, M) if case.block_scaled else (0, 0, 0),
+        block_strides_b=(0, 1, blocks) if case.block_scaled else (0, 0, 0),
+        block_columns=BLOCK_SCALE_K if case.block_scaled else 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""The cases to measure: random ones and those of the sweeps, with one type for each element_bytes."""
+"""The cases to measure: random ones and those of the sweeps, in one of the types that take the same time."""
 
 from __future__ import annotations
 
@@ -7,34 +7,44 @@ from dataclasses import replace
 from hashlib import sha256
 
 from aotmm.errors import SpecError
+from aotmm.pack.table import ShapeTimes
 from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.timing.problems import Case, Shapes, Sweep
 
-# Types that stand for all of their element_bytes: their speed is that of the tensor cores and of memory. In this order.
-TUNABLE = ("fp16", "bf16", "fp8e4", "fp8e5", "tf32")
-DEFAULTS = ("fp16", "fp8e4", "tf32")
+# Types that take the same time: that of the tensor cores, of the multiply-adds of fp32 in full precision, or of memory.
+# One of them, the first by default, is measured for all.
+_ALIKE = (("fp16", "bf16"), ("fp8e4", "fp8e5"), ("tf32",), ("fp32",))
+TUNABLE = tuple(name for alike in _ALIKE for name in alike)
 FP8_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte types, and four-byte types have none
 
 
-def types_of(dtypes: Iterable[str], target: Target) -> dict[int, str]:
-    """Return the type to measure for each element_bytes: those of `dtypes`, by default `DEFAULTS`.
+def types_of(dtypes: Iterable[str], target: Target) -> dict[str, str]:
+    """Return the type to measure for each type that is tuned: one of `dtypes`, by default the first of those alike.
 
     Raises:
-        SpecError: a type that cannot be tuned or that the arch does not have, or two of one element_bytes.
+        SpecError: a type that cannot be tuned or that the arch does not have, or two that take the same time.
     """
-    chosen = tuple(dtypes) or tuple(name for name in DEFAULTS if name in target.dtypes)
+    chosen = tuple(dtypes) or tuple(alike[0] for alike in _ALIKE if alike[0] in target.dtypes)
     for name in chosen:
         if name not in TUNABLE or name not in target.dtypes:
             able = ", ".join(name for name in TUNABLE if name in target.dtypes)
             raise SpecError(f"dtype {name!r} cannot be tuned on {target.name}; these can: {able}")
-    found = {DTYPES[name].bytes: name for name in chosen}
-    if len(found) != len(chosen):
-        raise SpecError(f"a table has one type of each element_bytes, found {', '.join(chosen)}; tune one of them")
-    return found
+    for alike in _ALIKE:
+        if len(both := [name for name in chosen if name in alike]) > 1:
+            raise SpecError(f"{' and '.join(both)} take the same time in a table; tune one of them")
+    return {name: measured for measured in chosen for alike in _ALIKE if measured in alike for name in alike}
 
 
-def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[int, str], target: Target) -> list[Case]:
+def type_of(shape: ShapeTimes, types: Mapping[str, str], target: Target) -> str:
+    """Return the type in which a shape was measured: of `types`, as of `types_of`, or else the first that it may be."""
+    if shape.element_bytes == DTYPES["fp32"].bytes:
+        return "tf32" if shape.kind == "relaxed" else "fp32"
+    first = next(name for name in TUNABLE if DTYPES[name].bytes == shape.element_bytes and name in target.dtypes)
+    return types.get(first, first)
+
+
+def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[str, str], target: Target) -> list[Case]:
     """Return every product of the sweeps and of the drawn classes in `types`, once each.
 
     Sweeps and classes are mixed evenly, so that a run that stops early has seen the same part of each.
@@ -46,9 +56,9 @@ def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[in
     """
     groups = [
         list(_of(sweep, name, target))
-        for element_bytes, name in types.items()
+        for name in dict.fromkeys(types.values())
         for sweep in shapes.sweeps
-        if element_bytes == (1 if sweep.name == FP8_SWEEP else 2)
+        if DTYPES[name].bytes == (1 if sweep.name == FP8_SWEEP else 2)
     ]
     groups += [list(_drawn(each, types, target)) for each in drawn.values()]
     positions: dict[Case, float] = {}  # in a run from 0 to 1
@@ -65,10 +75,10 @@ def _of(sweep: Sweep, dtype: str, target: Target) -> Iterator[Case]:
         yield from _sums(Case(replace(shape, name=""), dtype, fast_accum=fast_too))
 
 
-def _drawn(found: Iterable[Case], types: Mapping[int, str], target: Target) -> Iterator[Case]:
+def _drawn(found: Iterable[Case], types: Mapping[str, str], target: Target) -> Iterator[Case]:
     for case in found:
-        if case.dtype in TUNABLE and case.element_bytes in types and (target.fast_accum or not case.fast_accum):
-            yield from _sums(replace(case, dtype=types[case.element_bytes]))
+        if case.dtype in types and (target.fast_accum or not case.fast_accum):
+            yield from _sums(replace(case, dtype=types[case.dtype]))
 
 
 def _sums(case: Case) -> Iterator[Case]:

@@ -19,7 +19,7 @@ _LARGE = 2.0  # weight of the square of a gain's logarithm: a few large losses a
 _PART = 0.95  # of problems, for the quantile
 
 _Array = NDArray[np.float64]
-Group = tuple[str, int, bool]  # layout, element_bytes, fast_accum
+Group = tuple[str, int, str]  # layout, element_bytes, kind
 Pairs = dict[Group, list[str]]  # names of configs
 
 

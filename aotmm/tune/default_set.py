@@ -74,7 +74,7 @@ class _Candidates:
         products: dict[Group, dict[str, Kernel]] = {}
         for kernel in kernels:
             if kernel.role in ("product", "partial") and kernel.layout != "any":
-                group = kernel.layout, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
+                group = kernel.layout, DTYPES[kernel.dtype_a].bytes, kernel.kind
                 products.setdefault(group, {})[kernel.config_name] = kernel
         reduce = next(kernel for kernel in kernels if kernel.role == "reduce")
         return cls(found.entries, products, images, reduce, times, Gpu(target(arch), times))
@@ -175,7 +175,7 @@ def _drawn(candidates: _Candidates) -> Iterator[tuple[str, ShapeTimes]]:
     timed = {model.key for model in candidates.times.models}
     for name, cases in draw(distribution(), SEED, COUNT, _CLASSES).items():
         for case in cases:
-            shape, group = case.shape, (case.shape.layout, case.element_bytes, case.fast_accum)
+            shape, group = case.shape, (case.shape.layout, case.element_bytes, case.kind)
             rows = (
                 (shape.K if shape.layout[0] == "n" else shape.M) * case.element_bytes,
                 (shape.N if shape.layout[1] == "n" else shape.K) * case.element_bytes,
@@ -204,7 +204,7 @@ def _splits(kernel: Kernel, case: Case, multiprocessors: int) -> list[int]:
 
 
 def _group(shape: ShapeTimes) -> Group:
-    return shape.layout, shape.element_bytes, shape.fast_accum
+    return shape.layout, shape.element_bytes, shape.kind
 
 
 def _is_of(kernel: Kernel, entry: Entry) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
+from aotmm.problem import BLOCK_SCALE_K
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.timing.check import truth
@@ -39,13 +41,16 @@ class GpuMeasurer:
         self._pool = Pool(torch.device("cuda", ordinal))
         self._cache_bytes = torch.cuda.get_device_properties(ordinal).L2_cache_size
         self._workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
+        self._ones = torch.empty(0, device="cuda")
 
     def measure(self, case: Case, left_out: frozenset[str], heartbeat: Callable[[Running], None]) -> Outcome:
         """Measure as `workers.Measurer`. Raises torch's errors, and DriverError."""
         with torch.cuda.stream(self._stream):
             output = output_of(self._launcher, case.dtype)
             sets = self._pool.operands(case, self._cache_bytes, output)
-            problems = [problem_of(case, output, *(x.data_ptr() for x in (row.a, row.b, row.out))) for row in sets]
+            scales = (self._ones_for(case),) * 2 if case.block_scaled else ()
+            memories = [(row.a, row.b, row.out, *scales) for row in sets]
+            problems = [problem_of(case, output, *(memory.data_ptr() for memory in each)) for each in memories]
             chosen = to_time(self._launcher, self.device, problems[0], left_out)
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
@@ -54,6 +59,13 @@ class GpuMeasurer:
         if min((sample.ns for sample in found.samples), default=0) >= FINAL_FROM:
             time.sleep(_REST_S)
         return found
+
+    def _ones_for(self, case: Case) -> torch.Tensor:
+        """Return ones for the block scales of A or B: the product is that without any."""
+        need = max(case.shape.M, case.shape.N) * math.ceil(case.shape.K / BLOCK_SCALE_K)
+        if need > self._ones.numel():
+            self._ones = torch.ones(need, device="cuda")
+        return self._ones
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""

@@ -41,7 +41,7 @@ from aotmm.tune.cases import TUNABLE
 
 _SUM_BYTES = 4  # of an element of partial sums
 _Array = NDArray[np.float64]
-Key = tuple[str, int, bool]  # config, element_bytes, fast_accum
+Key = tuple[str, int, str]  # config, element_bytes, kind
 
 
 class Gpu(NamedTuple):
@@ -79,7 +79,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     found: dict[Key, Kernel] = {}
     for kernel in kernels:
         if kernel.role in ("product", "partial") and kernel.dtype_a in TUNABLE:
-            found.setdefault((kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum), kernel)
+            found.setdefault((kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.kind), kernel)
     keys = sorted(found)
     reduce = next((constants(kernel, *gpu) for kernel in kernels if kernel.role == "reduce"), None)
     table = {key: _row(found[key], gpu, number) for number, key in enumerate(keys)}
@@ -87,7 +87,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     for number, shape in enumerate(shapes):
         described = _described(shape)
         for sample in shape.times:
-            key = (sample.config_name, shape.element_bytes, shape.fast_accum)
+            key = (sample.config_name, shape.element_bytes, shape.kind)
             if key in table and not sample.copies:
                 products.append(number)
                 rows.append((*described, *table[key], sample.split, sample.pdl, sample.ns))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import secrets
 import time
@@ -18,16 +20,16 @@ import aotmm
 from aotmm.errors import AotmmError, ArtifactError, NoKernelError
 from aotmm.pack import table
 from aotmm.pack.table import Sample, Table
-from aotmm.problem import DTYPES
 from aotmm.runtime.devices import Device, best_pack, devices
 from aotmm.runtime.pack import Pack
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import target
+from aotmm.timing import blocks
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shapes
 from aotmm.tune import fit as fitting
 from aotmm.tune import regret, remote
-from aotmm.tune.cases import TUNABLE, cases, types_of
+from aotmm.tune.cases import cases, types_of
 from aotmm.tune.join import joined
 from aotmm.tune.measure import GpuMeasurer
 from aotmm.tune.models import Gpu, samples
@@ -37,6 +39,7 @@ from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import WorkerPool, local
 
+_BLOCK_SCALED = 0.16  # share of layers with block scales, as of other classes that are reported apart
 _FEWER = 2  # a run may replace times of so many times its own random problems, and of no more
 Progress = Callable[[int, int, str], None]  # cases done, all cases, the last event
 
@@ -113,7 +116,7 @@ def tune(
         out = out or table.shipped_path(pack.arch, device.name.decode())
         record = out.with_name(f"{out.name}.partial")
         seed = _seed(record, seed) if count else None
-        drawn = {} if seed is None else draw(distribution(), seed, count)
+        drawn = {} if seed is None else _drawn(seed, count)
         before = out.with_name(f"{out.name}.before")
         old = _to_keep(out, device, record, before) if keep else None
         if old is None:
@@ -131,6 +134,13 @@ def tune(
         record.unlink()
         before.unlink(missing_ok=True)
     return measured, quality, out
+
+
+def _drawn(seed: int, count: int) -> dict[str, list[Case]]:
+    """Return random problems by class: those of `draw.draw`, and layers with block scales."""
+    layers = blocks.draw_layers(blocks.layers(), seed)
+    scaled = list(itertools.islice(layers, math.ceil(count * _BLOCK_SCALED)))
+    return draw(distribution(), seed, count) | {"block_scaled": scaled}
 
 
 def _refuse_to_lose(out: Path, count: int) -> None:
@@ -293,22 +303,21 @@ def _near(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(sample for sample in samples if sample.ns < fitting.FAR * best[bool(sample.copies)])
 
 
-def fit(pack: Pack, raw: Table, dtypes: dict[int, str], start: Table | None = None) -> tuple[Table, Quality]:
+def fit(pack: Pack, raw: Table, types: Mapping[str, str], start: Table | None = None) -> tuple[Table, Quality]:
     """Return `raw` with models fitted to all shapes but those held out, and their quality.
 
     The fit begins with the models of `start`, by default of the shipped table of the arch's own device, unless it is
-    that. `dtypes` has the type that was measured for each element_bytes; others have the first of `TUNABLE`. The pack's
-    launcher keeps the new table. Needs no GPU.
+    that. `types` are those that were measured, as of `cases.types_of`. The pack's launcher keeps the new table.
+    Needs no GPU.
     """
     launcher, row = pack.launcher, target(pack.arch)
-    dtypes = {DTYPES[name].bytes: name for name in reversed(TUNABLE) if name in row.dtypes} | dtypes
     usual = (each for each in table.shipped(pack.arch) if each.device == row.device != raw.device)
     start = start or next(usual, None)
     done = _fitted(pack, raw, start)
     device = measured_device(raw, row.shared_bytes)
     quality = Quality(
-        held_out=regret.held_out_regret(launcher, device, done, dtypes),
-        models=regret.model_regret(launcher, device, done, dtypes),
+        held_out=regret.held_out_regret(launcher, device, done, types),
+        models=regret.model_regret(launcher, device, done, types),
     )
     return done, quality
 

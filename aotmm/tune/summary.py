@@ -89,7 +89,7 @@ def _choice_text(choice: Choice) -> str:
     what = (
         f"{shape.batch} of " * (shape.batch > 1)
         + f"{shape.M}x{shape.N}x{shape.K} {shape.layout} of {shape.element_bytes} bytes"
-        + " fast" * shape.fast_accum
+        + f" {shape.kind}" * (shape.kind != "plain")
     )
     what += f", A +{shape.offset_a} B +{shape.offset_b} bytes" * bool(shape.offset_a or shape.offset_b)
     regret = "not measured" if choice.regret is None else f"{choice.regret:.3f}"

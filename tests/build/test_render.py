@@ -465,7 +465,7 @@ def test_tuning_table_in_the_source() -> None:
     )
 
     def shape(layout: str, rows: int, times: tuple[Sample, ...], *, offset: int = 0) -> ShapeTimes:
-        return ShapeTimes(2, layout, True, rows, 16, 32, offset, 0, held_out=False, times=times)  # noqa: FBT003
+        return ShapeTimes(2, layout, "relaxed", rows, 16, 32, offset, 0, held_out=False, times=times)
 
     shapes = (
         shape("nt", 8, samples[:4]),
@@ -480,7 +480,7 @@ def test_tuning_table_in_the_source() -> None:
     network = Network(weights_in, (0.5,) * HIDDEN, second, *of_second, 2.0, (1.0,) * len(FITTED))
     factors = (2.0, 3.0, 4.0, 5.0, 6.0)
     models = tuple(
-        Model(mine, width, one.fast_accum, 0.25 * width, factors[::step], (-8.0 * width,) * HIDDEN)
+        Model(mine, width, one.kind, 0.25 * width, factors[::step], (-8.0 * width,) * HIDDEN)
         for width, step in ((1, -1), (2, 1))
     )
     facts = 108, 1410, 1555, 40 << 20

@@ -112,12 +112,12 @@ static const char order_0[] = "wgmma k32, promoted every 128";
 const aotmm_product aotmm_products[] = {
     {.config_name = config_0, .order = order_0, .role = AOTMM_ROLE_PRODUCT,
      .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
-     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
+     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .relaxed = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
      .vector_bytes = 16, .occupancy = 3},
     {.config_name = config_0, .order = order_0, .role = AOTMM_ROLE_COPY,
      .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
-     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .fast_accum = 1,
+     .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .relaxed = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
      .vector_bytes = 16, .occupancy = 3},
 };

@@ -69,7 +69,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
             ShapeTimes(
                 width,
                 layout,
-                fast,
+                kind,
                 *shape,
                 offset_a=0,
                 offset_b=0,
@@ -77,7 +77,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
                 times=(Sample(config_name, split, pdl=True, copies=0, ns=1),),
             )
             for shape, split in (splits.items() if config_name.endswith("_split") else ())
-            for width, layout, fast in itertools.product(WIDTHS, LAYOUTS, (False, True))
+            for width, layout, kind in itertools.product(WIDTHS, LAYOUTS, ("plain", "relaxed"))
         ),
     )
     path = folder / f"{config_name}.json"

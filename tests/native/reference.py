@@ -483,6 +483,7 @@ class Reference:
         self._hidden: dict[tuple[str, int], list[float]] = {}
         keys = sorted({key_of(kernel) for kernel in kernels})
         self._models = {(table.device, model.key): model for table in tables for model in table.models_of(keys)}
+        self._timed = {(table.device, *model.types) for table in tables for model in table.models}
         self._times_of: dict[str, dict[tuple[object, ...], dict[str, Sample]]] = {}
         # on the device of the last question, as the next ones
         self.constants: list[Floats] = []
@@ -510,7 +511,7 @@ class Reference:
             names = {kernel.config_name for kernel in self.kernels}
             shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
             for shape in table.shapes:
-                key = (shape.element_bytes, shape.fast_accum, shape.layout, shape.M, shape.N, shape.K)
+                key = (shape.element_bytes, shape.kind, shape.layout, shape.M, shape.N, shape.K)
                 splits = (1, *SPLITS)
                 best = {name: each for name, each in shape.best().items() if name in names and each.split in splits}
                 if best and not (shape.drawn or shape.offset_a or shape.offset_b):
@@ -532,7 +533,9 @@ class Reference:
     def _fitted(self, kernel: Kernel, table: Table | None) -> Constants:
         """Constants of the data sheet, times the factors of the table for a config."""
         c = constants(kernel, self.target, table)
-        if table is None or table.network is None or kernel.role not in ("product", "partial") or untuned(kernel):
+        if table is None or table.network is None or kernel.role in ("reduce", "copy"):
+            return c
+        if (table.device, *key_of(kernel)[1:]) not in self._timed:
             return c
         model = self._models.get((table.device, key_of(kernel)))
         base, tile, step, taken, loaded = model.factors if model else table.network.factors
@@ -673,7 +676,7 @@ class Reference:
         found: collections.Counter[str] = collections.Counter()
         best: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.kernels:
-            special = kernel.dtype_a == "tf32" or kernel.fast_accum
+            special = kernel.relaxed
             relaxed = p.allow_tf32 if p.dtype_a == "fp32" else p.fast_accum
             if kernel.role != "product" or not same_types(kernel, p) or special > relaxed:
                 continue
@@ -828,10 +831,11 @@ class Reference:
         layout = layout_of(way.values)
         if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or problem.block_scale_a_ptr:
             return {}
-        if (kernel.fast_accum and not problem.fast_accum) or problem.a_ptr % LINE or problem.b_ptr % LINE:
+        relaxed = problem.allow_tf32 if problem.dtype_a == "fp32" else problem.fast_accum
+        if (kernel.relaxed and not relaxed) or problem.a_ptr % LINE or problem.b_ptr % LINE:
             return {}
         element_bytes = DTYPES[problem.dtype_a].bytes
-        times = self.shapes.get((element_bytes, kernel.fast_accum, layout, problem.M, problem.N, problem.K), {})
+        times = self.shapes.get((element_bytes, kernel.kind, layout, problem.M, problem.N, problem.K), {})
         given = self.order[1]
         return times if given < 2 else {name: each for name, each in times.items() if each.split in (1, given)}
 
@@ -969,11 +973,13 @@ class Reference:
         model = self._models.get((self.table.device, key_of(kernel)))
         shift = self.network.shift + (model.shift if model else 0.0)
 
+        timed = (self.table.device, *key_of(kernel)[1:]) in self._timed
+
         def plan(*names: str) -> Plan:
             values = [inputs[name] for name in names]
             with np.errstate(over="ignore"):
                 output = self._output(planned.plan.kernel, values, model) + shift
-                ns = time if untuned(kernel) else time * float(np.exp(output))
+                ns = time * float(np.exp(output)) if timed else time
             return replace(planned.plan, pdl="pdl" in names, cost=cost(ns + float(way.ns)))
 
         plain = plan(*PROBLEM_INPUTS, *PLAN_INPUTS)
@@ -1060,14 +1066,9 @@ def log2(size: float) -> float:
     return math.log2(size) if size > 1 else 0.0
 
 
-def key_of(kernel: Kernel) -> tuple[str, int, bool]:
+def key_of(kernel: Kernel) -> tuple[str, int, str]:
     """The model of a kernel."""
-    return kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum
-
-
-def untuned(kernel: Kernel) -> bool:
-    """Whether its time is the formula's with any table, for the times of its element_bytes are of another type."""
-    return kernel.dtype_a == "fp32"
+    return kernel.config_name.partition("_grouped_")[0], DTYPES[kernel.dtype_a].bytes, kernel.kind
 
 
 def bytes_moved(problem: Problem) -> float:

@@ -202,7 +202,7 @@ def factors_for(rng: np.random.Generator) -> tuple[float, ...]:
     return tuple(np.exp(rng.normal(0, 0.5, len(FITTED))).tolist())
 
 
-def model_for(rng: np.random.Generator, key: tuple[str, int, bool]) -> Model:
+def model_for(rng: np.random.Generator, key: tuple[str, int, str]) -> Model:
     """A random model of a config."""
     hidden = tuple(rng.normal(0, 0.5, HIDDEN).tolist())
     return Model(*key, float(rng.normal(0, 0.3)), factors_for(rng), hidden)
@@ -212,11 +212,11 @@ def tuning_for(arch: str, *, network: bool) -> Table:
     """A random network, models for half of a pack's configs, and random times on shapes that `draw` often draws."""
     rng = np.random.default_rng(5)  # with some, one config wins most products, with pdl or without alike
     kernels = launcher(arch).kernels
-    kinds = sorted({(kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.fast_accum) for kernel in kernels})
+    kinds = sorted({(kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.kind) for kernel in kernels})
     models = tuple(model_for(rng, key) for key in kinds if rng.random() < 0.5)
     shapes = []
     sizes = itertools.product((8, 64, 256), repeat=3)
-    for (m, n, k), width, layout, fast in itertools.product(sizes, (1, 2), LAYOUTS, (False, True)):
+    for (m, n, k), width, layout, kind in itertools.product(sizes, (1, 2, 4), LAYOUTS, ("plain", "relaxed")):
         names = sorted({name for name, w, _ in kinds if w == width and rng.random() < 0.7})
         times = tuple(
             Sample(
@@ -230,7 +230,7 @@ def tuning_for(arch: str, *, network: bool) -> Table:
         )
         offsets = (0, 0) if rng.random() < 0.9 else (16, 0)
         drawn = bool(rng.random() < 0.1)
-        shapes.append(ShapeTimes(width, layout, fast, m, n, k, *offsets, held_out=False, times=times, drawn=drawn))
+        shapes.append(ShapeTimes(width, layout, kind, m, n, k, *offsets, held_out=False, times=times, drawn=drawn))
     facts = (100, 1700, 2000, 1 << 20)
     found = network_for(rng) if network else None
     return Table(arch, "two", *facts, "none", "none", "0", "2026-11-20", 0, found, models, tuple(shapes))

@@ -40,7 +40,7 @@ def described(name: str, *facts: int) -> CDevice:
 def table_for(kernel: Kernel, device: CDevice, ns: int) -> Table:
     """A table that has measured one config on MEASURED, and corrects no prediction."""
     times = (Sample(kernel.config_name, 1, pdl=False, copies=0, ns=ns),)
-    shape = ShapeTimes(2, "nn", False, 512, 512, 1024, 0, 0, False, times)  # noqa: FBT003
+    shape = ShapeTimes(2, "nn", "plain", 512, 512, 1024, 0, 0, False, times)  # noqa: FBT003
     facts = device.multiprocessors, device.clock_mhz, device.memory_gbps, device.l2_bytes
     words = "none", "none", "0", "2026-11-20"
     return Table("sm80", device.name.decode(), *facts, *words, 0, None, (), (shape,))
@@ -156,7 +156,7 @@ def test_factors_are_of_every_device(two: Launcher) -> None:
     kernel, nothing, none = product(two.kernels), (0.0,) * HIDDEN, (0.0,) * SECOND
     network = Network((nothing,) * len(INPUTS), nothing, (none,) * HIDDEN, none, none, 0.0, (1.0,) * 5)
     plain = replace(table_for(kernel, ONE, 100), network=network)
-    model = Model(kernel.config_name, 2, kernel.fast_accum, 0.0, (3.0, 50.0, 1.0, 1.0, 1.0), nothing)
+    model = Model(kernel.config_name, 2, kernel.kind, 0.0, (3.0, 50.0, 1.0, 1.0, 1.0), nothing)
 
     def costs(table: Table) -> tuple[int, int]:
         two.retune(table)

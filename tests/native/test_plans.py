@@ -690,7 +690,7 @@ def table_of(
     device: str = "a fake",
 ) -> Table:
     """A table with these times for 512 x 512 x 1024 and no other shape, by default of the fake driver's device."""
-    shape = ShapeTimes(2, "nn", False, 512, 512, 1024, 0, 0, held_out=False, times=times)  # noqa: FBT003
+    shape = ShapeTimes(2, "nn", "plain", 512, 512, 1024, 0, 0, held_out=False, times=times)
     facts = 108, 1410, 1555, 40 << 20
     return Table(arch, device, *facts, "none", "none", "0", "2026-11-20", 0, network, models, (shape,))
 
@@ -715,7 +715,7 @@ def model_of(
 ) -> Model:
     """A model of a kernel's config, which adds `node` to the one node of `network_of`."""
     hidden = (node, *(0.0,) * (HIDDEN - 1))
-    return Model(kernel.config_name, element_bytes, kernel.fast_accum, shift, factors, hidden)
+    return Model(kernel.config_name, element_bytes, kernel.kind, shift, factors, hidden)
 
 
 @own_process

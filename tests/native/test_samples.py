@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aotmm.pack.schema import Kernel
-from aotmm.pack.table import Sample, ShapeTimes
-from aotmm.problem import LAYOUTS, SPLITS
+from aotmm.pack.table import KINDS, Sample, ShapeTimes
+from aotmm.problem import BLOCK_SCALE_K, DTYPES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import Target, target
@@ -21,16 +22,17 @@ from tests.samples import SHIPPED
 
 SHAPES = 120
 BIG = 1 << 40
+SCALED: dict[str, Any] = {"block_scale_a_ptr": 4096, "block_scale_b_ptr": 4096, "block_columns": BLOCK_SCALE_K}
 
 
 def draw(rng: np.random.Generator) -> ShapeTimes:
     """A product of sizes of any scale, aligned or not, that begins anywhere in a cache line."""
     step = int(rng.choice((1, 8, 64, 64)))
     m, n, k = (max(1, int(2 ** rng.uniform(0, 13)) // step * step) for _ in range(3))
-    width = int(rng.choice((1, 2)))
+    width = int(rng.choice((1, 2, 4)))
     offset_a, offset_b = (int(rng.choice((0, 0, 0, 16, 64, 2 * width))) for _ in range(2))
-    fast = bool(width == 1 and rng.random() < 0.5)
-    return ShapeTimes(width, str(rng.choice(LAYOUTS)), fast, m, n, k, offset_a, offset_b, held_out=False, times=())
+    kind = str(rng.choice(KINDS[: {1: 3, 2: 1, 4: 2}[width]]))
+    return ShapeTimes(width, str(rng.choice(LAYOUTS)), kind, m, n, k, offset_a, offset_b, held_out=False, times=())
 
 
 def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
@@ -40,11 +42,13 @@ def problem_of(shape: ShapeTimes, dtype: str) -> Problem:
     strides_b = (1, k) if shape.layout[1] == "t" else (n, 1)
     return Problem(
         *(m, n, k, strides_a, strides_b, (n, 1)),
-        *(dtype, dtype, "fp16"),
+        *(dtype, dtype, DTYPES[dtype].output),
         a_ptr=4096 + shape.offset_a,
         b_ptr=4096 + shape.offset_b,
         c_ptr=4096,
-        fast_accum=shape.fast_accum,
+        allow_tf32=shape.kind == "relaxed" and dtype == "fp32",
+        fast_accum=shape.kind == "relaxed" and dtype != "fp32",
+        **(SCALED if shape.kind == "block_scaled" else {}),
     )
 
 
@@ -67,14 +71,14 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
     table = replace(tuning_for(arch, network=network), shapes=())
     mm.retune(table)
     device = measured_device(table, row.shared_bytes)
-    dtypes = {2: "fp16", 1: "fp8e4" if "fp8e4" in row.dtypes else "fp8e5"}
+    dtypes = {4: "fp32", 2: "fp16", 1: "fp8e4" if "fp8e4" in row.dtypes else "fp8e5"}
     seen = collections.Counter[str]()
     for _ in range(SHAPES):
         shape = draw(rng)
         problem = problem_of(shape, dtypes[shape.element_bytes])
         able: list[tuple[Kernel, Plan, list[Sample]]] = []
         for number, kernel in enumerate(mm.kernels):
-            of_kind = kernel.fast_accum == shape.fast_accum and (kernel.dtype_c == "fp16" or kernel.role == "partial")
+            of_kind = kernel.kind == shape.kind and (kernel.dtype_c == problem.dtype_c or kernel.role == "partial")
             plan = mm.check(problem, device, number, BIG).plan if of_kind else None
             if plan is not None and not plan.copies:
                 able.append((kernel, plan, plans_of(kernel, shape, device, row)))

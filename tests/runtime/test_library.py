@@ -89,7 +89,7 @@ def test_libraries_go_by_their_own_tables(lib: Library, tmp_path: Path) -> None:
     for config_name in config_names:
         path = tmp_path / f"{config_name}.json"
         times = (Sample(config_name, split=1, pdl=False, copies=0, ns=7),)
-        path.write_bytes(tuned("sm90", ShapeTimes(2, "nn", False, 512, 512, 512, 0, 0, False, times)))  # noqa: FBT003
+        path.write_bytes(tuned("sm90", ShapeTimes(2, "nn", "plain", 512, 512, 512, 0, 0, False, times)))  # noqa: FBT003
         (mine,) = [other for other in aotmm.load(table=path).packs if other.arch == "sm90"]
         chosen.append(mine.launcher.explain(problem, device).chosen)
     assert [row and row.kernel.config_name for row in chosen] == config_names

@@ -35,7 +35,7 @@ from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
 from aotmm.tune import session
 from aotmm.tune.candidates import candidates, output_of, problem_of, to_time
-from aotmm.tune.cases import TUNABLE, cases
+from aotmm.tune.cases import TUNABLE, cases, type_of, types_of
 from aotmm.tune.models import Gpu, formula, samples
 from aotmm.tune.record import Environment, Record
 from aotmm.tune.regret import held_out_regret
@@ -48,7 +48,7 @@ ENVIRONMENT = Environment(
 )
 ADDRESS = 4096
 SHAPES = problems.read()
-DTYPES_OF = {2: "fp16", 1: "fp8e4"}
+DTYPES_OF = types_of(("fp16", "fp8e4"), target("sm90"))
 
 
 @pytest.fixture(scope="module")
@@ -242,12 +242,12 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
     made, launcher = fitted[0], pack.launcher
     launcher.retune(made)
     for shape in made.shapes:
-        dtype, sizes = DTYPES_OF[shape.element_bytes], Shape(shape.M, shape.N, shape.K, shape.layout)
-        one = Case(sizes, dtype, None, shape.fast_accum, shape.offset_a, shape.offset_b)
+        dtype, sizes = type_of(shape, DTYPES_OF, target("sm90")), Shape(shape.M, shape.N, shape.K, shape.layout)
+        one = Case(sizes, dtype, None, shape.kind == "relaxed", shape.offset_a, shape.offset_b)
         plan = launcher.select(_problem(pack, one), H200)
         assert not (shape.drawn and plan.measured)
         best = min(shape.best().values(), key=lambda sample: sample.ns)
-        if shape.drawn or shape.fast_accum or best.ns > min(sample.ns for sample in shape.times):
+        if shape.drawn or shape.kind != "plain" or best.ns > min(sample.ns for sample in shape.times):
             continue  # precise sums or copies may pay
         assert plan.measured
         assert (launcher.kernels[plan.kernel].config_name, plan.split, plan.cost) == (
@@ -629,7 +629,9 @@ def test_a_table_of_several_types_is_fitted_whatever_the_call_measured(
     some = dict(itertools.islice(measured.samples.items(), 60))
     assert {one.element_bytes for one in some} == {1, 2}
     made, quality = session.fit(
-        pack, session.table_of(session.Measurement(ENVIRONMENT, some, {}, 60), SHAPES), {2: "fp16"}
+        pack,
+        session.table_of(session.Measurement(ENVIRONMENT, some, {}, 60), SHAPES),
+        types_of(("fp16",), target("sm90")),
     )
     assert {row.shape.element_bytes for row in quality.models.choices} == {1, 2}
     assert made.network is not None

@@ -92,7 +92,7 @@ def test_equal_entries_are_timed_once() -> None:
 def test_times_become_tables() -> None:
     """Those of all plans, with the multiprocessors of their context; a problem that was drawn twice is there once."""
     times = (Sample("tile_64x64x64_s4_w4", 1, pdl=False, copies=0, ns=900),)
-    shape = ShapeTimes(2, "nn", False, 64, 256, 32, 0, 0, False, times)  # noqa: FBT003
+    shape = ShapeTimes(2, "nn", "plain", 64, 256, 32, 0, 0, False, times)  # noqa: FBT003
     facts = drawn_facts(figure=AMPERE, torch="2.11", aotmm="0.1.0", driver_version="580")
     found = Results(facts, [], {"samples": {"part": [asdict(shape), asdict(shape)], "whole": []}})
     device = CDevice(104, 232448, 1980, 3352, 1 << 20, b"NVIDIA H100 80GB HBM3")

@@ -31,8 +31,8 @@ NETWORK = Network(
     factors=(0.75, 1.5, 1.25, 2.0, 3.0),
 )
 MODELS = (
-    Model("ws_a", 2, fast_accum=False, shift=-0.125, factors=(1.0, 0.5, 2.0, 0.001, 1000.0), hidden=(0.25,) * HIDDEN),
-    Model("ws_a_split", 2, fast_accum=False, shift=0.25, factors=(1.0,) * len(FITTED), hidden=(-0.5,) * HIDDEN),
+    Model("ws_a", 2, kind="plain", shift=-0.125, factors=(1.0, 0.5, 2.0, 0.001, 1000.0), hidden=(0.25,) * HIDDEN),
+    Model("ws_a_split", 2, kind="plain", shift=0.25, factors=(1.0,) * len(FITTED), hidden=(-0.5,) * HIDDEN),
 )
 TABLE = Table(
     arch="sm90",
@@ -49,9 +49,9 @@ TABLE = Table(
     network=NETWORK,
     models=MODELS,
     shapes=(
-        ShapeTimes(2, "nn", False, 256, 512, 1024, 0, 0, False, (SLOW, COPIED, FAST, SPLIT)),  # noqa: FBT003
-        ShapeTimes(2, "nn", False, 256, 512, 1024, 16, 126, False, (SLOW,), drawn=True),  # noqa: FBT003
-        ShapeTimes(2, "nt", False, 1, 512, 1024, 0, 0, True, ()),  # noqa: FBT003
+        ShapeTimes(2, "nn", "plain", 256, 512, 1024, 0, 0, False, (SLOW, COPIED, FAST, SPLIT)),  # noqa: FBT003
+        ShapeTimes(2, "nn", "plain", 256, 512, 1024, 16, 126, False, (SLOW,), drawn=True),  # noqa: FBT003
+        ShapeTimes(2, "nt", "plain", 1, 512, 1024, 0, 0, True, ()),  # noqa: FBT003
     ),
 )
 
@@ -78,7 +78,7 @@ def test_the_file_has_a_line_per_row() -> None:
     lines = table.write(TABLE).decode().splitlines()
     assert '"config_names": ["ws_a", "ws_a_split"],' in lines
     assert (
-        ' {"element_bytes": 2, "layout": "nn", "fast_accum": false, "M": 256, "N": 512, "K": 1024, '
+        ' {"element_bytes": 2, "layout": "nn", "kind": "plain", "M": 256, "N": 512, "K": 1024, '
         '"offset_a": 0, "offset_b": 0, "batch": 1, "drawn": false, "held_out": false, '
         '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
     ) in lines
@@ -116,7 +116,7 @@ def test_a_config_without_a_model_has_that_of_the_nearest_tile(name: str, like: 
     names = ("wide_128x192x64_s5_w8", "wide_64x112x64_s9_w4", "tall_128x192x64_s4_w8_split")
     models = tuple(replace(MODELS[0], config_name=each, shift=float(i)) for i, each in enumerate(names))
     others = tuple(replace(model, element_bytes=1, shift=9.0) for model in models)
-    (found,) = replace(TABLE, models=(*MODELS, *models, *others)).models_of([(name, 2, False)])
+    (found,) = replace(TABLE, models=(*MODELS, *models, *others)).models_of([(name, 2, "plain")])
     assert found.config_name == name
     if like is None:
         assert TABLE.network is not None
@@ -143,7 +143,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 10"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 11"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),
@@ -178,7 +178,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["models"][0]["hidden"].pop(), rf"\[0\]: hidden: expected a list of {HIDDEN}, found"),
         (lambda body: body["models"][0]["hidden"].append(0), rf"\[0\]: hidden: expected a list of {HIDDEN}, found"),
         (_change(("models", 0, "hidden", 3), -1e7), r"hidden\[3\]: expected a number from -1000000.0 to 1000000.0"),
-        (_change(("models", 1, "config_name"), "ws_a"), r"models: \('ws_a', 2, False\) is there 2 times"),
+        (_change(("models", 1, "config_name"), "ws_a"), r"models: \('ws_a', 2, 'plain'\) is there 2 times"),
         (lambda body: body.pop("network"), r"missing keys \['network'\]"),
         (_change(("network",), []), r"network: expected an object, found \[\]"),
         (lambda body: body["network"].pop("bias"), r"network: unknown keys \[\], missing keys \['bias'\]"),
@@ -192,13 +192,13 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (_change(("network", "factors", 1), 1e-4), r"network: factors\[1\]: expected a number from 0.001 to 1000.0"),
         (_change(("network", "shift"), None), "network: shift: expected a number from -1000000.0 to"),
         (_change(("shapes", 0, "layout"), "any"), "layout: expected one of nn, nt, tn, tt, found 'any'"),
-        (_change(("shapes", 0, "fast_accum"), 0), "fast_accum: expected true or false"),
+        (_change(("shapes", 0, "kind"), "exact"), "kind: expected one of plain, relaxed, block_scaled, found"),
         (_change(("shapes", 0, "M"), 0), "M: expected an integer from 1 to 9007199254740991, found"),
         (_change(("shapes", 0, "offset_a"), 128), "offset_a: expected an integer from 0 to 127, found 128"),
         (_change(("shapes", 0, "offset_b"), -1), "offset_b: expected an integer from 0 to 127, found -1"),
         (lambda body: body["shapes"][1].update(offset_a=0, offset_b=0), "shapes: .* 256, 512, 1024, 0, 0.* 2 times"),
         (_change(("shapes", 0, "M"), 2**53), "M: expected an integer from 1 to 9007199254740991, found"),
-        (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', False, 256, 512, 1024.* is there 2 times"),
+        (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', 'plain', 256, 512, 1024.* is there 2 times"),
         (_change(("shapes", 0, "times", 0), [0, 1, 0, 0]), r"times\[0\]: expected a list of 5, found \[0, 1, 0, 0\]"),
         (_change(("shapes", 0, "times", 0, 0), 2), r"shapes\[0\]: times: config 2 is unknown, config_names has 2"),
         (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1 to .*, found 0"),

@@ -48,13 +48,22 @@ def test_a_config_without_a_model() -> None:
 @pytest.mark.parametrize("other", [replace(KNOWN, dtype_a="fp8e4", fast_accum=False), replace(KNOWN, fast_accum=True)])
 def test_a_model_is_for_one_width_and_one_kind_of_sums(other: Kernel) -> None:
     """A kernel of the same config with other elements, or with fast sums, is not known by it."""
-    found = _of(other)
-    assert found.constants == [fitted(constants(other, H200, TABLE), NETWORK.factors)]
-    assert found.corrections[0].shift == NETWORK.shift
-    mine = Model("ws_a", 1 if other.dtype_a == "fp8e4" else 2, other.fast_accum, 0.5, (2.0,) * len(FITTED), NONE)
+    mine = Model("ws_a", 1 if other.dtype_a == "fp8e4" else 2, other.kind, 0.5, (2.0,) * len(FITTED), NONE)
     found = _of(other, models=(*MODELS, mine))
     assert found.constants == [fitted(constants(other, H200, TABLE), mine.factors)]
     assert found.corrections[0].shift == NETWORK.shift + 0.5
+
+
+@pytest.mark.parametrize("other", [replace(KNOWN, dtype_a="fp8e4"), replace(KNOWN, fast_accum=True)])
+def test_types_without_any_model_have_the_formulas_times(other: Kernel) -> None:
+    """The network knows nothing of them: no factors, no hidden node above 0, and a shift that takes its output away."""
+    found = _of(other)
+    assert found.constants == [constants(other, H200, TABLE)]
+    ((hidden, shift, _),) = found.corrections
+    assert max(hidden) < -1e6
+    output = sum(max(b, 0.0) * weight for b, weight in zip(NETWORK.second_bias, NETWORK.outputs, strict=True))
+    assert output + shift == pytest.approx(0.0, abs=1e-12)
+    assert output != 0
 
 
 def test_reduces_and_copies_are_not_fitted() -> None:

@@ -18,15 +18,15 @@ SKINNY = Sweep("skinny", "", tuple(Shape(i, 4096, 4096, "nt", "a name") for i in
 FP8 = Sweep("fp8", "", (Shape(1024, 1024, 1024, "nt"),))
 SHAPES = Shapes(7, (SQUARES, AGAIN, SKINNY, FP8))
 
-UNTIMED = ("int8", "fp32")  # kernels of int8 go by times of fp8
-STAND_IN = {1: "fp8e4", 2: "fp16", 4: "tf32"}  # of types, by their bytes
+UNTIMED = ("int8",)  # its kernels go by times of fp8
+STAND_IN = {"bf16": "fp16", "fp8e5": "fp8e4"}  # of types that take the same time
 
 
 def _cases(dtypes: tuple[str, ...], arch: str, drawn: dict[str, list[Case]] | None = None) -> list[Case]:
     return cases(SHAPES, drawn or {}, types_of(dtypes, target(arch)), target(arch))
 
 
-def test_one_type_stands_for_each_element_size() -> None:
+def test_one_type_stands_for_those_that_take_the_same_time() -> None:
     """fp16 on the other sweeps, fp8e4 on its own, both ways to sum; every product once."""
     found = _cases((), "sm90")
     assert len(found) == len(set(found)) == 40 + 10 + 2
@@ -57,13 +57,13 @@ def test_every_part_has_the_same_mix(part: float) -> None:
 @pytest.mark.parametrize(
     ("dtypes", "arch", "message"),
     [
-        (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5, tf32"),
-        (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5, tf32"),
-        (("fp16", "bf16"), "sm90", "one type of each element_bytes, found fp16, bf16"),
+        (("fp64",), "sm90", "'fp64' cannot be tuned on sm90; these can: fp16, bf16, fp8e4, fp8e5, tf32, fp32"),
+        (("fp8e4",), "sm80", "'fp8e4' cannot be tuned on sm80; these can: fp16, bf16, fp8e5, tf32, fp32"),
+        (("fp16", "fp32", "bf16"), "sm90", "fp16 and bf16 take the same time in a table; tune one of them"),
     ],
 )
 def test_types_that_cannot_be_meant(dtypes: tuple[str, ...], arch: str, message: str) -> None:
-    """Unknown types, types of another arch, two of one element_bytes."""
+    """Unknown types, types of another arch, two that take the same time."""
     with pytest.raises(SpecError, match=message):
         types_of(dtypes, target(arch))
 
@@ -73,9 +73,9 @@ def test_random_problems_are_in_the_types_that_are_measured() -> None:
     drawn = draw(distribution(), 7, 100)
     found = _cases((), "sm90", drawn)
     assert len(found) == len(set(found))
-    assert {case.dtype for case in found} == {"fp16", "fp8e4", "tf32"}
+    assert {case.dtype for case in found} == {"fp16", "fp8e4", "tf32", "fp32"}
     every = {
-        replace(case, dtype=STAND_IN[case.element_bytes])
+        replace(case, dtype=STAND_IN.get(case.dtype, case.dtype))
         for x in drawn.values()
         for case in x
         if case.dtype not in UNTIMED
@@ -92,7 +92,7 @@ def test_random_problems_are_in_the_types_that_are_measured() -> None:
     [
         (("bf16",), "sm90", {("bf16", False)}),
         (("fp8e5",), "sm90", {("fp8e5", False), ("fp8e5", True)}),
-        ((), "sm80", {("fp16", False), ("tf32", False)}),
+        ((), "sm80", {("fp16", False), ("tf32", False), ("fp32", False)}),
         (("fp8e5", "fp16"), "sm80", {("fp16", False), ("fp8e5", False)}),
     ],
 )
@@ -114,7 +114,7 @@ def test_every_part_has_random_problems_too() -> None:
         if name in UNTIMED:
             assert not any(case.dtype == name for case in found)
             continue
-        mine = [replace(case, dtype=STAND_IN[case.element_bytes]) for case in cases_of_class]
+        mine = [replace(case, dtype=STAND_IN.get(case.dtype, case.dtype)) for case in cases_of_class]
         assert sum(case in first for case in mine) == pytest.approx(len(mine) / 4, abs=2)
     assert sum(str(case.shape) in {str(shape) for shape in SQUARES.shapes} for case in first) == pytest.approx(
         10, abs=2

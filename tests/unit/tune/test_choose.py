@@ -10,7 +10,7 @@ import pytest
 from aotmm.tune import choose
 from aotmm.tune.choose import Bounds, Group, Losses, by_class, extend
 
-NT, NN = ("nt", 2, False), ("nn", 2, False)
+NT, NN = ("nt", 2, "plain"), ("nn", 2, "plain")
 EXACT = Bounds(1.0, 1.0)
 
 
@@ -22,8 +22,8 @@ def losses(*ns: tuple[float, ...], weight: float = 1.0, name: str = "class", ima
 
 def chosen(bounds: Bounds, **groups: Losses) -> dict[str, list[str]]:
     """What is chosen, by layout."""
-    pairs: dict[Group, list[str]] = {(layout, 2, False): [] for layout in groups}
-    extend(pairs, {(layout, 2, False): each for layout, each in groups.items()}, bounds)
+    pairs: dict[Group, list[str]] = {(layout, 2, "plain"): [] for layout in groups}
+    extend(pairs, {(layout, 2, "plain"): each for layout, each in groups.items()}, bounds)
     return {group[0]: names for group, names in pairs.items()}
 
 

@@ -54,7 +54,7 @@ def measured(count: int, seed: int, noise: float = 0.02) -> list[ShapeTimes]:
             ways = [(split, pdl) for split in able for pdl in ((False, True) if each.pdl else (False,))]
             samples_ += [Sample(each.config_name, split, pdl, 0, 1) for split, pdl in ways]
         layout = str(rng.choice(LAYOUTS))
-        shapes.append(ShapeTimes(2, layout, False, M, N, K, 0, 0, False, tuple(samples_)))  # noqa: FBT003
+        shapes.append(ShapeTimes(2, layout, "plain", M, N, K, 0, 0, False, tuple(samples_)))  # noqa: FBT003
     found = samples(kernels(), GPU, shapes)
     factors = 1 + 0.15 * (found.key % 2)
     waves, pdl = found.plain["wave up to 1"], found.plain["pdl"]
@@ -151,7 +151,7 @@ def test_factors_that_times_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = samples_of(measured(1500, seed=8))
     common = np.array([2.0, 2.0, 1.6, 1.6, 1.6])
     truth, step = np.tile(common, (len(plain.keys), 1)), FITTED.index("ns_per_k_step")
-    slow = plain.keys.index(("ws_128x256", 2, False))
+    slow = plain.keys.index(("ws_128x256", 2, "plain"))
     truth[slow, step] *= 2
     ns = inputs(plain, truth)[1] * np.exp(np.random.default_rng(8).normal(0, 0.01, len(plain.ns)))
     found = fit(replace(plain, ns=ns))

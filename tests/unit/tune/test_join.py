@@ -16,7 +16,7 @@ EMPTY = Table(
 def _shape(M: int, **ns: int) -> ShapeTimes:
     """A product whose configs, in one way of launching, take so many ns."""
     times = tuple(Sample(name, 1, pdl=False, copies=0, ns=each) for name, each in ns.items())
-    kind = {"element_bytes": 2, "layout": "nn", "fast_accum": False, "offset_a": 0, "offset_b": 0, "held_out": False}
+    kind = {"element_bytes": 2, "layout": "nn", "kind": "plain", "offset_a": 0, "offset_b": 0, "held_out": False}
     return ShapeTimes(M=M, N=64, K=64, times=times, **kind)  # type: ignore[arg-type]
 
 

@@ -30,7 +30,7 @@ NETWORK = Network(
 KNOWN = Model(
     "ws_64x64",
     2,
-    fast_accum=False,
+    kind="plain",
     shift=-0.5,
     factors=(0.5, 2.0, 0.75, 4.0, 1.25),
     hidden=tuple(RNG.normal(0, 0.5, HIDDEN).tolist()),
@@ -80,7 +80,7 @@ def test_inputs_are_of_the_time_with_factors(found: Samples) -> None:
 def test_predictions_go_by_the_model_of_each_config(found: Samples) -> None:
     """Its factors, hidden and shift; a config without a model has the network's factors and nothing of its own."""
     times = predicted(found, replace(EMPTY, network=NETWORK, models=(KNOWN,)))
-    unknown = Model("", 2, fast_accum=False, shift=0.0, factors=NETWORK.factors, hidden=(0.0,) * HIDDEN)
+    unknown = Model("", 2, kind="plain", shift=0.0, factors=NETWORK.factors, hidden=(0.0,) * HIDDEN)
     models = [KNOWN if key == KNOWN.key else unknown for key in found.keys]
     values, _ = inputs(found, np.array([model.factors for model in models]))
     for row, key in enumerate(found.key):
@@ -95,7 +95,7 @@ def test_predictions_go_by_the_model_of_each_config(found: Samples) -> None:
     assert {key == KNOWN.key for key in (found.keys[number] for number in found.key)} == {True, False}
 
 
-@pytest.mark.parametrize("other", [replace(KNOWN, element_bytes=1), replace(KNOWN, fast_accum=True)])
+@pytest.mark.parametrize("other", [replace(KNOWN, element_bytes=1), replace(KNOWN, kind="relaxed")])
 def test_a_model_is_for_one_width_and_one_kind_of_sums(found: Samples, other: Model) -> None:
     """One of the same config for other elements or sums changes nothing."""
     without = predicted(found, replace(EMPTY, network=NETWORK))
@@ -128,7 +128,7 @@ def test_rounds_of_clusters(cluster: tuple[int, int], multiprocessors: int, tile
     gpu = Gpu(target("sm90"), replace(EMPTY, multiprocessors=multiprocessors))
     times = (Sample("ws", 1, pdl=False, copies=0, ns=1),)
     shapes = [
-        ShapeTimes(2, "nt", False, 128 * count, 128, 4096, 0, 0, False, times)  # noqa: FBT003
+        ShapeTimes(2, "nt", "plain", 128 * count, 128, 4096, 0, 0, False, times)  # noqa: FBT003
         for count in (tiles, tiles + 1)
     ]
     found = samples((made,), gpu, shapes)
@@ -137,7 +137,7 @@ def test_rounds_of_clusters(cluster: tuple[int, int], multiprocessors: int, tile
 
 def test_clusters_take_in_less() -> None:
     """Into one multiprocessor come A over the blocks of a cluster along M, and B over those along N."""
-    shape = ShapeTimes(2, "nt", False, 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
+    shape = ShapeTimes(2, "nt", "plain", 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
     taken = {}
     for cluster in ((1, 1), (2, 1), (1, 2), (4, 2)):
         config = Config(128, 256, 64, 4, 8, cluster_m=cluster[0], cluster_n=cluster[1])
@@ -150,7 +150,7 @@ def test_clusters_take_in_less() -> None:
 
 def test_slices_share_steps() -> None:
     """Of two blocks with slices of K each has half of the steps and takes in half of A and B; both load all."""
-    shape = ShapeTimes(2, "nt", False, 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
+    shape = ShapeTimes(2, "nt", "plain", 128, 256, 4096, 0, 0, False, (Sample("ws", 1, pdl=False, copies=0, ns=1),))  # noqa: FBT003
     parts = []
     for config in (Config(128, 256, 64, 4, 8), Config(128, 256, 128, 4, 8, cluster_k=2)):
         made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
@@ -174,7 +174,7 @@ def test_inputs_of_what_lies_past_the_edges(layout: str, K: int, split: int, exp
     config = Config(128, 256, 64, 4, 8)
     made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
     times = (Sample("ws", split, pdl=False, copies=0, ns=1),)
-    shape = ShapeTimes(2, layout, False, 3 * 128 - 32, 256, K, 0, 0, False, times)  # noqa: FBT003
+    shape = ShapeTimes(2, layout, "plain", 3 * 128 - 32, 256, K, 0, 0, False, times)  # noqa: FBT003
     plain = samples((made,), Gpu(target("sm90"), EMPTY), [shape]).plain
     found = [plain[name][0] for name in ("past K", "past K / steps", "past K, across K", "uneven")]
     assert found == pytest.approx(expected)

@@ -14,7 +14,7 @@ def choice(size: int, regret: float | None, *, element_bytes: int = 2, offset: i
     """A choice for a square."""
     square = ShapeTimes(
         *(element_bytes, "nn"),
-        fast_accum=False,
+        kind="plain",
         M=size,
         N=size,
         K=size,
