@@ -61,16 +61,18 @@ def race(
 ) -> Outcome:
     """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
-    A candidate with a prediction of more than `hopeless` times the best so far is not timed.
+    A candidate with a prediction of more than `hopeless` times the best so far is not timed. If the best so far was
+    predicted to take longer than it does, so may all be: types that no table has times of are predicted up to twice as
+    slow as they are.
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
     in the other way, with or without pdl. No sample of a config that is wrong anywhere counts.
     """
     wrong: dict[str, str] = {}
     looks: list[_Look] = []
     once: dict[Candidate, float] = {}  # those launched in one of the two ways, by the same without pdl
-    best = math.inf
+    best, foreseen = math.inf, math.inf  # the least time so far, and the longer one of it and its prediction
     for candidate in chosen:
-        too_slow = candidate.plan.cost > hopeless * best or once.get(candidate.plain(), 0) > _OTHER_LAUNCH * best
+        too_slow = candidate.plan.cost > hopeless * foreseen or once.get(candidate.plain(), 0) > _OTHER_LAUNCH * best
         if candidate.config_name in wrong or too_slow:
             continue
         ns = _look(candidate, timer, best, heartbeat)
@@ -79,7 +81,8 @@ def race(
             wrong[candidate.config_name] = f"{candidate}: {error}"
             continue
         looks.append(_Look(candidate, ns))
-        best = min(best, ns)
+        if ns < best:
+            best, foreseen = ns, max(ns, candidate.plan.cost)
         once[candidate.plain()] = ns
     looks = [look for look in looks if look.candidate.config_name not in wrong]
     best = min((look.ns for look in looks), default=0.0)

@@ -85,7 +85,7 @@ def test_what_is_predicted_to_be_fast_takes_turns_in_any_case() -> None:
 
 def test_what_is_predicted_to_be_hopeless_is_not_timed() -> None:
     """From 1.6 times the best time on, or as asked for; what nothing is predicted of is."""
-    costs = {"best": 400_000, "near": 130_000, "far": 160_000, "hopeless": 160_010, "unknown": 0}
+    costs = {"best": 90_000, "near": 130_000, "far": 160_000, "hopeless": 160_010, "unknown": 0}
     plans = [candidate(name, cost=cost) for name, cost in costs.items()]
     timer = MadeUp({name: 300_000 if name == "unknown" else 100_000 for name in costs})
     times, _ = _run(timer, *plans)
@@ -93,6 +93,14 @@ def test_what_is_predicted_to_be_hopeless_is_not_timed() -> None:
     assert "hopeless" not in timer.launches
     samples = race(plans, MadeUp(timer.ns), lambda _: None, 1.3).samples
     assert {sample.config_name for sample in samples} == {"best", "near", "unknown"}
+
+
+def test_predictions_that_are_all_too_long_leave_none_out() -> None:
+    """The best so far was predicted to take twice its time, so what is near its prediction may be near its time."""
+    costs = {"best": 200_000, "near": 250_000, "hopeless": 320_200}
+    timer = MadeUp(dict.fromkeys(costs, 100_000))
+    times, _ = _run(timer, *(candidate(name, cost=cost) for name, cost in costs.items()))
+    assert times.keys() == {"best", "near"}
 
 
 def test_graphs_are_long_enough_and_not_too_long() -> None:
