@@ -31,6 +31,7 @@ from aotmm.runtime.pack import Pack, open_packs
 from aotmm.runtime.tuning import nominal_device
 from aotmm.target import target
 from aotmm.timing import problems
+from aotmm.timing.blocks import draw_layers, layers
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
 from aotmm.tune import session
@@ -400,11 +401,18 @@ def test_the_same_command_goes_on_with_the_seed(on_a_fake: Callable[..., session
     drawn = draw(distribution(), second.environment.seed or 0, 3)
     made = table.read_whole(tmp_path / "sm90.json")
     assert made.seed == second.environment.seed
-    assert {Shape(row.M, row.N, row.K, row.layout) for row in made.shapes if row.drawn} == {
-        one.shape for each in drawn.values() for one in each if one.dtype in TUNABLE
+    (scaled,) = itertools.islice(draw_layers(layers(), second.environment.seed or 0), 1)  # of three problems a sixth
+    assert {(Shape(row.M, row.N, row.K, row.layout), row.kind) for row in made.shapes if row.drawn} == {
+        *((one.shape, one.kind) for each in drawn.values() for one in _precise_too(each) if one.dtype in TUNABLE),
+        (replace(scaled.shape, name=""), "block_scaled"),
     }
     assert sum(not row.drawn for row in made.shapes) == 4
     assert on_a_fake(count=3, budget_s=0).environment.seed != first.environment.seed
+
+
+def _precise_too(drawn: list[Case]) -> list[Case]:
+    """Problems, and those of fast sums with precise ones, which selection may choose."""
+    return drawn + [replace(one, fast_accum=False) for one in drawn]
 
 
 def test_shapes_of_ones_own_are_all(on_a_fake: Callable[..., session.Measurement], tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from aotmm.timing.check import truth
 from aotmm.timing.correctness import Epilogue, block_scaled
 from aotmm.timing.experts import Experts, Model, experts
 from aotmm.timing.operands import Operands, Pool
+from aotmm.timing.problems import read
 from tests.unit.bench.samples import FakeStopwatch, drawn_facts
 
 TINY = Layers("", 80, ((72, 272), (136, 144)), (160,))
@@ -49,6 +50,14 @@ def test_problems_are_of_the_model(seed: int) -> None:
                 assert not any(size % 128 for size in case.groups.sizes)
                 assert sum(case.groups.sizes) == M
     assert drawn == draw(layers(), experts(), seed, 9)
+
+
+def test_layers_are_those_that_tuning_never_knows() -> None:
+    """Tuning times layers of the same kind, but fits no model to the tenth that is held out."""
+    known = read()
+    found = [item.case for item in work(5, 20) if "layers" in item.sweeps]
+    assert len(found) == 20
+    assert all(known.held_out(case) and case.kind == "block_scaled" for case in found)
 
 
 def test_bands() -> None:

@@ -66,6 +66,15 @@ def test_types_without_any_model_have_the_formulas_times(other: Kernel) -> None:
     assert output != 0
 
 
+@pytest.mark.parametrize("role", ["grouped_m", "grouped_k"])
+def test_kernels_of_groups_have_the_factors_of_their_tile(role: str) -> None:
+    """And nothing of the network, which selection leaves out for them."""
+    grouped = replace(KNOWN, role=role, config_name=f"ws_a_{role}")
+    found = _of(grouped)
+    assert found.constants == [fitted(constants(grouped, H200, TABLE), MODELS[0].factors)]
+    assert found.corrections == [(NONE, 0.0, 0)]
+
+
 def test_reduces_and_copies_are_not_fitted() -> None:
     """Their constants are the data sheet's, also where a model has their name, and no network corrects them."""
     models = tuple(replace(MODELS[0], config_name=each.config_name) for each in HELPERS)

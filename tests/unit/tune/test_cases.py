@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from aotmm.errors import SpecError
+from aotmm.pack.table import ShapeTimes
 from aotmm.target import target
 from aotmm.timing.draw import distribution, draw
 from aotmm.timing.problems import Case, Shape, Shapes, Sweep
-from aotmm.tune.cases import cases, types_of
+from aotmm.tune.cases import cases, type_of, types_of
 
 SQUARES = Sweep("squares", "", tuple(Shape(64 * i, 64 * i, 64 * i, "nn") for i in range(1, 41)))
 AGAIN = Sweep("again", "", SQUARES.shapes[:10])
@@ -66,6 +67,19 @@ def test_types_that_cannot_be_meant(dtypes: tuple[str, ...], arch: str, message:
     """Unknown types, types of another arch, two that take the same time."""
     with pytest.raises(SpecError, match=message):
         types_of(dtypes, target(arch))
+
+
+def test_the_type_of_a_measured_shape() -> None:
+    """That which was measured; of another size the first that the arch has; 4 bytes are tf32 only if relaxed."""
+
+    def of(element_bytes: int, kind: str, dtypes: tuple[str, ...], arch: str) -> str:
+        sizes = (8, 8, 8, 0, 0)
+        shape = ShapeTimes(element_bytes, "nn", kind, *sizes, held_out=False, times=())
+        return type_of(shape, types_of(dtypes, target(arch)), target(arch))
+
+    assert (of(2, "plain", (), "sm90"), of(2, "plain", ("bf16",), "sm90")) == ("fp16", "bf16")
+    assert (of(1, "plain", ("fp16",), "sm90"), of(1, "plain", ("fp16",), "sm80")) == ("fp8e4", "fp8e5")
+    assert (of(4, "plain", (), "sm90"), of(4, "relaxed", (), "sm90")) == ("fp32", "tf32")
 
 
 def test_random_problems_are_in_the_types_that_are_measured() -> None:

@@ -29,6 +29,19 @@ def test_a_problem_has_the_strides_of_its_operands(layout: str, dtype: str) -> N
     assert operands.out.dtype is torch.bfloat16
 
 
+@pytest.mark.parametrize(("K", "blocks"), [(256, 2), (300, 3)])
+def test_a_problem_has_the_strides_of_its_block_scales(K: int, blocks: int) -> None:
+    """Those of A have neighbours along M, those of B, one for each block, along K."""
+    problem = problem_of(Case(Shape(8, 384, K, "nt"), "fp8e4", block_scaled=True), "bf16", 16, 32, 48, 64, 80)
+    assert (problem.block_scale_a_ptr, problem.block_scale_b_ptr, problem.block_columns) == (64, 80, 128)
+    numbers = torch.arange(8 * blocks)
+    _, row, block = problem.block_strides_a
+    assert torch.equal(numbers.as_strided((8, blocks), (row, block)), numbers.view(blocks, 8).t())
+    _, block, columns = problem.block_strides_b
+    numbers = numbers[: 3 * blocks]
+    assert torch.equal(numbers.as_strided((blocks, 3), (block, columns)), numbers.view(3, blocks).t())
+
+
 def test_every_set_has_its_turn_and_the_first_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs go through all sets and end with the first; its result is right, or wrong, or was never written."""
     torch.manual_seed(3)
