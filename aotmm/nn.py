@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import aotmm
-from aotmm.runtime.library import Activation
+from aotmm.runtime.library import Activation, activation_code
 
 
 class Linear(torch.nn.Linear):
@@ -16,6 +16,9 @@ class Linear(torch.nn.Linear):
 
     Attributes:
         activation, batch_invariant: as `aotmm.matmul` takes them.
+
+    Raises:
+        ValueError: the activation is unknown.
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class Linear(torch.nn.Linear):
         batch_invariant: bool = False,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
+        if activation is not None:
+            activation_code(activation)
         self.activation = activation
         self.batch_invariant = batch_invariant
         self._library = aotmm.load()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aotmm.pack.schema import Kernel
     from aotmm.runtime.launcher import Evaluation, Plan, Selection
     from aotmm.runtime.signature import Signature
+    from aotmm.runtime.tuning import CDevice
 
 _MAX_SIZE = 2**63 - 1
 _ALIGNED = 256  # the address of a tensor of torch, but for the higher bits
@@ -29,9 +30,9 @@ _ALIGNED = 256  # the address of a tensor of torch, but for the higher bits
 
 @click.command()
 @click.option("--arch", required=True, metavar="ARCH", help=f"Arch of the GPU: {', '.join(TARGETS)}.")
-@click.argument("m", metavar="[M", type=click.IntRange(1, _MAX_SIZE), required=False)
+@click.argument("m", metavar="M", type=click.IntRange(1, _MAX_SIZE), required=False)
 @click.argument("n", metavar="N", type=click.IntRange(1, _MAX_SIZE), required=False)
-@click.argument("k", metavar="K]", type=click.IntRange(0, _MAX_SIZE), required=False)
+@click.argument("k", metavar="K", type=click.IntRange(0, _MAX_SIZE), required=False)
 @click.option("--kernel", "function", metavar="NAME", help="Explain a call of this function of your own instead.")
 @click.option(
     "--argument",
@@ -94,7 +95,12 @@ _ALIGNED = 256  # the address of a tensor of torch, but for the higher bits
     metavar="BYTES",
     help="Address of A, B and C: 256 is that of a tensor of torch, 16 that of a view which begins within a cache line.",
 )
-@click.option("--device", "product", metavar="GPU", help="A listed GPU instead: " + "; ".join(GPUS) + ".")
+@click.option(
+    "--device",
+    "product",
+    metavar="GPU",
+    help="Another GPU: one that has a table, as aotmm doctor names it, or one of these: " + "; ".join(GPUS) + ".",
+)
 @click.option("--all", "everything", is_flag=True, help="Show every plan and every kernel, as --json does.")
 @pack_option
 @json_option
@@ -143,12 +149,12 @@ def explain(
         raise click.UsageError("say M N K of a product, or --kernel NAME")
     from aotmm.runtime.installed import find_packs
     from aotmm.runtime.launcher import Problem
-    from aotmm.runtime.tuning import listed_device, nominal_device
+    from aotmm.runtime.tuning import nominal_device
 
     if batch * max(m * k, k * n, m * n) > _MAX_SIZE:
         raise SpecError(f"M={m} N={n} K={k} batch={batch}: an operand would have more than 2^63 - 1 elements")
     element, other = (DTYPES[name] for name in input_types(dtype_in))
-    device = nominal_device(target(arch)) if product is None else listed_device(_listed(product, arch))
+    device = nominal_device(target(arch)) if product is None else _device(product, arch)
     problem = Problem(
         M=m,
         N=n,
@@ -283,12 +289,19 @@ def _argument(words: str, signature: Signature) -> tuple[str, object]:
         return name, text
 
 
-def _listed(product: str, arch: str) -> str:
-    """Return the name of a listed GPU. Raises SpecError if there is none that runs the kernels of `arch`."""
+def _device(product: str, arch: str) -> CDevice:
+    """Return a listed GPU, or one that this installation has a table of. Raises SpecError if it cannot run `arch`."""
+    from aotmm.pack.table import shipped
+    from aotmm.runtime.tuning import listed_device, measured_device
+
     able = [name for name, gpu in GPUS.items() if ways_to_run(arch, gpu.arch)]
-    if product not in able:
-        raise SpecError(f"no GPU {product!r} is listed for {arch}; there are: {'; '.join(able) or 'none'}")
-    return product
+    if product in able:
+        return listed_device(product)
+    tables = {each.device: each for each in shipped(arch)}
+    if product not in tables:
+        known = "; ".join((*able, *tables)) or "none, so leave --device out"
+        raise SpecError(f"no GPU {product!r} is known for {arch}; there are: {known}")
+    return measured_device(tables[product], target(arch).shared_bytes)
 
 
 def _selection_to(selection: Selection, rejected: Sequence[Evaluation], other_types: int) -> dict[str, object]:

@@ -11,8 +11,8 @@ from aotmm.cli.options import FILE, json_option, pack_option, packs_of, refuse_i
 from aotmm.cli.output import needs_torch, print_json, shapes_done
 from aotmm.errors import AotmmError, SpecError
 from aotmm.pack.files import in_checkout
-from aotmm.pack.table import shipped_path
-from aotmm.target import TARGETS, target
+from aotmm.pack.table import shipped, shipped_path
+from aotmm.target import TARGETS
 
 
 @click.command()
@@ -37,7 +37,7 @@ from aotmm.target import TARGETS, target
     default=600,
     show_default=True,
     metavar="N",
-    help="Random problems to time, as of aotmm bench random.",
+    help="Random problems to time, as of aotmm bench random, and 0.16 times as many layers with block scales.",
 )
 @click.option(
     "--dtype",
@@ -138,7 +138,8 @@ def tune(
         if not in_checkout():
             raise click.UsageError("say --out: the table that this installation brought is not overwritten unasked")
         if refit:
-            out = shipped_path(arch, target(arch).device)
+            known = ", ".join(str(shipped_path(arch, each.device)) for each in shipped(arch)) or "none"
+            raise click.UsageError(f"say which table to fit again: --out FILE; those of {arch} here: {known}")
     from aotmm.runtime.installed import find_packs
 
     with needs_torch("aotmm tune"):

@@ -147,6 +147,9 @@ class Config:
         return self.cluster_k * self.serial_k
 
 
+# Kinds of products whose times differ: relaxed ones may be less exact, which is fp8 with fast sums or fp32 rounded to
+# tf32; block_scaled ones are fp8 with block scales; all others are plain.
+KINDS = ("plain", "relaxed", "block_scaled")
 INSTRUCTIONS = ("none", "exact", "unknown", "fma", "mma", "wgmma", "tcgen05", "mfma", "wmma")
 
 
@@ -269,8 +272,13 @@ class Kernel(AnyKernel):
 
     @property
     def kind(self) -> str:
-        """Return its kind, one of `table.KINDS`."""
-        return "block_scaled" if self.block_scaled else "relaxed" if self.relaxed else "plain"
+        """Return its kind, one of `KINDS`."""
+        return kind_of(relaxed=self.relaxed, block_scaled=self.block_scaled)
+
+    @property
+    def types(self) -> tuple[int, str]:
+        """Return the bytes of an element of A and the kind, on which the times of a config depend."""
+        return DTYPES[self.dtype_a].bytes, self.kind
 
     @property
     def block_scaled(self) -> bool:
@@ -328,6 +336,11 @@ class OwnKernel(AnyKernel):
     def demanded_ctas(self) -> int:
         """Return the blocks of a cluster, which Triton's compiler fixes."""
         return next((option.value for option in self.options if option.name == "num_ctas"), 1)
+
+
+def kind_of(*, relaxed: bool, block_scaled: bool) -> str:
+    """Return the kind of a product or kernel, one of `KINDS`."""
+    return "block_scaled" if block_scaled else "relaxed" if relaxed else "plain"
 
 
 def occupancy(kernel: Kernel, target: Target) -> int:

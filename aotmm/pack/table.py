@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 from aotmm.errors import ArtifactError
 from aotmm.pack.decode import check_format, decode, parse_json, refuse
+from aotmm.pack.schema import KINDS
 from aotmm.pack.time_model import FITTED, HIDDEN, LINE_BYTES, Factors, Network, Node, Weight
 from aotmm.problem import DEVICE_NAME_BYTES, LAYOUTS
 from aotmm.target import TARGETS
@@ -28,7 +29,6 @@ MAX_TABLE_BYTES = 32 << 20
 _MAX_ROWS = range(1 << 20)
 _Name = Annotated[str, "[A-Za-z0-9_]{1,120}"]  # launchers hold it as a C string
 _Text = Annotated[str, ".{1,200}"]
-KINDS = ("plain", "relaxed", "block_scaled")
 _Kind = Annotated[str, KINDS]
 _ElementBytes = Annotated[int, (1, 2, 4)]
 _Positive = Annotated[int, range(1, 2**53)]
@@ -109,11 +109,9 @@ class _Product:
 class ShapeTimes(_Product):
     """One measured product and its times.
 
-    Its kind is "plain"; "relaxed", which may be less exact: fp8 with fast sums, or fp32 rounded to tf32; or
-    "block_scaled", fp8 with block scales.
-    `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first element of A and of B. `batch` is
-    the number of products. `drawn` ones are random, so launchers do not keep their times. `held_out` ones, all of them
-    drawn, test the fit, which has none.
+    `kind` is one of `schema.KINDS`. `offset_a` and `offset_b` are bytes from a 128-byte line of memory to the first
+    element of A and of B. `batch` is the number of products. `drawn` ones are random, so launchers do not keep their
+    times. `held_out` ones, all of them drawn, test the fit, which has none.
     """
 
     times: tuple[Sample, ...]

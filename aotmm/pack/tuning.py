@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from aotmm.pack.time_model import HIDDEN, Constants, constants, fitted
-from aotmm.problem import DTYPES, LAYOUTS, SPLITS
+from aotmm.problem import LAYOUTS, SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,9 +62,9 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
     if table.network is not None:
         corrections = [Correction((0.0,) * HIDDEN, 0.0, 0)] * len(kernels)
         products = [number for number, kernel in enumerate(kernels) if kernel.role not in ("reduce", "copy")]
-        timed = {model.types for model in table.models}
+        modelled = {model.types for model in table.models}
         for number, model in zip(products, table.models_of(_key(kernels[number]) for number in products), strict=True):
-            kernel, known, network = kernels[number], model.types in timed, table.network
+            kernel, known, network = kernels[number], model.types in modelled, table.network
             if known:
                 of_kernels[number] = fitted(of_kernels[number], model.factors)
             if kernel.role in ("product", "partial"):
@@ -77,7 +77,7 @@ def tuning(table: Table | None, kernels: Sequence[Kernel], target: Target) -> Tu
 
 def _key(kernel: Kernel) -> tuple[str, int, str]:
     """Return the key of a kernel's model. Grouped ones go by their tile's: docs/experiments/tuning.md, "Groups"."""
-    return kernel.config_name.partition("_grouped_")[0], DTYPES[kernel.dtype_a].bytes, kernel.kind
+    return kernel.config_name.removesuffix(f"_{kernel.role}"), *kernel.types
 
 
 def _uncorrected(network: Network) -> Correction:

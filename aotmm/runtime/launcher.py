@@ -419,6 +419,8 @@ def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:
         "or no kernel that reduces to C",
         TOO_MUCH_WORKSPACE: f"needs {value} B of device memory to work in",
         OTHER_ORDER: f"adds up another way than batch_invariant asks for: {kernel.order}, K "
-        + ("in slices" if kernel.role == "partial" or kernel.config.slices > 1 else "as a whole"),
+        + ("in slices" if kernel.role == "partial" or kernel.config.slices > 1 else "as a whole")
+        if problem.batch_invariant
+        else "adds slices of K one after another, for batch_invariant alone",
     }
     return reasons.get(found.reason)

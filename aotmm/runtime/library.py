@@ -154,7 +154,7 @@ class Library:
             return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, flags)
         try:
             if scale_a is None and scale_b is None and out_dtype is None and not fast_accum:
-                code = None if activation is None else _activation(activation)
+                code = None if activation is None else activation_code(activation)
                 product = self._direct_call(self._number, a, b, out, bias, code, batch_invariant)
                 if product is None:
                     return autograd.record(a, b, bias, self._options[batch_invariant])
@@ -242,7 +242,7 @@ class Library:
             options: dict[str, Any] = {"bias": whole, "scale_a": scale_a, "scale_b": scale_b, "activation": activation}
             options |= {"fast_accum": fast_accum, "batch_invariant": batch_invariant}
             return self.matmul(a, b, out=out, out_dtype=out_dtype, **options)
-        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        code, slope = _NO_ACTIVATION if activation is None else activation_code(activation)
         if out is not None:
             _check_out(out_dtype, out, a, b, bias, scale_a, scale_b)
         tracked = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, bias))
@@ -287,7 +287,7 @@ class Library:
         """Compute `matmul` through torch's dispatcher; `flags` are fast_accum and batch_invariant."""
         if is_compiling():  # torch.export without Dynamo
             return self._traced(a, b, out, (bias, scale_a, scale_b), activation, out_dtype, flags)
-        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        code, slope = _NO_ACTIVATION if activation is None else activation_code(activation)
         if bias is not None or scale_a is not None or scale_b is not None:
             _check_factors(bias, scale_a, scale_b)
         if out is not None:
@@ -323,7 +323,7 @@ class Library:
         if out is None and activation is None and out_dtype is None:  # most calls; unread arguments need no guard
             named = {"fast_accum": flags[0], "batch_invariant": flags[1], "library": self._number}
             return self._matmul(a, b, *factors, **named)  # type: ignore[no-any-return]
-        code, slope = _NO_ACTIVATION if activation is None else _activation(activation)
+        code, slope = _NO_ACTIVATION if activation is None else activation_code(activation)
         rest = (_NAMES[code], slope, *flags)
         if out is None:
             return self._matmul(a, b, *factors, *rest, out_dtype, self._number)  # type: ignore[no-any-return]
@@ -491,7 +491,7 @@ def _planned(launchers: list[Launcher], problem: Problem, ordinal: int) -> tuple
     return launchers[-1], launchers[-1].plan(problem, ordinal, WORKSPACE_LIMIT)
 
 
-def _activation(activation: str | tuple[str, float]) -> tuple[int, float]:
+def activation_code(activation: str | tuple[str, float]) -> tuple[int, float]:
     """Return number and slope of an activation."""
     name, slope = (
         activation if isinstance(activation, tuple) and len(activation) == _PAIR else (activation, LEAKY_SLOPE)

@@ -48,7 +48,10 @@ def layers(path: Path = FILE) -> Layers:
 def draw(
     known: Layers, models: experts.Experts, seed: int, count: int, *, among: Callable[[Case], bool] = lambda _: True
 ) -> dict[str, list[Case]]:
-    """Return `count` random layers of those `among`, a third as many expert layers, and all cubes, by class."""
+    """Return `count` random layers of those `among`, a third as many expert layers, and all cubes, by class.
+
+    Draws go on until there are enough layers, so some must be `among`.
+    """
     return {
         "layers": list(itertools.islice(filter(among, draw_layers(known, seed)), count)),
         "experts": [_aligned(case) for case in experts.draw(models, seed, max(1, count // 3))["experts"]],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotmm.errors import SpecError
+from aotmm.pack.schema import kind_of
 from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import DTYPES, LAYOUTS
 
@@ -65,7 +66,7 @@ class Case:
         offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
         batch: number of equal products, one after the other in memory.
         groups: of a grouped product, which is no batch; None of any other.
-        block_scaled: fp8 with block scales, in lines along M and along K.
+        block_scaled: fp8 with block scales, those of A contiguous along M, those of B along K.
     """
 
     shape: Shape
@@ -93,9 +94,8 @@ class Case:
 
     @property
     def kind(self) -> str:
-        """Return its kind, one of `table.KINDS`."""
-        relaxed = self.dtype == "tf32" or self.fast_accum
-        return "block_scaled" if self.block_scaled else "relaxed" if relaxed else "plain"
+        """Return its kind, one of `schema.KINDS`."""
+        return kind_of(relaxed=self.dtype == "tf32" or self.fast_accum, block_scaled=self.block_scaled)
 
     @property
     def output(self) -> str:

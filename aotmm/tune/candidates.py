@@ -93,8 +93,8 @@ def candidates(
 
     Each is launched with and without pdl, as predicted first.
 
-    Of the kernels of one config the plainest that fits stands for all. Only kernels with this `fast_accum` count: the
-    others have rows of their own in the table.
+    Of the kernels of one config the plainest that fits stands for all. Only kernels of this type and this `fast_accum`
+    count: the others have rows of their own in the table. Guards tell kernels for block scales.
     """
     dtype = "tf32" if problem.allow_tf32 else problem.dtype_a
     plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}

@@ -12,8 +12,7 @@ from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.timing.problems import Case, Shapes, Sweep
 
-# Types that take the same time: that of the tensor cores, of the multiply-adds of fp32 in full precision, or of memory.
-# One of them, the first by default, is measured for all.
+# Types in a row take the same time. By default the first one is measured for all of them, where the arch has it.
 _ALIKE = (("fp16", "bf16"), ("fp8e4", "fp8e5"), ("tf32",), ("fp32",))
 TUNABLE = tuple(name for alike in _ALIKE for name in alike)
 FP8_SWEEP = "fp8"  # the sweep of one-byte types; the others are of two-byte types, and four-byte types have none
@@ -37,11 +36,14 @@ def types_of(dtypes: Iterable[str], target: Target) -> dict[str, str]:
 
 
 def type_of(shape: ShapeTimes, types: Mapping[str, str], target: Target) -> str:
-    """Return the type in which a shape was measured: of `types`, as of `types_of`, or else the first that it may be."""
+    """Return the type in which a shape was measured: of `types`, as of `types_of`, or else the first that it may be.
+
+    Kernels with block scales are of the first type of fp8 alone.
+    """
     if shape.element_bytes == DTYPES["fp32"].bytes:
         return "tf32" if shape.kind == "relaxed" else "fp32"
     first = next(name for name in TUNABLE if DTYPES[name].bytes == shape.element_bytes and name in target.dtypes)
-    return types.get(first, first)
+    return first if shape.kind == "block_scaled" else types.get(first, first)
 
 
 def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[str, str], target: Target) -> list[Case]:
@@ -78,7 +80,7 @@ def _of(sweep: Sweep, dtype: str, target: Target) -> Iterator[Case]:
 def _drawn(found: Iterable[Case], types: Mapping[str, str], target: Target) -> Iterator[Case]:
     for case in found:
         if case.dtype in types and (target.fast_accum or not case.fast_accum):
-            yield from _sums(replace(case, dtype=types[case.dtype]))
+            yield from _sums(replace(case, dtype=case.dtype if case.block_scaled else types[case.dtype]))
 
 
 def _sums(case: Case) -> Iterator[Case]:

@@ -39,7 +39,7 @@ SEED, COUNT = 77, 2500  # of the problems drawn
 
 # The classes of products whose candidates were timed: neither batches nor thin ones.
 _CLASSES = ("layers", "multiples", "squares", "gradients", "odd", "offsets", "fp8", "fp8_fast")
-_TIMED = ("fp16", "fp8e4")  # each stands for all of its element_bytes
+_TIMED = ("fp16", "fp8e4")  # of the candidates
 _MEASURED = 2.0  # weight of a measured problem; of a predicted one 1
 _ONE_BYTE = 0.6  # of this, for types of one byte, which fewer products have
 _MARKS = "# ---- {} of what `aotmm tune --arch {} --choose` writes"
@@ -74,7 +74,7 @@ class _Candidates:
         products: dict[Group, dict[str, Kernel]] = {}
         for kernel in kernels:
             if kernel.role in ("product", "partial") and kernel.layout != "any":
-                group = kernel.layout, DTYPES[kernel.dtype_a].bytes, kernel.kind
+                group = kernel.layout, *kernel.types
                 products.setdefault(group, {})[kernel.config_name] = kernel
         reduce = next(kernel for kernel in kernels if kernel.role == "reduce")
         return cls(found.entries, products, images, reduce, times, Gpu(target(arch), times))

@@ -74,7 +74,10 @@ class _Start(NamedTuple):
 
 
 def fit(samples: Samples, start: Table | None = None) -> Fitted:
-    """Return the network and the models for samples of at least one product, from those of `start` on if it has any."""
+    """Return the network and the models for samples of at least one product, from those of `start` on if it has any.
+
+    There are models of the types that the samples or `start` have.
+    """
     best = np.full(samples.product.max() + 1, np.inf)
     np.minimum.at(best, samples.product, samples.ns)
     best = best[samples.product]
@@ -108,8 +111,11 @@ def fit(samples: Samples, start: Table | None = None) -> Fitted:
         tuple(common.tolist()),
     )
     rows = zip(samples.keys, found["shifts"][:, 0].tolist(), own.tolist(), found["hidden"].tolist(), strict=True)
-    models = tuple(Model(*key, shift, tuple(each), tuple(hidden)) for key, shift, each, hidden in rows)
-    return Fitted(replace(network, shift=network.shift + _bias(samples, corrected(samples, network, models))), models)
+    every = tuple(Model(*key, shift, tuple(each), tuple(hidden)) for key, shift, each, hidden in rows)
+    timed = {samples.keys[key][1:] for key in np.unique(samples.key)}
+    timed |= {model.types for model in (start.models if start is not None else ())}
+    models = tuple(model for model in every if model.types in timed)  # the network knows nothing of other types
+    return Fitted(replace(network, shift=network.shift + _bias(samples, corrected(samples, network, every))), models)
 
 
 def _bias(samples: Samples, times: _Array) -> float:

@@ -41,15 +41,13 @@ class GpuMeasurer:
         self._pool = Pool(torch.device("cuda", ordinal))
         self._cache_bytes = torch.cuda.get_device_properties(ordinal).L2_cache_size
         self._workspace = torch.empty(0, dtype=torch.uint8, device="cuda")
-        self._ones = torch.empty(0, device="cuda")
 
     def measure(self, case: Case, left_out: frozenset[str], heartbeat: Callable[[Running], None]) -> Outcome:
         """Measure as `workers.Measurer`. Raises torch's errors, and DriverError."""
         with torch.cuda.stream(self._stream):
             output = output_of(self._launcher, case.dtype)
             sets = self._pool.operands(case, self._cache_bytes, output)
-            scales = (self._ones_for(case),) * 2 if case.block_scaled else ()
-            memories = [(row.a, row.b, row.out, *scales) for row in sets]
+            memories = [(row.a, row.b, row.out, *_block_scales(case)) for row in sets]
             problems = [problem_of(case, output, *(memory.data_ptr() for memory in each)) for each in memories]
             chosen = to_time(self._launcher, self.device, problems[0], left_out)
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
@@ -60,16 +58,17 @@ class GpuMeasurer:
             time.sleep(_REST_S)
         return found
 
-    def _ones_for(self, case: Case) -> torch.Tensor:
-        """Return ones for the block scales of A or B: the product is that without any."""
-        need = max(case.shape.M, case.shape.N) * math.ceil(case.shape.K / BLOCK_SCALE_K)
-        if need > self._ones.numel():
-            self._ones = torch.ones(need, device="cuda")
-        return self._ones
-
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""
         self._launcher.run(candidate.plan, problem, self._ordinal, self._stream.cuda_stream, self._workspace.data_ptr())
+
+
+def _block_scales(case: Case) -> tuple[torch.Tensor, ...]:
+    """Return the scales of A and B of a case with block scales: ones, so that the product is that without any."""
+    if not case.block_scaled:
+        return ()
+    blocks, wide = (math.ceil(size / BLOCK_SCALE_K) for size in (case.shape.K, case.shape.N))
+    return torch.ones(case.shape.M * blocks, device="cuda"), torch.ones(wide * blocks, device="cuda")
 
 
 class GpuTimer:

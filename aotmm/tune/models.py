@@ -35,7 +35,6 @@ from aotmm.pack.time_model import (
     constants,
     kernel_inputs,
 )
-from aotmm.problem import DTYPES
 from aotmm.target import Target
 from aotmm.tune.cases import TUNABLE
 
@@ -79,7 +78,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     found: dict[Key, Kernel] = {}
     for kernel in kernels:
         if kernel.role in ("product", "partial") and kernel.dtype_a in TUNABLE:
-            found.setdefault((kernel.config_name, DTYPES[kernel.dtype_a].bytes, kernel.kind), kernel)
+            found.setdefault((kernel.config_name, *kernel.types), kernel)
     keys = sorted(found)
     reduce = next((constants(kernel, *gpu) for kernel in kernels if kernel.role == "reduce"), None)
     table = {key: _row(found[key], gpu, number) for number, key in enumerate(keys)}
@@ -127,14 +126,17 @@ def formula(parts: _Array) -> _Array:
 
 
 def predicted(found: Samples, table: Table) -> _Array:
-    """Return the times that the network of `table` predicts for samples, in ns.
+    """Return the times that `table` predicts for samples, in ns. Types without a model have those of the formula.
 
     Raises:
         ArtifactError: it has none.
     """
     if table.network is None:
         raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
-    return corrected(found, table.network, table.models_of(found.keys))
+    times = corrected(found, table.network, table.models_of(found.keys))
+    modelled = {model.types for model in table.models}
+    of_formula = np.array([key[1:] not in modelled for key in found.keys], dtype=bool)[found.key]
+    return np.where(of_formula, formula(found.parts), times)
 
 
 def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Array:
@@ -205,7 +207,7 @@ def _parts(d: dict[str, _Array], gpu: Gpu, reduce: Constants | None) -> tuple[_A
     line = d["block_k"] * d["bytes"]
     rows, cols = M / down, N / across
     bytes_a, bytes_b = rows * (1 + SPLIT_A * d["lines_a"]) * line, cols * (1 + SPLIT_B * d["lines_b"]) * line
-    output = np.maximum(d["bytes"], 2)  # of an element of C: measured products write fp16, bf16, or fp32 of tf32
+    output = np.maximum(d["bytes"], 2)  # of an element of C: measured products write fp16, bf16, or fp32
     taken = (bytes_a / d["cluster_m"] + bytes_b / d["cluster_n"]) / d["cluster_k"]
     moved = batch * ((M * K + K * N) * d["bytes"] + M * N * output)
     sums = units * d["block_m"] * d["block_n"] * (_SUM_BYTES * SUMS) * d["ns_per_byte"]

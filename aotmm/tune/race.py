@@ -18,8 +18,9 @@ _LEAST_NS = 2_000  # shorter than any launch
 # operands, so that they are read from memory, as among a model's other layers: from the cache other plans are faster.
 _LEAST_LAUNCHES, _LOOK_LAUNCHES, _TURN_LAUNCHES = 2, 100, 512
 _LONG_NS = 500_000
-# Times the best so far: a candidate with a longer prediction is not timed. Predictions by the device's own table are
-# nearer: on unseen problems this loses 0.07 % of speed on average, and times a third (docs/experiments/tuning.md).
+# Times the best so far, or what was predicted of it if that is longer: a candidate with a longer prediction is not
+# timed. Predictions by the device's own table are nearer: on unseen problems this loses 0.07 % of speed on average, and
+# times a third (docs/experiments/tuning.md).
 HOPELESS, HOPELESS_BY_OWN_TABLE = 1.6, 1.4
 _OTHER_LAUNCH = 1.2  # times the best so far: a candidate that is slower is not launched in the other way, too
 _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
@@ -61,9 +62,8 @@ def race(
 ) -> Outcome:
     """Time `chosen`, those expected to be fast first, and call `heartbeat` before each launch.
 
-    A candidate with a prediction of more than `hopeless` times the best so far is not timed. If the best so far was
-    predicted to take longer than it does, so may all be: types that no table has times of are predicted up to twice as
-    slow as they are.
+    A candidate is not timed if its prediction is more than `hopeless` times the longer of two: the least time so far,
+    and the prediction of the plan that had it. Types without a model are predicted up to twice as slow as they are.
     A candidate that is clearly slower than the best so far is timed once, which is enough for the models, and not again
     in the other way, with or without pdl. No sample of a config that is wrong anywhere counts.
     """

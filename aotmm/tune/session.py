@@ -39,7 +39,8 @@ from aotmm.tune.workers import TIMEOUTS, Done, device_of, measure_all, measuring
 from aotmm.workers.dask import cluster
 from aotmm.workers.pool import WorkerPool, local
 
-_BLOCK_SCALED = 0.16  # share of layers with block scales, as of other classes that are reported apart
+# Layers with block scales for each random problem that is asked for: the share of a class apart in distribution.json.
+_BLOCK_SCALED = 0.16
 _FEWER = 2  # a run may replace times of so many times its own random problems, and of no more
 Progress = Callable[[int, int, str], None]  # cases done, all cases, the last event
 

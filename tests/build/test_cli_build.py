@@ -428,6 +428,14 @@ def test_explain_text(packs: Path) -> None:
     assert f"{NN}  K=100, which is stride_am too, is not divisible by 8" in text
 
 
+def test_explain_on_a_gpu_that_has_a_table(packs: Path) -> None:
+    """A product is planned for it, and by the pack's times of it if there are any."""
+    words = ("512", "256", "128", "--device", "NVIDIA H100 80GB HBM3", "--pack", packs)
+    text = run("explain", "--arch", "sm90", *words).stdout
+    assert "as on NVIDIA H100 80GB HBM3: 132 multiprocessors" in text
+    assert "times: table of NVIDIA H100 80GB HBM3" in text
+
+
 def test_explain_tells_workspaces(packs: Path) -> None:
     """Each plan has the bytes that it works in."""
     text = run("explain", "--arch", "sm90", "2048", "2048", "2048", "--align", "8", "--pack", packs).stdout

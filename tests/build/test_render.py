@@ -126,7 +126,7 @@ class CProduct(Structure):
     _fields_ = (
         ("config_name", c_char_p),
         ("order", c_char_p),
-        *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", "fast_accum")),
+        *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", "relaxed")),
         *((name, c_uint32) for name in (*BLOCK, "vector_bytes", "occupancy")),
     )
 
@@ -151,7 +151,7 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         "dtype_c": DTYPE_CODES.index(entry.dtype_c),
         "epilogue": EPILOGUES.index(entry.epilogue),
         "width": DTYPES[entry.dtype_a].bytes,
-        **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME, "fast_accum", "vector_bytes")},
+        **{name: int(getattr(entry, name)) for name in (*FLAGS, *SAME, "relaxed", "vector_bytes")},
         **{name: getattr(entry.config, name) for name in (*BLOCK, *CLUSTER)},
         "cluster_m": entry.config.cluster_m * entry.config.cluster_k,  # of a launch, whose first dimension has slices
         "occupancy": occupancy(entry, target(arch)),

@@ -827,7 +827,7 @@ class Reference:
         return plans or ["no split"]
 
     def _times(self, problem: Problem, way: Way, kernel: Kernel, cut: Panels) -> dict[str, Sample]:
-        """The measured times of the shape, for kernels with its kind of sums."""
+        """The measured times of the shape, for kernels of its kind."""
         layout = layout_of(way.values)
         if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or problem.block_scale_a_ptr:
             return {}
@@ -1068,7 +1068,7 @@ def log2(size: float) -> float:
 
 def key_of(kernel: Kernel) -> tuple[str, int, str]:
     """The model of a kernel."""
-    return kernel.config_name.partition("_grouped_")[0], DTYPES[kernel.dtype_a].bytes, kernel.kind
+    return kernel.config_name.removesuffix(f"_{kernel.role}"), DTYPES[kernel.dtype_a].bytes, kernel.kind
 
 
 def bytes_moved(problem: Problem) -> float:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aotmm.pack.schema import Kernel
-from aotmm.pack.table import KINDS, Sample, ShapeTimes
+from aotmm.pack.schema import KINDS, Kernel
+from aotmm.pack.table import Sample, ShapeTimes
 from aotmm.problem import BLOCK_SCALE_K, DTYPES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice, measured_device

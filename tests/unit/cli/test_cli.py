@@ -620,7 +620,7 @@ def test_explain_of_a_gpu_that_is_not_listed(packs: Path, arch: str, device: str
     """A GPU that is not in the list, or that runs no kernels of the arch, is refused with those that are and do."""
     result = run("explain", "--arch", arch, "--device", device, "64", "64", "64", "--pack", packs)
     assert result.exit_code == SpecError.exit_code
-    assert f"no GPU {device!r} is listed for {arch}; there are: " in result.stderr
+    assert f"no GPU {device!r} is known for {arch}; there are: " in result.stderr
     assert ("NVIDIA A10;" in result.stderr) == (arch == "sm80")
 
 

@@ -46,8 +46,8 @@ def test_a_config_without_a_model() -> None:
 
 
 @pytest.mark.parametrize("other", [replace(KNOWN, dtype_a="fp8e4", fast_accum=False), replace(KNOWN, fast_accum=True)])
-def test_a_model_is_for_one_width_and_one_kind_of_sums(other: Kernel) -> None:
-    """A kernel of the same config with other elements, or with fast sums, is not known by it."""
+def test_a_model_is_for_one_width_and_one_kind(other: Kernel) -> None:
+    """A kernel of the same config with other elements, or of another kind, is not known by it."""
     mine = Model("ws_a", 1 if other.dtype_a == "fp8e4" else 2, other.kind, 0.5, (2.0,) * len(FITTED), NONE)
     found = _of(other, models=(*MODELS, mine))
     assert found.constants == [fitted(constants(other, H200, TABLE), mine.factors)]

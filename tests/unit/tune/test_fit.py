@@ -96,6 +96,22 @@ def test_good_plans_on_products_that_were_not_fitted() -> None:
     assert np.median(np.abs(np.log(times / unseen.ns))[near]) < 0.05
 
 
+def test_no_model_of_types_without_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network knows nothing of them, unless the table that the fit begins with does."""
+    monkeypatch.setattr(fitting, "_RESTARTS", 1)
+    found = samples_of(measured(20, seed=6))
+    others = [(name, 1, "block_scaled") for name, *_ in found.keys]
+    more = replace(found, keys=[*found.keys, *others], kernels=np.concatenate([found.kernels, found.kernels]))
+    fitted = fit(more)
+    assert {model.types for model in fitted.models} == {(2, "plain")}
+    start = replace(
+        EMPTY,
+        network=fitted.network,
+        models=tuple(replace(m, element_bytes=1, kind="block_scaled") for m in fitted.models),
+    )
+    assert {model.types for model in fit(more, start).models} == {(2, "plain"), (1, "block_scaled")}
+
+
 def test_times_of_what_is_chosen_are_right_on_average() -> None:
     """Of each product the plan that is predicted to be fastest: on those of the fit, and nearly so on others.
 

@@ -96,9 +96,10 @@ def test_predictions_go_by_the_model_of_each_config(found: Samples) -> None:
 
 
 @pytest.mark.parametrize("other", [replace(KNOWN, element_bytes=1), replace(KNOWN, kind="relaxed")])
-def test_a_model_is_for_one_width_and_one_kind_of_sums(found: Samples, other: Model) -> None:
-    """One of the same config for other elements or sums changes nothing."""
+def test_a_model_is_for_one_width_and_one_kind(found: Samples, other: Model) -> None:
+    """One of the same config for other elements, or another kind, changes nothing: the formula's times stay."""
     without = predicted(found, replace(EMPTY, network=NETWORK))
+    assert (without == formula(found.parts)).all()
     assert (predicted(found, replace(EMPTY, network=NETWORK, models=(other,))) == without).all()
     assert (predicted(found, replace(EMPTY, network=NETWORK, models=(KNOWN,))) != without).any()
 
