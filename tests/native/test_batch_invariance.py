@@ -209,7 +209,7 @@ def test_without_the_flag_no_block_adds_slices() -> None:
     serial = mm.select(p, device).kernel
     free = replace(p, batch_invariant=False)
     assert mm.kernels[serial].config.serial_k == 4
-    assert "K in slices" in str(mm.check(free, device, serial).rejected)
+    assert "slices of K one after another, for batch_invariant alone" in str(mm.check(free, device, serial).rejected)
     wider = problem_of(700, 2048, 4096, "nt")
     assert "K in slices" in str(mm.check(wider, device, serial).rejected)
 

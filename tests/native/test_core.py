@@ -176,6 +176,7 @@ def kind(rejected: str | None) -> str:
     words = {
         "it is for": "types",
         "adds up another way": "order",
+        "adds slices of K one after another": "order",
         "which other kernels' plans launch": "no product",
         "K is not split": "no split",
         "more than a grid can have": "blocks",

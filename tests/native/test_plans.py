@@ -718,6 +718,11 @@ def model_of(
     return Model(kernel.config_name, element_bytes, kernel.kind, shift, factors, hidden)
 
 
+def other_config() -> Model:
+    """A model of a config that no pack has: the table has models of its types, and of the others none."""
+    return Model("another", 2, "plain", 0.0, AS_IT_IS, (0.0,) * HIDDEN)
+
+
 @own_process
 def test_tables(pack: Path) -> None:
     """A table's time for a shape decides there, if operands begin at lines; the next table replaces the times."""
@@ -766,7 +771,7 @@ def test_a_network_corrects_times(pack: Path) -> None:
     kernel = emulator.kernels[number]
 
     def plan(network: Network | None, *models: Model) -> Plan:
-        mm.retune(table_of(emulator.arch, network=network, models=models))
+        mm.retune(table_of(emulator.arch, network=network, models=(other_config(), *models)))
         found = mm.check(problem, device, number, 0).plan
         assert found is not None
         return found
@@ -805,7 +810,7 @@ def test_factors_multiply_constants(lone_pack: Path, factors: tuple[float, ...])
 
     def cost(of_others: tuple[float, ...], *models: Model) -> int:
         network = replace(network_of(0.0), factors=of_others)
-        mm.retune(table_of(emulator.arch, network=network, models=models))
+        mm.retune(table_of(emulator.arch, network=network, models=(other_config(), *models)))
         found = mm.check(problem, device, number, 0).plan
         assert found is not None
         return found.cost
