@@ -42,8 +42,13 @@ def type_of(shape: ShapeTimes, types: Mapping[str, str], target: Target) -> str:
     """
     if shape.element_bytes == DTYPES["fp32"].bytes:
         return "tf32" if shape.kind == "relaxed" else "fp32"
-    first = next(name for name in TUNABLE if DTYPES[name].bytes == shape.element_bytes and name in target.dtypes)
+    first = _first(shape.element_bytes, target)
     return first if shape.kind == "block_scaled" else types.get(first, first)
+
+
+def _first(element_bytes: int, target: Target) -> str:
+    """Return the first type of so many bytes that the arch has."""
+    return next(name for name in TUNABLE if DTYPES[name].bytes == element_bytes and name in target.dtypes)
 
 
 def cases(shapes: Shapes, drawn: Mapping[str, Sequence[Case]], types: Mapping[str, str], target: Target) -> list[Case]:
@@ -80,7 +85,8 @@ def _of(sweep: Sweep, dtype: str, target: Target) -> Iterator[Case]:
 def _drawn(found: Iterable[Case], types: Mapping[str, str], target: Target) -> Iterator[Case]:
     for case in found:
         if case.dtype in types and (target.fast_accum or not case.fast_accum):
-            yield from _sums(replace(case, dtype=case.dtype if case.block_scaled else types[case.dtype]))
+            dtype = _first(case.element_bytes, target) if case.block_scaled else types[case.dtype]
+            yield from _sums(replace(case, dtype=dtype))
 
 
 def _sums(case: Case) -> Iterator[Case]:

@@ -289,6 +289,11 @@ def badly_lying(problem: Problem, values: Values) -> list[int]:
     return found
 
 
+def is_relaxed(problem: Problem) -> bool:
+    """Whether a problem allows less exact kernels."""
+    return problem.allow_tf32 if problem.dtype_a == "fp32" else problem.fast_accum
+
+
 def is_tf32(values: Values, element_bytes: int) -> bool:
     """Whether elements are of 32 bits and may be rounded."""
     return element_bytes == 4 and bool(values["allow_tf32"])
@@ -677,8 +682,7 @@ class Reference:
         best: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.kernels:
             special = kernel.relaxed
-            relaxed = p.allow_tf32 if p.dtype_a == "fp32" else p.fast_accum
-            if kernel.role != "product" or not same_types(kernel, p) or special > relaxed:
+            if kernel.role != "product" or not same_types(kernel, p) or special > is_relaxed(p):
                 continue
             if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in guarded(kernel):
                 continue
@@ -831,8 +835,7 @@ class Reference:
         layout = layout_of(way.values)
         if way.copies or cut.count > 1 or problem.batch != 1 or layout is None or problem.block_scale_a_ptr:
             return {}
-        relaxed = problem.allow_tf32 if problem.dtype_a == "fp32" else problem.fast_accum
-        if (kernel.relaxed and not relaxed) or problem.a_ptr % LINE or problem.b_ptr % LINE:
+        if (kernel.relaxed and not is_relaxed(problem)) or problem.a_ptr % LINE or problem.b_ptr % LINE:
             return {}
         element_bytes = DTYPES[problem.dtype_a].bytes
         times = self.shapes.get((element_bytes, kernel.kind, layout, problem.M, problem.N, problem.K), {})

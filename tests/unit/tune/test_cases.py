@@ -82,6 +82,14 @@ def test_the_type_of_a_measured_shape() -> None:
     assert (of(4, "plain", (), "sm90"), of(4, "relaxed", (), "sm90")) == ("fp32", "tf32")
 
 
+@pytest.mark.parametrize(("arch", "dtype"), [("sm90", "fp8e4"), ("sm80", "fp8e5")])
+def test_block_scales_are_timed_in_the_first_fp8_of_the_arch(arch: str, dtype: str) -> None:
+    """Its kernels with block scales are for that type alone, whichever of fp8 is asked for."""
+    scaled = Case(Shape(8, 2112, 7168, "nt"), "fp8e4", block_scaled=True)
+    found = cases(Shapes(7, ()), {"block_scaled": [scaled]}, types_of(("fp8e5",), target(arch)), target(arch))
+    assert found == [replace(scaled, dtype=dtype)]
+
+
 def test_random_problems_are_in_the_types_that_are_measured() -> None:
     """bf16 as fp16, with its offsets; fast sums after the precise ones that selection may choose as well; once each."""
     drawn = draw(distribution(), 7, 100)
