@@ -35,7 +35,7 @@ class DType(NamedTuple):
     mac_cost: int
 
 
-ABI = 17  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
+ABI = 18  # of the launcher's C interface: raised when `templates/launcher.h.jinja` changes for callers
 DEVICE_NAME_BYTES = 108  # of a device's name in the C interface, with the 0 behind it
 
 DTYPES = {
@@ -58,9 +58,9 @@ INPUTS = ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "fp8e4-fp8e5", "fp8e
 OUTPUTS = ("fp16", "bf16", "fp32")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 
-# Operations of a kernel on its sums before it stores them: scales only; bias and the piecewise linear activations too;
-# all. Each epilogue can replace those before it.
-EPILOGUES = ("none", "bias_relu", "full")
+# Operations of a kernel on its sums before it stores them: scales only; a bias vector too; a matrix and the piecewise
+# linear activations too; all. Each epilogue can replace those before it.
+EPILOGUES = ("none", "bias", "bias_relu", "full")
 # More activations, which kernels compute by these formulas: docs/extending.md. Names are those of torch.nn.functional,
 # which gives the gradient.
 FORMULAS: dict[str, Callable[[float], float]] = {}

@@ -24,7 +24,7 @@ from aotmm.timing.draw import Distribution, distribution, draw
 from aotmm.timing.operands import Pool
 from aotmm.timing.problems import Case
 
-_PROVIDERS = ("aotmm", "torch", "scaled_mm", "int_mm")
+_PROVIDERS = ("aotmm", "torch", "scaled_mm", "int_mm", "addmm")
 _COUNT = 1500  # problems of the classes that are not apart: about 5 minutes
 
 
@@ -45,7 +45,7 @@ def run_drawn(
         seed, count, classes: as of `draw.draw`; by default as many as take 5 minutes.
         folder: its results are kept and not measured again, if they are of the same seed, machine and software.
         progress: called with every row when it is done.
-        providers: only these of aotmm, torch, scaled_mm (torch's for fp8) and int_mm (for int8).
+        providers: only these of aotmm and torch's: torch, scaled_mm (for fp8), int_mm (for int8), addmm (with a bias).
 
     Raises:
         SpecError: a name is unknown, torch sees no GPU, or `folder` has results of another seed or software.
@@ -71,12 +71,18 @@ def work(
     """
     found = []
     for name, case in mixed(draw(known, seed, count, classes, among=problems.read().held_out)):
-        theirs = "int_mm" if case.dtype == "int8" else "scaled_mm" if case.element_bytes == 1 else "torch"
-        multipliers = ("aotmm", theirs)
+        multipliers = ("aotmm", _torchs(case))
         chosen = tuple(x for x in multipliers if not providers or x in providers)
         if chosen:
             found.append(Work(case, (name,), chosen))
     return found
+
+
+def _torchs(case: Case) -> str:
+    """Return the name of torch's own product."""
+    if case.activation:
+        return "addmm"
+    return "int_mm" if case.dtype == "int8" else "scaled_mm" if case.element_bytes == 1 else "torch"
 
 
 def mixed(classes: Mapping[str, Sequence[Case]]) -> list[tuple[str, Case]]:

@@ -48,13 +48,16 @@ def run_regret(
 ) -> Results:
     """Measure the regret of random problems, as `drawn.run_drawn`: rows with the times of "chosen" and "best".
 
+    Products with a bias have the plans and predictions of those without, and are left out.
+
     Args:
         table: file of times to choose by, instead of those of the packs.
 
     Raises:
         SpecError, AotmmError: as `drawn.run_drawn`, and as `aotmm.load` for the table.
     """
-    todo = work(distribution(), seed, count or _COUNT, classes)
+    drawn = work(distribution(), seed, count or _COUNT, classes)
+    todo = [item for item in drawn if not item.case.activation]
     ordinal = gpu()
     launcher = aotmm.load(table=table).launcher(ordinal)
     name = "" if table is None else f"{table.name}, {sha256(table.read_bytes()).hexdigest()[:16]}"

@@ -46,6 +46,7 @@ _LISTS = {
     "outputs": OUTPUTS,
     "archs": tuple(TARGETS),
 }
+_DEFAULTS: dict[str, tuple[str, ...]] = {"epilogues": ("none", "bias_relu", "full"), "outputs": ()}
 _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
 _CLUSTER = {
     "block_m": "cluster_m",
@@ -185,8 +186,7 @@ def config_set(name: str) -> ConfigSet:
         raise SpecError(f"{path}: not a TOML file: {error}") from error
     where = path.name
     _known(table, {*_LISTS, "source", "config"}, where)
-    lists = {key: _choices(table, key, where, default=values) for key, values in _LISTS.items()}
-    lists["outputs"] = _choices(table, "outputs", where, default=())
+    lists = {key: _choices(table, key, where, default=_DEFAULTS.get(key, values)) for key, values in _LISTS.items()}
     rows = table.get("config", [])
     if not isinstance(rows, list) or not rows:
         raise SpecError(f"{where}: has no [[config]] entry")

@@ -25,6 +25,12 @@ vars(formulas).update({name: triton.jit(formula) for name, formula in FORMULAS.i
 VECTOR, MATRIX = tl.constexpr(1), tl.constexpr(2)  # bias_rank
 
 
+@triton.constexpr_function
+def adds_matrix(epilogue: str) -> bool:
+    """Return whether kernels with this epilogue add a matrix, too, and not a vector alone."""
+    return epilogue not in ("none", "bias")
+
+
 def epilogue_types(c: DType) -> dict[str, str]:
     """Return the arguments of an epilogue with results of type `c`, and their Triton types."""
     return {

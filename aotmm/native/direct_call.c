@@ -15,8 +15,8 @@
 
 static int (*read)(tensor_t, int writable, view *);
 static int (*multiply)(const request *, tensor_t *);
-static int (*add_product)(const view *bias, const view *a, const view *b, const view *out, int dim, tensor_t *result,
-                          const char **wrong);
+static int (*add_product)(const tensor_t operands[3], const view *bias, const view *a, const view *b, const view *out,
+                          int dim, tensor_t *result, const char **wrong);
 static const torch_error *(*last_error)(void);
 static int (*delete_tensor)(tensor_t);
 static int (*to_python)(tensor_t, void *type, void **); /* torch 2.14 */
@@ -60,11 +60,14 @@ static int equals(PyObject *got, long plain) {
   return number == -1 && PyErr_Occurred() ? -1 : number == plain;
 }
 
+/* Return C++'s tensor in Python's. */
+static tensor_t in_cpp(PyObject *tensor) { return (tensor_t)((char *)tensor + place_of_tensor); }
+
 /* Return 1 and the view of a plain GPU tensor, 0 for anything else, -1 for an exception. With `recorded` autograd
    records, and it is set if the tensor requires a gradient. */
 static int plain(PyObject *tensor, int writable, int *recorded, view *v) {
   if (tensor->type != tensor_type && tensor->type != parameter_type) return 0;
-  if (read((tensor_t)((char *)tensor + place_of_tensor), writable, v)) return 0;
+  if (read(in_cpp(tensor), writable, v)) return 0;
   if (v->device < 0 || v->dtype < 0 || !v->address || v->dim > 3) return 0;
   /* Lazily negated tensors are imaginary parts of conjugates: no two of their elements are neighbours. The stride of a
      single element may be any. Not noticed are those that as_strided gave other strides (docs/torch.md). */
@@ -170,10 +173,12 @@ static PyObject *added(PyObject *self, PyObject *arguments, PyObject *names) {
   if (mine < 0) return NULL;
   if (mine) {
     const int dim = (int)PyLong_AsLong(PyTuple_GetItem(self, 0));
+    tensor_t operands[3];
+    for (int i = 0; i < 3; i++) operands[i] = in_cpp(PyTuple_GetItem(arguments, 1 + i));
     tensor_t result = NULL;
     const char *wrong = NULL;
     void *thread = PyEval_SaveThread();
-    int done = add_product(&bias, &a, &b, out ? &written : NULL, dim, &result, &wrong);
+    int done = add_product(operands, &bias, &a, &b, out ? &written : NULL, dim, &result, &wrong);
     PyEval_RestoreThread(thread);
     if (done) return out ? new_reference(out) : given(result);
     if (wrong) {

@@ -43,7 +43,8 @@ static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, 
 /* Return the plainest epilogue that the problem needs. */
 int32_t epilogue(const aotmm_problem *p) {
   static const int32_t least[] = AOTMM_ACTIVATION_EPILOGUES;
-  return p->bias_ptr && least[p->activation] < AOTMM_EPILOGUE_BIAS_RELU ? AOTMM_EPILOGUE_BIAS_RELU : least[p->activation];
+  const int32_t bias = !p->bias_ptr ? AOTMM_EPILOGUE_NONE : p->stride_bias_m ? AOTMM_EPILOGUE_BIAS_RELU : AOTMM_EPILOGUE_BIAS;
+  return bias > least[p->activation] ? bias : least[p->activation];
 }
 
 int copy_for(const aotmm_problem *p, const quantities *copy, int i, const aotmm_device *device) {

@@ -21,8 +21,10 @@ order order_of(const aotmm_problem *p) {
   if (!p->batch_invariant || p->K == 0 || p->grouped == AOTMM_GROUPED_K) return (order){NULL, 0, 0};
   const aotmm_orders *all = &aotmm_orders_of[p->dtype_a][p->dtype_b][p->dtype_c];
   const int relaxed = is_relaxed(p);
-  const int plainest = epilogue(p);
+  int plainest = epilogue(p);
   const int scaled = p->block_scale_a_ptr ? AOTMM_BLOCK_SCALES : p->scale_a_ptr || p->scale_b_ptr ? AOTMM_SCALES : AOTMM_NO_SCALES;
+  /* a matrix of one row is a vector, so both have the order of the first, if the pack has products with one */
+  if (plainest == AOTMM_EPILOGUE_BIAS && all->order[AOTMM_EPILOGUE_BIAS_RELU][relaxed][scaled]) plainest = AOTMM_EPILOGUE_BIAS_RELU;
   const int number = all->order[plainest][relaxed][scaled], slices = all->sliced[plainest][relaxed][scaled];
   if (!number) return (order){NULL, 0, 0};
   if (!slices) return (order){aotmm_order_names[number], 1, 0};

@@ -28,6 +28,7 @@ typedef struct torchs_own {
 static struct {
   torchs_own kinds[KINDS];
   int (*new_tensor)(tensor_t *); /* an undefined one */
+  int (*add_into[INT_MM])(tensor_t out, tensor_t bias, tensor_t, tensor_t, double beta, double alpha);
 } own;
 #define REDISPATCH "10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_"
 static const char *const names[] = {
@@ -41,6 +42,8 @@ static const char *const names[] = {
     "_ZN2at4_ops7_int_mm" REDISPATCH,
     "_ZN2at4_ops11_int_mm_out" REDISPATCH "RS4_",
     "aoti_torch_new_uninitialized_tensor",
+    "aoti_torch_cuda_addmm_out",
+    "aoti_torch_cuda_baddbmm_out",
 };
 enum { NAMES = sizeof names / sizeof *names };
 static const int dims[] = {2, 3, 2};
@@ -115,14 +118,6 @@ static int computed_of(tensor_t a, tensor_t b, tensor_t out, int kind, tensor_t 
   return computed(&r, kind, result, wrong);
 }
 
-/* Compute bias + a @ b of so many dimensions, into `out` if there is one, if it is ours. Return whether it was, and
-   `*wrong` as above. */
-EXPORT int aotmm_torch_add_product(const view *bias, const view *a, const view *b, const view *out, int dim,
-                                   tensor_t *result, const char **wrong) {
-  request r = {.a = *a, .b = *b, .out = out, .bias = bias};
-  return computed(&r, dim == 2 ? MM : BMM, result, wrong) == OURS;
-}
-
 /* Make an empty tensor for torch's own kernel to write to, of the result's size if the operands have one; else that
    kernel reports the fault of the operands. */
 static int empty_result(tensor_t a, tensor_t b, int kind, tensor_t *result) {
@@ -141,6 +136,29 @@ static int empty_result(tensor_t a, tensor_t b, int kind, tensor_t *result) {
     for (int i = dim - 2; i >= 0; i--) strides[i] = strides[i + 1] * (shape[i + 1] > 0 ? shape[i + 1] : 1);
   }
   return torch.aoti_torch_empty_strided(dim, shape, strides, dtype, type, device, result);
+}
+
+/* Compute bias + a @ b, of these views, by torch's own kernel, which cannot refuse it. Return 0, or 1 if it does. */
+static int torchs_sum(const tensor_t operands[3], const request *r, int kind, tensor_t *result) {
+  const view *bias = r->bias;
+  const int dim = dims[kind];
+  const int64_t shape[3] = {r->a.sizes[0], r->a.sizes[dim - 2], r->b.sizes[dim - 1]}; /* of a matrix the last two */
+  for (int i = 1; i <= bias->dim; i++)
+    if (bias->sizes[bias->dim - i] != 1 && bias->sizes[bias->dim - i] != shape[3 - i]) return 1;
+  if (empty_result(operands[1], operands[2], kind, result)) return 1;
+  if (!own.add_into[kind](*result, operands[0], operands[1], operands[2], 1, 1)) return 0;
+  torch.aoti_torch_delete_tensor_object(*result);
+  *result = NULL;
+  return 1;
+}
+
+/* Compute bias + a @ b of so many dimensions, into `out` if there is one, if it is ours, or fp32 that is torch's. Return
+   whether it was, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
+EXPORT int aotmm_torch_add_product(const tensor_t operands[3], const view *bias, const view *a, const view *b,
+                                   const view *out, int dim, tensor_t *result, const char **wrong) {
+  request r = {.a = *a, .b = *b, .out = out, .bias = bias};
+  const int kind = dim == 2 ? MM : BMM, fate = computed(&r, kind, result, wrong);
+  return fate == OURS || (fate == FULL_PRECISION && !out && !torchs_sum(operands, &r, kind, result));
 }
 
 /* Compute the product by torch's own kernel. Return 0, or 1 if it failed, or would log a failure. */

@@ -51,6 +51,7 @@ class Class:
         sizes: kinds of sizes. least, most, step: of the sizes that are drawn.
         offsets: bytes from a 128-byte line of memory to the first element of A and of B.
         most_batch: products of one problem; it is no batch if this is 1.
+        bias: whether a bias vector is added.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Class:
     fast_accum: bool
     offsets: tuple[int, ...]
     most_batch: _Size
+    bias: bool
 
 
 class Layer(NamedTuple):
@@ -132,7 +134,8 @@ def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
     kind = numbers.choice(each.sizes)
     layout = "n" + layout[1] if kind == "few_rows" else _LAYOUT.get(kind, layout)
     shape = Shape(*_sizes(kind, each, known, numbers), layout)
-    case = Case(shape, dtype, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
+    activation = "none" if each.bias else None  # behind a bias
+    case = Case(shape, dtype, activation, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)
     if each.most_batch > 1:
         case = replace(case, batch=between(2, each.most_batch, 1, numbers))
     elif kind not in ("long", "tall"):

@@ -138,10 +138,12 @@ def tune(
 
 
 def _drawn(seed: int, count: int) -> dict[str, list[Case]]:
-    """Return random problems by class: those of `draw.draw`, and layers with block scales."""
+    """Return random problems by class: those of `draw.draw` without a bias, and layers with block scales."""
+    known = distribution()
+    plain = [each.name for each in known.classes if not each.bias]
     layers = blocks.draw_layers(blocks.layers(), seed)
     scaled = list(itertools.islice(layers, math.ceil(count * _BLOCK_SCALED)))
-    return draw(distribution(), seed, count) | {"block_scaled": scaled}
+    return draw(known, seed, count, plain) | {"block_scaled": scaled}
 
 
 def _refuse_to_lose(out: Path, count: int) -> None:

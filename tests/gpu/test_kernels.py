@@ -110,7 +110,7 @@ def epilogue_of(kernel: Kernel, turn: int, m: int, n: int, *, exact: bool, gener
     scale_a, scale_b = (factors(m, 1), factors(1, n)) if scaled else (None, None)
     if kernel.epilogue == "none":
         return Epilogue(scale_a=scale_a, scale_b=scale_b)
-    shape = (n,) if turn % 4 == 1 else (m, n)
+    shape = (n,) if turn % 4 == 1 or kernel.epilogue == "bias" else (m, n)
     bias = torch.randint(-64, 65, shape, generator=generator, device=device_).to(torch_dtype(kernel.dtype_c))
     names = [name for name, least in ACTIVATIONS.items() if EPILOGUES.index(least) <= EPILOGUES.index(kernel.epilogue)]
     if exact:
@@ -188,7 +188,7 @@ def inputs_of(kernel: Kernel) -> str:
 
 def adds_matrices(kernel: Kernel) -> bool:
     """Whether it adds a bias to a product."""
-    return writes_products(kernel) and kernel.role == "product" and kernel.epilogue != "none"
+    return writes_products(kernel) and kernel.role == "product" and kernel.epilogue not in ("none", "bias")
 
 
 def packs(wanted: Callable[[Kernel], bool]) -> list[Any]:

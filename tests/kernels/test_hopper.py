@@ -137,6 +137,15 @@ PARTIALS = [
     variant("swapped", "nt", "int8", role="partial"),
 ]
 FINISHED = [
+    variant("cooperative-2", epilogue="bias"),
+    variant("cooperative-2-wide", "nn", epilogue="bias"),
+    variant("pingpong", epilogue="bias"),
+    variant("swapped-odd", epilogue="bias"),
+    variant("pingpong-clustered", epilogue="bias"),
+    variant("sliced-swapped", epilogue="bias"),
+    variant("serial", epilogue="bias"),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="bias"),
+    variant("cooperative-2", "nt", "tf32", epilogue="bias"),
     variant("cooperative-2", epilogue="bias_relu"),
     variant("cooperative-2", epilogue="full"),
     variant("pingpong", epilogue="full"),
@@ -164,6 +173,10 @@ ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
 # Every way in which threads share memory, with each other, with TMA and with other blocks: boxes, results whole and in
 # turns, factors of fp8, vectors, a bias that TMA cannot copy.
 SHARING = [
+    variant("cooperative-2-wide", "nn", epilogue="bias"),
+    variant("pingpong", epilogue="bias"),
+    variant("swapped-odd", epilogue="bias"),
+    variant("cooperative-1", "nt", "fp8e4", epilogue="bias"),
     variant("pingpong", epilogue="full"),
     variant("cooperative-2-wide", "nn", epilogue="bias_relu"),
     variant("swapped-odd", epilogue="bias_relu"),
@@ -331,9 +344,14 @@ def in_registers(made: Variant) -> bool:
     return made.dtype_a == "tf32" and made.layout in ("tt", "nn")
 
 
+def adds_matrices(made: Variant) -> bool:
+    """Whether a matrix can be added to the product."""
+    return made.epilogue not in ("none", "bias")
+
+
 def boxes(made: Variant) -> int:
     """In how many boxes a matrix is added to a slab: as wide as all its widths allow, and 128 bytes of C at most."""
-    if made.epilogue == "none":
+    if not adds_matrices(made):
         return 0
     _, columns = block(made)
     wide = min(
@@ -532,7 +550,7 @@ def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
 
 @every_variant
 def test_resources(made: Variant) -> None:
-    """It compiles; threads, registers and shared memory are those that a block can have; only epilogues may spill."""
+    """It compiles; threads, registers and shared memory are those of a block; only those that add a matrix may spill."""
     kernel = compiled(made).kernel
     assert kernel.threads == 32 * (made.config.num_warps + 1 + PADDING_WARPS)
     assert kernel.threads * kernel.registers <= 64 * 1024
@@ -542,7 +560,7 @@ def test_resources(made: Variant) -> None:
     assert kernel.shared_bytes > config.num_stages * loaded(made) * depth(made) * element
     assert (kernel.global_scratch_bytes, kernel.profile_scratch_bytes) == (0, 0)
     assert (kernel.persistent, kernel.pdl, kernel.num_ctas) == (config.cluster_k == 1, True, made.num_ctas)
-    if made.epilogue == "none":
+    if not adds_matrices(made):
         assert kernel.spill_bytes == 0
 
 
@@ -615,7 +633,7 @@ def test_map_of_a_residual(made: Variant) -> None:
     """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is guarded of it."""
     kernel = compiled(made).kernel
     found = [parameter for parameter in kernel.parameters if parameter.name == "bias_desc"]
-    assert bool(found) == (made.epilogue != "none")
+    assert bool(found) == adds_matrices(made)
     assert not [guard for guard in kernel.guards if "bias" in guard.value]
     for parameter in found:
         row = parameter.tensor_map
@@ -772,7 +790,7 @@ def test_stages_are_carried(made: Variant) -> None:
     *multiplying, producing = working
     check = held_ahead if in_registers(made) else held_by_no_carry
     assert [check(lines) for lines in multiplying] == [[]] * len(multiplying)
-    assert held_by_no_carry(producing, 1 if made.epilogue == "none" else 2) == []
+    assert held_by_no_carry(producing, 2 if adds_matrices(made) else 1) == []
     assert LOADED.search("\n".join(producing))
     precise = made.dtype_a.startswith("fp8") and not made.fast_accum
     for lines in multiplying:
@@ -802,7 +820,7 @@ def test_instructions(made: Variant) -> None:
     steps = depth(made) * DTYPES[made.dtype_a].bytes // 32
     once = consumers(made) * steps * (rows // 64) * len(widths(made))
     assert len(found) in ([once, 2 * once] if made.num_ctas > 1 else [once])
-    assert compiled(made).kernel.spill_bytes == 0 or made.epilogue != "none"
+    assert compiled(made).kernel.spill_bytes == 0 or adds_matrices(made)
 
 
 def test_boxes_are_read_as_the_compiler_reads_its_own() -> None:

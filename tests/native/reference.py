@@ -152,9 +152,8 @@ def keeps_guards(kernel: Kernel, values: Values) -> bool:
 
 def epilogue_of(problem: Problem) -> int:
     """The least epilogue that `problem` needs, by number."""
-    return max(
-        EPILOGUES.index(ACTIVATIONS[problem.activation]), EPILOGUES.index("bias_relu" if problem.bias_ptr else "none")
-    )
+    added = "none" if not problem.bias_ptr else "bias_relu" if problem.bias_strides[1] else "bias"
+    return max(EPILOGUES.index(ACTIVATIONS[problem.activation]), EPILOGUES.index(added))
 
 
 def same_types(kernel: Kernel, problem: Problem) -> bool:
@@ -673,11 +672,15 @@ class Reference:
     def order_of(self, problem: Problem) -> tuple[str, int, int]:
         """The order that the kernels of a problem have to keep, "" for any, and the slices of K, 0 for any number.
 
-        The third is the longest step along K.
+        The third is the longest step along K. A matrix of one row is a vector: both have one order.
         """
         p = problem
         if not p.batch_invariant or p.K == 0 or p.dtype_c == "int32":
             return "", 0, 0
+        if p.bias_ptr and not p.bias_strides[1]:
+            of_matrix = self.order_of(replace(p, bias_strides=(p.bias_strides[0], p.N, p.bias_strides[2])))
+            if of_matrix[0]:
+                return of_matrix
         found: collections.Counter[str] = collections.Counter()
         best: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.kernels:

@@ -132,6 +132,8 @@ def _torch_answers() -> tuple[list[Any], dict[bytes, int]]:
         b"aoti_torch_cuda_mm_out": torch_cpu.aoti_torch_cpu_mm_out,
         b"aoti_torch_cuda_bmm_out": torch_cpu.aoti_torch_cpu_bmm_out,
         b"aoti_torch_cuda__int_mm_out": torch_cpu.aoti_torch_cpu__int_mm_out,
+        b"aoti_torch_cuda_addmm_out": torch_cpu.aoti_torch_cpu_addmm_out,
+        b"aoti_torch_cuda_baddbmm_out": torch_cpu.aoti_torch_cpu_baddbmm_out,
     }
     return [*answers.values()], {
         name: ctypes.cast(answer, ctypes.c_void_p).value or 0 for name, answer in answers.items()

@@ -233,6 +233,8 @@ def test_python_repeats_what_torch_may_refuse() -> None:
         + """
 with aotmm.override():
     assert lines(lambda: torch.mm(a.float(), b.float())) == lines(lambda: torch.bmm(x.float(), y.float())) == []
+    assert lines(lambda: torch.addmm(bias.float(), a.float(), b.float())) == []
+    assert lines(lambda: torch.baddbmm(bias.float(), x.float(), y.float())) == []
     assert lines(lambda: torch.mm(a.float(), b.float(), out=torch.empty(4, 6))) == ["_repeat"]
     assert lines(lambda: torch.mm(a.double(), b.double())) == ["_repeat"]
 """,
@@ -269,6 +271,11 @@ calls = [
     lambda: torch.mm(a.float(), b.float()),
     lambda: torch.bmm(x.float(), y.float()),
     lambda: torch.addmm(bias.float(), a.float(), b.float()),
+    lambda: torch.addmm(torch.ones(4, 1), a.float(), b.float()),
+    lambda: torch.addmm(torch.zeros(5), a.float(), b.float()),
+    lambda: torch.baddbmm(bias.float(), x.float(), y.float()),
+    lambda: torch.baddbmm(torch.ones(x.shape[0], 1, 1), x.float(), y.float()),
+    lambda: torch.baddbmm(torch.zeros(5), x.float(), y.float()),
 ]
 def answer(call):
     try: return call()

@@ -28,7 +28,7 @@ def test_numbers_of_the_c_interface() -> None:
     assert DTYPE_CODES[:8] == ("fp16", "bf16", "fp32", "tf32", "fp8e5", "fp8e4", "int8", "int32")
     names = ("none", "relu", "leaky_relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
     assert tuple(ACTIVATIONS)[:8] == names
-    assert EPILOGUES[:3] == ("none", "bias_relu", "full")
+    assert EPILOGUES[:4] == ("none", "bias", "bias_relu", "full")
     assert RELATIONS[:4] == ("equals", "multiple_of", "below", "at_least")
     assert ROLES[:6] == ("product", "partial", "reduce", "copy", "grouped_m", "grouped_k")
     assert list(GROUPED.items()) == [("none", "product"), ("M", "grouped_m"), ("K", "grouped_k")]

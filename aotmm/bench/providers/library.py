@@ -12,6 +12,7 @@ from aotmm.timing.problems import Case
 
 _INT_ROWS, _INT_STEP = 16, 8  # of torch._int_mm
 _ACTIVATIONS: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda product: product,
     "relu": torch.relu_,
     "gelu": torch.ops.aten.gelu_,
 }

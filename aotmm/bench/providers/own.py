@@ -31,7 +31,9 @@ def _options(case: Case, operands: Operands) -> dict[str, Any]:
     epilogue = operands.epilogue
     if epilogue.scale_a is not None:
         return {"scale_a": epilogue.scale_a, "scale_b": epilogue.scale_b, "fast_accum": case.fast_accum}
-    return {} if case.activation is None else {"bias": epilogue.bias, "activation": case.activation}
+    if case.activation is None:
+        return {}
+    return {"bias": epilogue.bias, "activation": None if case.activation == "none" else case.activation}
 
 
 def _prepare(case: Case, _: Sequence[Operands]) -> Call:

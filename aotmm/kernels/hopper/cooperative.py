@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from aotmm.kernels.epilogue import adds_matrix
 from aotmm.kernels.hopper.cluster import cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
@@ -29,7 +30,7 @@ def consume(ring, exchange, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory,
     t = work.tiling
     expect_slices(exchange, work.cluster, t, SLAB)
     meet(work.cluster)
-    await_operands(t)
+    await_operands(epilogue, t)
     stage = 0
     phase = 0
     for unit in range(work.cluster.first, work.count(), work.cluster.count):
@@ -41,8 +42,8 @@ def consume(ring, exchange, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory,
         acc, acc1, stage, phase = multiply(ring, work.cluster, t, SLAB, stage, phase, first, end, size)
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
         acc = add_slices(acc, exchange, work.cluster, t, SLAB)
-        factors = put_factors(memory, SLAB, held, t)
-        if t.EPILOGUE != "none" and epilogue.stages(t) > 0:
+        factors = put_factors(memory, SLAB, held, epilogue, t)
+        if adds_matrix(t.EPILOGUE) and epilogue.stages(t) > 0:
             acc, acc1, stage, phase = add_boxes(
                 acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, SLAB, stage, phase, factors, epilogue, t
             )  # fmt: skip

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
-from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, linear
+from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, adds_matrix, linear
 from aotmm.kernels.hopper.cluster import THREADS
 from aotmm.kernels.hopper.pipeline import bias_box, next_stage, release
 
@@ -46,7 +46,7 @@ class Epilogue:
     def stages(self, tiling):
         """Return the stages of the ring for a matrix that is added to a tile; 0 if none is."""
         t = tiling
-        if t.EPILOGUE == "none":
+        if not adds_matrix(t.EPILOGUE):
             return 0
         else:
             return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + t.BIAS - 1) // t.BIAS, 0)
@@ -134,13 +134,23 @@ def epilogue_memory(tiling, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def put_factors(memory, INDEX: gl.constexpr, held, tiling):
+def has_bias(epilogue, tiling):
+    """Return whether to add a vector: where nothing else may follow, a product without one takes no time for it."""
+    if tiling.EPILOGUE == "bias":
+        return epilogue.bias_rank == VECTOR
+    else:
+        return tiling.EPILOGUE != "none"
+
+
+@gluon.jit
+def put_factors(memory, INDEX: gl.constexpr, held, epilogue, tiling):
     """Put the factors that were read into shared memory."""
     if tiling.EPILOGUE == "none" and not tiling.SCALED:
         return memory
     else:
         placed = Factors(memory.scale_a.index(INDEX), memory.scale_b.index(INDEX), memory.bias.index(INDEX))
-        placed.bias.store(held.bias)
+        if has_bias(epilogue, tiling):
+            placed.bias.store(held.bias)
         if tiling.SCALED:
             placed.scale_a.store(held.scale_a)
             placed.scale_b.store(held.scale_b)
@@ -164,10 +174,11 @@ def scaled(sums, factors):
 def finish(sums, factors, epilogue, tiling):
     """Return activation(scales * sums + bias) for a chunk of C and its factors; a matrix is already added."""
     e = epilogue
-    if tiling.SCALED and (tiling.EPILOGUE == "none" or e.bias_rank != MATRIX):
+    if tiling.SCALED and (not adds_matrix(tiling.EPILOGUE) or e.bias_rank != MATRIX):
         sums = scaled(sums, factors)
-    if tiling.EPILOGUE != "none":
+    if has_bias(e, tiling):
         sums += factors.bias.load(gl.SliceLayout(0, sums.type.layout))[None, :]
+    if adds_matrix(tiling.EPILOGUE):
         if e.activation != 0:
             if tiling.EPILOGUE == "bias_relu":
                 sums = linear(sums, e.activation, e.slope)
@@ -263,7 +274,7 @@ def store_slab(
                 gl.store(slab + ms.to(gl.int64)[:, None] * e.workspace_stride_m + ns[None, :], chunk)
             else:
                 if t.SCALED or t.EPILOGUE != "none":
-                    if OFFSET == 0:
+                    if OFFSET == 0 and (t.SCALED or has_bias(e, t)):
                         gl.barrier()  # all factors are in shared memory
                     chunk = finish(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t), e, t)
                 if SIZE == t.WIDTH:
@@ -386,7 +397,7 @@ def store_tile(acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_s
 
 
 @gluon.jit
-def await_operands(tiling):
+def await_operands(epilogue, tiling):
     """Wait for the previous kernel, which may have written what consumers read; the producer waits for A and B."""
-    if tiling.SCALED or tiling.GROUPED or tiling.GROUPED_K or tiling.EPILOGUE != "none":
+    if tiling.SCALED or tiling.GROUPED or tiling.GROUPED_K or has_bias(epilogue, tiling):
         gdc_wait()

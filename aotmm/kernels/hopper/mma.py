@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from aotmm.kernels import GROUP_LINES, LINE_BYTES, VECTOR_BYTES
+from aotmm.kernels.epilogue import adds_matrix
 from aotmm.kernels.hopper.cluster import THREADS
 from aotmm.kernels.hopper.pipeline import next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
@@ -182,7 +183,7 @@ def multiply_boxes(
     if t.GROUPED_K:
         whole = gl.maximum(size // t.BLOCK_K, first)
     for step in range(first, whole):
-        if t.EPILOGUE != "none" and added_to is not None and step == awaited:
+        if adds_matrix(t.EPILOGUE) and added_to is not None and step == awaited:
             mbarrier.wait(added_to, added_phase)
         mbarrier.wait(ring.full.index(stage), phase)
         if t.PRECISE:

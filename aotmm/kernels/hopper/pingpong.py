@@ -7,6 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from aotmm.kernels.epilogue import adds_matrix
 from aotmm.kernels.hopper.cluster import cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
@@ -33,7 +34,7 @@ def consume(
     """
     t = work.tiling
     meet(work.cluster)
-    await_operands(t)
+    await_operands(epilogue, t)
     added = epilogue.stages(t)
     first_unit = work.cluster.first + TURN * work.cluster.count
     at = TURN * (work.stages(work.cluster.first) + added)  # stages of all earlier tiles
@@ -51,8 +52,8 @@ def consume(
         )  # fmt: skip
         mbarrier.arrive(order.index(1 - TURN))
         acc, acc1 = drain(ring, work.cluster, t, acc, acc1, stage, end > first if t.GROUPED_K else True)
-        factors = put_factors(memory, TURN, held, t)
-        if t.EPILOGUE != "none" and added > 0:
+        factors = put_factors(memory, TURN, held, epilogue, t)
+        if adds_matrix(t.EPILOGUE) and added > 0:
             acc, acc1, _, _ = add_boxes(
                 acc, acc1, matrix, row, col, ring, work.cluster, bias_desc, 0, stage, ring_phase, factors, epilogue, t
             )  # fmt: skip
@@ -110,7 +111,7 @@ def pingpong(
         c_ptr, stride_cz, stride_cm,
     )  # fmt: skip
     order = barriers(2, 1)
-    added_to = barriers(2, 1) if EPILOGUE != "none" else order
+    added_to = barriers(2, 1) if adds_matrix(EPILOGUE) else order
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
     # the other warps of the producer's warpgroup, which take part in `meet`
     IDLE: gl.constexpr = [1, 2] if CLUSTERED else []

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
 from aotmm.kernels import GROUP_LINES
-from aotmm.kernels.epilogue import MATRIX
+from aotmm.kernels.epilogue import MATRIX, adds_matrix
 from aotmm.kernels.hopper.cluster import (
     THREADS,
     WARPS,
@@ -168,7 +168,7 @@ class Work:
         t = self.tiling
         if K_MAJOR and t.X_GROUP == 0:
             moved = gl.minimum(begin, gl.maximum(size - SIZE, 0))
-            return moved if t.EPILOGUE == "none" else gl.where(self.bias_rank == MATRIX, begin, moved)
+            return gl.where(self.bias_rank == MATRIX, begin, moved) if adds_matrix(t.EPILOGUE) else moved
         else:
             return begin
 
@@ -425,7 +425,7 @@ def produce(
                     load(y1_desc, y_z, col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
             load_scales(ring, bar, x_block_scales, y_block_scales, z, row, col, step, stage, t)
             stage, phase = next_stage(stage, phase, t.STAGES)
-        if t.EPILOGUE != "none":
+        if adds_matrix(t.EPILOGUE):
             stage, phase = produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase)
     if t.CLUSTERED:  # a block must not leave while others may still arrive at its barriers
         for _ in range(t.STAGES):

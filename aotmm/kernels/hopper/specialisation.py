@@ -20,7 +20,7 @@ from aotmm.kernels import (
     Variant,
     block_guards,
 )
-from aotmm.kernels.epilogue import epilogue_types
+from aotmm.kernels.epilogue import adds_matrix, epilogue_types
 from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
@@ -137,7 +137,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     vector = VECTOR_BYTES // c.bytes
     multiples = {"c_ptr": VECTOR_BYTES, "stride_cm": vector, "N": vector} if grouped else {}  # for stores of threads
     guards = _guards(variant, descriptors.values(), depth, vector)
-    if variant.epilogue != "none":  # of any alignment (`Epilogue.boxed`)
+    if adds_matrix(variant.epilogue):  # of any alignment (`Epilogue.boxed`)
         descriptors["bias_desc"] = _bias(variant, (bias, part) if swapped else (part, bias))
     return Specialisation(
         function,
@@ -151,7 +151,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors=descriptors,
         persistent=config.cluster_k == 1,
         pdl=True,
-        unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or variant.epilogue == "none")),
+        unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or not adds_matrix(variant.epilogue))),
     )
 
 
@@ -291,8 +291,11 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     consumers = config.num_warps // WARPGROUP
     taken = config.num_stages * (rows + loaded) * config.block_k // config.cluster_k * element + BARRIER_BYTES
     taken += (config.cluster_k - 1) * 4 * part * (cols + cols1)
-    if variant.dtype_a.startswith("fp8") or variant.epilogue != "none":
-        taken += consumers * 4 * (part + 2 * cols * (2 if cols1 else 1))
+    wide = cols * (2 if cols1 else 1)
+    if variant.dtype_a.startswith("fp8") or adds_matrix(variant.epilogue):
+        taken += consumers * 4 * (part + 2 * wide)
+    elif variant.epilogue == "bias":
+        taken += consumers * 4 * (part if variant.family == "swapped" else wide)
     if variant.block_scales:
         taken += config.num_stages * 4 * (rows + cols)
     width = min(cols, LINE_BYTES // c.bytes)

@@ -32,6 +32,7 @@ _FREE: dict[str, Any] = {
     "fast_accum": False,
     "offsets": (0,),
     "most_batch": 1,
+    "bias": False,
 }
 TINY = Distribution(
     "",

@@ -24,6 +24,7 @@ WANTED = {
     "weight gradients": (1.00, 0.94, 0.85),
     "multiples of 8": (1.02, 0.90, 0.80),
     "squares": (1.02, 0.90, 0.80),
+    "layers with a bias": (1.02, 0.92, 0.80),
     "odd sizes": (2.0, 0.95, 0.80),
     "operands 16 to 112 bytes off a line": (0.97, 0.85, 0.70),
     "fp8, precise sums": (1.02, 0.92, 0.80),

@@ -603,7 +603,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + 'dtypes = "fp16"' + TILE, "mine.toml: dtypes = 'fp16'; expected a list of: fp16, bf16, fp32"),
         (HEADER + "layouts = []" + TILE, "mine.toml: layouts = []; expected a list of: nn, nt, tn, tt"),
         (HEADER + 'dtypes = ["fp64"]' + TILE, "mine.toml: dtypes = 'fp64'; allowed: fp16, bf16, fp32, tf32"),
-        (HEADER + 'epilogues = ["gelu"]' + TILE, "mine.toml: epilogues = 'gelu'; allowed: none, bias_relu, full"),
+        (HEADER + 'epilogues = ["gelu"]' + TILE, "mine.toml: epilogues = 'gelu'; allowed: none, bias, bias_relu, full"),
         (HEADER + 'dtypes = ["fp16-bf16"]' + TILE, "mine.toml: dtypes = 'fp16-bf16'; allowed: fp16, bf16, fp32, tf32"),
         (HEADER + TILE + "aligned = 1", "config 1: aligned = 1; allowed: true, false"),
         (HEADER + TILE + 'fast_accum = "yes"', "config 1: fast_accum = 'yes'; allowed: true, false"),
@@ -749,7 +749,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + TILE + 'epilogues = ["smooth"]',
-            "config 1: epilogues = 'smooth'; allowed: none, bias_relu, full; it is called full now",
+            "config 1: epilogues = 'smooth'; allowed: none, bias, bias_relu, full; it is called full now",
         ),
         (HEADER + TILE + 'layouts = ["any"]', "config 1: layouts = 'any'; allowed: nn, nt, tn, tt"),
         (HEADER + TILE + 'layouts = [["nn"]]', "config 1: layouts = ['nn']; allowed: nn, nt, tn, tt"),
