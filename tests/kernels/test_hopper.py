@@ -550,7 +550,7 @@ def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
 
 @every_variant
 def test_resources(made: Variant) -> None:
-    """It compiles; threads, registers and shared memory are those of a block; only those that add a matrix may spill."""
+    """It compiles; a block can have its threads, registers and memory; only those that add a matrix may spill."""
     kernel = compiled(made).kernel
     assert kernel.threads == 32 * (made.config.num_warps + 1 + PADDING_WARPS)
     assert kernel.threads * kernel.registers <= 64 * 1024

@@ -24,7 +24,7 @@ from aotmm.pack import table
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
-from aotmm.problem import SPLITS
+from aotmm.problem import EPILOGUES, SPLITS
 from aotmm.runtime.devices import Device
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
@@ -96,7 +96,7 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
     assert {config_name for config_name, _ in found} == {k.config_name for k in (*products, *at_once)}
     for config_name, plan in found:
         same = [k for k in mine if k.config_name == config_name and k.dtype_c == kernels[plan.kernel].dtype_c]
-        assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=("none", "bias", "bias_relu", "full").index)
+        assert kernels[plan.kernel].epilogue == min((k.epilogue for k in same), key=EPILOGUES.index)
         assert plan.pdl <= kernels[plan.kernel].pdl
     order = list(dict.fromkeys(plan.kernel for _, plan in found))
     costs = {plan.kernel: plan.cost for _, plan in found}
