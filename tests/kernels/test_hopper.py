@@ -543,9 +543,10 @@ def test_no_fence_and_no_barrier_is_missing(made: Variant) -> None:
     assert (found - all_of_them).keys() <= {"bar.warp.sync"}
     added = all_of_them - found
     assert added.keys() <= {"bar.sync", "bar.warp.sync"}
-    assert all_of_them.total() - found.total() == len(BEFORE_A_WAIT.findall(searched)) - len(
-        BEFORE_A_WAIT.findall(ours)
-    )
+    # the store, the barrier and the read of a bias are behind one condition each time, which the search does not know
+    behind = consumers(made) if made.epilogue == "bias" and not made.dtype_a.startswith("fp8") else 0
+    before_waits = len(BEFORE_A_WAIT.findall(searched)) - len(BEFORE_A_WAIT.findall(ours))
+    assert all_of_them.total() - found.total() == before_waits + behind
 
 
 @every_variant
@@ -651,7 +652,7 @@ def test_map_of_a_residual(made: Variant) -> None:
         assert rows * wide * DTYPES[made.dtype_c].bytes <= slab
 
 
-@pytest.mark.parametrize("made", FINISHED, ids=lambda made: made.name)
+@pytest.mark.parametrize("made", [*filter(adds_matrices, FINISHED)], ids=lambda made: made.name)
 def test_pieces_of_a_filled_box(made: Variant) -> None:
     """What consumers fill themselves they cut into rows only where these follow each other: lines of one swizzle."""
     *multiplying, _ = partitions(compiled(made).ttgir)
