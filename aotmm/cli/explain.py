@@ -13,7 +13,17 @@ from aotmm.cli import report
 from aotmm.cli.options import json_option, pack_option, packs_of, refuse_ignored
 from aotmm.cli.output import print_json
 from aotmm.errors import NoKernelError, SpecError
-from aotmm.problem import ACTIVATIONS, BLOCK_SCALE_K, DTYPES, GROUPED, INPUTS, LAYOUTS, OUTPUTS, input_types
+from aotmm.problem import (
+    ACTIVATIONS,
+    BLOCK_SCALE_K,
+    DTYPES,
+    EPILOGUES,
+    GROUPED,
+    INPUTS,
+    LAYOUTS,
+    OUTPUTS,
+    input_types,
+)
 from aotmm.target import GPUS, TARGETS, target, ways_to_run
 
 if TYPE_CHECKING:
@@ -218,10 +228,14 @@ def explain(
         click.echo(report.selection_text(selection, rejected, len(refused) - len(rejected), everything=everything))
     if selection.chosen is None:
         able = [kernel for kernel in pack.manifest.kernels if kernel.role == roles[0]]
-        has = ", ".join(sorted({f"{report.types(kernel)} with epilogue {kernel.epilogue}" for kernel in able}))
-        needs = ACTIVATIONS[activation]
+        mine = [kernel for kernel in able if (kernel.dtype_a, kernel.dtype_b) == (element.name, other.name)]
+        has = ", ".join(sorted({f"{report.types(kernel)} with epilogue {kernel.epilogue}" for kernel in mine}))
+        if not has:
+            has = ", ".join(sorted({f"{kernel.dtype_a} x {kernel.dtype_b}" for kernel in able})) or "none of that form"
+        added = {None: "none", "vector": "bias", "matrix": "bias_relu"}[bias]
+        needs = max(ACTIVATIONS[activation], added, key=EPILOGUES.index)
         raise NoKernelError(
-            f"no kernel in pack {arch} fits {what}, which needs epilogue {needs}; it has: {has or 'none of that form'}",
+            f"no kernel in pack {arch} fits {what}, which needs epilogue {needs}; it has: {has}",
             tuple(f"{row.kernel.name}: {row.rejected}" for row in refused),
         )
 

@@ -445,14 +445,23 @@ def test_explain_tells_workspaces(packs: Path) -> None:
     assert (row[0], row[-1]) == (ANY, "0")
 
 
-@pytest.mark.parametrize("words", [("--dtype", "bf16"), ("--activation", "leaky_relu"), ("--out-dtype", "fp32")])
-def test_explain_without_a_kernel(packs: Path, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--dtype", "bf16"), "which needs epilogue none; it has: fp16 x fp16\n"),
+        (("--activation", "leaky_relu"), "needs epilogue bias_relu; it has: fp16 x fp16 -> fp16 with epilogue none\n"),
+        (("--bias", "vector"), "needs epilogue bias; it has: fp16 x fp16 -> fp16 with epilogue none\n"),
+        (("--bias", "matrix"), "needs epilogue bias_relu; it has: fp16 x fp16 -> fp16 with epilogue none\n"),
+        (("--out-dtype", "fp32"), "needs epilogue none; it has: fp16 x fp16 -> fp16 with epilogue none\n"),
+    ],
+)
+def test_explain_without_a_kernel(packs: Path, words: tuple[str, ...], text: str) -> None:
     """Where nothing fits, the answer is on stdout all the same and the exit code is NoKernelError's."""
     result = run("explain", "--arch", "sm90", "64", "64", "64", *words, "--pack", packs, "--json")
     body = json.loads(result.stdout)
     assert (body["chosen"], body["rejected"], body["other_types"]) == (None, [], 2)
     assert result.exit_code == NoKernelError.exit_code
-    assert "it has: fp16 x fp16 -> fp16" in result.stderr
+    assert text in result.stderr
 
 
 def test_explain_of_groups(tmp_path: Path) -> None:
