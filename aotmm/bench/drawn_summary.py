@@ -30,8 +30,9 @@ _TITLES = {
 }
 _UNSEEN = "All problems are of the tenth of which no table has times."
 _TEXTS = {
-    RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, or torch._scaled_mm "
-    f"with the same kind of sums. {_UNSEEN}",
+    RATIO: "A ratio is torch's time over ours: above 1 is faster. Means are geometric. torch.mm, "
+    "torch.bmm, torch.addmm of products with a bias, torch._int_mm, or torch._scaled_mm with the same kind of sums. "
+    f"{_UNSEEN}",
     REGRET: "A regret is the time of the chosen plan over that of the best of all plans worth timing, the two timed in "
     f"turns: 1 is perfect, also if the race's best is slower in turns. Means are geometric. {_UNSEEN}",
     AMPERE: "A ratio is the time of CUTLASS' kernels for Ampere over ours, which run through their PTX; a regret is "

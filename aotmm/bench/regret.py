@@ -23,6 +23,7 @@ from aotmm.bench.providers import Provider
 from aotmm.bench.providers.own import described, launches
 from aotmm.bench.results import Results, Row, Times
 from aotmm.bench.session import continued, gpu, keep
+from aotmm.errors import SpecError
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
@@ -48,7 +49,7 @@ def run_regret(
 ) -> Results:
     """Measure the regret of random problems, as `drawn.run_drawn`: rows with the times of "chosen" and "best".
 
-    Products with a bias have the plans and predictions of those without, and are left out.
+    Products with a bias are left out. On Hopper they have the plans and predictions of those without.
 
     Args:
         table: file of times to choose by, instead of those of the packs.
@@ -58,6 +59,8 @@ def run_regret(
     """
     drawn = work(distribution(), seed, count or _COUNT, classes)
     todo = [item for item in drawn if not item.case.activation]
+    if drawn and not todo:
+        raise SpecError(f"classes {', '.join(classes)}: regret is of products without a bias; name other classes")
     ordinal = gpu()
     launcher = aotmm.load(table=table).launcher(ordinal)
     name = "" if table is None else f"{table.name}, {sha256(table.read_bytes()).hexdigest()[:16]}"

@@ -46,7 +46,6 @@ _LISTS = {
     "outputs": OUTPUTS,
     "archs": tuple(TARGETS),
 }
-_DEFAULTS: dict[str, tuple[str, ...]] = {"epilogues": ("none", "bias_relu", "full"), "outputs": ()}
 _REQUIRED = ("block_m", "block_n", "block_k", "num_warps")
 _CLUSTER = {
     "block_m": "cluster_m",
@@ -81,13 +80,21 @@ _FMA = NUMBERS | {
     "num_warps": (1, 2, 4, 8),
 }
 _MULTISTAGE = _FMA | {"block_m": (64, 128, 256), "block_n": (64, 128, 256), "num_warps": (4, 8)}
+_NOT_HOPPERS = ("none", "bias_relu", "full")  # only in Hopper's families a bias vector alone costs nothing
 _NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
-    "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k")),
+    "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k"), epilogues=_NOT_HOPPERS),
     "fma": Family(
-        _FMA, _NVIDIA, ("fp32",), sums=range(16, 129), roles=("product", "partial", "grouped_m", "grouped_k")
+        _FMA,
+        _NVIDIA,
+        ("fp32",),
+        sums=range(16, 129),
+        roles=("product", "partial", "grouped_m", "grouped_k"),
+        epilogues=_NOT_HOPPERS,
     ),
-    "multistage": Family(_MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows="", sums=range(16, 129)),
+    "multistage": Family(
+        _MULTISTAGE, _NVIDIA, ("fp16", "bf16"), any_rows="", sums=range(16, 129), epilogues=_NOT_HOPPERS
+    ),
     "cooperative": Family(
         _WGMMA,
         ("sm90",),
@@ -115,6 +122,9 @@ FAMILIES = {
         any_rows="C",
     ),
 }
+
+
+_DEFAULTS: dict[str, tuple[str, ...]] = {"epilogues": _NOT_HOPPERS, "outputs": ()}
 
 
 @dataclass(frozen=True, slots=True)

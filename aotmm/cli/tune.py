@@ -37,7 +37,8 @@ from aotmm.target import TARGETS
     default=600,
     show_default=True,
     metavar="N",
-    help="Random problems to time, as of aotmm bench random, and 0.16 times as many layers with block scales.",
+    help="Random problems to time, as of aotmm bench random, without a bias, and 0.16 times as many layers with block "
+    "scales.",
 )
 @click.option(
     "--dtype",

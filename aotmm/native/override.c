@@ -64,7 +64,7 @@ static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each 
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
 /* Products since the outermost override began, by their fate: that of runtime/override.py's FATES. */
-enum { OURS, OTHER_TYPE, FULL_PRECISION /* and torch does not refuse it */, NO_PACK, DECLINED, FATES };
+enum { OURS, OTHER_TYPE, FULL_PRECISION /* and torch does not refuse it, but for its bias */, NO_PACK, DECLINED, FATES };
 static uint64_t counts[FATES];
 
 /* Count a product, and return its fate. */
@@ -138,11 +138,12 @@ static int empty_result(tensor_t a, tensor_t b, int kind, tensor_t *result) {
   return torch.aoti_torch_empty_strided(dim, shape, strides, dtype, type, device, result);
 }
 
-/* Compute bias + a @ b, of these views, by torch's own kernel, which cannot refuse it. Return 0, or 1 if it does. */
+/* Compute bias + a @ b, of these views, by torch's own kernel. Return 0, or 1 if the bias does not fit or torch fails. */
 static int torchs_sum(const tensor_t operands[3], const request *r, int kind, tensor_t *result) {
   const view *bias = r->bias;
   const int dim = dims[kind];
   const int64_t shape[3] = {r->a.sizes[0], r->a.sizes[dim - 2], r->b.sizes[dim - 1]}; /* of a matrix the last two */
+  if (bias->device != r->a.device) return 1;
   for (int i = 1; i <= bias->dim; i++)
     if (bias->sizes[bias->dim - i] != 1 && bias->sizes[bias->dim - i] != shape[3 - i]) return 1;
   if (empty_result(operands[1], operands[2], kind, result)) return 1;
@@ -152,8 +153,8 @@ static int torchs_sum(const tensor_t operands[3], const request *r, int kind, te
   return 1;
 }
 
-/* Compute bias + a @ b of so many dimensions, into `out` if there is one, if it is ours, or fp32 that is torch's. Return
-   whether it was, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
+/* Compute bias + a @ b of so many dimensions: into `out` if there is one, if it is ours; fp32 that is torch's without one. Return
+   whether it did, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
 EXPORT int aotmm_torch_add_product(const tensor_t operands[3], const view *bias, const view *a, const view *b,
                                    const view *out, int dim, tensor_t *result, const char **wrong) {
   request r = {.a = *a, .b = *b, .out = out, .bias = bias};

@@ -61,7 +61,7 @@ class Case:
 
     Attributes:
         dtype: of A and B (`problem.DTYPES`).
-        activation: that after a bias vector of N; None for the plain product.
+        activation: that after a bias vector of N, which may be "none"; None for the plain product.
         fast_accum: fp8 sums in the tensor cores' own precision.
         offset_a, offset_b: bytes from a 128-byte line of memory to the first element of A and of B.
         batch: number of equal products, one after the other in memory.
@@ -80,7 +80,7 @@ class Case:
     block_scaled: bool = False
 
     def __str__(self) -> str:
-        bias = f", bias and {self.activation}" if self.activation else ""
+        bias = ", bias" + f" and {self.activation}" * (self.activation != "none") if self.activation else ""
         offsets = f", A +{self.offset_a} B +{self.offset_b} bytes" if self.offset_a or self.offset_b else ""
         products = f"{self.batch} of " if self.batch > 1 else ""
         groups = f", {self.groups}" if self.groups else ""

@@ -105,7 +105,7 @@ def choose(arch: str) -> Chosen:
     """Choose the tiles of `arch`.
 
     Those with every activation and partials come first, so that they count: most random problems need no partial, and
-    few rows with a K of many thousands need nothing else. Those with a bias alone come last, so that they keep no other
+    few rows with a K of many thousands need nothing else. Those with `bias_relu` come last, so that they keep no other
     tile out.
 
     Raises:

@@ -186,7 +186,7 @@ def _together(rows: list[Variant]) -> tuple[list[Compiled], Counter[str]]:
         compiling._stages = stages
 
 
-@pytest.mark.parametrize("epilogue", ["none", "bias_relu"])
+@pytest.mark.parametrize("epilogue", ["none", "bias", "bias_relu"])
 @pytest.mark.parametrize("family", ["cooperative", "pingpong", "swapped"])
 def test_one_image_for_all_shapes_of_a_cluster(family: str, epilogue: str) -> None:
     """Kernels of one tile in clusters of any shape have the same text: one is compiled for all, and for bf16 too."""

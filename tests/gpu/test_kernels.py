@@ -187,7 +187,7 @@ def inputs_of(kernel: Kernel) -> str:
 
 
 def adds_matrices(kernel: Kernel) -> bool:
-    """Whether it adds a bias to a product."""
+    """Whether it adds a matrix to a product."""
     return writes_products(kernel) and kernel.role == "product" and kernel.epilogue not in ("none", "bias")
 
 

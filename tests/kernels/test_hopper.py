@@ -652,6 +652,22 @@ def test_map_of_a_residual(made: Variant) -> None:
         assert rows * wide * DTYPES[made.dtype_c].bytes <= slab
 
 
+@pytest.mark.parametrize("made", [made for made in FINISHED if made.epilogue == "bias"], ids=lambda made: made.name)
+def test_a_bias_is_awaited(made: Variant) -> None:
+    """All threads meet between the store of a vector and its reads, and after these, before that of the next tile."""
+    *multiplying, _ = partitions(compiled(made).ttgir)
+    for lines in multiplying:
+        kinds = {
+            "store": r"local_store .* -> !ttg\.memdesc<\d+xf32,",
+            "read": r"local_load .* : !ttg\.memdesc<\d+xf32,",
+            "meet": r"ttg\.barrier all",
+        }
+        order = [kind for line in lines for kind, pattern in kinds.items() if re.search(pattern, line)]
+        assert order.index("store") < order.index("read")
+        text = " ".join(order)
+        assert not re.search(r"store read|read$|read store", text), text
+
+
 @pytest.mark.parametrize("made", [*filter(adds_matrices, FINISHED)], ids=lambda made: made.name)
 def test_pieces_of_a_filled_box(made: Variant) -> None:
     """What consumers fill themselves they cut into rows only where these follow each other: lines of one swizzle."""
@@ -895,7 +911,7 @@ def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.Monke
     assert {line for begin in moved for line in range(begin, min(begin + 64, size))} == set(range(size))
     assert max(moved) == max(0, size - 64)
     assert moved[:-1] == multiples[:-1]
-    assert begins(epilogue="full", bias_rank=1) == moved
+    assert begins(epilogue="full", bias_rank=1) == begins(epilogue="bias", bias_rank=1) == moved
     assert begins(epilogue="full", bias_rank=2) == begins(along_k=False) == begins(group=1) == multiples
 
 

@@ -678,7 +678,7 @@ class Reference:
         if not p.batch_invariant or p.K == 0 or p.dtype_c == "int32":
             return "", 0, 0
         if p.bias_ptr and not p.bias_strides[1]:
-            of_matrix = self.order_of(replace(p, bias_strides=(p.bias_strides[0], p.N, p.bias_strides[2])))
+            of_matrix = self.order_of(replace(p, bias_strides=(p.bias_strides[0], max(p.N, 1), p.bias_strides[2])))
             if of_matrix[0]:
                 return of_matrix
         found: collections.Counter[str] = collections.Counter()

@@ -313,6 +313,8 @@ refused = [
     lambda: torch.bmm(x, x),
     lambda: torch.addmm(bias, a, a),
     lambda: torch.baddbmm(bias, x, y[:2]),
+    lambda: torch.addmm(torch.zeros(5), a.float(), b.float()),
+    lambda: torch.baddbmm(torch.zeros(5), x.float(), y.float()),
     lambda: torch.mm(a[0], b),
     lambda: torch.bmm(a, b),
     lambda: torch.mm(a, b.float()),

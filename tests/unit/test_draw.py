@@ -34,6 +34,7 @@ def test_problems_are_of_the_distribution(each: Class) -> None:
     assert {case.shape.layout for case in cases} == set(each.layouts)
     assert {case.offset_a for case in cases} == {case.offset_b for case in cases} == set(each.offsets)
     assert all(case.fast_accum == each.fast_accum for case in cases)
+    assert {case.activation for case in cases} == {"none" if each.bias else None}
     assert not any(each.offsets) or all(case.offset_a or case.offset_b for case in cases)
     if each.most_batch == 1:
         assert {case.batch for case in cases} == {1}

@@ -60,7 +60,8 @@ def product(case: Case, operands: Operands) -> torch.Tensor:
     if case.element_bytes == 1:
         x = x * float(operands.epilogue.scale_a) * float(operands.epilogue.scale_b)
     if case.activation is not None:
-        x = getattr(torch.nn.functional, case.activation)(x + operands.epilogue.bias.double())
+        x = x + operands.epilogue.bias.double()
+        x = x if case.activation == "none" else getattr(torch.nn.functional, case.activation)(x)
     return x.to(torch_dtype(case.output))
 
 
@@ -131,7 +132,8 @@ def drawn_row(
 
     The slower of us takes 10 us; without a figure there are only our times.
     """
-    ours, theirs = pair or ("aotmm", {"fp8e4": "scaled_mm", "int8": "int_mm"}.get(dtype, "torch"))
+    key = name if name == "biased" else dtype
+    ours, theirs = pair or ("aotmm", {"fp8e4": "scaled_mm", "int8": "int_mm", "biased": "addmm"}.get(key, "torch"))
     regret = ours == "chosen"
     times = {ours: Times((10.0 * (figure or 1.0) if regret else 10.0,) * 5, (), 3, 0.5, "tile a, 9.00 us predicted")}
     if figure is not None:

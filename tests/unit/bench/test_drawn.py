@@ -41,6 +41,7 @@ TINY = Distribution(
         Class("layers", "", apart=False, share=0.75, sizes=("layer",), least=1, most=64, **_FREE),
         Class("squares", "", apart=False, share=0.25, sizes=("square",), least=8, most=64, **_FREE),
         Class("fp8", "", apart=True, share=0.25, sizes=("free",), least=16, most=64, **_FREE | {"dtypes": ("fp8e4",)}),
+        Class("biased", "", apart=True, share=0.25, sizes=("layer",), least=1, most=64, **_FREE | {"bias": True}),
     ),
 )
 
@@ -86,7 +87,8 @@ def test_all_that_is_drawn_is_measured(tmp_path: Path) -> None:
     assert (found.facts["seed"], found.facts["figure"]) == (5, "ratio")
     for row in found.rows:
         assert problems.read().held_out(row.case)
-        assert list(row.times) == ["aotmm", "scaled_mm" if row.case.dtype == "fp8e4" else "torch"]
+        theirs = {"fp8": "scaled_mm", "biased": "addmm"}.get(row.sweeps[0], "torch")
+        assert list(row.times) == ["aotmm", theirs]
         for times in row.times.values():
             assert (len(times.graph_us), times.isolated_us) == (5, ())
             assert 4000 <= times.launches * 100 < 5000
@@ -126,7 +128,7 @@ def test_a_part_of_the_draw(tmp_path: Path) -> None:
     assert set(_run(5, tmp_path, count=8, classes=["fp8"], providers=["aotmm"])) <= set(_drawn(5, 8))
     for row in results.read(tmp_path).rows:
         assert (row.sweeps, list(row.times)) == (("fp8",), ["aotmm"])
-    with pytest.raises(SpecError, match="unknown class cubes; known: layers, squares, fp8"):
+    with pytest.raises(SpecError, match="unknown class cubes; known: layers, squares, fp8, biased"):
         _run(5, tmp_path, classes=["cubes"])
     with pytest.raises(SpecError, match="unknown provider mkl"):
         _run(5, tmp_path, providers=["mkl"])

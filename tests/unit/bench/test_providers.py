@@ -34,6 +34,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch", Case(Shape(70, 90, 50, "nt"), "fp16")),
         ("unfused", Case(Shape(70, 90, 50, "nt"), "bf16", activation="relu")),
         ("unfused", Case(Shape(70, 90, 50, "nn"), "bf16", activation="gelu")),
+        ("addmm", Case(Shape(70, 90, 50, "nt"), "bf16", activation="none")),
         ("addmm", Case(Shape(70, 90, 50, "nt"), "bf16", activation="relu")),
         ("addmm", Case(Shape(70, 90, 50, "tn"), "bf16", activation="gelu")),
     ],

@@ -43,7 +43,7 @@ def test_losses_are_within_their_bounds(chosen: Chosen) -> None:
     assert {"layers", "multiples", "squares", "gradients", "fp8", "fp8_fast", "measured"} <= means.keys()
     assert max(row.mean for row in random if row.problems > 100) < 1.02
     assert sum(row.problems for row in chosen.losses) > 4000
-    assert chosen.images <= MOST_IMAGES + 4  # tiles with a bias alone come on top
+    assert chosen.images <= MOST_IMAGES + 4  # tiles with bias_relu come on top
 
 
 def test_entries_are_those_of_candidates(chosen: Chosen, tmp_path: Path) -> None:
