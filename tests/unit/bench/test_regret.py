@@ -103,8 +103,15 @@ def _facts() -> dict[str, Any]:
 def _rows(folder: Path, known: Distribution = TINY, **options: Any) -> list[Row]:
     run_regret(5, folder, lambda _: None, count=4, **options)
     found = results.read(folder).rows
-    assert len(found) == sum(map(len, draw(known, 5, 4, options.get("classes", ())).values()))
+    named = options.get("classes") or [each.name for each in known.classes if not each.bias]
+    assert len(found) == sum(map(len, draw(known, 5, 4, named).values()))
     return found
+
+
+def test_products_with_a_bias_have_none(tmp_path: Path) -> None:
+    """They are left out, and asked for alone they are refused."""
+    with pytest.raises(SpecError, match="classes biased: regret is of products without a bias; name other classes"):
+        run_regret(5, tmp_path, lambda _: None, count=4, classes=["biased"])
 
 
 def test_the_chosen_takes_turns_with_the_best(tmp_path: Path) -> None:

@@ -159,8 +159,8 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 11"),
-        (b'{"format": 12}', "pack format 12, this version of aotmm reads 11; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 12"),
+        (b'{"format": 13}', "pack format 13, this version of aotmm reads 12; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
         (b'{"format": 12}', "unknown keys [], missing keys ['arch', 'digest'"),
@@ -370,7 +370,7 @@ def test_kernels_may_share_an_image() -> None:
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes, and the newest in CHANGELOG.md."""
     root = Path(__file__).parents[3]
-    assert FORMAT == 11
+    assert FORMAT == 12
     described = re.findall(r"^\| `format` \| (\d+)\. ", (root / "docs" / "format.md").read_text(), re.MULTILINE)
     assert described == [str(FORMAT)]
     stated = re.search(r"Pack format (\d+), C interface of the launcher (\d+)", (root / "CHANGELOG.md").read_text())
