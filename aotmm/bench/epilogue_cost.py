@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from aotmm.bench.protocol import GraphStopwatch, in_turn, repeated
-from aotmm.bench.providers.own import library
+from aotmm.bench.providers.own import activation_of, library
 from aotmm.timing.check import truth
 from aotmm.timing.correctness import Epilogue
 from aotmm.timing.operands import Operands, Pool
@@ -52,5 +52,5 @@ def _relative(case: Case, pool: Pool, cache_bytes: int) -> dict[str, float]:
 
 
 def _call(epilogue: Epilogue, operands: Operands) -> object:
-    activation = None if epilogue.activation == "none" else epilogue.activation
-    return library().matmul(operands.a, operands.b, out=operands.out, bias=epilogue.bias, activation=activation)
+    options = {"bias": epilogue.bias, "activation": activation_of(epilogue)}
+    return library().matmul(operands.a, operands.b, out=operands.out, **options)

@@ -13,6 +13,7 @@ import aotmm
 from aotmm.bench.providers import Call, Provider
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.library import Library
+from aotmm.timing.correctness import Epilogue
 from aotmm.timing.operands import Operands
 from aotmm.timing.problems import Case
 
@@ -33,7 +34,12 @@ def _options(case: Case, operands: Operands) -> dict[str, Any]:
         return {"scale_a": epilogue.scale_a, "scale_b": epilogue.scale_b, "fast_accum": case.fast_accum}
     if case.activation is None:
         return {}
-    return {"bias": epilogue.bias, "activation": None if case.activation == "none" else case.activation}
+    return {"bias": epilogue.bias, "activation": activation_of(epilogue)}
+
+
+def activation_of(epilogue: Epilogue) -> str | None:
+    """Return the argument `activation` of `lib.matmul`, which has no "none"."""
+    return None if epilogue.activation == "none" else epilogue.activation
 
 
 def _prepare(case: Case, _: Sequence[Operands]) -> Call:
