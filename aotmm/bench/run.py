@@ -8,7 +8,18 @@ from typing import Any
 
 import torch
 
-from aotmm.bench import ablation, epilogue_cost, facts, first_result, models, overhead, own, results, scaling
+from aotmm.bench import (
+    ablation,
+    epilogue_cost,
+    expert_layers,
+    facts,
+    first_result,
+    models,
+    overhead,
+    own,
+    results,
+    scaling,
+)
 from aotmm.bench.cases import COMPARISONS, Work, work
 from aotmm.bench.protocol import GraphStopwatch, measure
 from aotmm.bench.providers import NAMES, provider
@@ -25,10 +36,11 @@ SUBJECTS: dict[str, Callable[[], Any]] = {
     "epilogue_cost": epilogue_cost.measure,
     "scaling": scaling.measure,
     "models": models.measure,
+    "expert_layers": expert_layers.measure,
     "own": own.measure,
 }
 WHAT = (*COMPARISONS, *SUBJECTS)
-_OPTIONAL = ("models", "own")  # need packages, or packs, that nothing else does: only if asked for
+_OPTIONAL = ("models", "expert_layers", "own")  # need packages, or packs, that nothing else does: only if asked for
 _ALONE = ("random", "invariant", "grouped", "blocks", "ampere", "build_scaling")  # runs of other modules
 
 

@@ -194,7 +194,7 @@ def overhead(results: Results) -> list[tuple[str, str, str]]:
             f"{figures[RATIO]:.2f} of torch's time, at most {figures[LIMIT]:.2f}",
             MET if figures[RATIO] <= figures[LIMIT] else MISSED,
         )
-        for subject, what in (("overhead", "call"), ("models", "model"))
+        for subject, what in (("overhead", "call"), ("models", "model"), ("expert_layers", "expert layer"))
         for method, figures in results.other.get(subject, {}).items()
         if LIMIT in figures
     ]
