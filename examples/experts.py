@@ -26,7 +26,7 @@ def experts(self, x, top_k_index, top_k_weights):
     biases = (self.gate_up_proj_bias, self.down_proj_bias) if self.has_bias else (None, None)
     up, down = (w if self.is_transposed else w.mT for w in (self.gate_up_proj, self.down_proj))
     expert, order = top_k_index.flatten().sort()
-    place = order.argsort()
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     offs = torch.searchsorted(expert, torch.arange(self.num_experts, device=x.device), right=True, out_int32=True)
     y = aotmm.grouped_mm(Rows.apply(x, order // top_k_index.shape[1], place), up, offs=offs, bias=biases[0])
     y = aotmm.grouped_mm(self._apply_gate(y), down, offs=offs, bias=biases[1])

@@ -37,7 +37,9 @@ def measure() -> dict[str, dict[str, float]]:
     found = {}
     for name, make in {"Mixtral 8x7B": _mixtral, "Qwen3 30B A3B": _qwen3}.items():
         for tokens in _TOKENS:
-            found[f"{name}, {tokens} tokens"] = measured(partial(_inferring, make, tokens), _OF_FORWARD)
+            for graph in (False, True):
+                words = f"{name}, {tokens} tokens{', graph' if graph else ''}"
+                found[words] = measured(partial(_inferring, make, tokens, graph=graph), _OF_FORWARD)
             found[f"{name}, {tokens} tokens, training"] = measured(partial(_training, make, tokens), _OF_TRAINING)
     return found
 
@@ -84,11 +86,10 @@ class _Layer:
         return found[None]
 
 
-def _inferring(make: Callable[[], Any], tokens: int) -> Workload:
+def _inferring(make: Callable[[], Any], tokens: int, *, graph: bool) -> Workload:
     by, inference = _Layer(make, tokens), torch.no_grad()
-    return Workload(
-        inference(lambda: by.layer(by.x)), inference(lambda: by.exact(by.x.float())), torchs=by.torchs, ours=by.ours
-    )
+    step, exact = inference(lambda: by.layer(by.x)), inference(lambda: by.exact(by.x.float()))
+    return Workload(step, exact, graph=graph, torchs=by.torchs, ours=by.ours)
 
 
 def _training(make: Callable[[], Any], tokens: int) -> Workload:

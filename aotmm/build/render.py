@@ -22,7 +22,9 @@ from aotmm.pack.manifest import IMAGE_ALIGNMENT, room
 from aotmm.pack.schema import WHOLE, AnyKernel, Guard, Image, Kernel, OwnKernel, Parameter, TensorMap, occupancy
 from aotmm.pack.table import Table
 from aotmm.pack.time_model import (
+    AT_ONCE,
     HIDDEN,
+    LEAST_CORRECTION,
     LEAST_STEPS,
     LINE_BYTES,
     LONG_STEPS,
@@ -123,6 +125,8 @@ def header(archs: tuple[str, ...] = tuple(TARGETS)) -> str:
             longest_k=LONGEST_K,
             most_waves=MOST_WAVES,
             shortlist=SHORTLIST,
+            at_once=AT_ONCE,
+            least_correction=LEAST_CORRECTION,
             groups=GROUPS,
             usual_group=USUAL_GROUP,
             neighbours=NEIGHBOURS,

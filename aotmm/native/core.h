@@ -277,8 +277,15 @@ extern int (*set_times)(const query *, const alike_plans *, octet_plans *restric
 extern float (*fastest)(const octet_plans *, int count);
 enum { SHORTLIST = AOTMM_SHORTLIST };
 
-/* Set the times of at most LANES plans, by the formula and the network, and which of them are launched with pdl. */
-extern void (*correct)(const query *, const candidate *, int count, lanes time, int pdl[LANES]);
+/* The inputs of the network of LANES plans, those of pdl, and their times by the formula. */
+typedef struct plan_inputs {
+  lanes of[AOTMM_PLAN_INPUTS], pdl[AOTMM_PDL_INPUTS], time;
+} plan_inputs;
+
+/* Set the inputs of at most LANES plans. */
+extern void (*set_inputs)(const query *, const candidate *, int count, plan_inputs *restrict);
+/* Set the times of some of these plans by the network, and which of them are launched with pdl. `first` is even. */
+extern void (*correct)(const query *, const candidate *, const plan_inputs *, int first, int end, lanes time, int pdl[LANES]);
 /* Return the measured time of a kernel on this shape, or NULL. */
 static inline const aotmm_time *measured_time(const query *s, uint32_t kernel) {
   const aotmm_time *all = is_measured(s) ? s->measured[aotmm_products[kernel].relaxed] : NULL;

@@ -124,8 +124,7 @@ static int guards_hold_in(const query *s, int placement, uint32_t kernel) {
 /* The plans of least time so far, and `found` as in aotmm_evaluation. */
 typedef struct search {
   int count, limit;           /* plans of the list, and those to keep: SHORTLIST for the network, 1 without one */
-  int slowest;                /* of a full list */
-  candidate list[SHORTLIST];
+  candidate list[SHORTLIST];  /* the fastest first */
   float times[SHORTLIST];     /* by the formula, with copies */
   int waiting;                /* octets of plans that are still to be considered */
   octet_plans plans[MOST_OCTETS];
@@ -162,7 +161,7 @@ static int better(const aotmm_plan *plan, const aotmm_plan *best) {
 }
 
 /* Return whether a plan of this time is of no use by now. */
-static int too_slow(const search *to, float time) { return to->count == to->limit && time > to->times[to->slowest]; }
+static int too_slow(const search *to, float time) { return to->count == to->limit && time > to->times[to->count - 1]; }
 
 /* Return whether `a`, which takes so long, comes before number `b` of the list. */
 static int faster(const search *to, const candidate *a, float time, int b) {
@@ -214,14 +213,12 @@ static int fits(const query *s, const candidate *each, float work_tiles, search 
 static void consider(const query *s, candidate *each, float time, float work_tiles, search *to) {
   if (aotmm_products[each->kernel].role == AOTMM_ROLE_PARTIAL && !set_sums_of(s, each, to)) return;
   time = time + each->reduce + each->place->time;
-  if (to->count == to->limit && !faster(to, each, time, to->slowest)) return;
+  if (to->count == to->limit && !faster(to, each, time, to->count - 1)) return;
   if (!fits(s, each, work_tiles, to)) return;
-  const int number = to->count < to->limit ? to->count++ : to->slowest;
+  int number = to->count < to->limit ? to->count++ : to->count - 1;
+  for (; number > 0 && faster(to, each, time, number - 1); number--)
+    to->list[number] = to->list[number - 1], to->times[number] = to->times[number - 1];
   to->list[number] = *each, to->times[number] = time;
-  if (to->count < to->limit) return;
-  to->slowest = 0;
-  for (int i = 1; i < to->limit; i++)
-    if (faster(to, to->list + to->slowest, to->times[to->slowest], i)) to->slowest = i;
 }
 
 static const uint8_t whole[] = {1}, splits[] = AOTMM_SPLITS;
@@ -289,22 +286,30 @@ static int starts_early(const candidate *each, const terms *t, int i) {
          t->time[i] < (full ? FULL_PDL_BELOW_NS : PDL_BELOW_NS);
 }
 
+/* Return whether a plan that takes so long by the formula is likely no better than the best. */
+static int hopeless(const search *to, float time) {
+  return to->best.cost >= 0 && (float)to->best.cost < (float)AOTMM_LEAST_CORRECTION * time;
+}
+
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
   const candidate *chosen = NULL;
+  plan_inputs inputs;
   int64_t found;
-  for (int first = 0; first < to->count; first += LANES) {
-    const candidate *octet = to->list + first;
-    const int count = to->count - first < LANES ? to->count - first : LANES;
+  for (int number = 0; number < to->count && !(s->network && hopeless(to, to->times[number])); number += AOTMM_AT_ONCE) {
+    const int first = number % LANES, left = to->count - (number - first);
+    const candidate *octet = to->list + number - first;
+    const int end = left < first + AOTMM_AT_ONCE ? left : first + AOTMM_AT_ONCE;
     int pdl[LANES];
     terms t;
     if (s->network) {
-      correct(s, octet, count, t.time, pdl);
+      if (first == 0) set_inputs(s, octet, left < LANES ? left : LANES, &inputs);
+      correct(s, octet, &inputs, first, end, t.time, pdl);
     } else {
-      set_terms(s, octet, count, &t);
-      for (int i = 0; i < count; i++) pdl[i] = starts_early(octet + i, &t, i);
+      set_terms(s, octet, end, &t);
+      for (int i = first; i < end; i++) pdl[i] = starts_early(octet + i, &t, i);
     }
-    for (int i = 0; i < count; i++) {
+    for (int i = first; i < end; i++) {
       const aotmm_plan plan = {.kernel = octet[i].kernel, .split = octet[i].split, .copies = octet[i].place->copies,
                                .pdl = (uint32_t)pdl[i], .cost = as_cost(t.time[i] + octet[i].place->time)};
       if (!better(&plan, &to->best)) continue;

@@ -321,13 +321,8 @@ INLINE void hidden_of(const query *s, placement *place) {
   memcpy(place->hidden, hidden, sizeof hidden);
 }
 
-/* The inputs of LANES plans, and those of pdl. */
-typedef struct plan_inputs {
-  lanes of[AOTMM_PLAN_INPUTS], pdl[AOTMM_PDL_INPUTS];
-} plan_inputs;
-
-INLINE void set_inputs(const query *s, const candidate *plans, int count, const aotmm_octet *k, const given *g, const terms *t,
-                       plan_inputs *restrict to) {
+INLINE void inputs_by(const query *s, const candidate *plans, int count, const aotmm_octet *k, const given *g, const terms *t,
+                      plan_inputs *restrict to) {
   const float M = (float)s->problem->M, N = (float)s->problem->N, K = (float)s->problem->K;
   const float line = K * (float)bytes_of_dtype[s->problem->dtype_a];
   const vector ones = (vector){0} + 1, time = vector_at(t->time), waves = vector_at(t->waves), rounds = vector_at(t->rounds);
@@ -385,6 +380,16 @@ INLINE void set_inputs(const query *s, const candidate *plans, int count, const 
   const vector pdl[AOTMM_PDL_INPUTS] = {ones, half, other, log_time, log_time * other, wave};
   memcpy(to->of, inputs, sizeof inputs);
   memcpy(to->pdl, pdl, sizeof pdl);
+  memcpy(to->time, t->time, sizeof t->time);
+}
+
+INLINE void inputs_of(const query *s, const candidate *plans, int count, plan_inputs *restrict to) {
+  aotmm_octet kernels;
+  given g;
+  terms t;
+  gather(s, plans, count, &kernels, &g);
+  formula(s, s->routings, &kernels, &g, &t);
+  inputs_by(s, plans, count, &kernels, &g, &t, to);
 }
 
 /* Add inputs of the plans in two lanes, times their weights, to the sums of hidden nodes from `first` on, and set these nodes.
@@ -420,23 +425,17 @@ INLINE void set_nodes(const query *s, const candidate *const plans[2], const pla
   }
 }
 
-INLINE void correct_times(const query *s, const candidate *plans, int count, lanes time, int pdl[LANES]) {
+INLINE void times_by_network(const query *s, const candidate *plans, const plan_inputs *inputs, int first, int end, lanes time,
+                             int pdl[LANES]) {
   float hidden[LANES * LAUNCHES][AOTMM_HIDDEN], outputs[LANES * LAUNCHES];
-  aotmm_octet kernels;
-  given g;
-  terms t;
-  plan_inputs inputs;
-  gather(s, plans, count, &kernels, &g);
-  formula(s, s->routings, &kernels, &g, &t);
-  set_inputs(s, plans, count, &kernels, &g, &t, &inputs);
-  for (int i = 0; i < count; i += 2) /* two plans are TOGETHER launches */
-    set_nodes(s, (const candidate *const[]){plans + i, plans + (i + 1 < count ? i + 1 : 0)}, &inputs, i, hidden + LAUNCHES * i);
-  for (int first = 0; first < LAUNCHES * count; first += TOGETHER)
-    set_outputs(s->table->network, hidden + first, outputs + first);
-  for (int i = 0; i < count; i++) {
+  for (int i = first; i < end; i += 2) /* two plans are TOGETHER launches */
+    set_nodes(s, (const candidate *const[]){plans + i, plans + (i + 1 < end ? i + 1 : i)}, inputs, i, hidden + LAUNCHES * i);
+  for (int launch = LAUNCHES * first; launch < LAUNCHES * end; launch += TOGETHER)
+    set_outputs(s->table->network, hidden + launch, outputs + launch);
+  for (int i = first; i < end; i++) {
     const float plain = outputs[LAUNCHES * i], early = outputs[LAUNCHES * i + 1];
     pdl[i] = aotmm_kernels[plans[i].kernel].pdl && early <= plain;
-    time[i] = t.time[i] * expf((pdl[i] ? early : plain) + s->table->corrections[plans[i].kernel].shift);
+    time[i] = inputs->time[i] * expf((pdl[i] ? early : plain) + s->table->corrections[plans[i].kernel].shift);
   }
 }
 
@@ -452,15 +451,19 @@ static int times_anywhere(const query *s, const alike_plans *all, octet_plans *r
 
 static float fastest_anywhere(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
-static void correct_anywhere(const query *s, const candidate *plans, int count, lanes time, int pdl[LANES]) {
-  correct_times(s, plans, count, time, pdl);
+static void inputs_anywhere(const query *s, const candidate *plans, int count, plan_inputs *restrict to) { inputs_of(s, plans, count, to); }
+
+static void correct_anywhere(const query *s, const candidate *plans, const plan_inputs *inputs, int first, int end, lanes time,
+                             int pdl[LANES]) {
+  times_by_network(s, plans, inputs, first, end, time, pdl);
 }
 
 static void (*set_hidden)(const query *, placement *) = hidden_anywhere; /* what the problem adds to the hidden nodes */
 void (*set_terms)(const query *, const candidate *, int, terms *restrict) = terms_anywhere;
 int (*set_times)(const query *, const alike_plans *, octet_plans *restrict, int number) = times_anywhere;
 float (*fastest)(const octet_plans *, int count) = fastest_anywhere;
-void (*correct)(const query *, const candidate *, int, lanes, int[LANES]) = correct_anywhere;
+void (*set_inputs)(const query *, const candidate *, int, plan_inputs *restrict) = inputs_anywhere;
+void (*correct)(const query *, const candidate *, const plan_inputs *, int, int, lanes, int[LANES]) = correct_anywhere;
 
 #if defined __x86_64__ && !defined AOTMM_ANYWHERE
 __attribute__((target("avx2,fma"))) static void hidden_avx2(const query *s, placement *place) { hidden_of(s, place); }
@@ -476,9 +479,14 @@ __attribute__((target("avx2,fma"))) static int times_avx2(const query *s, const 
 
 __attribute__((target("avx2,fma"))) static float fastest_avx2(const octet_plans *plans, int count) { return fastest_of(plans, count); }
 
-__attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, int count, lanes time,
-                                                              int pdl[LANES]) {
-  correct_times(s, plans, count, time, pdl);
+__attribute__((target("avx2,fma"))) static void inputs_avx2(const query *s, const candidate *plans, int count,
+                                                            plan_inputs *restrict to) {
+  inputs_of(s, plans, count, to);
+}
+
+__attribute__((target("avx2,fma"))) static void correct_avx2(const query *s, const candidate *plans, const plan_inputs *inputs,
+                                                             int first, int end, lanes time, int pdl[LANES]) {
+  times_by_network(s, plans, inputs, first, end, time, pdl);
 }
 
 /* As __builtin_cpu_supports, which not every compiler links into a shared library. */
@@ -488,7 +496,8 @@ __attribute__((constructor)) static void use_avx2(void) {
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_FMA)) return;
   __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
   if ((a & SAVED) != SAVED || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return;
-  set_hidden = hidden_avx2, set_terms = terms_avx2, set_times = times_avx2, fastest = fastest_avx2, correct = correct_avx2;
+  set_hidden = hidden_avx2, set_terms = terms_avx2, set_times = times_avx2, fastest = fastest_avx2;
+  set_inputs = inputs_avx2, correct = correct_avx2;
 }
 #endif
 

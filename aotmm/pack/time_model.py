@@ -69,7 +69,9 @@ SUMS = 1.4  # likewise of one that is written, and mostly kept in L2
 USABLE = 10, 11  # of the multiprocessors, by clusters of more than two blocks: of 132 on an H100 and an H200 120
 SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their lines begin within a cache line
 LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that are slices
-SHORTLIST = 12  # plans of least time by the formula, of which the network chooses (docs/experiments/selection.md)
+# Plans of least time by the formula that the network sees, so many at once. It sees no more of them if its best takes
+# less than this part of the formula's time for the next one (docs/experiments/selection.md).
+SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, 0.9
 LONG_STEPS = 16  # likewise, if there are more than USUAL_SPLIT slices: a reduce has to be short against them
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
 

@@ -48,7 +48,8 @@ SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of 
 SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
 LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 TALL = 64  # rows of a tile, above which half of them have to be of C
-SHORTLIST = 12  # plans by the formula that the network sees
+# Plans by the formula that the network sees, so many at once, and what stops it.
+SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, F32(0.9)
 MIN_STEPS = 2  # of a slice
 LEAVE_NONE_OVER = 2  # blocks of a cluster, up to which every multiprocessor has one
 MOST_WAVES = 2  # of slices
@@ -770,7 +771,13 @@ class Reference:
         plans = [each.plan for each in considered if not each.terms]
         if self.network is None:
             return plans + [each.plan for each, _ in predicted[:1]]
-        return plans + [plan for each in predicted[:SHORTLIST] for plan in self._corrected(problem, *each)]
+        for first in range(0, len(predicted[:SHORTLIST]), AT_ONCE):
+            best = min((plan.cost for plan in plans), default=math.inf)
+            if F32(best) < LEAST_CORRECTION * F32(rank(predicted[first])[0]):
+                break
+            group = predicted[first : min(first + AT_ONCE, SHORTLIST)]
+            plans += [plan for each in group for plan in self._corrected(problem, *each)]
+        return plans
 
     def _rank(self, plan: Plan) -> tuple[float, ...]:
         return plan.cost, *self._order(plan), not plan.pdl
