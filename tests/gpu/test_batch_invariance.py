@@ -254,13 +254,17 @@ def batches(product: Product, whole: torch.Tensor) -> dict[str, torch.Tensor]:
     """What differs between the product and members of batches that equal it."""
     wrong, drawn, first, rows = {}, product.drawn, 64, 48
     kept = product.a, product.b, product.bias
+    by_columns = drawn.layout_b == "t"  # B's memory order stays: the order of sums depends on it
+    lines = kept[1].T if by_columns else kept[1]
     for count in (2, 5):
         part = slice(first, first + count * rows)
         a = kept[0][part].view(count, rows, drawn.K)
+        aligned = lines.expand(count, *lines.shape).clone(memory_format=torch.contiguous_format)
+        interleaved = torch.stack([bits(lines)] * count, -1).permute(2, 0, 1).view(kept[1].dtype)
         for name, b in {
             "batch with one B": kept[1],
-            "batch": bits(kept[1]).expand(count, *kept[1].shape).contiguous().view(kept[1].dtype),
-            "unaligned batch": torch.stack([bits(kept[1])] * count, -1).permute(2, 0, 1).view(kept[1].dtype),
+            "batch": aligned.mT if by_columns else aligned,
+            "unaligned batch": interleaved.mT if by_columns else interleaved,
         }.items():
             product.a, product.b = a, b
             if drawn.bias == "matrix":
