@@ -12,7 +12,7 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, index, back):
-        ctx.back, ctx.times = back, len(index) // len(x)
+        ctx.back, ctx.times = back, len(index) // max(1, len(x))
         return x[index]
 
     @staticmethod

@@ -28,7 +28,7 @@ def measure() -> dict[str, dict[str, float]]:
     get the same tokens by the same router: of the result, in training of the tokens' gradient.
 
     Raises:
-        SpecError: transformers is not installed, or this is no checkout, which alone has the example.
+        SpecError: transformers is not installed or too old, or this is no checkout, which alone has the example.
     """
     need_transformers("expert_layers")
     if not _EXAMPLE.is_file():
@@ -70,6 +70,7 @@ class _Layer:
             torch.nn.init.normal_(weight, std=0.02)
         self.x = torch.randn(1, tokens, self.model.config.hidden_size, dtype=torch.bfloat16)
         self.experts = copy.deepcopy(self.layer.experts).float()
+        self.experts.config._experts_implementation = "eager"  # noqa: SLF001 - as set_experts_implementation does
         self.torchs, self.ours = partial(self._backend, "grouped_mm"), partial(self._backend, "aotmm")
 
     @contextmanager
@@ -79,9 +80,7 @@ class _Layer:
 
     def exact(self, x: torch.Tensor) -> torch.Tensor:
         """Return what is right for tokens in fp32, which the layer's own router sends to experts in fp32."""
-        weights, index = self.layer.gate(self.x[0])[1:]
-        self.experts.config = copy.copy(self.model.config)
-        self.experts.config._experts_implementation = "eager"  # noqa: SLF001 - as set_experts_implementation does
+        weights, index = self.layer.gate(x[0].to(self.x.dtype))[1:]
         found: torch.Tensor = self.experts(x[0], index, weights.float())
         return found[None]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ _WINDOW_S = 0.08  # of steps that are timed together
 _NOISE = 1.01  # our time over torch's that still counts as equal
 _PAST = 512  # tokens before those that a decoder adds
 _GPU = "cuda"
+_TRANSFORMERS = 5  # the oldest
 
 
 class Workload(NamedTuple):
@@ -42,7 +43,7 @@ def measure() -> dict[str, dict[str, float]]:
     Memory is the most that a step takes beside what was there.
 
     Raises:
-        SpecError: the package transformers is not installed.
+        SpecError: the package transformers is not installed or too old.
     """
     need_transformers("models")
     found = {name: measured(make, _NOISE) for name, make in _WORKLOADS.items()}
@@ -51,9 +52,16 @@ def measure() -> dict[str, dict[str, float]]:
 
 
 def need_transformers(subject: str) -> None:
-    """Raise SpecError, which names the measurement `subject`, if the package transformers is not installed."""
-    if importlib.util.find_spec("transformers") is None:
-        raise SpecError(f'{subject} needs transformers, of the models extra: pip install "aotmm[models]"')
+    """Raise SpecError, which names the measurement `subject`, if transformers is not installed or older than 5."""
+    try:
+        found = version("transformers")
+    except PackageNotFoundError:
+        found = ""
+    if int(found.partition(".")[0] or 0) < _TRANSFORMERS:
+        here = f"found {found}" if found else "it is not installed"
+        raise SpecError(
+            f'{subject} needs transformers {_TRANSFORMERS}, of the models extra ({here}): pip install "aotmm[models]"'
+        )
 
 
 def measured(make: Callable[[], Workload], limit: float) -> dict[str, float]:

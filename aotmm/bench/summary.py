@@ -187,7 +187,7 @@ def first_result(results: Results) -> list[tuple[str, str, str]]:
 
 
 def overhead(results: Results) -> list[tuple[str, str, str]]:
-    """Return the targets of calls and of models: name, figure, evaluation; empty if they were not measured."""
+    """Return the targets of calls, models and expert layers: name, figure, evaluation; empty if not measured."""
     return [
         (
             f"{what}, {method}",

@@ -85,9 +85,9 @@ def bench(
 
     WHAT is one of: squares256, squares128, llm, tall_skinny, big_k, ragged, unaligned, fp8, epilogue (shapes, in
     aotmm/timing/shapes.json), first_result, overhead, epilogue_cost, scaling (1, 2 and 4 GPUs). By default all of
-    these, but for three: models runs whole models in the override, and expert_layers layers of Mixtral and Qwen3 MoE by
-    examples/experts.py, against transformers' grouped_mm; both need the models extra. own measures launches of the
-    functions in examples/own against the driver and Triton's JIT.
+    these. Three are not among them: models runs whole models in the override, and needs the models extra; expert_layers
+    runs layers of Mixtral and Qwen3 MoE by a checkout's examples/experts.py, against transformers' grouped_mm, and
+    needs that extra, too; own measures launches of the functions in examples/own against the driver and Triton's JIT.
     random, alone, measures problems that are drawn now, of the classes in aotmm/timing/distribution.json.
     invariant, alone, measures the price of batch_invariant on layers that are drawn now.
     grouped, alone, measures grouped products of expert layers that are drawn now, of the models in

@@ -293,17 +293,18 @@ static int hopeless(const search *to, float time) {
 
 /* Decide between the plans of the list, by the network if there is one, and those that were measured. */
 static void decide(const query *s, search *to) {
+  _Static_assert(AOTMM_AT_ONCE % 2 == 0 && LANES % AOTMM_AT_ONCE == 0, "plans at once are pairs of one octet");
   const candidate *chosen = NULL;
   plan_inputs inputs;
   int64_t found;
   for (int number = 0; number < to->count && !(s->network && hopeless(to, to->times[number])); number += AOTMM_AT_ONCE) {
-    const int first = number % LANES, left = to->count - (number - first);
+    const int first = number % LANES, count = to->count - (number - first);
     const candidate *octet = to->list + number - first;
-    const int end = left < first + AOTMM_AT_ONCE ? left : first + AOTMM_AT_ONCE;
+    const int end = count < first + AOTMM_AT_ONCE ? count : first + AOTMM_AT_ONCE;
     int pdl[LANES];
     terms t;
     if (s->network) {
-      if (first == 0) set_inputs(s, octet, left < LANES ? left : LANES, &inputs);
+      if (first == 0) set_inputs(s, octet, count < LANES ? count : LANES, &inputs);
       correct(s, octet, &inputs, first, end, t.time, pdl);
     } else {
       set_terms(s, octet, end, &t);

@@ -767,15 +767,15 @@ class Reference:
         def rank(each: tuple[Planned, Terms]) -> tuple[float, ...]:
             return float(each[1].time + each[0].way.ns), *self._order(each[0].plan)
 
-        predicted = sorted(((each, each.terms) for each in considered if each.terms), key=rank)
+        predicted = sorted(((each, each.terms) for each in considered if each.terms), key=rank)[:SHORTLIST]
         plans = [each.plan for each in considered if not each.terms]
         if self.network is None:
             return plans + [each.plan for each, _ in predicted[:1]]
-        for first in range(0, len(predicted[:SHORTLIST]), AT_ONCE):
+        for first in range(0, len(predicted), AT_ONCE):
             best = min((plan.cost for plan in plans), default=math.inf)
             if F32(best) < LEAST_CORRECTION * F32(rank(predicted[first])[0]):
                 break
-            group = predicted[first : min(first + AT_ONCE, SHORTLIST)]
+            group = predicted[first : first + AT_ONCE]
             plans += [plan for each in group for plan in self._corrected(problem, *each)]
         return plans
 
