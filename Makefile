@@ -14,9 +14,12 @@ PACKS := $(or $(FEW),$(ARCHS))
 # Another processor than this machine's, likewise.
 FOR := $(if $(filter command%,$(origin HOST)),$(HOST))
 
-# Folders of tests that need Triton, which run without torch; all others run with torch and without Triton.
-BUILDING := tests/attacks tests/build tests/packaging
-EXECUTING := tests/emulators tests/kernels tests/native
+# Parts of the tests that need Triton, which run without torch; all others run with torch and without Triton.
+building := tests/build
+native := tests/native
+executing := tests/emulators tests/kernels
+packaging := tests/attacks tests/packaging
+WITH_TRITON := building native executing packaging
 
 # Runs the targets that follow, two at a time, all of them to their ends.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs=2 --keep-going
@@ -34,7 +37,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Of numpy and torch: more, beside another part of the tests, wait for each other and burn most of the time so.
 check test: export OMP_NUM_THREADS := 1
 
-.PHONY: help artifacts own setup check test unit building executing with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
+.PHONY: help artifacts own setup check test unit $(WITH_TRITON) with-torch lint wheel kernels reproduce fuzz bench lock clean FORCE
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,20 +60,17 @@ check: setup ## lint, types and the tests that need no packs, no GPU and no netw
 	@$(SIDE_BY_SIDE) lint unit
 
 test: artifacts own setup ## every test that can run on this machine
-	@$(SIDE_BY_SIDE) building executing with-torch
+	@$(SIDE_BY_SIDE) building native with-torch executing packaging # the longest first
 
 unit: setup
 	.venv/bin/python -m pytest tests/unit
 
 # The parts of the tests, which say at their ends what they left out and why.
-building: .venv-build/.stamp
-	.venv-build/bin/python -m pytest $(BUILDING)
-
-executing: .venv-build/.stamp
-	.venv-build/bin/python -m pytest $(EXECUTING)
+$(WITH_TRITON): .venv-build/.stamp
+	.venv-build/bin/python -m pytest $($@)
 
 with-torch: setup
-	.venv/bin/python -m pytest $(BUILDING:%=--ignore=%) $(EXECUTING:%=--ignore=%)
+	.venv/bin/python -m pytest $(foreach part,$(WITH_TRITON),$($(part):%=--ignore=%))
 
 lint: setup ## ruff and mypy
 	.venv/bin/ruff check
