@@ -121,9 +121,13 @@ def test_other_measurements() -> None:
 
 
 def test_overhead() -> None:
-    """A status of each call that has a limit."""
+    """A status of each call, model and expert layer that has a limit."""
     limit = "call, lib.matmul(a, b)", "0.50 of torch's time, at most 0.55"
     assert overhead(sample()) == [(*limit, "met")]
     slow = Results({}, other={"overhead": {"lib.matmul(a, b)": {"min us": 5.0, "of torch's": 0.6, "at most": 0.55}}})
     assert [status for *_, status in overhead(slow)] == ["missed"]
+    ratios = {"of torch's": 0.9, "at most": 0.8}
+    others = Results({}, other={"models": {"BERT": ratios}, "expert_layers": {"Mixtral, 64 tokens": ratios}})
+    found = "0.90 of torch's time, at most 0.80", "missed"
+    assert overhead(others) == [("model, BERT", *found), ("expert layer, Mixtral, 64 tokens", *found)]
     assert overhead(Results({})) == []
