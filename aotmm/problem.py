@@ -1,7 +1,7 @@
 """The vocabulary of one product C = activation(scale_a * scale_b * (A @ B) + bias): types and named quantities.
 
-Everything that the generated C and Python must agree on by number is listed here once; positions in the tuples are
-those numbers, so they only grow at the end.
+Everything that the generated C and Python must agree on by number is listed here once: positions in the tuples are
+those numbers. Packs and C callers keep them, so a position that changes raises `ABI` and the format of packs.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     in_turns = variant.epilogue == "full" and not swapped and not cols1
     narrow = DTYPES[variant.dtype_c].bytes <= MOST_TRANSPOSED
     whole = cols if swapped and narrow and not cols1 else cols // 4 if in_turns else 0
-    width = whole or _width(variant, rows, loaded, part, cols, cols1)
+    width = whole or _width(variant, rows, loaded, part, cols, cols1, swapped=swapped)
     tail = _least_power(columns % width) or width
     descriptors = {"x_desc": _described(x, part, depth)}
     if boxes:
@@ -281,7 +281,7 @@ def _boxes(columns: int, y: dict[str, str], *, swapped: bool) -> tuple[int, int]
     return -(-columns // wide), wide
 
 
-def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1: int) -> int:
+def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1: int, *, swapped: bool) -> int:
     """Return the columns of one store: the most that fit in shared memory, at most a row without conflicts.
 
     Every consumer has room of its own for `part` rows of them, beside the ring, whose stages have `rows` of X and
@@ -295,7 +295,7 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     if variant.dtype_a.startswith("fp8") or adds_matrix(variant.epilogue):
         taken += consumers * 4 * (part + 2 * wide)
     elif variant.epilogue == "bias":
-        taken += consumers * 4 * (part if variant.family == "swapped" else wide)
+        taken += consumers * 4 * (part if swapped else wide)
     if variant.block_scales:
         taken += config.num_stages * 4 * (rows + cols)
     width = min(cols, LINE_BYTES // c.bytes)
