@@ -36,7 +36,7 @@ from aotmm.pack.schema import AnyKernel, Kernel, OwnKernel
 from aotmm.problem import COMPILED_OUT
 from aotmm.target import COMPILED, HOSTS, Target, host, target, targets
 from aotmm.workers.dask import cluster
-from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, WorkerPool, completed, local
+from aotmm.workers.pool import Timeouts, Worker, WorkerDiedError, WorkerPool, completed, in_child, local
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,9 +397,11 @@ def _worker_pool(jobs: int | None, scheduler: str | None, compiler: Compiler) ->
 def _compiling(compiler: Compiler) -> Worker:
     """Prepare a compiler process, and return the function that does its tasks."""
     isolate()
+    if compiler is compiling.compile_variant:
+        compiling.load()
     printed = _Printed()
 
-    def work(task: _Task, _tell: Heartbeat) -> list[Compiled] | AotmmError:
+    def compiled(task: _Task) -> list[Compiled] | AotmmError:
         found = []
         for variant, key in task:
             printed.forget()
@@ -413,7 +415,8 @@ def _compiling(compiler: Compiler) -> Worker:
                 return RefusedError(f"{name} does not compile, though the compiler went on:\n{words}")
         return found
 
-    return work
+    # LLVM's text for some of AMD's kernels depends on what its process compiled before: docs/experiments/platforms.md.
+    return lambda task, _tell: in_child(functools.partial(compiled, task))
 
 
 class _Printed:

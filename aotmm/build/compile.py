@@ -320,5 +320,12 @@ def prepare() -> None:
     }
 
 
+def load() -> None:
+    """Import Triton, which each child of a compiling process would do anew. Raises CompileError as `toolchain`."""
+    prepare()
+    import triton.compiler
+    import triton.experimental.gluon  # noqa: F401
+
+
 def _ptxas(folder: Path) -> Path:
     return folder / "backends" / "nvidia" / "bin" / "ptxas"

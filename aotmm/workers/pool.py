@@ -246,6 +246,33 @@ class _Child:
         self._folder.cleanup()
 
 
+def in_child(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in a child of this process, which begins as this process is and leaves nothing in it.
+
+    What it raises is raised here. If the child ends otherwise, so does this process.
+    """
+    ours, theirs = Pipe(duplex=False)
+    child = os.fork()
+    if child == 0:
+        try:
+            theirs.send((True, work()))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised again
+            theirs.send((False, error))
+        finally:
+            os._exit(0)  # without what Python does at its end, which is for this process to do
+    theirs.close()
+    with ours, suppress(EOFError):
+        done, found = ours.recv()
+        os.waitpid(child, 0)
+        if done:
+            return found
+        raise found
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
 def serve(handle: int, folder: str) -> None:
     """Do the tasks from the pipe `handle`, in the child, until its other end is closed.
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aotmm.errors import AotmmError
-from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, completed, local
+from aotmm.workers.pool import Heartbeat, Timeouts, Worker, WorkerDiedError, completed, in_child, local
 
 TIMEOUTS = Timeouts(start_s=60, silence_s=1.5, stall_s=60)
 
@@ -45,6 +45,28 @@ def worker() -> Worker:
             Path(rest[0]).write_text(f"{child.pid} {tempfile.gettempdir()}")
             time.sleep(3600)
         return [os.getpid(), *rest]
+
+    return work
+
+
+def apart() -> Worker:
+    """Does each task in a child of its process; "count" gives that process and the tasks that the child has seen."""
+    seen = []
+
+    def work(task: str, _tell: Heartbeat) -> Any:
+        def in_the_child() -> list[int]:
+            seen.append(task)
+            if task == "raise":
+                raise AotmmError("refused")
+            if task == "starve":
+                raise MemoryError
+            if task == "die":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if task == "leave":
+                os._exit(3)
+            return [os.getppid(), len(seen)]
+
+        return in_child(in_the_child)
 
     return work
 
@@ -82,6 +104,32 @@ def test_ways_to_be_lost(task: tuple[str, ...], why: str, last: str | None, star
             bad.result()
         assert (caught.value.why, caught.value.last, caught.value.starved) == (why, last, starved)
         assert good.result()[1:] == [1]
+
+
+def test_a_child_leaves_nothing() -> None:
+    """Each child begins as its process is, whatever the children before it did there."""
+    with local([apart], TIMEOUTS) as pool:
+        (first, one), (second, two) = (pool.submit("count").result() for _ in range(2))
+        assert (one, two) == (1, 1)
+        assert first == second != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("task", "why", "starved"),
+    [
+        ("raise", "AotmmError: refused", False),
+        ("starve", "MemoryError: ", True),
+        ("die", "its process ended with code -11", False),
+        ("leave", "its process ended with code 3", False),
+    ],
+)
+def test_a_lost_child(task: str, why: str, starved: bool) -> None:  # noqa: FBT001
+    """What befalls a child befalls its process: that is told, and another process does what is left."""
+    with local([apart], TIMEOUTS) as pool:
+        with pytest.raises(WorkerDiedError) as caught:
+            pool.submit(task).result()
+        assert (caught.value.why, caught.value.starved) == (why, starved)
+        assert pool.submit("count").result()[1] == 1
 
 
 def test_signs_of_life() -> None:
