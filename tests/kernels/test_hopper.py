@@ -81,7 +81,7 @@ TF32 = (
 )  # fmt: skip
 INT8 = ("cooperative-2", "cooperative-1-wide", "swapped", "swapped-twice", "swapped-whole")
 SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped", "clustered")
-PADDING_WARPS = 3  # the producer is one warp of a warpgroup
+PADDING_WARPS = 3  # the producer is one warp of a warpgroup; in a cluster there are two, and two others
 ROW_BYTES = 128  # the widest box of a swizzled tensor map
 
 
@@ -885,14 +885,15 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
     words = "ttng.wait_barrier|expect_tx|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
     found = [match[0].strip() for line in lines if (match := re.search(words, line))]
-    if made.num_ctas > 1:  # to several blocks, or to this one
-        told, load = ["mapa.shared::cluster.u32 there"], ["scf.if", *2 * ["cp.async.bulk.tensor"]]
+    if made.num_ctas > 1:  # by one of two warps; to several blocks, or to this one
+        first = ["scf.if", "expect_tx", "mapa.shared::cluster.u32 there"]
+        load = ["scf.if", *2 * ["cp.async.bulk.tensor"]]
     else:
-        told, load = [], ["async_tma_copy_global_to_local"]
+        first, load = ["expect_tx"], ["async_tma_copy_global_to_local"]
     # inline PTX of a cluster copies all boxes
-    each = boxes_across(made) or 1 if made.num_ctas == 1 else 1
-    loads = [["scf.if", *count * load] for count in (slabs(made), len(widths(made)) * each)]
-    assert found == ["ttng.wait_barrier", "expect_tx", *told, *loads[0], *loads[1]]
+    rows, each = (slabs(made), boxes_across(made) or 1) if made.num_ctas == 1 else (1, 1)
+    loads = [["scf.if", *count * load] for count in (rows, len(widths(made)) * each)]
+    assert found == ["ttng.wait_barrier", *first, *loads[0], *loads[1]]
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 128, 200])
@@ -923,8 +924,8 @@ def test_multicasts(made: Variant) -> None:
     tensor map of their operand.
     """
     found = compiled(made)
-    copy = r"@one cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
-    copies = re.findall(copy, found.ptx)
+    copy = r"^cp\.async\.bulk\.tensor\.3d\.shared::cluster\.global\S*?(\.multicast::cluster)?\s"
+    copies = re.findall(copy, found.ptx, re.MULTILINE)
     if made.num_ctas == 1:
         assert copies == []
         assert "multicast" not in found.ptx
@@ -939,10 +940,10 @@ def test_multicasts(made: Variant) -> None:
         wanted[f"{made.family.replace('swapped', 'cooperative')}_param_{7 * number}"] += count * boxes_of_one
     kinds = [""] if made.config.cluster_k > 1 else ["", ".multicast::cluster"]
     assert Counter(copies) == dict.fromkeys(kinds, wanted.total())
-    blocks = re.findall(r"mov\.b64 map, (\w+);((?:(?!mov\.b64 map).)*)", found.ptx, re.DOTALL)
+    blocks = re.findall(r"mov\.b64 map, (\w+);(.*?)DONE:", found.ptx, re.DOTALL)
     named = Counter[str]()
     for name, text in blocks:
-        named[name] += len(re.findall(r"@one cp", text))
+        named[name] += len(re.findall(r"^cp\.async", text, re.MULTILINE))
     assert named == Counter({name: len(kinds) * count for name, count in wanted.items()})
 
 

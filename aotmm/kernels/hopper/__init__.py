@@ -1,10 +1,10 @@
 """Warp-specialised kernels for Hopper (sm90), written in Gluon.
 
-One warp copies boxes of both operands, and of a matrix that is added to their product, into a ring of shared memory
-through tensor maps (TMA). Consumer warpgroups multiply them with wgmma, one in flight, and release every stage through
-a barrier. Blocks are persistent, but for those of slices: sums leave through shared memory and TMA stores while the
-next tile is loaded. A width that is no power of two is one instruction (`mma`), or two accumulators side by side
-(`specialisation`).
+One warp, in clusters two, copies boxes of both operands, and of a matrix that is added to their product, into a ring of
+shared memory through tensor maps (TMA). Consumer warpgroups multiply them with wgmma, one in flight, and release every
+stage through a barrier. Blocks are persistent, but for those of slices: sums leave through shared memory and TMA stores
+while the next tile is loaded. A width that is no power of two is one instruction (`mma`), or two accumulators side by
+side (`specialisation`).
 
 The multiplication is of X (rows, K) by Y (K, columns): X = A and Y = B, or transposed, X = B^T and Y = A^T, because a
 wgmma always has 64 rows and C may have fewer.

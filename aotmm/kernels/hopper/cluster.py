@@ -10,6 +10,8 @@ the number of their block in the cluster; `mapa` puts one in. Source: PTX ISA, "
 
 from __future__ import annotations
 
+import itertools
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -18,6 +20,7 @@ from aotmm.kernels import LINE_BYTES, WARP, WARPGROUP
 LINE = gl.constexpr(LINE_BYTES)
 THREADS = gl.constexpr(WARP)
 WARPS = gl.constexpr(WARPGROUP)
+PRODUCERS = gl.constexpr(2)  # warps that load, of a block in a cluster: one X, the other Y
 _INIT = gl.constexpr(
     "{ .reg .pred first; .reg .b32 number, here; mov.u32 number, %cluster_ctarank; "
     "mapa.shared::cluster.u32 here, $0, number; mov.u32 number, %tid.x; setp.eq.u32 first, number, 0; "
@@ -28,8 +31,7 @@ _EXPECT_HERE = gl.constexpr(
     "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1; }"
 )
 _EXPECT = gl.constexpr(
-    "{ .reg .pred first; .reg .b32 number, here; mov.u32 number, %laneid; setp.eq.u32 first, number, 0; "
-    "mov.u32 number, %cluster_ctarank; mapa.shared::cluster.u32 here, $0, number; "
+    "{ .reg .pred first; .reg .b32 here; elect.sync _|first, -1; mapa.shared::cluster.u32 here, $0, $2; "
     "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [here], $1; }"
 )
 _ARRIVE_HERE = gl.constexpr(
@@ -39,6 +41,11 @@ _ARRIVE_HERE = gl.constexpr(
 _ARRIVE = gl.constexpr(
     "{ .reg .pred told; .reg .b32 there; setp.ne.b32 told, $2, 0; @told mapa.shared::cluster.u32 there, $0, $1; "
     "@told mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+)
+# Only behind a shuffle does the assembler know that all threads of a warp have the same number.
+_PRODUCER = gl.constexpr(
+    "{ .reg .b32 number; mov.u32 number, %tid.x; bfe.u32 number, number, 5, 1; "
+    "shfl.sync.idx.b32 $0, number, 0, 31, -1; }"
 )
 _MEET = gl.constexpr("barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;")
 
@@ -79,6 +86,15 @@ class Cluster:
     def peers(self):
         """Return the number of this block's peers: those that share an operand with it, itself too."""
         return self.down + self.across - 1
+
+    @gluon.jit
+    def producers(self):
+        """Return whether this producer warp loads X, and whether it loads Y: without clusters one loads both."""
+        if self.CLUSTERED:
+            number = gl.inline_asm(_PRODUCER, "=r", [], gl.int32)
+            return number == 0, number == 1
+        else:
+            return True, True
 
     @gluon.jit
     def loads_x(self, step):
@@ -141,71 +157,86 @@ def init_barrier(bar, arrivals):
 
 
 @gluon.jit
-def expect(bar, count, cluster):
-    """Arrive at the barrier `bar`, which so many bytes shall complete, as one warp: Gluon's takes a constant number."""
-    TEXT: gl.constexpr = _EXPECT if cluster.CLUSTERED else _EXPECT_HERE
-    gl.inline_asm(TEXT, "r,r,~{memory}", [bar, count], [], is_pure=False)
+def expect(bar, count, cluster, pred):
+    """Arrive at the barrier `bar`, which so many bytes shall complete, as one warp, if `pred`.
+
+    Gluon's takes a constant number of bytes. Some may come before this: the phase ends with the last arrival.
+    """
+    if cluster.CLUSTERED:
+        if pred:
+            gl.inline_asm(_EXPECT, "r,r,r,~{memory}", [bar, count, cluster.number], [], is_pure=False)
+    else:
+        gl.inline_asm(_EXPECT_HERE, "r,r,~{memory}", [bar, count], [], is_pure=False)
 
 
 @gluon.jit
-def arrive(bar, cluster, pred, COUNT: gl.constexpr):
-    """Arrive at the barrier `bar` of all peers, once for each of COUNT warps."""
-    block = gl.arange(0, COUNT * THREADS, layout=gl.BlockedLayout([1], [THREADS], [COUNT], [0])) % THREADS
+def arrive(bar, cluster, pred, ONCE: gl.constexpr):
+    """Arrive at the barrier `bar` of all peers as a warpgroup: once if ONCE, else once for each of its warps."""
+    thread = gl.arange(0, WARPS * THREADS, layout=gl.BlockedLayout([1], [THREADS], [WARPS], [0]))
+    block = thread % THREADS
     told = (cluster.of_x | cluster.of_y) >> block & gl.to_tensor(pred).to(gl.int32)
+    if ONCE:
+        told *= (thread // THREADS == block % WARPS).to(gl.int32)
     TEXT: gl.constexpr = _ARRIVE if cluster.CLUSTERED else _ARRIVE_HERE
     gl.inline_asm(TEXT, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
 
 
 @gluon.jit
 def arrive_elsewhere(bar, cluster):
-    """Arrive at the barrier `bar` of all peers but this block, as one warp."""
+    """Arrive at the barrier `bar` of all peers but this block, as its producers: the first of them does."""
     if cluster.CLUSTERED:
-        block = gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [THREADS], [1], [0]))
-        told = (cluster.of_x ^ cluster.of_y) >> block & 1
+        thread = gl.arange(0, PRODUCERS * THREADS, layout=gl.BlockedLayout([1], [THREADS], [PRODUCERS], [0]))
+        block = thread % THREADS
+        told = ((cluster.of_x ^ cluster.of_y) >> block & 1) * (thread < THREADS).to(gl.int32)
         gl.inline_asm(_ARRIVE, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
 
 
 @gluon.constexpr_function
-def copies(tensor_map: str, count: int, line: int, bytes_: int, several: bool) -> str:
-    """Return PTX that copies `count` boxes, side by side, to all blocks of a mask if `several`, else to this one.
+def copies(tensor_map: str, boxes: tuple[int, int], line: int, lines: int, bytes_: int, several: bool) -> str:
+    """Return PTX that copies boxes one after another to all blocks of a mask if `several`, else to this one.
 
     A multicast to one block takes longer than a plain copy. Operands are the address of the first box in shared memory,
     where it begins along its lines, the number of its first line, that of its matrix, the barrier, the number of this
-    block, the mask. Only a predicate of `elect` alone leaves the copies in uniform registers.
+    block, the mask. A branch of the one elected thread around all copies leaves them in uniform registers.
 
     Args:
         tensor_map: the parameter of the kernel.
-        line, bytes_: elements of a line, and bytes of a box.
+        boxes: one below the other, and of these so many side by side.
+        line, lines, bytes_: elements of a line, lines, and bytes of a box.
     """
     copy = "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
     copy, mask = (f"{copy}.multicast::cluster", ", mask") if several else (copy, "")
-    lines = [
-        ".reg .pred one;", ".reg .b16 mask;", ".reg .b32 first, box, begin, bar;", ".reg .b64 map;",
+    text = [
+        ".reg .pred one;", ".reg .b16 mask;", ".reg .b32 first, box, begin, below, bar;", ".reg .b64 map;",
         f"mov.b64 map, {tensor_map};", "cvta.param.u64 map, map;",
         "mapa.shared::cluster.u32 first, $0, $5;", "mapa.shared::cluster.u32 bar, $4, $5;",
-        "elect.sync _|one, -1;", "cvt.u16.u32 mask, $6;",
+        "elect.sync _|one, -1;", "@!one bra DONE;", "cvt.u16.u32 mask, $6;",
     ]  # fmt: skip
-    for i in range(count):
-        lines += [
-            f"add.s32 box, first, {i * bytes_};",
-            f"add.s32 begin, $1, {i * line};",
-            f"@one {copy} [box], [map, {{begin, $2, $3}}], [bar]{mask};",
+    for number, (down, across) in enumerate(itertools.product(*map(range, boxes))):
+        text += [
+            f"add.s32 box, first, {number * bytes_};",
+            f"add.s32 begin, $1, {across * line};",
+            f"add.s32 below, $2, {down * lines};",
+            f"{copy} [box], [map, {{begin, below, $3}}], [bar]{mask};",
         ]
-    return "\n".join(["{", *lines, "}"])
+    return "\n".join(["{", *text, "DONE:", "}"])
 
 
 @gluon.jit
 def load_for_all(
     smem, inner, outer, matrix, bar, mask, cluster, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr,
-    OUTER: gl.constexpr,
+    OUTER: gl.constexpr, LINES: gl.constexpr,
 ):  # fmt: skip
-    """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`."""
+    """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`.
+
+    Boxes have LINES lines.
+    """
     ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
-    COUNT: gl.constexpr = INNER // ELEMENTS
-    BYTES: gl.constexpr = OUTER * ELEMENTS * BITS // 8
+    BOXES: gl.constexpr = (OUTER // LINES, INNER // ELEMENTS)
+    BYTES: gl.constexpr = LINES * ELEMENTS * BITS // 8
     if mask != 0:
-        ALL: gl.constexpr = copies(MAP, COUNT, ELEMENTS, BYTES, True)
+        ALL: gl.constexpr = copies(MAP, BOXES, ELEMENTS, LINES, BYTES, True)
         gl.inline_asm(ALL, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)
     else:
-        ONE: gl.constexpr = copies(MAP, COUNT, ELEMENTS, BYTES, False)
+        ONE: gl.constexpr = copies(MAP, BOXES, ELEMENTS, LINES, BYTES, False)
         gl.inline_asm(ONE, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)

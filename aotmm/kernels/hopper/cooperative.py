@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from aotmm.kernels.epilogue import adds_matrix
-from aotmm.kernels.hopper.cluster import cluster_of, meet
+from aotmm.kernels.hopper.cluster import PRODUCERS, cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
     add_boxes,
@@ -101,9 +101,9 @@ def cooperative(
         c_ptr, stride_cz, stride_cm,
     )  # fmt: skip
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
-    # the other warps of the producer's warpgroup, which take part in `meet`
-    IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
-    IDLE_REGISTERS: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else []
+    # in clusters with the other warps of their warpgroup, which take part in `meet`
+    PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
+    FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
     if CLUSTERED:
         gl.inline_asm("fence.mbarrier_init.release.cluster;", "~{memory}")
     if PARTS == 1:
@@ -112,9 +112,9 @@ def cooperative(
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (produce, produced),
             ]
-            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
-            [1] + IDLE,
-            [PRODUCER] + IDLE_REGISTERS,
+            + ([(meet, (cluster,))] if CLUSTERED else []),
+            PRODUCING,
+            FEW,
         )
     elif PARTS == 2:
         gl.warp_specialize(
@@ -123,9 +123,9 @@ def cooperative(
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (produce, produced),
             ]
-            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
-            [4, 1] + IDLE,
-            [CONSUMER, PRODUCER] + IDLE_REGISTERS,
+            + ([(meet, (cluster,))] if CLUSTERED else []),
+            [4] + PRODUCING,
+            [CONSUMER] + FEW,
         )
     else:
         gl.warp_specialize(
@@ -135,7 +135,7 @@ def cooperative(
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
                 (produce, produced),
             ]
-            + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
-            [4, 4, 1] + IDLE,
-            [CONSUMER, CONSUMER, PRODUCER] + IDLE_REGISTERS,
+            + ([(meet, (cluster,))] if CLUSTERED else []),
+            [4, 4] + PRODUCING,
+            [CONSUMER, CONSUMER] + FEW,
         )

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from aotmm.kernels.epilogue import adds_matrix
-from aotmm.kernels.hopper.cluster import cluster_of, meet
+from aotmm.kernels.hopper.cluster import PRODUCERS, cluster_of, meet
 from aotmm.kernels.hopper.epilogue import (
     Epilogue,
     add_boxes,
@@ -113,9 +113,9 @@ def pingpong(
     order = barriers(2, 1)
     added_to = barriers(2, 1) if adds_matrix(EPILOGUE) else order
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
-    # the other warps of the producer's warpgroup, which take part in `meet`
-    IDLE: gl.constexpr = [1, 2] if CLUSTERED else []
-    IDLE_REGISTERS: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else []
+    # in clusters with the other warps of their warpgroup, which take part in `meet`
+    PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
+    FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
     if CLUSTERED:
         gl.inline_asm("fence.mbarrier_init.release.cluster;", "~{memory}")
     gl.warp_specialize(
@@ -130,7 +130,7 @@ def pingpong(
             ),
             (produce, produced),
         ]
-        + ([(meet, (cluster,)), (meet, (cluster,))] if CLUSTERED else []),
-        [4, 1] + IDLE,
-        [CONSUMER, PRODUCER] + IDLE_REGISTERS,
+        + ([(meet, (cluster,))] if CLUSTERED else []),
+        [4] + PRODUCING,
+        [CONSUMER] + FEW,
     )

@@ -10,6 +10,7 @@ from triton.language.extra.cuda import gdc_wait
 from aotmm.kernels import GROUP_LINES
 from aotmm.kernels.epilogue import MATRIX, adds_matrix
 from aotmm.kernels.hopper.cluster import (
+    PRODUCERS,
     THREADS,
     WARPS,
     Cluster,
@@ -239,7 +240,7 @@ class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
     Boxes of a matrix that is added have stages of their own, in the buffers of X. A stage also has the block scales of
-    its step, if there are any.
+    its step, if there are any. A consumer warpgroup releases a stage ONCE, or once for each of its warps.
     """
 
     x: gl.shared_memory_descriptor
@@ -249,6 +250,7 @@ class Ring:
     empty: gl.shared_memory_descriptor
     x_scales: gl.base_value
     y_scales: gl.base_value
+    ONCE: gl.constexpr
 
 
 @gluon.jit
@@ -270,23 +272,24 @@ def barriers(COUNT: gl.constexpr, arrivals):
 def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
     """Make an empty ring.
 
-    A stage is empty when every warp of every consumer of all peers has left it. It is full when its bytes are there and
-    every peer has seen that its own is empty. Otherwise a peer that needs nothing of a third one could run ahead of it
-    and release a stage twice.
+    A stage is empty when every consumer of all peers has left it. It is full when its bytes are there and every peer
+    has seen that its own is empty. Otherwise a peer that needs nothing of a third one could run ahead of it and release
+    a stage twice.
     """
     t = tiling
     SCALED: gl.constexpr = t.X_GROUP > 0
-    full = barriers(t.STAGES, cluster.peers() + (THREADS if SCALED else 0))
-    empty = barriers(t.STAGES, WARPS * t.PARTS * cluster.peers())
+    ONCE: gl.constexpr = t.CLUSTERED and not SCALED
+    full = barriers(t.STAGES, cluster.peers() + (THREADS * (PRODUCERS if t.CLUSTERED else 1) if SCALED else 0))
+    empty = barriers(t.STAGES, (1 if ONCE else WARPS) * t.PARTS * cluster.peers())
     x = buffers(x_desc, t.STAGES * t.PARTS)
     y = buffers(y_desc, t.STAGES * t.BOXES)
     y1 = buffers(y1_desc, t.STAGES) if t.COLS1 > 0 else y
     if SCALED:
         x_scales = scale_buffers(power_of_two(t.ROWS // t.X_GROUP), t.STAGES)
         y_scales = scale_buffers(t.COLS // t.Y_GROUP, t.STAGES)
-        return Ring(x, y, y1, full, empty, x_scales, y_scales)
+        return Ring(x, y, y1, full, empty, x_scales, y_scales, ONCE)
     else:
-        return Ring(x, y, y1, full, empty, 0, 0)
+        return Ring(x, y, y1, full, empty, 0, 0, ONCE)
 
 
 @gluon.jit
@@ -305,23 +308,38 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 @gluon.jit
 def load(
     desc, z, along, k, bar, smem, cluster, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr,
-    MAP: gl.constexpr = None, mask=None,
+    MAP: gl.constexpr = None, mask=None, LINES: gl.constexpr = None,
 ):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
-    With clusters they come to that stage of all blocks of `mask`, if a MAP is given.
+    With clusters they come to that stage of all blocks of `mask`, if a MAP is given. Boxes along K are LINES high then.
     """
-    gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
+    BLOCK_K: gl.constexpr = tiling.BLOCK_K
     if tiling.CLUSTERED and MAP is not None:
         BITS: gl.constexpr = desc.dtype.primitive_bitwidth
         if K_MAJOR:
-            load_for_all(smem, k, along, z, bar, mask, cluster, BITS, MAP, tiling.BLOCK_K, ALONG)
+            load_for_all(smem, k, along, z, bar, mask, cluster, BITS, MAP, BLOCK_K, ALONG, LINES)
         else:
-            load_for_all(smem, along, k, z, bar, mask, cluster, BITS, MAP, ALONG, tiling.BLOCK_K)
-    elif K_MAJOR:
-        tma.async_load(desc, [z, along, k], bar, smem)
+            load_for_all(smem, along, k, z, bar, mask, cluster, BITS, MAP, ALONG, BLOCK_K, BLOCK_K)
     else:
-        tma.async_load(desc, [z, k, along], bar, smem)
+        gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
+        if K_MAJOR:
+            tma.async_load(desc, [z, along, k], bar, smem)
+        else:
+            tma.async_load(desc, [z, k, along], bar, smem)
+
+
+@gluon.jit
+def load_x(desc, z, along, k, bar, ring, stage, cluster, tiling, PART: gl.constexpr, mask):
+    """Start copying the rows of X, a box of PART rows for each slab."""
+    t = tiling
+    if t.CLUSTERED:
+        x = ring.x.index(stage * t.PARTS)
+        load(desc, z, along, k, bar, x, cluster, t, t.X_K_MAJOR, t.ROWS, t.X_MAP, mask, PART)
+    else:
+        for i in gl.static_range(t.PARTS):
+            x = ring.x.index(stage * t.PARTS + i)
+            load(desc, z, along + i * PART, k, bar, x, cluster, t, t.X_K_MAJOR, PART)
 
 
 @gluon.jit
@@ -329,7 +347,8 @@ def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.conste
     """Start copying COLS columns of Y, all of a stage's boxes."""
     t = tiling
     if t.Y_K_MAJOR or t.CLUSTERED:
-        load(desc, z, along, k, bar, ring.y.index(stage * t.BOXES), cluster, t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask)
+        y = ring.y.index(stage * t.BOXES)
+        load(desc, z, along, k, bar, y, cluster, t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask, COLS)
     else:
         BOX: gl.constexpr = COLS // t.BOXES
         for i in gl.static_range(t.BOXES):
@@ -338,8 +357,12 @@ def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.conste
 
 @gluon.jit
 def release(ring, cluster, stage, pred):
-    """Release a stage of all peers, as a consumer: each warp for itself, when it has read all."""
-    arrive(ring.empty.index(stage), cluster, pred, WARPS)
+    """Release a stage of all peers, as a consumer that has read all of it: each of its warps, or if ring.ONCE only one.
+
+    One is enough where wgmma reads it, which ends for all warps of a warpgroup together. It saves three of four
+    messages to other blocks. CUTLASS releases stages in the same way (`PipelineTmaAsync`).
+    """
+    arrive(ring.empty.index(stage), cluster, pred, ring.ONCE)
 
 
 @gluon.jit
@@ -389,7 +412,11 @@ def lines(work, PART: gl.constexpr, COLS: gl.constexpr):
 def produce(
     x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue
 ):
-    """Fill stage after stage with the boxes that this block's consumers multiply, as the producer warp."""
+    """Fill stage after stage with the boxes that this block's consumers multiply, as a producer warp.
+
+    In clusters there are two. One tells that a stage is being filled and loads X, the other loads Y: the instructions
+    for all of it would take one warp longer than tensor cores take for a step of a small tile.
+    """
     t = work.tiling
     c = work.cluster
     meet(c)
@@ -399,6 +426,7 @@ def produce(
     COLS: gl.constexpr = BOX * t.BOXES
     count = lines(work, PART, COLS) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
     of_x, of_y = c.masks()
+    with_x, with_y = c.producers()
     stage = 0
     phase = 1
     for unit in range(c.first, work.count(), c.count):
@@ -412,17 +440,15 @@ def produce(
             k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
-            expect(bar, count, c)
+            expect(bar, count, c, with_x)
             arrive_elsewhere(bar, c)
-            if c.loads_x(step):
-                for i in gl.static_range(t.PARTS):
-                    x = ring.x.index(stage * t.PARTS + i)
-                    load(x_desc, x_z, row + i * PART, k, bar, x, c, t, t.X_K_MAJOR, PART, t.X_MAP, of_x)
-            if c.loads_y(step):
+            if with_x and c.loads_x(step):
+                load_x(x_desc, x_z, row, k, bar, ring, stage, c, t, PART, of_x)
+            if with_y and c.loads_y(step):
                 load_y(y_desc, y_z, col, k, bar, ring, stage, c, t, COLS, of_y)
                 if t.COLS1 > 0:
                     y1 = ring.y1.index(stage)
-                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y)
+                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y, t.COLS1)
             load_scales(ring, bar, x_block_scales, y_block_scales, z, row, col, step, stage, t)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if adds_matrix(t.EPILOGUE):

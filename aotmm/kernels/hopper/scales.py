@@ -42,7 +42,8 @@ class BlockScales:
     @gluon.jit
     def load(self, smem, z, first, step, COUNT: gl.constexpr, GROUP: gl.constexpr):
         """Start copying the scales of COUNT groups, from `first` on, of a step."""
-        i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [THREADS], [1], [0])) * GROUP
+        PRODUCERS_HERE: gl.constexpr = gl.num_warps()
+        i = first + gl.arange(0, COUNT, layout=gl.BlockedLayout([1], [THREADS], [PRODUCERS_HERE], [0])) * GROUP
         block = i // (SCALED_COLUMNS if GROUP > 1 else self.block)
         start = self.ptr + z.to(gl.int64) * self.stride_z + step.to(gl.int64) * self.stride_k
         async_copy.async_load(smem, start + block.to(gl.int64) * self.stride, mask=i < self.size)
@@ -72,14 +73,14 @@ def scale_buffers(COUNT: gl.constexpr, STAGES: gl.constexpr):
 
 @gluon.jit
 def arrive_for_scales(bar, tiling):
-    """Arrive at the barrier of a stage, once for each thread of the producer warp, when its scales are there."""
+    """Arrive at the barrier of a stage, once for each thread of the producers, when its scales are there."""
     if tiling.X_GROUP > 0:
         async_copy.mbarrier_arrive(bar, increment_count=False)
 
 
 @gluon.jit
 def load_scales(ring, bar, x_scales, y_scales, z, row, col, step, stage, tiling):
-    """Start copying the block scales of a step of a tile to a stage, if there are any, as the producer warp."""
+    """Start copying the block scales of a step of a tile to a stage, if there are any, as the producers."""
     t = tiling
     if t.X_GROUP > 0:
         x_scales.load(ring.x_scales.index(stage), z, row, step, power_of_two(t.ROWS // t.X_GROUP), t.X_GROUP)

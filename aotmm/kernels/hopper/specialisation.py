@@ -24,10 +24,13 @@ from aotmm.kernels.epilogue import adds_matrix, epilogue_types
 from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
-# Registers per thread, by consumer warpgroups: the rest of a multiprocessor's 64 K registers beside the producer.
-PRODUCER_REGISTERS = 24
-SCALING_PRODUCER_REGISTERS = 40  # of one that also holds addresses of block scales
-CONSUMER_REGISTERS = {1: 240, 2: 232, 3: 160}
+# Registers per thread of consumers and of producers, by consumer warpgroups and by how much producers keep (`_burden`).
+# Together they have at most what the block starts with: 64 K of a multiprocessor, or 168 for each of 384 threads.
+REGISTERS = {
+    1: ((240, 24), (240, 56), (240, 56)),
+    2: ((232, 24), (232, 40), (208, 88)),
+    3: ((160, 24), (160, 32), (160, 32)),
+}
 PAIR = 2  # widths side by side
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from shared memory
@@ -83,6 +86,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         descriptors["y_desc"] = _described(y, cols, depth)
     if cols1:
         descriptors["y1_desc"] = _described(y, cols1, depth)
+    registers = REGISTERS[config.num_warps // WARPGROUP][_burden(variant, pair=cols1 > 0)]
     # as many columns of C as a line of X has room for
     bias = min(cols, cols1 or cols, min(line, LINE_BYTES) // DTYPES[variant.dtype_c].bytes)
     if not partial:
@@ -118,8 +122,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "SLICES": config.cluster_k,
         "SERIAL": config.serial_k,
         "ANY_C": not variant.aligned,
-        "PRODUCER": SCALING_PRODUCER_REGISTERS if variant.block_scales else PRODUCER_REGISTERS,
-        "CONSUMER": CONSUMER_REGISTERS[config.num_warps // WARPGROUP],
+        "PRODUCER": registers[1],
+        "CONSUMER": registers[0],
     }
     c = DTYPES[variant.dtype_c]
     types = {
@@ -153,6 +157,16 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         pdl=True,
         unneeded=UNNEEDED + ("add_membar",) * (not grouped and (not scaled or not adds_matrix(variant.epilogue))),
     )
+
+
+def _burden(variant: Variant, *, pair: bool) -> int:
+    """Return how many kinds of facts the producers of `variant` keep beside those of a tile, 2 at most.
+
+    Kinds are masks of a cluster, addresses of block scales, and for blocks of a cluster a third operand, if Y is a
+    `pair` of them, or slices in turn.
+    """
+    clustered = variant.num_ctas > 1
+    return min(2, clustered + bool(variant.block_scales) + (clustered and (pair or variant.config.serial_k > 1)))
 
 
 def _guards(variant: Variant, maps: Iterable[Descriptor], depth: int, vector: int) -> tuple[Guard, ...]:
