@@ -57,6 +57,9 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
 _WIDTHS = (*range(16, 257, 16), 272, 288, 320)
+# Blocks of a cluster load each operand in turns of up to 4 steps. In between, the warp that loads it must not fall two
+# rounds of the ring behind: it would take one for the other.
+_CLUSTERS_STAGES = 3
 _TWO = 2  # instructions, of a width each that is a power of two
 _TWO_BYTES, _FOUR = 2, 4  # of an element
 _INT8_STEP, _INT8_ANY = 16, 32  # of the widths of an instruction, of which smaller ones are multiples of 8
@@ -617,6 +620,10 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
     if (count := math.prod(blocks.values())) > MOST_BLOCKS:
         raise SpecError(
             f"{where}: cluster_m * cluster_n * cluster_k = {count}; a cluster has at most {MOST_BLOCKS} blocks"
+        )
+    if count > 1 and numbers["num_stages"] < _CLUSTERS_STAGES:
+        raise SpecError(
+            f"{where}: num_stages = {numbers['num_stages']}; blocks of a cluster need at least {_CLUSTERS_STAGES}"
         )
     warpgroups = numbers["num_warps"] // 4 * blocks.get(family.warpgroups, 1)
     if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):

@@ -34,7 +34,7 @@ from aotmm.tune.models import Gpu, predicted, samples
 FILE = FOLDER / "default.toml"
 TILES = Path(__file__).parent / "tiles"
 SWEEPS = Bounds(1.003, 1.02)
-RANDOM = Bounds(1.003, 1.02)
+RANDOM = Bounds(1.002, 1.015)
 SEED, COUNT = 77, 2500  # of the problems drawn
 
 # The classes of products whose candidates were timed: neither batches nor thin ones.

@@ -418,7 +418,7 @@ def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
 
 
 def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]) -> int:
-    """The value of `name`, which sums, products, quotients and minima of constants and of these arguments make."""
+    """The value of `name`: constants and these arguments, added, subtracted, multiplied, divided, or the lesser one."""
     definitions = dict(re.findall(r"(%\w+) = arith\.(\w+ [^:]+?) :", "\n".join(lines)))
     left = iter(arguments)
     known: dict[str, int] = {}
@@ -431,7 +431,8 @@ def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]
             if operation == "constant":
                 return int(first)
             a, b = value(first), value(second[0])
-            known[each] = {"addi": a + b, "muli": a * b, "divsi": a // max(b, 1), "minsi": min(a, b)}[operation]
+            values = {"addi": a + b, "subi": a - b, "muli": a * b, "divsi": a // max(b, 1), "minsi": min(a, b)}
+            known[each] = values[operation]
         return known[each]
 
     return value(name)
@@ -914,6 +915,25 @@ def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.Monke
     assert moved[:-1] == multiples[:-1]
     assert begins(epilogue="full", bias_rank=1) == begins(epilogue="bias", bias_rank=1) == moved
     assert begins(epilogue="full", bias_rank=2) == begins(along_k=False) == begins(group=1) == multiples
+
+
+@every_variant
+def test_who_arrives_at_a_stage(made: Variant) -> None:
+    """Each peer tells that a stage of its own is empty; each consumer of all peers releases it, in a cluster once.
+
+    There two warps load. Blocks with slices of K have no peers, and without a cluster each warp of a consumer releases.
+    """
+    text = compiled(made).ttgir
+    setup = text[: text.index("ttg.warp_specialize")]
+    down, across = (2, 4) if made.config.cluster_k == 1 < made.num_ctas else (1, 1)
+    made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', setup)
+    counts = [computed(setup.splitlines(), count, [down, across]) for count in made_of]
+    stages, peers = made.config.num_stages, down + across - 1
+    assert counts[:stages] == stages * [peers]
+    released = (1 if made.num_ctas > 1 else 4) * slabs(made) * peers
+    assert counts[stages : 2 * stages] == stages * [released]
+    producing = next(line for line in text.splitlines() if line == partitions(text)[-1][0])
+    assert f"num_warps({2 if made.num_ctas > 1 else 1})" in producing
 
 
 @every_variant

@@ -24,12 +24,12 @@ from aotmm.kernels.epilogue import adds_matrix, epilogue_types
 from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
-# Registers per thread of consumers and of producers, by consumer warpgroups and by how much producers keep (`_burden`).
+# Registers per thread of consumers and of producers, by consumer warpgroups and by the burden of producers (`_burden`).
 # Together they have at most what the block starts with: 64 K of a multiprocessor, or 168 for each of 384 threads.
 REGISTERS = {
-    1: ((240, 24), (240, 56), (240, 56)),
-    2: ((232, 24), (232, 40), (208, 88)),
-    3: ((160, 24), (160, 32), (160, 32)),
+    1: ((240, 24), (240, 56), (240, 88), (240, 88)),
+    2: ((232, 24), (232, 40), (224, 56), (208, 88)),
+    3: ((160, 24), (160, 32), (160, 32), (160, 32)),
 }
 PAIR = 2  # widths side by side
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
@@ -160,13 +160,15 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
 
 
 def _burden(variant: Variant, *, pair: bool) -> int:
-    """Return how many kinds of facts the producers of `variant` keep beside those of a tile, 2 at most.
+    """Return how much the producers of `variant` keep beside the facts of a tile: 0 to 3.
 
-    Kinds are masks of a cluster, addresses of block scales, and for blocks of a cluster a third operand, if Y is a
-    `pair` of them, or slices in turn.
+    In clusters these are masks; also a third operand, if Y is a `pair` of them, or slices of K; and most of all
+    addresses of block scales, which count as 1 without clusters.
     """
-    clustered = variant.num_ctas > 1
-    return min(2, clustered + bool(variant.block_scales) + (clustered and (pair or variant.config.serial_k > 1)))
+    clustered, sliced = variant.num_ctas > 1, variant.role == "partial" or variant.config.serial_k > 1
+    if variant.block_scales:
+        return 3 if clustered else 1
+    return clustered + (clustered and (pair or sliced))
 
 
 def _guards(variant: Variant, maps: Iterable[Descriptor], depth: int, vector: int) -> tuple[Guard, ...]:
