@@ -57,9 +57,6 @@ _HIP_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 # Hopper's: 64 rows or a multiple for each warpgroup, a width of one instruction or two, and a ring of stages.
 _WIDTHS = (*range(16, 257, 16), 272, 288, 320)
-# Blocks of a cluster load each operand in turns of up to 4 steps. In between, the warp that loads it must not fall two
-# rounds of the ring behind: it would take one for the other. An entry that says nothing has as many.
-_CLUSTERS_STAGES = 3
 _TWO = 2  # instructions, of a width each that is a power of two
 _TWO_BYTES, _FOUR = 2, 4  # of an element
 _INT8_STEP, _INT8_ANY = 16, 32  # of the widths of an instruction, of which smaller ones are multiples of 8
@@ -621,8 +618,6 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
         raise SpecError(
             f"{where}: cluster_m * cluster_n * cluster_k = {count}; a cluster has at most {MOST_BLOCKS} blocks"
         )
-    if count > 1 and (stages := numbers.get("num_stages", _CLUSTERS_STAGES)) < _CLUSTERS_STAGES:
-        raise SpecError(f"{where}: num_stages = {stages}; blocks of a cluster need at least {_CLUSTERS_STAGES}")
     warpgroups = numbers["num_warps"] // 4 * blocks.get(family.warpgroups, 1)
     if family.warpgroups and numbers[family.warpgroups] % (64 * warpgroups):
         raise SpecError(

@@ -13,7 +13,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from aotmm.build import compile, products  # noqa: A004 (the step of that name)
@@ -81,7 +83,7 @@ TF32 = (
 )  # fmt: skip
 INT8 = ("cooperative-2", "cooperative-1-wide", "swapped", "swapped-twice", "swapped-whole")
 SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped", "clustered")
-PADDING_WARPS = 3  # the producer is one warp of a warpgroup; in a cluster there are two, and two others
+PADDING_WARPS = 3  # of the producer's warpgroup one warp loads, in a cluster two
 ROW_BYTES = 128  # the widest box of a swizzled tensor map
 
 
@@ -430,6 +432,8 @@ def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]
             operation, first, *second = definitions[each].replace(",", "").split()
             if operation == "constant":
                 return int(first)
+            if operation == "select":  # what the first producer has
+                return value(second[0])
             a, b = value(first), value(second[0])
             values = {"addi": a + b, "subi": a - b, "muli": a * b, "divsi": a // max(b, 1), "minsi": min(a, b)}
             known[each] = values[operation]
@@ -886,8 +890,8 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
     assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
     words = "ttng.wait_barrier|expect_tx|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
     found = [match[0].strip() for line in lines if (match := re.search(words, line))]
-    if made.num_ctas > 1:  # by one of two warps; to several blocks, or to this one
-        first = ["scf.if", "expect_tx", "mapa.shared::cluster.u32 there"]
+    if made.num_ctas > 1:  # to several blocks, or to this one
+        first = ["expect_tx", "mapa.shared::cluster.u32 there"]
         load = ["scf.if", *2 * ["cp.async.bulk.tensor"]]
     else:
         first, load = ["expect_tx"], ["async_tma_copy_global_to_local"]
@@ -919,9 +923,10 @@ def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.Monke
 
 @every_variant
 def test_who_arrives_at_a_stage(made: Variant) -> None:
-    """Each peer tells that a stage of its own is empty; each consumer of all peers releases it, in a cluster once.
+    """Each producer of a block, and one of each peer, tells that its own stage is empty. In a cluster there are two.
 
-    There two warps load. Blocks with slices of K have no peers, and without a cluster each warp of a consumer releases.
+    Each consumer of all peers releases it: in a cluster with one arrival, else with one of each warp. Blocks with
+    slices of K have no peers.
     """
     text = compiled(made).ttgir
     setup = text[: text.index("ttg.warp_specialize")]
@@ -929,11 +934,39 @@ def test_who_arrives_at_a_stage(made: Variant) -> None:
     made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', setup)
     counts = [computed(setup.splitlines(), count, [down, across]) for count in made_of]
     stages, peers = made.config.num_stages, down + across - 1
-    assert counts[:stages] == stages * [peers]
+    producers = 2 if made.num_ctas > 1 else 1
+    assert counts[:stages] == stages * [peers - 1 + producers]
     released = (1 if made.num_ctas > 1 else 4) * slabs(made) * peers
     assert counts[stages : 2 * stages] == stages * [released]
     producing = next(line for line in text.splitlines() if line == partitions(text)[-1][0])
-    assert f"num_warps({2 if made.num_ctas > 1 else 1})" in producing
+    assert f"num_warps({producers})" in producing
+
+
+@every_variant
+def test_each_producer_has_an_operand(made: Variant) -> None:
+    """In a cluster the first of two warps expects the bytes of a stage and loads X, the second loads Y.
+
+    Without a cluster one warp does all.
+    """
+    producing = partitions(compiled(made).ttgir)[-1]
+    text = "\n".join(producing)
+    numbers = re.findall(r'(%\w+) = ttg\.inline_asm "[^"]*shfl\.sync', text)
+    if made.num_ctas == 1:
+        assert numbers == []
+        return
+    warps = dict(re.findall(rf"(%\w+) = arith\.cmpi eq, (?:{'|'.join(numbers)}), %c([01])_i32", text))
+    loop, *_ = (found for found in loops(producing) if passes_stages(found))
+    both = dict(re.findall(r"(%\w+) = arith\.andi (%\w+), %\w+ : i1", text))
+    found = {}
+    for first, line in enumerate(loop.body):
+        if (head := re.match(r"( *)scf\.if (%\w+) ", line)) and (by := warps.get(both.get(head[2], head[2]))):
+            last = next(n for n in range(first, len(loop.body)) if loop.body[n].startswith(f"{head[1]}}}"))
+            maps = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(loop.body[first:last]))
+            found[by] = {int(number) // 7 for number in maps}
+    assert found == {"0": {0}, "1": set(range(1, 1 + len(widths(made))))}
+    ((_, expected),) = FILLED.findall("\n".join(loop.body))
+    (chosen,) = re.findall(rf"{expected} = arith\.select (%\w+), %\w+, %c0_i32", text)
+    assert warps[chosen] == "0"
 
 
 @every_variant
@@ -1070,6 +1103,78 @@ def shares(down: int, across: int, swapped: bool) -> list[Share]:  # noqa: FBT00
         of_x, of_y = (of_b, of_a) if swapped else (of_a, of_b)
         found.append(Share(of_x, of_y, int(Cluster.peers.fn(this)), tuple(turns[0]), tuple(turns[1])))
     return found
+
+
+class Numbers(np.ndarray[Any, Any]):
+    """An array with the one method of Gluon's tensors that arrivals need."""
+
+    def to(self, kind: Any) -> Any:  # noqa: D102 - Gluon's, as those below
+        return self.astype(kind)
+
+
+class Lanes:
+    """Stands in for Gluon where it tells the threads of an arrival: it keeps the operands of inline PTX."""
+
+    int32 = np.int32
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, Any]] = []
+
+    @staticmethod
+    def BlockedLayout(*_: Any) -> None:  # noqa: D102, N802
+        return None
+
+    @staticmethod
+    def arange(first: int, end: int, layout: None) -> Any:  # noqa: D102, ARG004
+        return np.arange(first, end, dtype=np.int32).view(Numbers)
+
+    @staticmethod
+    def to_tensor(value: Any) -> Any:  # noqa: D102
+        return np.array(value).view(Numbers)
+
+    def inline_asm(self, _text: str, _constraints: str, operands: list[Any], *_: Any, **_named: Any) -> None:  # noqa: D102
+        self.told.append((operands[1], operands[2]))
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Of a block in a cluster: how often it arrives at others' barriers, as a consumer and as producers; its peers."""
+
+    released: Counter[int]
+    told: Counter[int]
+    peers: frozenset[int]
+
+
+def arrivals_of(down: int, across: int, once: bool) -> list[Arrivals]:  # noqa: FBT001
+    """What the sources say of every block of a cluster, in the order of their numbers."""
+    from aotmm.kernels.hopper import cluster
+
+    constants = {name: getattr(cluster, name).value for name in ("THREADS", "WARPS", "PRODUCERS")}
+    lanes = Lanes()
+    found = []
+    with patch.multiple(cluster, gl=lanes, **constants):
+        for number in range(down * across):
+            at_n, at_m = divmod(number, down)
+            of_x, of_y = cluster.sharing.fn(down, across, at_m, at_n)
+            this = SimpleNamespace(of_x=np.int32(of_x), of_y=np.int32(of_y), CLUSTERED=True)
+            cluster.arrive.fn(None, this, pred=True, ONCE=once)
+            cluster.arrive_elsewhere.fn(None, this)
+            released, told = (
+                Counter(int(each) for each, sent in zip(block, sends, strict=True) if sent)
+                for block, sends in lanes.told
+            )
+            lanes.told.clear()
+            found.append(Arrivals(released, told, frozenset(i for i in range(32) if (of_x | of_y) >> i & 1)))
+    return found
+
+
+@pytest.mark.parametrize(("down", "across"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
+def test_arrivals_at_peers(down: int, across: int) -> None:
+    """A warpgroup arrives at each peer's barrier once, or with all four warps; producers do at all but their own."""
+    for once in (True, False):
+        for number, block in enumerate(in_worker(arrivals_of, down, across, once)):
+            assert block.released == dict.fromkeys(block.peers, 1 if once else 4)
+            assert block.told == dict.fromkeys(block.peers - {number}, 1)
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])

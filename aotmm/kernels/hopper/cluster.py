@@ -42,7 +42,8 @@ _ARRIVE = gl.constexpr(
     "{ .reg .pred told; .reg .b32 there; setp.ne.b32 told, $2, 0; @told mapa.shared::cluster.u32 there, $0, $1; "
     "@told mbarrier.arrive.shared::cluster.b64 _, [there]; }"
 )
-# Only behind a shuffle does the assembler know that all threads of a warp have the same number.
+# The number of a warp among the producers, the first of which has an even number in the block. Only behind a shuffle
+# does the assembler know that all threads of a warp have the same.
 _PRODUCER = gl.constexpr(
     "{ .reg .b32 number; mov.u32 number, %tid.x; bfe.u32 number, number, 5, 1; "
     "shfl.sync.idx.b32 $0, number, 0, 31, -1; }"
@@ -157,14 +158,13 @@ def init_barrier(bar, arrivals):
 
 
 @gluon.jit
-def expect(bar, count, cluster, pred):
-    """Arrive at the barrier `bar`, which so many bytes shall complete, as one warp, if `pred`.
+def expect(bar, count, cluster):
+    """Arrive at the barrier `bar`, which so many bytes shall complete, as a producer: each for itself.
 
-    Gluon's takes a constant number of bytes. Some may come before this: the phase ends with the last arrival.
+    Gluon's takes a constant number of bytes. Bytes may come before it: the phase ends with the last arrival.
     """
     if cluster.CLUSTERED:
-        if pred:
-            gl.inline_asm(_EXPECT, "r,r,r,~{memory}", [bar, count, cluster.number], [], is_pure=False)
+        gl.inline_asm(_EXPECT, "r,r,r,~{memory}", [bar, count, cluster.number], [], is_pure=False)
     else:
         gl.inline_asm(_EXPECT_HERE, "r,r,~{memory}", [bar, count], [], is_pure=False)
 

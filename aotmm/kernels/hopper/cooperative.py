@@ -101,7 +101,7 @@ def cooperative(
         c_ptr, stride_cz, stride_cm,
     )  # fmt: skip
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
-    # in clusters with the other warps of their warpgroup, which take part in `meet`
+    # Warps that load, and their registers. In clusters the two others of their warpgroup only take part in `meet`.
     PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
     FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
     if CLUSTERED:

@@ -348,7 +348,7 @@ def add_matrix(
             chunk += box.load(chunk.type.layout).to(gl.float32)
             sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
             fence_async_shared()  # else TMA could overwrite it during reads
-            gl.barrier()  # all threads of each warp have read it
+            gl.barrier()  # all warps have read it: one arrival may release it for all
             release(ring, cluster, stage, True)
             stage, phase = next_stage(stage, phase, t.STAGES)
         else:
@@ -398,6 +398,6 @@ def store_tile(acc, acc1, matrix, row, col, limit, c_desc, c1_desc, c_smem, c1_s
 
 @gluon.jit
 def await_operands(epilogue, tiling):
-    """Wait for the previous kernel, which may have written what consumers read; the producer waits for A and B."""
+    """Wait for the previous kernel, which may have written what consumers read; producers wait for A and B."""
     if tiling.SCALED or tiling.GROUPED or tiling.GROUPED_K or has_bias(epilogue, tiling):
         gdc_wait()

@@ -113,7 +113,7 @@ def pingpong(
     order = barriers(2, 1)
     added_to = barriers(2, 1) if adds_matrix(EPILOGUE) else order
     produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
-    # in clusters with the other warps of their warpgroup, which take part in `meet`
+    # Warps that load, and their registers. In clusters the two others of their warpgroup only take part in `meet`.
     PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
     FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
     if CLUSTERED:

@@ -1,4 +1,4 @@
-"""The ring of shared memory between the loading warp and the multiplying ones."""
+"""The ring of shared memory between the warps that load and those that multiply."""
 
 from __future__ import annotations
 
@@ -240,7 +240,8 @@ class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
     Boxes of a matrix that is added have stages of their own, in the buffers of X. A stage also has the block scales of
-    its step, if there are any. A consumer warpgroup releases a stage ONCE, or once for each of its warps.
+    its step, if there are any. A consumer warpgroup releases a stage ONCE for each peer, in clusters without block
+    scales, or once for each of its warps.
     """
 
     x: gl.shared_memory_descriptor
@@ -272,14 +273,16 @@ def barriers(COUNT: gl.constexpr, arrivals):
 def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
     """Make an empty ring.
 
-    A stage is empty when every consumer of all peers has left it. It is full when its bytes are there and every peer
-    has seen that its own is empty. Otherwise a peer that needs nothing of a third one could run ahead of it and release
-    a stage twice.
+    A stage is empty when every consumer of all peers has left it. It is full when its bytes are there, every producer
+    here has seen that it is empty, and every peer that its own is. Otherwise a peer that needs nothing of a third one
+    could run ahead of it and release a stage twice; and a producer whose turn it is not could come so late that the
+    stage is empty once more, and wait for a time that may never come.
     """
     t = tiling
     SCALED: gl.constexpr = t.X_GROUP > 0
     ONCE: gl.constexpr = t.CLUSTERED and not SCALED
-    full = barriers(t.STAGES, cluster.peers() + (THREADS * (PRODUCERS if t.CLUSTERED else 1) if SCALED else 0))
+    HERE: gl.constexpr = PRODUCERS if t.CLUSTERED else 1
+    full = barriers(t.STAGES, cluster.peers() - 1 + HERE + (THREADS * HERE if SCALED else 0))
     empty = barriers(t.STAGES, (1 if ONCE else WARPS) * t.PARTS * cluster.peers())
     x = buffers(x_desc, t.STAGES * t.PARTS)
     y = buffers(y_desc, t.STAGES * t.BOXES)
@@ -322,7 +325,7 @@ def load(
         else:
             load_for_all(smem, along, k, z, bar, mask, cluster, BITS, MAP, ALONG, BLOCK_K, BLOCK_K)
     else:
-        gl.barrier()  # of this warp: the barrier expects these bytes before any of them can come
+        gl.barrier()  # of the producers: the barrier expects these bytes before any of them can come
         if K_MAJOR:
             tma.async_load(desc, [z, along, k], bar, smem)
         else:
@@ -357,10 +360,11 @@ def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.conste
 
 @gluon.jit
 def release(ring, cluster, stage, pred):
-    """Release a stage of all peers, as a consumer that has read all of it: each of its warps, or if ring.ONCE only one.
+    """Release a stage of all peers, as a consumer that has read all of it.
 
-    One is enough where wgmma reads it, which ends for all warps of a warpgroup together. It saves three of four
-    messages to other blocks. CUTLASS releases stages in the same way (`PipelineTmaAsync`).
+    Each peer gets one arrival of a warpgroup if ring.ONCE, else one of each of its warps. One is enough where wgmma
+    reads the stage, which ends for all warps of a warpgroup together; X in registers was loaded before. It saves three
+    of four messages to other blocks. CUTLASS releases stages in the same way (`PipelineTmaAsync`).
     """
     arrive(ring.empty.index(stage), cluster, pred, ring.ONCE)
 
@@ -369,21 +373,20 @@ def release(ring, cluster, stage, pred):
 def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
     """Fill stages from `stage` on with boxes of a matrix that is added to a tile; return the stage and phase after."""
     t = work.tiling
+    c = work.cluster
     PART: gl.constexpr = t.ROWS // t.PARTS
+    with_x, _ = c.producers()
+    count = gl.where(with_x & epilogue.boxed(), t.PARTS * bias_desc.nbytes_per_cta, 0)  # none: consumers fetch it
     member = of_batch(z, epilogue.stride_bias_z)
     for i in range(epilogue.stages(t)):
         bar = ring.full.index(stage)
         mbarrier.wait(ring.empty.index(stage), phase)
-        arrive_elsewhere(bar, work.cluster)
+        expect(bar, count, c)
+        arrive_elsewhere(bar, c)
         if epilogue.boxed():
-            mbarrier.expect(bar, t.PARTS * bias_desc.nbytes_per_cta)
             for j in gl.static_range(t.PARTS):
                 box = bias_box(ring, bias_desc, stage * t.PARTS + j)
-                load(
-                    bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, work.cluster, t, not t.SWAPPED, PART
-                )
-        else:
-            mbarrier.arrive(bar)  # consumers fetch it themselves
+                load(bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, c, t, not t.SWAPPED, PART)
         arrive_for_scales(bar, t)
         stage, phase = next_stage(stage, phase, t.STAGES)
     return stage, phase
@@ -414,8 +417,8 @@ def produce(
 ):
     """Fill stage after stage with the boxes that this block's consumers multiply, as a producer warp.
 
-    In clusters there are two. One tells that a stage is being filled and loads X, the other loads Y: the instructions
-    for all of it would take one warp longer than tensor cores take for a step of a small tile.
+    In clusters there are two. One tells the peers that a stage is being filled and loads X, the other loads Y: the
+    instructions for all of it would take one warp longer than tensor cores take for a step of a small tile.
     """
     t = work.tiling
     c = work.cluster
@@ -424,9 +427,10 @@ def produce(
     PART: gl.constexpr = t.ROWS // t.PARTS
     BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
     COLS: gl.constexpr = BOX * t.BOXES
-    count = lines(work, PART, COLS) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
-    of_x, of_y = c.masks()
     with_x, with_y = c.producers()
+    bytes_ = lines(work, PART, COLS) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
+    count = gl.where(with_x, bytes_, 0)
+    of_x, of_y = c.masks()
     stage = 0
     phase = 1
     for unit in range(c.first, work.count(), c.count):
@@ -440,7 +444,7 @@ def produce(
             k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
             mbarrier.wait(ring.empty.index(stage), phase)
-            expect(bar, count, c, with_x)
+            expect(bar, count, c)
             arrive_elsewhere(bar, c)
             if with_x and c.loads_x(step):
                 load_x(x_desc, x_z, row, k, bar, ring, stage, c, t, PART, of_x)

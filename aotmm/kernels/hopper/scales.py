@@ -1,8 +1,8 @@
 """Block scales of fp8: from global memory through the ring to the warpgroups that multiply.
 
 A stage has one step along K, which is one block of it. Its scales lie in shared memory beside its boxes, one for each
-group of X_GROUP rows of X and of Y_GROUP columns of Y that share one. The producer copies them with cp.async, which
-takes any stride and alignment, and counts as an arrival of each of its threads at the stage's barrier.
+group of X_GROUP rows of X and of Y_GROUP columns of Y that share one. Producers copy them with cp.async, which
+takes any stride and alignment, and counts as an arrival of each of their threads at the stage's barrier.
 """
 
 from __future__ import annotations

@@ -24,12 +24,13 @@ from aotmm.kernels.epilogue import adds_matrix, epilogue_types
 from aotmm.pack.schema import Guard
 from aotmm.problem import BLOCK_SCALE_K, DTYPES
 
-# Registers per thread of consumers and of producers, by consumer warpgroups and by the burden of producers (`_burden`).
-# Together they have at most what the block starts with: 64 K of a multiprocessor, or 168 for each of 384 threads.
+# Registers per thread of consumers and of producers, by consumer warpgroups and by the burden of producers (`_burden`):
+# with fewer some spill. Together they have at most what the block starts with: 64 K of a multiprocessor, or 168 for
+# each of 384 threads. The first consumer has what the others leave, so one alone needs no number.
 REGISTERS = {
-    1: ((240, 24), (240, 56), (240, 88), (240, 88)),
+    1: ((0, 24), (0, 56), (0, 88), (0, 88)),
     2: ((232, 24), (232, 40), (224, 56), (208, 88)),
-    3: ((160, 24), (160, 32), (160, 32), (160, 32)),
+    3: ((160, 24), (160, 32), (160, 32), (152, 56)),
 }
 PAIR = 2  # widths side by side
 LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
@@ -162,13 +163,13 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
 def _burden(variant: Variant, *, pair: bool) -> int:
     """Return how much the producers of `variant` keep beside the facts of a tile: 0 to 3.
 
-    In clusters these are masks; also a third operand, if Y is a `pair` of them, or slices of K; and most of all
-    addresses of block scales, which count as 1 without clusters.
+    In clusters these are masks, and also a third operand, if Y is a `pair` of them, or the slice of K of partial sums.
+    Addresses of block scales are most: they count as 1 without clusters, and as 3 in them.
     """
-    clustered, sliced = variant.num_ctas > 1, variant.role == "partial" or variant.config.serial_k > 1
+    clustered = variant.num_ctas > 1
     if variant.block_scales:
         return 3 if clustered else 1
-    return clustered + (clustered and (pair or sliced))
+    return clustered + (clustered and (pair or variant.role == "partial"))
 
 
 def _guards(variant: Variant, maps: Iterable[Descriptor], depth: int, vector: int) -> tuple[Guard, ...]:

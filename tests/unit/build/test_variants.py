@@ -476,10 +476,6 @@ def test_clusters(
             "cluster_m * cluster_n * cluster_k = 16; a cluster has at most 8 blocks",
         ),
         (SQUARE + "cluster_m = 3", "config 1: cluster_m = 3; allowed: 1, 2, 4"),
-        (
-            SQUARE + "cluster_m = 2\ncluster_n = 2\nnum_stages = 2",
-            "config 1: num_stages = 2; blocks of a cluster need at least 3",
-        ),
         (SQUARE + "cluster_n = 8", "config 1: cluster_n = 8; allowed: 1, 2, 4"),
         (SQUARE + "cluster_n = 0", "config 1: cluster_n = 0; allowed: 1, 2, 4"),
         (SQUARE + "cluster_m = true", "config 1: cluster_m = True; allowed: 1, 2, 4"),
