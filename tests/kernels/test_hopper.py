@@ -23,6 +23,7 @@ from aotmm.build.compile import compile_variant
 from aotmm.build.products import I32_LIMIT
 from aotmm.kernels import Specialisation, Variant
 from aotmm.kernels.hopper import pipeline
+from aotmm.kernels.hopper.specialisation import REGISTERS
 from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
 from aotmm.target import target
@@ -921,6 +922,37 @@ def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.Monke
     assert begins(epilogue="full", bias_rank=2) == begins(along_k=False) == begins(group=1) == multiples
 
 
+def awaited_at_stages(made: Variant, down: int, across: int) -> tuple[set[int], set[int]]:
+    """The arrivals that a full stage and an empty one await, of each stage."""
+    text = compiled(made).ttgir
+    setup = text[: text.index("ttg.warp_specialize")]
+    made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', setup)
+    counts = [computed(setup.splitlines(), count, [down, across]) for count in made_of]
+    stages = made.config.num_stages
+    return set(counts[:stages]), set(counts[stages : 2 * stages])
+
+
+@pytest.mark.parametrize("name", ["cooperative-1", "cooperative-2", "clustered", "swapped-clustered"])
+def test_who_arrives_with_block_scales(name: str) -> None:
+    """Every thread of every producer also arrives when its scales are there, and every warp of a consumer releases."""
+    made = variant(name, dtype="fp8e4", block_scales="128x128")
+    down, across = (2, 4) if made.num_ctas > 1 else (1, 1)
+    peers, producers = down + across - 1, 2 if made.num_ctas > 1 else 1
+    full, empty = awaited_at_stages(made, down, across)
+    assert full == {peers - 1 + producers + 32 * producers}
+    assert empty == {4 * slabs(made) * peers}
+    assert compiled(made).kernel.spill_bytes == 0
+
+
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+def test_registers_suffice(consumers: int) -> None:
+    """A block has as many registers as its threads begin with, and each warpgroup gets a multiple of 8 of them."""
+    begins = min(65536 // (128 * (consumers + 1)) // 8 * 8, 248)
+    for consumer, producer in REGISTERS[consumers]:
+        assert consumers * consumer + producer <= (consumers + 1) * begins
+        assert consumer % 8 == producer % 8 == 0
+
+
 @every_variant
 def test_who_arrives_at_a_stage(made: Variant) -> None:
     """Each producer of a block, and one of each peer, tells that its own stage is empty. In a cluster there are two.
@@ -928,16 +960,12 @@ def test_who_arrives_at_a_stage(made: Variant) -> None:
     Each consumer of all peers releases it: in a cluster with one arrival, else with one of each warp. Blocks with
     slices of K have no peers.
     """
-    text = compiled(made).ttgir
-    setup = text[: text.index("ttg.warp_specialize")]
     down, across = (2, 4) if made.config.cluster_k == 1 < made.num_ctas else (1, 1)
-    made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', setup)
-    counts = [computed(setup.splitlines(), count, [down, across]) for count in made_of]
-    stages, peers = made.config.num_stages, down + across - 1
-    producers = 2 if made.num_ctas > 1 else 1
-    assert counts[:stages] == stages * [peers - 1 + producers]
-    released = (1 if made.num_ctas > 1 else 4) * slabs(made) * peers
-    assert counts[stages : 2 * stages] == stages * [released]
+    peers, producers = down + across - 1, 2 if made.num_ctas > 1 else 1
+    full, empty = awaited_at_stages(made, down, across)
+    assert full == {peers - 1 + producers}
+    assert empty == {(1 if made.num_ctas > 1 else 4) * slabs(made) * peers}
+    text = compiled(made).ttgir
     producing = next(line for line in text.splitlines() if line == partitions(text)[-1][0])
     assert f"num_warps({producers})" in producing
 
