@@ -61,7 +61,7 @@ _TWO = 2  # instructions, of a width each that is a power of two
 _TWO_BYTES, _FOUR = 2, 4  # of an element
 _INT8_STEP, _INT8_ANY = 16, 32  # of the widths of an instruction, of which smaller ones are multiples of 8
 _WGMMA = NUMBERS | {
-    "block_m": (64, 128, 192, 256),
+    "block_m": (64, 128, 192, 256, 384),
     "block_n": _WIDTHS,
     "block_k": (32, 64, 128),
     "num_stages": tuple(range(2, 17)),

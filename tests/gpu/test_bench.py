@@ -201,6 +201,7 @@ def test_an_expert_layer() -> None:
         assert (found - right).norm() / right.norm() < 0.02
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch's own, of its compiler
 def test_a_model() -> None:
     """A model trains on both kinds of kernels in turn; the error of a gradient and the memory are about equal."""
     row = models.measured(lambda: models._encoder(tf32=True), 1.01)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PLATFORM = f"manylinux_{link.GLIBC.replace('.', '_')}_{platform.machine()}"
 WHEEL = f"aotmm-{aotmm.__version__}-py3-none-{PLATFORM}.whl"
 SDIST = f"aotmm-{aotmm.__version__}"
-MAX_WHEEL_BYTES = 16_000_000
+MAX_WHEEL_BYTES = 17_000_000
 GLIBC_LIBRARIES = {
     "libc.so.6",
     "libm.so.6",
@@ -185,7 +185,7 @@ def test_wheel_verifies(wheel: Path) -> None:
 
 
 def test_wheel_is_small(wheel: Path) -> None:
-    """The wheel with every pack stays below 16 MB, which bounds the default set (`aotmm.tune.choose`)."""
+    """The wheel with every pack stays below 17 MB, which bounds the default set (`aotmm.tune.choose`)."""
     assert wheel.stat().st_size < MAX_WHEEL_BYTES
 
 
