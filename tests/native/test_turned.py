@@ -7,14 +7,20 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from aotmm.pack import table
 from aotmm.pack.time_model import HIDDEN, INPUTS, Network
 from aotmm.problem import LAYOUTS
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Plan, Problem
+from aotmm.runtime.tuning import CDevice
+from aotmm.target import target
 from tests.build.packs import default_pack, pack_of
 from tests.config_sets import Value, config_set, tile
 from tests.native.emulation import Case, Emulator, Product, missing, own_process
+from tests.native.reference import Reference
+from tests.native.test_core import load_apart, same, tuning_for
 from tests.native.test_plans import BIG, arguments, network_of, number_of, other_config, table_of
 
 FMA: dict[str, Value] = {"family": "fma", "archs": ["sm80"], "dtypes": ["fp32"]}
@@ -24,7 +30,7 @@ CONFIGS = config_set(
     dtypes=["fp32"],
     epilogues=["none", "bias_relu"],
 )
-SIZE = 2048
+SIZE, PROBLEMS = 2048, 120
 A_BYTES = 4 * SIZE * SIZE
 PLAIN = Product(64, 96, 128, dtype="fp32", out="fp32", layout="nt")
 RAGGED = replace(PLAIN, M=68, N=72, K=104)
@@ -155,6 +161,45 @@ def test_with_copies_that_are_needed() -> None:
         assert (found and found.copies) == copies, (name, layout)
     cut = mm.select(replace(problem, a_ptr=problem.a_ptr + 4), device, A_BYTES // 4)
     assert (emulator.kernels[cut.kernel].layout, cut.copies, cut.panel_m > 0) == ("nt", COPY_A, True)
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_as_by_the_reference(arch: str) -> None:
+    """Over random products, aligned or not, plans with A turned are those of the rules written down in Python."""
+    mm, tables, rng = load_apart(arch), table.shipped(arch), np.random.default_rng(20261128)
+    if not tables:  # the formula alone
+        tables = (tuning_for(arch, network=False),)
+        mm.retune(*tables)
+    reference, network = Reference(mm.kernels, target(arch), tables), any(each.network for each in tables)
+    numbers = [
+        number
+        for number, kernel in enumerate(mm.kernels)
+        if (kernel.family, kernel.layout) == ("fma", "tt") and kernel.role in ("product", "partial")
+    ]
+    device = CDevice(132, target(arch).shared_bytes, 1980, 4916, 0, b"NVIDIA H200")
+    checked, taken = 0, 0
+    for _ in range(PROBLEMS):
+        m, n, k = (4 * int(16 * 2 ** rng.uniform(0, 7)) + bool(rng.random() < 0.05) for _ in range(3))
+        pads = [int(pad) for pad in rng.choice((0, 4, 1), 3, p=(0.7, 0.2, 0.1))]
+        strides = {"strides_a": (k + pads[0], 1), "strides_b": (1, k + pads[1]), "strides_c": (n + pads[2], 1)}
+        addresses = rng.choice((256, 260), 3, p=(0.9, 0.1))
+        pointers = {name: int(each) for name, each in zip(("a_ptr", "b_ptr", "c_ptr"), addresses, strict=True)}
+        problem = problem_of("nt", SIZE, M=m, N=n, K=k, **strides, **pointers)
+        problem = replace(problem, batch_invariant=bool(rng.random() < 0.2))
+        limit = int(rng.choice((2**20, 2**24, 2**31), p=(0.1, 0.2, 0.7)))
+        number = int(rng.choice(numbers))
+        wanted, found = reference.check(problem, device, number, limit), mm.check(problem, device, number, limit).plan
+        if isinstance(wanted, str):
+            assert found is None, (problem, mm.kernels[number].name)
+        else:
+            assert found is not None, (problem, mm.kernels[number].name)
+            assert same(problem, found, wanted, network=network), (problem, found, wanted)
+            checked += found.copies & COPY_A
+        best, chosen = reference.select(problem, device, limit), mm.select(problem, device, limit)
+        assert best is not None
+        assert same(problem, chosen, best, network=network), (problem, limit, chosen, best)
+        taken += mm.kernels[chosen.kernel].layout == "tt"
+    assert min(checked, taken if network else checked) > PROBLEMS // 10, (checked, taken)
 
 
 # -------------------------------------------------------------------------------------------------------- execution
