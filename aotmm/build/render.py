@@ -234,6 +234,7 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             orders=orders,
             classes=[(*key, orders.index(order), sliced) for key, (order, sliced) in sorted(_classes(kernels).items())],
             pointer_alignment=_pointer_alignment(kernels),
+            threads_multiply=int(any(kernel.family == "fma" for kernel in kernels)),
             order=made.order,
             siblings=made.siblings,
             lanes=_LANES,

@@ -53,6 +53,7 @@ typedef struct aotmm_tile {
 extern const aotmm_product aotmm_products[]; /* by kernel, as these: */
 extern const aotmm_tile aotmm_tiles[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and times depend only on an address modulo it */
+extern const int32_t aotmm_threads_multiply; /* whether the pack has kernels of family fma, the fast ones for fp32 in full precision */
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */
@@ -121,6 +122,7 @@ void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
 int lies_well(const quantities *, int operand, int64_t element_bytes);
 uint32_t turned(const quantities *, int64_t element_bytes);
+uint32_t worth_turning(const quantities *, int64_t element_bytes);
 copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
@@ -191,6 +193,9 @@ typedef struct sizes {
 } sizes;
 enum { ROUTINGS = 2 };
 
+/* As they are; with the copies that fast kernels need, and with that of C, too; the same with A turned. */
+enum { PLACEMENTS = 5 };
+
 /* One search for a plan. */
 typedef struct query {
   const aotmm_problem *problem; /* of one panel */
@@ -209,7 +214,7 @@ typedef struct query {
   uint32_t needed;     /* copies of A and B that fast kernels need */
   uint32_t excluded;   /* copies that would take more than the limit */
   int count;           /* of placements, the one without copies first */
-  placement placements[OPERANDS];
+  placement placements[PLACEMENTS];
   const aotmm_time *measured[2]; /* of this shape, by `relaxed`, then by config; NULL for none */
 } query;
 

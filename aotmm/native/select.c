@@ -55,6 +55,12 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
   complete_placement(s);
 }
 
+/* Add the placements with these copies of A and B, and with that of C, too, if fast kernels need it. */
+static void add_placements(query *s, const copy_layout *layouts, uint32_t operands, uint32_t copy_c) {
+  if (operands) add_placement(s, layouts, operands);
+  if (copy_c) add_placement(s, layouts, operands | copy_c);
+}
+
 static sizes sizes_of(const aotmm_problem *p, float batch, float M, float K) {
   const float N = (float)p->N;
   const float bytes = batch * (M * K * (float)bytes_of_dtype[p->dtype_a] + K * N * (float)bytes_of_dtype[p->dtype_b] +
@@ -100,10 +106,13 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
   if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= turned(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
   s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
+  const uint32_t more = worth_turning(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
   for (int i = 0; i < OPERANDS; i++)
-    if (needed >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
-  if (s->needed) add_placement(s, layouts, s->needed);
-  if (needed & AOTMM_COPY_C) add_placement(s, layouts, needed);
+    if ((needed | more) >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
+  add_placements(s, layouts, s->needed, needed & AOTMM_COPY_C);
+  const uint32_t excluded = s->excluded; /* panels are for copies that are needed */
+  if (more) add_placements(s, layouts, s->needed | more, needed & AOTMM_COPY_C);
+  s->excluded = excluded;
 }
 
 /* Return whether the guards of a kernel hold for the last panel. */

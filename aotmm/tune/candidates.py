@@ -93,11 +93,12 @@ def candidates(
 
     Each is launched with and without pdl, as predicted first.
 
-    Of the kernels of one config the plainest that fits stands for all. Only kernels of this type and this `fast_accum`
-    count: the others have rows of their own in the table. Guards tell kernels for block scales.
+    Of the kernels of one config the plainest that fits stands for all, but of family fma one with A turned, and one
+    without. Only kernels of this type and this `fast_accum` count: the others have rows of their own in the table.
+    Guards tell kernels for block scales.
     """
     dtype = "tf32" if problem.allow_tf32 else problem.dtype_a
-    plainest: dict[str, tuple[tuple[int, int], int, Plan]] = {}
+    plainest: dict[tuple[str, int], tuple[tuple[int, int], int, Plan]] = {}
     for number, kernel in enumerate(launcher.kernels):
         if (kernel.dtype_a, kernel.fast_accum) != (dtype, problem.fast_accum):
             continue
@@ -106,11 +107,10 @@ def candidates(
         plan = launcher.check(problem, device, number).plan
         if plan is not None:
             rank = (EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes)
-            plainest[kernel.config_name] = min(
-                plainest.get(kernel.config_name, (rank, number, plan)), (rank, number, plan), key=lambda row: row[:2]
-            )
+            key = kernel.config_name, plan.copies if kernel.family == "fma" else 0
+            plainest[key] = min(plainest.get(key, (rank, number, plan)), (rank, number, plan), key=lambda row: row[:2])
     found = []
-    for config_name, (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
+    for (config_name, _), (_, number, plan) in sorted(plainest.items(), key=lambda item: item[1][2].cost):
         kernel = launcher.kernels[number]
         launches = (plan.pdl, not plan.pdl) if kernel.pdl else (False,)
         config = kernel.config

@@ -141,6 +141,7 @@ const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_D
     [AOTMM_FP16][AOTMM_FP16][AOTMM_FP32].sliced[AOTMM_EPILOGUE_NONE][1][AOTMM_SCALES] = 0,
 };
 const int64_t aotmm_pointer_alignment = 128;
+const int32_t aotmm_threads_multiply = 0;
 const uint16_t aotmm_order[] = {0, 1};
 const aotmm_group aotmm_siblings[] = {
     {0, 1},

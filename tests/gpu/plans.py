@@ -43,11 +43,14 @@ def chosen(lib: Library, a: torch.Tensor, b: torch.Tensor, **options: Any) -> tu
     return found.kernel, found.plan
 
 
-def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tuple[int, int, int], int]) -> Library:
+def preferring(
+    lib: Library, config_name: str, folder: Path, *, splits: dict[tuple[int, int, int], int], layout: str = ""
+) -> Library:
     """A library that takes `config` wherever it fits, copies included, because that and helpers cost it nothing.
 
     splits: into how many slices a config that splits divides contiguous operands of shape (M, N, K), of any layout;
         these products are launched programmatically.
+    layout: of the kernels that are taken, "" for any.
     folder: where the table goes. Its name and the config's, in the table, tell the library from others.
     """
     gpu = lib.pack_for(0).launcher.device(0)
@@ -58,7 +61,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         clock_mhz=gpu.clock_mhz,
         memory_gbps=gpu.memory_gbps,
         l2_bytes=gpu.l2_bytes,
-        driver=f"{folder.name} {config_name}",
+        driver=f"{folder.name} {config_name} {layout}",
         torch="none",
         aotmm=aotmm.__version__,
         date="2026-11-20",
@@ -68,7 +71,7 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
         shapes=tuple(
             ShapeTimes(
                 width,
-                layout,
+                order,
                 kind,
                 *shape,
                 offset_a=0,
@@ -77,16 +80,17 @@ def preferring(lib: Library, config_name: str, folder: Path, *, splits: dict[tup
                 times=(Sample(config_name, split, pdl=True, copies=0, ns=1),),
             )
             for shape, split in (splits.items() if config_name.endswith("_split") else ())
-            for width, layout, kind in itertools.product(WIDTHS, LAYOUTS, ("plain", "relaxed"))
+            for width, order, kind in itertools.product(WIDTHS, LAYOUTS, ("plain", "relaxed"))
         ),
     )
-    path = folder / f"{config_name}.json"
+    path = folder / f"{config_name}{layout}.json"
     path.write_bytes(table.write(tuned))
     ours = aotmm.load(table=path)
     launcher = ours.pack_for(0).launcher
     by = c_table(tuned, launcher.kernels)
     for number, kernel in enumerate(launcher.kernels):
-        if kernel.config_name == config_name or kernel.role in ("reduce", "copy"):
+        preferred = kernel.config_name == config_name and layout in ("", kernel.layout)
+        if preferred or kernel.role in ("reduce", "copy"):
             by.constants[number] = CConstants()
     launcher._raise(launcher._c.retune(ctypes.byref(by)))
     return ours

@@ -385,6 +385,28 @@ def test_large_operands_that_are_not_aligned(lib: Library, generator: torch.Gene
         assert torch.equal(lib.matmul(lay_out(a, kind, layout[0]), lay_out(b, kind, layout[1])), (a @ b).to(output))
 
 
+@pytest.mark.parametrize(("config_name", "dtype"), found("product", "fp32") + found("partial", "fp32"))
+def test_a_turned(lib: Library, tmp_path: Path, generator: torch.Generator, config_name: str, dtype: str) -> None:
+    """fp32 operands that both lie along K, with a copy of A along M: exact, and with the bits of A as it lies."""
+    fma = [kernel for kernel in lib.pack_for(0).manifest.kernels if kernel.family == "fma"]
+    if config_name not in {kernel.config_name for kernel in fma if kernel.layout == "tt"}:
+        pytest.skip("A is turned for kernels of family fma in layout tt")
+    as_it_lies = next(kernel.config_name for kernel in fma if (kernel.role, kernel.layout) == ("product", "nt"))
+    ours = preferring(lib, config_name, tmp_path, splits={}, layout="tt")
+    other = preferring(lib, as_it_lies, tmp_path, splits={}, layout="nt")
+    sliced = config_name.endswith("_split")
+    for shape in ((64, 96, 8192),) if sliced else ((136, 204, 332), (1024, 520, 1000)):
+        a, b, want = operands(shape, dtype, "nt", generator)
+        kernel, plan = chosen(ours, a, b)
+        assert (kernel.config_name, kernel.layout, plan.copies, plan.split > 1) == (config_name, "tt", COPY_A, sliced)
+        assert torch.equal(ours.matmul(a, b), want), (kernel.name, plan)
+        if not sliced:
+            kernel, plan = chosen(other, a, b)
+            assert (kernel.layout, plan.copies, plan.split) == ("nt", 0, 1)
+            a.copy_(torch.randn(a.shape, generator=generator, device="cuda"))
+            assert torch.equal(ours.matmul(a, b), other.matmul(a, b)), (kernel.name, plan)
+
+
 # ------------------------------------------------------------------------------------- pdl launches
 
 

@@ -225,12 +225,25 @@ def lies_well(values: Values, number: int, element_bytes: int) -> bool:
     return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
 
 
-def place(values: Values, number: int, element_bytes: int) -> Place:
+def worth_turning(values: Values, element_bytes: int, *, threads_multiply: bool) -> bool:
+    """Whether A and B are of fp32 in full precision, both along K, and threads multiply: then A may lie along M.
+
+    A copy that A needs lies along K.
+    """
+    if not threads_multiply or element_bytes != 4 or values["allow_tf32"] or not lies_well(values, A, element_bytes):
+        return False
+    units = {name: values[name] in (1, None) for name in ("stride_am", "stride_ak", "stride_bk", "stride_bn")}
+    return units == {"stride_am": False, "stride_ak": True, "stride_bk": True, "stride_bn": False}
+
+
+def place(values: Values, number: int, element_bytes: int, *, threads_multiply: bool) -> Place:
     """Where a copy of an operand lies."""
     operand = OPERANDS[number]
     rows, cols = values[operand.col_stride] in (1, None), values[operand.row_stride] in (1, None)
     along_k = element_bytes == 1 or is_tf32(values, element_bytes)
-    transposed = {A: not along_k and cols and not rows, B: along_k or not rows, C: False}[number]
+    across = worth_turning(values, element_bytes, threads_multiply=threads_multiply)
+    across |= not along_k and cols and not rows
+    transposed = {A: across, B: along_k or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
     lines, length = sizes[::-1] if transposed else sizes
     pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
@@ -322,7 +335,9 @@ def whole(problem: Problem) -> tuple[Problem, Panels]:
     return problem, Panels(problem.M, problem.N, 1, 1, problem.M, problem.N)
 
 
-def panels(problem: Problem, limit: int, slices: int = 0) -> Iterator[tuple[Problem, Panels]]:
+def panels(
+    problem: Problem, limit: int, slices: int = 0, *, threads_multiply: bool
+) -> Iterator[tuple[Problem, Panels]]:
     """The ways to cut a problem, and the problem of one panel; none if all copies fit in the workspace.
 
     slices: of K, if their number is given and above 1; then the sums have to fit too.
@@ -334,7 +349,12 @@ def panels(problem: Problem, limit: int, slices: int = 0) -> Iterator[tuple[Prob
 
     def fits(rows: int, cols: int) -> bool:
         sizes = values | {"M": rows, "N": cols}
-        copies = sum(place(sizes, number, widths[number]).bytes for number in needed if not (slices and number == C))
+        places = (
+            place(sizes, number, widths[number], threads_multiply=threads_multiply)
+            for number in needed
+            if not (slices and number == C)
+        )
+        copies = sum(where.bytes for where in places)
         return copies + 4 * slices * (ceil_div(rows, PANEL) * ceil_div(cols, PANEL) * PANEL**2) <= limit
 
     def evenly(size: int, most: int) -> int:
@@ -495,6 +515,7 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.order = "", 0, 0  # of the last question
+        self._threads_multiply = any(kernel.family == "fma" for kernel in kernels)
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -617,10 +638,14 @@ class Reference:
         widths, needed = widths_of(problem), badly_lying(problem, values)
         served = cut.across, cut.down if cut.across == 1 else 1, 1
         operands = [number for number in needed if number != C]
-        for chosen in dict.fromkeys((tuple(operands), tuple(needed) if C in needed else ())):
+        choices = [operands, needed if C in needed else []]
+        threads = self._threads_multiply
+        if worth_turning(values, widths[A], threads_multiply=threads):
+            choices += [[A, *operands], [A, *needed] if C in needed else []]
+        for chosen in dict.fromkeys(map(tuple, choices)):
             if not chosen:
                 continue
-            places = {number: place(values, number, widths[number]) for number in chosen}
+            places = {number: place(values, number, widths[number], threads_multiply=threads) for number in chosen}
             moved = with_copies(values, places, SEEN_ADDRESS)
             copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
             kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
@@ -667,7 +692,8 @@ class Reference:
 
     def _cuts(self, problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
         yield whole(problem)
-        yield from panels(problem, limit, self.order[1] if self.order[1] > 1 else 0)
+        slices = self.order[1] if self.order[1] > 1 else 0
+        yield from panels(problem, limit, slices, threads_multiply=self._threads_multiply)
 
     # ---- batch invariance
     def order_of(self, problem: Problem) -> tuple[str, int, int]:

@@ -26,7 +26,7 @@ from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Sample, ShapeTimes, Table
 from aotmm.problem import EPILOGUES, SPLITS
 from aotmm.runtime.devices import Device
-from aotmm.runtime.launcher import Plan, Problem
+from aotmm.runtime.launcher import COPY_A, Plan, Problem
 from aotmm.runtime.pack import Pack, open_packs
 from aotmm.runtime.tuning import nominal_device
 from aotmm.target import target
@@ -101,6 +101,22 @@ def test_every_config_that_fits_is_a_candidate_once(pack: Pack, dtype: str) -> N
     order = list(dict.fromkeys(plan.kernel for _, plan in found))
     costs = {plan.kernel: plan.cost for _, plan in found}
     assert [costs[kernel] for kernel in order] == sorted(costs[kernel] for kernel in order)
+
+
+def test_plans_with_a_turned_are_timed_too(pack: Pack) -> None:
+    """Of fp32 along K each config has plans without a copy and, if it has layout tt, plans with A turned."""
+    kernels = [k for k in pack.launcher.kernels if k.family == "fma"]
+    found = _candidates(pack, _product(1024, 1024, 8192, "nt", "fp32"))
+    plans = [(config_name, plan.copies, plan.split) for config_name, plan in found]
+    assert len(plans) == len(set(plans))
+    for layout, copies in (("nt", 0), ("tt", COPY_A)):
+        names = {k.config_name for k in kernels if k.layout == layout and k.role == "product"}
+        taken = {plan.kernel for _, plan in found if plan.copies == copies}
+        taken_names = {pack.launcher.kernels[number].config_name for number in taken}
+        assert names <= taken_names, layout
+        assert {pack.launcher.kernels[number].layout for number in taken} <= {layout, "any"}
+    other = _candidates(pack, _product(1024, 1024, 8192, "tt", "fp32"))
+    assert {plan.copies for _, plan in other} == {0}
 
 
 def test_what_batch_invariant_alone_takes_is_timed_too(pack: Pack) -> None:
