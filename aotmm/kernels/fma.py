@@ -66,14 +66,6 @@ def sums_layout(block_m, block_n, warps, a_along_k, b_along_k):
     return gl.BlockedLayout(size, threads, places, [1, 0])
 
 
-@gluon.constexpr_function
-def mirrored(layout):
-    """Return where the same threads have the transpose of a matrix."""
-    return gl.BlockedLayout(
-        layout.size_per_thread[::-1], layout.threads_per_warp[::-1], layout.warps_per_cta[::-1], layout.order[::-1]
-    )
-
-
 @gluon.aggregate
 class Operand:
     """The next step of one operand in global memory, and its ring of steps in shared memory."""
@@ -126,7 +118,7 @@ def fill(a, b, stage, left):
 
 
 @gluon.jit
-def sum_products(
+def multiply(
     a, b, first_k, last_k, K, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, A_ALONG_K: gl.constexpr,
     B_ALONG_K: gl.constexpr, SUMS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
@@ -153,23 +145,6 @@ def sum_products(
         stage = gl.where(stage == STAGES - 1, 0, stage + 1)
     async_copy.wait_group(0)
     return acc
-
-
-@gluon.jit
-def multiply(
-    a, b, first_k, last_k, K, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, A_ALONG_K: gl.constexpr,
-    B_ALONG_K: gl.constexpr, SUMS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """Return the product of two operands over K from first_k, where they begin, to last_k.
-
-    Of layout nn it is computed transposed, which is layout tt: ptxas finds registers of fewer conflicts for that.
-    """
-    if A_ALONG_K and not B_ALONG_K:
-        return sum_products(
-            b, a, first_k, last_k, K, BLOCK_K, STAGES, B_ALONG_K, A_ALONG_K, mirrored(SUMS), BLOCK_N, BLOCK_M
-        ).permute([1, 0])
-    else:
-        return sum_products(a, b, first_k, last_k, K, BLOCK_K, STAGES, A_ALONG_K, B_ALONG_K, SUMS, BLOCK_M, BLOCK_N)
 
 
 @gluon.jit

@@ -119,7 +119,8 @@ def test_grouped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for row in rows:
         assert {"aotmm", "best", *["torch"] * hopper} <= set(row.times), row
         assert row.not_run.keys() <= {"torch"}, row
-        assert all(0 < times.error <= 1 and len(times.graph_us) == 5 for times in row.times.values())
+        # fewer than five rounds where a replay takes long, as on a GPU that others use, too
+        assert all(0 < times.error <= 1 and len(times.graph_us) in range(3, 6) for times in row.times.values())
         assert row.times["best"].note
         ratio = row.ratio("aotmm", "best")
         assert ratio is not None

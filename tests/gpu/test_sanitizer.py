@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -12,25 +13,28 @@ import pytest
 
 # racecheck does not follow how warp-specialised kernels hand over: it reports the word by which Triton's own code tells
 # waiting warps what to do (written and read on either side of a barrier of all warps), and knows neither mbarriers nor
-# TMA. Their races are looked for by tests/gpu/test_plans.py, in chains of products.
-RACECHECK = ["--kernel-regex-exclude", "kns=cooperative", "--kernel-regex-exclude", "kns=pingpong"]
+# TMA. That of CUDA 13.0 ends with an error of its own where blocks of a cluster write to each other. Their races are
+# looked for by tests/gpu/test_plans.py, in chains of products.
+WARP_SPECIALISED = ["cooperative", "pingpong", "swapped"]
 
 
 @pytest.mark.parametrize(
-    ("tool", "options", "clean"),
+    ("tool", "left_out", "least", "clean"),
     [
-        ("memcheck", [], "ERROR SUMMARY: 0 errors"),
-        ("racecheck", RACECHECK, "0 hazards displayed (0 errors, 0 warnings)"),
+        ("memcheck", [], 28, "ERROR SUMMARY: 0 errors"),
+        ("racecheck", WARP_SPECIALISED, 8, "0 hazards displayed (0 errors, 0 warnings)"),
     ],
 )
-def test_sanitizer_finds_nothing(tool: str, options: list[str], clean: str, limit: Callable[[int], None]) -> None:
+def test_sanitizer_finds_nothing(
+    tool: str, left_out: list[str], least: int, clean: str, limit: Callable[[int], None]
+) -> None:
     """compute-sanitizer sees no access outside an allocation and no race in shared memory; every result is right."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         pytest.skip("compute-sanitizer is not on PATH")
     limit(330)
     done = subprocess.run(
-        [program, "--tool", tool, *options, sys.executable, "-m", "tests.gpu.sanitize"],
+        [program, "--tool", tool, sys.executable, "-m", "tests.gpu.sanitize", *left_out],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -39,5 +43,7 @@ def test_sanitizer_finds_nothing(tool: str, options: list[str], clean: str, limi
     )
     if "Device not supported" in done.stdout:
         pytest.skip("compute-sanitizer does not support this machine")
-    assert "28 of 28 right" in done.stdout, done.stdout + done.stderr
+    right = re.search(r"^(\d+) of \1 right$", done.stdout, re.MULTILINE)
+    assert right, done.stdout + done.stderr
+    assert int(right[1]) >= least, done.stdout
     assert clean in done.stdout, done.stdout
