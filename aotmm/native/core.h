@@ -121,8 +121,8 @@ void set_quantities(quantities *, const aotmm_problem *);
 void set_extent(quantities *, int operand);
 int64_t region(int64_t bytes);
 int lies_well(const quantities *, int operand, int64_t element_bytes);
-uint32_t turned(const quantities *, int64_t element_bytes);
-uint32_t worth_turning(const quantities *, int64_t element_bytes);
+uint32_t needed_along_k(const quantities *, int64_t element_bytes);
+uint32_t worth_along_m(const quantities *, int64_t element_bytes);
 copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
@@ -193,7 +193,7 @@ typedef struct sizes {
 } sizes;
 enum { ROUTINGS = 2 };
 
-/* As they are; with the copies that fast kernels need, and with that of C, too; the same with A turned. */
+/* As they are; with the copies of A and B that fast kernels need; with that of C, too; these two with one of A along M. */
 enum { PLACEMENTS = 5 };
 
 /* One search for a plan. */

@@ -173,26 +173,26 @@ static int is_tf32(const quantities *q, int64_t element_bytes) {
 
 /* Of tf32 operands one has to lie along K for the fast kernels. Return the smaller one (AOTMM_COPY_A or AOTMM_COPY_B), to be
    copied so, if neither does, else 0. */
-uint32_t turned(const quantities *q, int64_t element_bytes) {
+uint32_t needed_along_k(const quantities *q, int64_t element_bytes) {
   if (!is_tf32(q, element_bytes) || contiguous(q, AOTMM_PRODUCT_STRIDE_AK) || contiguous(q, AOTMM_PRODUCT_STRIDE_BK)) return 0;
   return q->value[AOTMM_PRODUCT_M] <= q->value[AOTMM_PRODUCT_N] ? AOTMM_COPY_A : AOTMM_COPY_B;
 }
 
 /* Return AOTMM_COPY_A if threads multiply fp32 matrices that both lie well along K, else 0. A copy of A along M may save time
    then: registers of their steps collide less. */
-uint32_t worth_turning(const quantities *q, int64_t element_bytes) {
+uint32_t worth_along_m(const quantities *q, int64_t element_bytes) {
   if (!aotmm_threads_multiply || element_bytes != bytes_of_dtype[AOTMM_FP32] || is_tf32(q, element_bytes)) return 0;
   const int a_along_k = !contiguous(q, AOTMM_PRODUCT_STRIDE_AM) && lies_well(q, 0, element_bytes);
   const int b_along_k = !contiguous(q, AOTMM_PRODUCT_STRIDE_BN) && contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
   return a_along_k && b_along_k ? AOTMM_COPY_A : 0;
 }
 
-/* Return the layout of a copy: in the memory order of the operand, if the fast kernels take that, and a copy gains by it. */
+/* Return the layout of a copy: in the memory order of the operand if the fast kernels take that, but A along M if that is worth it. */
 copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
   int along_k = element_bytes == 1 || is_tf32(q, element_bytes);
-  int across = worth_turning(q, element_bytes) || (!along_k && cols && !rows); /* of A, along M */
-  copy_layout found = {.transposed = i == 0 ? across : i == 1 ? along_k || !rows : 0};
+  int along_m = i == 0 && (worth_along_m(q, element_bytes) || (!along_k && cols && !rows));
+  copy_layout found = {.transposed = along_m || (i == 1 && (along_k || !rows))};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
   int64_t bytes = saturated(found.length, element_bytes);

@@ -104,9 +104,10 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   uint32_t needed = 0;
   for (int i = 0; i < OPERANDS; i++)
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
-  if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= turned(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= needed_along_k(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
   s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
-  const uint32_t more = worth_turning(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  const int whole_lines = !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES); /* of A along M, as fast kernels ask for */
+  const uint32_t more = whole_lines ? worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]) : 0;
   for (int i = 0; i < OPERANDS; i++)
     if ((needed | more) >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
   add_placements(s, layouts, s->needed, needed & AOTMM_COPY_C);

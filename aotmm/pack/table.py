@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
     `split` is the number of slices of K, 1 for kernels that do not split. A split product's time includes the
     reduction. `pdl` tells whether it was launched with programmatic dependent launch. `copies` names the matrices that
-    are copied to aligned places, also in the time: 1 for A, 2 for B, 4 for C.
+    are copied, also in the time: 1 for A, 2 for B, 4 for C.
     """
 
     config_name: str

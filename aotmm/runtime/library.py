@@ -113,7 +113,7 @@ class Library:
         For fp16, bf16 and fp32 it is differentiable, in either mode and any number of times. Where a gradient may be
         required, torch applies the activation to the rounded sum (docs/torch.md).
 
-        Some products are faster with a workspace, for slices of K or aligned copies of operands. It comes from torch,
+        Some products are faster with a workspace, for slices of K or copies of operands. It comes from torch,
         has at most `aotmm.problem.WORKSPACE_LIMIT` bytes, and is freed before this returns. If no memory is left,
         the product is computed without.
 

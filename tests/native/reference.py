@@ -225,7 +225,7 @@ def lies_well(values: Values, number: int, element_bytes: int) -> bool:
     return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
 
 
-def worth_turning(values: Values, element_bytes: int, *, threads_multiply: bool) -> bool:
+def worth_along_m(values: Values, element_bytes: int, *, threads_multiply: bool) -> bool:
     """Whether A and B are of fp32 in full precision, both along K, and threads multiply: then A may lie along M.
 
     A copy that A needs lies along K.
@@ -241,7 +241,7 @@ def place(values: Values, number: int, element_bytes: int, *, threads_multiply: 
     operand = OPERANDS[number]
     rows, cols = values[operand.col_stride] in (1, None), values[operand.row_stride] in (1, None)
     along_k = element_bytes == 1 or is_tf32(values, element_bytes)
-    across = worth_turning(values, element_bytes, threads_multiply=threads_multiply)
+    across = worth_along_m(values, element_bytes, threads_multiply=threads_multiply)
     across |= not along_k and cols and not rows
     transposed = {A: across, B: along_k or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
@@ -640,7 +640,7 @@ class Reference:
         operands = [number for number in needed if number != C]
         choices = [operands, needed if C in needed else []]
         threads = self._threads_multiply
-        if worth_turning(values, widths[A], threads_multiply=threads):
+        if problem.M % 4 == 0 and worth_along_m(values, widths[A], threads_multiply=threads):
             choices += [[A, *operands], [A, *needed] if C in needed else []]
         for chosen in dict.fromkeys(map(tuple, choices)):
             if not chosen:

@@ -105,11 +105,12 @@ def not_offered() -> dict[str, Problem]:
         "one row": problem_of(M=1),
         "one column": problem_of(N=1),
         "no K": problem_of(K=0),
+        "an M that is no multiple of 4": problem_of(M=SIZE + 2),
     }
 
 
 @pytest.mark.parametrize("problem", not_offered().values(), ids=not_offered())
-@pytest.mark.parametrize("arch", ["sm80", "sm90", "gfx90a"])
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @own_process
 def test_not_offered_to_others(arch: str, problem: Problem) -> None:
     """Other layouts, types, batches and groups have no plan that copies, whatever a table says."""
@@ -199,7 +200,7 @@ def test_as_by_the_reference(arch: str) -> None:
         assert best is not None
         assert same(problem, chosen, best, network=network), (problem, limit, chosen, best)
         taken += mm.kernels[chosen.kernel].layout == "tt"
-    assert min(checked, taken if network else checked) > PROBLEMS // 10, (checked, taken)
+    assert min(checked, taken if network else checked) >= PROBLEMS // 10, (checked, taken)
 
 
 # -------------------------------------------------------------------------------------------------------- execution
@@ -230,6 +231,21 @@ def test_executed(product: Product, role: str) -> None:
     assert (found["M"], found["N"]) == (product.K, product.M)
     launch = next(each for each in emulator.driver.launches if emulator.role(each.image) == role)
     assert arguments(main, launch.params)["stride_ak"] % 32 == 0, "lines are whole cache lines"
+
+
+@own_process
+def test_a_needed_copy_executed() -> None:
+    """A copy that A needs lies along K, a line for each row of A, when the plan is made and when it is launched."""
+    emulator = threads()
+    product = replace(RAGGED, offset=1)
+    outcome = emulator.run(product, number_of(emulator, "product", "nt"))
+    assert outcome.complaints == ()
+    assert outcome.plan is not None
+    assert outcome.plan.copies & COPY_A
+    copy = emulator.driver.launches[0]
+    copier = next(k for k in emulator.kernels if k.image.sha256 == hashlib.sha256(copy.image).hexdigest())
+    found = arguments(copier, copy.params)
+    assert (found["M"], found["N"]) == (product.M, product.K)
 
 
 @own_process
