@@ -13,8 +13,8 @@ import pytest
 
 # racecheck does not follow how warp-specialised kernels hand over: it reports the word by which Triton's own code tells
 # waiting warps what to do (written and read on either side of a barrier of all warps), and knows neither mbarriers nor
-# TMA. That of CUDA 13.0 ends with an error of its own where blocks of a cluster write to each other. Their races are
-# looked for by tests/gpu/test_plans.py, in chains of products.
+# TMA. racecheck of CUDA 13.0 ends with an error of its own where blocks of a cluster write to each other. Chains of
+# products in tests/gpu/test_plans.py look for races of these kernels.
 WARP_SPECIALISED = ["cooperative", "pingpong", "swapped"]
 
 
