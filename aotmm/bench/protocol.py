@@ -1,7 +1,8 @@
 """Timing of a case: every provider is checked, then all of them replay their graphs in turn.
 
 Random operands have more sets than the L2 cache holds, and a graph has many products, so that no provider profits from
-launch costs or a warm cache. Every round has all providers, so that none profits from drifting clocks.
+launch costs or a warm cache. Every round has all providers, so that none profits from drifting clocks. The GPU rests
+before each replay, so that none runs at the clock that another one's power allows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from aotmm.timing.problems import Case
 
 _MOST_LAUNCHES = 1024  # in one graph
 _PAIR = 2
+# A rest's length, in replays. Without any, a GPU at its limit of power gives all that take turns one clock, and what
+# draws much power seems up to 15 % faster beside another kernel than alone. With this one, times are within 1 % of
+# those after long rests (docs/experiments/hopper-kernels.md, "Rests").
+_REST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,8 @@ class Effort:
 
 
 THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
-# For thousands of cases, each of which counts little. A GPU lowers its clock within milliseconds, by the power of what
-# it runs: in replays of 0.5 ms, of one large product, some kernels were 10 % faster or slower than back to back.
+# For thousands of cases, each of which counts little. In replays of 0.5 ms, of one large product, some kernels were a
+# tenth faster or slower than in longer ones.
 SUSTAINED = Effort(4000.0, 0.0, (5, 5), isolated=False)
 
 
@@ -58,6 +63,9 @@ class Stopwatch(Protocol):
 
     def alone(self, call: Call, operands: Operands) -> float:
         """Return microseconds from the call, with an idle GPU, to its end."""
+
+    def rest(self, us: float) -> None:
+        """Let the GPU idle."""
 
 
 class GraphStopwatch:
@@ -83,6 +91,10 @@ class GraphStopwatch:
         call(operands)
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e6
+
+    def rest(self, us: float) -> None:
+        """Rest as `Stopwatch.rest`."""
+        idle(us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +153,7 @@ def compare(
         except Exception as failure:  # noqa: BLE001 - whatever a library raises, it is not timed and the others are
             not_run[provider.name] = f"failed: {type(failure).__name__}: {failure}"
     del truths
-    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()}, effort)
+    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()}, effort, stopwatch.rest)
     single = tuple(x.name for x in providers if effort.isolated and x.isolated and x.name in ready)
     isolated_us: dict[str, list[float]] = {name: [] for name in ready}
     for number, order in enumerate(orders(single, _singles(graph_us, effort))):
@@ -203,13 +215,23 @@ def launches_for(us: float, sets: int, graph_us: float = THOROUGH.graph_us) -> i
     return max(1, turns) * sets
 
 
-def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]], effort: Effort = THOROUGH) -> dict[str, list[float]]:
+def idle(us: float) -> None:
+    """Let this process, and so its GPU, idle for so many microseconds."""
+    time.sleep(us * 1e-6)
+
+
+def in_turn(
+    runs: Mapping[str, tuple[Callable[[], float], int]],
+    effort: Effort = THOROUGH,
+    rest: Callable[[float], None] = idle,
+) -> dict[str, list[float]]:
     """Return microseconds per product of every run, one figure per round after a warm-up round.
 
     There are as many rounds as the slowest one's time allows.
 
     Args:
         runs: functions from `Stopwatch.record`, and the numbers of their products.
+        rest: lets the GPU idle for so many microseconds.
     """
     if not runs:
         return {}
@@ -218,6 +240,7 @@ def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]], effort: Effort 
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for order in orders(tuple(runs), rounds):
         for name in order:
+            rest(_REST * longest)
             samples[name].append(runs[name][0]())
     return samples
 

@@ -32,7 +32,7 @@ from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, candidates, problem_of
-from aotmm.tune.measure import GpuTimer
+from aotmm.tune.measure import GpuTimer, busy_ns
 from aotmm.tune.race import HOPELESS, race
 
 _COUNT = 150  # problems of the classes that are not apart: each has hundreds of plans
@@ -116,7 +116,7 @@ def raced(
             stream = torch.cuda.current_stream().cuda_stream
             launcher.run(candidate.plan, problem, ordinal, stream, memory.data_ptr())
 
-        outcome = race(chosen, GpuTimer(launch, kind, sets[0]), lambda _: None, hopeless)
+        outcome = race(chosen, GpuTimer(launch, kind, sets[0], busy_ns(case)), lambda _: None, hopeless)
         plans = {candidate.sample(0)[:-1]: candidate for candidate in chosen}
         found += [(sample.ns, plans[sample[:-1]]) for sample in outcome.samples]
         wrong |= outcome.wrong

@@ -17,10 +17,12 @@ from aotmm.timing.graph import recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, output_of, problem_of, to_time
-from aotmm.tune.race import FINAL_FROM, HOPELESS, HOPELESS_BY_OWN_TABLE, race
+from aotmm.tune.race import HOPELESS, HOPELESS_BY_OWN_TABLE, race
 from aotmm.tune.workers import Outcome, Running
 
-_REST_S = 0.1  # after long replays, until the clock is back (docs/experiments/hopper-kernels.md, "Power")
+# Multiply-adds per ns, times the bytes of an element: three tenths of a Hopper's peak for any type, from which on GPUs
+# draw the most power that they may.
+_BUSY_RATE = 300_000
 
 
 class GpuMeasurer:
@@ -53,14 +55,16 @@ class GpuMeasurer:
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")
-            found = race(chosen, GpuTimer(self.launch, problems, sets[0]), heartbeat, self._hopeless)
-        if min((sample.ns for sample in found.samples), default=0) >= FINAL_FROM:
-            time.sleep(_REST_S)
-        return found
+            return race(chosen, GpuTimer(self.launch, problems, sets[0], busy_ns(case)), heartbeat, self._hopeless)
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""
         self._launcher.run(candidate.plan, problem, self._ordinal, self._stream.cuda_stream, self._workspace.data_ptr())
+
+
+def busy_ns(case: Case) -> float:
+    """Return the longest time of a case in which a GPU draws the most power that it may: `race.Timer.busy_ns`."""
+    return case.batch * case.shape.macs * case.element_bytes / _BUSY_RATE
 
 
 def _block_scales(case: Case) -> tuple[torch.Tensor, ...]:
@@ -75,10 +79,10 @@ class GpuTimer:
     """`race.Timer` of one case. Every measurement ends with the first set, whose result is known."""
 
     def __init__(
-        self, launch: Callable[[Candidate, Problem], None], problems: Sequence[Problem], first: Operands
+        self, launch: Callable[[Candidate, Problem], None], problems: Sequence[Problem], first: Operands, busy_ns: float
     ) -> None:
         """Keep the `problems`, one for each set of operands; `first` has the operands of the first."""
-        self.sets = len(problems)
+        self.sets, self.busy_ns = len(problems), busy_ns
         self._launch, self._problems, self._first = launch, problems, first
         self._truth = truth(first.a, first.b, first.out.dtype)
 
@@ -92,3 +96,7 @@ class GpuTimer:
         """Check as `race.Timer.error`."""
         error = self._truth.error(self._first.out)
         return None if error <= 1 else f"its error is {error:.3g} times what is allowed"
+
+    def rest(self, ns: float) -> None:
+        """Rest as `race.Timer.rest`."""
+        time.sleep(ns * 1e-9)

@@ -28,12 +28,11 @@ _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
 _FORESEEN = 1.2
 _ROUNDS, _LONG_ROUNDS = 5, 3
-# A GPU that runs one kernel for milliseconds lowers its clock by that kernel's power, which changes the winner. So the
-# fastest are raced once more in long replays, if launches are long enough to draw much power.
-_FINAL_NS = 4_000_000  # of one replay
-_FINAL_ROUNDS = 3
-_FINALIST = 1.06
-FINAL_FROM = 60_000  # shorter launches draw less power
+# A GPU lowers its clock by the power that it drew in the last tenth of a second. Kernels that take turns without rests
+# all run at the clock of their mean power, and those that draw most seem up to 15 % faster than they are alone
+# (docs/experiments/hopper-kernels.md, "Rests"). So where much power is drawn, each turn begins with a rest.
+_BUSY_TURN_NS = 1_000_000
+_REST = 2.0  # of a replay's length
 
 
 class Timer(Protocol):
@@ -41,15 +40,20 @@ class Timer(Protocol):
 
     Attributes:
         sets: operands that take turns; they do not fit the caches together.
+        busy_ns: launches that take no longer keep the tensor cores so busy that the GPU lowers its clock.
     """
 
     sets: int
+    busy_ns: float
 
     def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
         """Return a function that replays so many launches and times them."""
 
     def error(self, candidate: Candidate) -> str | None:
         """Return the fault of the last result of `candidate`; None if it is right."""
+
+    def rest(self, ns: float) -> None:
+        """Let the GPU idle."""
 
 
 class _Look(NamedTuple):
@@ -87,10 +91,9 @@ def race(
     looks = [look for look in looks if look.candidate.config_name not in wrong]
     best = min((look.ns for look in looks), default=0.0)
     racing = [look for look in looks if _contends(look, best)]
-    rounds = _LONG_ROUNDS if best > _LONG_NS else _ROUNDS
-    times = _in_turn(racing, timer, heartbeat, _TURN_NS, rounds)
-    if times and min(times) >= FINAL_FROM:
-        times = _final(racing, times, timer, heartbeat)
+    busy = best <= timer.busy_ns
+    rounds = _LONG_ROUNDS if busy or best > _LONG_NS else _ROUNDS
+    times = _in_turn(racing, timer, heartbeat, rounds, busy=busy)
     samples = [look.candidate.sample(look.ns) for look in looks if not _contends(look, best)]
     samples += [look.candidate.sample(ns) for look, ns in zip(racing, times, strict=True)]
     return Outcome(tuple(samples), wrong)
@@ -119,17 +122,21 @@ def _launches(replay_ns: float, ns: float, sets: int, most: int) -> int:
 
 
 def _in_turn(
-    racing: Sequence[_Look], timer: Timer, heartbeat: Callable[[Running], None], replay_ns: float, rounds: int
+    racing: Sequence[_Look], timer: Timer, heartbeat: Callable[[Running], None], rounds: int, *, busy: bool
 ) -> list[float]:
     """Return the median time of each over the rounds."""
+    turn_ns = _BUSY_TURN_NS if busy else _TURN_NS
+    launches = [_launches(turn_ns, look.ns, timer.sets, _TURN_LAUNCHES) for look in racing]
     replays = []
-    for look in racing:
+    for look, count in zip(racing, launches, strict=True):
         heartbeat(Running(look.candidate.family, look.candidate.config_name, str(look.candidate)))
-        replays.append(timer.record(look.candidate, _launches(replay_ns, look.ns, timer.sets, _TURN_LAUNCHES)))
+        replays.append(timer.record(look.candidate, count))
 
     def heard(index: int) -> float:
-        candidate = racing[index].candidate
+        candidate, ns = racing[index]
         heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
+        if busy:
+            timer.rest(_REST * launches[index] * ns)
         return replays[index]()
 
     return in_turn([partial(heard, index) for index in range(len(racing))], rounds)
@@ -143,21 +150,3 @@ def in_turn(replays: Sequence[Callable[[], float]], rounds: int) -> list[float]:
         for index in range(len(replays))[:: 1 if number % 2 == 0 else -1]:
             times[index].append(replays[index]())
     return [statistics.median(found) for found in times]
-
-
-def _final(
-    racing: Sequence[_Look], times: Sequence[float], timer: Timer, heartbeat: Callable[[Running], None]
-) -> list[float]:
-    """Return the times after a race of the fastest in long replays, which decides between them.
-
-    Their times are scaled so that the best is as fast as before: the others were not raced at that clock.
-    """
-    indices = [index for index, ns in enumerate(times) if ns <= _FINALIST * min(times)]
-    decided = list(times)
-    if len(indices) > 1:
-        finalists = [racing[index]._replace(ns=times[index]) for index in indices]
-        found = _in_turn(finalists, timer, heartbeat, _FINAL_NS, _FINAL_ROUNDS)
-        scale = min(times) / min(found)
-        for index, ns in zip(indices, found, strict=True):
-            decided[index] = ns * scale
-    return decided

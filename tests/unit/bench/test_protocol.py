@@ -118,6 +118,15 @@ def test_sustained_effort() -> None:
     assert row.not_run["wrong"].startswith("wrong: the largest error is ")
 
 
+def test_the_gpu_rests_before_each_replay() -> None:
+    """Twice as long as the slowest replay, whoever's turn it is; the round that warms up has no rests."""
+    stopwatch = FakeStopwatch(us=30.0)
+    _measure(stopwatch, right("x"), right("y"))
+    assert stopwatch.rests == [2 * 30.0 * 69] * 2 * 9
+    assert in_turn({"x": (lambda: 1.0, 1)}, rest=stopwatch.rest) == {"x": [1.0] * 11}
+    assert stopwatch.rests[-11:] == [2.0] * 11
+
+
 def test_launches() -> None:
     """About 2 ms of products in one graph, in whole turns over the sets, and one turn at least."""
     assert launches_for(100.0, 3) == 21

@@ -25,6 +25,7 @@ class MadeUp:
 
     ns: dict[str, float]
     sets: int = 3
+    busy_ns: float = 0
     replays: list[str] = field(default_factory=list)
     launches: dict[str, list[int]] = field(default_factory=dict)
 
@@ -38,6 +39,10 @@ class MadeUp:
             return self.ns[name] + self.replays.count(name)
 
         return replay
+
+    def rest(self, ns: float) -> None:
+        """Rests are among the replays, in microseconds."""
+        self.replays.append(f"{ns / 1e3:.0f} us")
 
     def error(self, candidate: Candidate) -> str | None:
         """With three slices all is wrong."""
@@ -142,31 +147,25 @@ def test_every_launch_is_announced() -> None:
     beats: list[Running] = []
     race([candidate("a"), candidate("b", split=4)], MadeUp({"a": 1e5, "b": 1e5}), beats.append)
     assert beats[:2] == [Running("ws", "a", "split 1, copies 0"), Running("ws", "b", "split 4, copies 0")]
-    assert len(beats) == 2 + 2 * (1 + 5) + 2 * (1 + 3)
+    assert len(beats) == 2 + 2 * (1 + 5)
 
 
-def test_long_replays_decide_between_the_fastest() -> None:
-    """Who is slower when the GPU is busy for milliseconds loses; the others' times stay, the best one's level too."""
-
-    class Throttled(MadeUp):
-        def record(self, candidate: Candidate, launches: int) -> Callable[[], float]:
-            if launches * self.ns[candidate.config_name] < 3e6:
-                return super().record(candidate, launches)
-            self.replays.append(f"long {candidate.config_name}")
-            return lambda: {"hungry": 150_000.0, "modest": 120_000.0}[candidate.config_name]
-
-    timer = Throttled({"hungry": 100_000, "modest": 105_000, "third": 115_000})
-    times, _ = _run(timer, *map(candidate, timer.ns))
-    assert times == {"modest": 100_005, "hungry": 125_006, "third": 115_005}
-    assert timer.replays[-2:] == ["long hungry", "long modest"]
+def test_a_busy_gpu_rests_before_each_turn() -> None:
+    """Three turns of 1 ms, each after a rest twice as long: without any, all run at the clock of their mean power."""
+    timer = MadeUp({"a": 100_000, "b": 115_000}, busy_ns=100_002)
+    times, _ = _run(timer, candidate("a"), candidate("b"))
+    assert timer.launches == {"a": [3, 10], "b": [3, 9]}
+    a, b = ("2000 us", "a"), ("2070 us", "b")
+    assert timer.replays == ["a", "a", "b", "b", *a, *b, *b, *a, *a, *b]
+    assert times == {"a": 100_004, "b": 115_004}
 
 
-@pytest.mark.parametrize(("ns", "rounds"), [(50_000, 5), (70_000, 5 + 3), (600_000, 3 + 3)])
-def test_products_of_60_us_and_more_have_a_final(ns: int, rounds: int) -> None:
-    """Three more rounds. Shorter products draw little power; those above 500 us have fewer rounds before."""
-    timer = MadeUp({"a": ns, "b": ns})
-    _run(timer, *map(candidate, timer.ns))
-    assert timer.replays.count("a") == timer.replays.count("b") == 2 + rounds
+@pytest.mark.parametrize(("ns", "turns"), [(100_000, 5), (600_000, 3)])
+def test_a_gpu_that_waits_for_memory_takes_no_rests(ns: int, turns: int) -> None:
+    """A product that takes longer than a busy one would; long ones have fewer turns."""
+    timer = MadeUp({"a": ns}, busy_ns=ns - 1)
+    _run(timer, candidate("a"))
+    assert timer.replays == ["a"] * (2 + turns)
 
 
 def test_nothing_to_time() -> None:
