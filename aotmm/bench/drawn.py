@@ -14,7 +14,7 @@ from aotmm.bench import facts, results
 from aotmm.bench.cases import Work
 from aotmm.bench.drawn_summary import RATIO, drawn_goals, worst
 from aotmm.bench.profile import launched
-from aotmm.bench.protocol import SUSTAINED, GraphStopwatch, measure, precision
+from aotmm.bench.protocol import BRIEF, GraphStopwatch, measure, precision
 from aotmm.bench.providers import provider
 from aotmm.bench.results import Results, Row
 from aotmm.bench.session import continued, gpu, keep, refuse_unknown
@@ -115,7 +115,7 @@ def _measurer(ordinal: int, known: dict[str, Any]) -> Callable[[Work], Row]:
         providers = [provider(name) for name in item.providers]
         cache_bytes = known["cache_bytes"]
         return confirmed(
-            lambda: measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, effort=SUSTAINED),
+            lambda: measure(item, providers, pool, stopwatch, cache_bytes=cache_bytes, effort=BRIEF),
             goals,
         )
 

@@ -52,7 +52,7 @@ class Effort:
 THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
 # For thousands of cases, each of which counts little. In replays of 0.5 ms, of one large product, some kernels were a
 # tenth faster or slower than in longer ones.
-SUSTAINED = Effort(4000.0, 0.0, (5, 5), isolated=False)
+BRIEF = Effort(4000.0, 0.0, (5, 5), isolated=False)
 
 
 class Stopwatch(Protocol):

@@ -18,7 +18,7 @@ from aotmm.bench import facts
 from aotmm.bench.cases import Work
 from aotmm.bench.drawn import left, work
 from aotmm.bench.drawn_summary import REGRET
-from aotmm.bench.protocol import SUSTAINED, GraphStopwatch, Stopwatch, compare
+from aotmm.bench.protocol import BRIEF, GraphStopwatch, Stopwatch, compare
 from aotmm.bench.providers import Provider
 from aotmm.bench.providers.own import described, launches
 from aotmm.bench.results import Results, Row, Times
@@ -148,7 +148,7 @@ def compared(
         )
 
     providers = [provider(name, plan) for name, plan in zip(names, plans, strict=False)]
-    times, not_run = compare(case, sets, providers, stopwatch, SUSTAINED)
+    times, not_run = compare(case, sets, providers, stopwatch, BRIEF)
     if len(names) == 1 and times:
         times["best"] = times["chosen"]
     return times, not_run

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aotmm.bench.cases import Work
-from aotmm.bench.protocol import SUSTAINED, in_turn, launches_for, measure, orders
+from aotmm.bench.protocol import BRIEF, in_turn, launches_for, measure, orders
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row
 from aotmm.timing.operands import Operands, Pool
@@ -105,13 +105,13 @@ def test_what_a_row_holds() -> None:
     assert row.ratio("x", "y") == 1.0
 
 
-def test_sustained_effort() -> None:
+def test_brief_effort() -> None:
     """Twice the time for each graph, five rounds whatever they take, no single calls; checked all the same."""
     stopwatch = FakeStopwatch(us=30.0)
     pool = Pool(torch.device("cpu"))
     providers = [right(), _wrong(_almost)]
     work = Work(CASE, ("mine",), ())
-    row = measure(work, providers, pool, stopwatch, cache_bytes=1, effort=SUSTAINED)
+    row = measure(work, providers, pool, stopwatch, cache_bytes=1, effort=BRIEF)
     assert row.times["right"].graph_us == (30.0,) * 5
     assert (row.times["right"].launches, row.times["right"].isolated_us) == (135, ())
     assert stopwatch.alone_calls == 0
