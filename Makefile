@@ -52,7 +52,7 @@ endif
 OWN := add softmax layer_norm
 own: .venv-build/.stamp ## packs of examples/own in build/own, which tests with torch and `aotmm bench own` launch
 	.venv-build/bin/aotmm build $(foreach name,$(OWN),--kernel examples/own/$(name).py:$(name)_kernel) \
-		$(PACKS:%=--arch %) --out build/own
+		$(PACKS:%=--arch %) --out build/own --cache artifacts/.cache
 
 setup: .venv/.stamp ## .venv with torch, the checkout and what tests and lint need; TORCH="torch==..." for another torch
 

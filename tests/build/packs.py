@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import os
@@ -11,7 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from aotmm.build import build, link, render
@@ -23,7 +25,7 @@ from aotmm.pack import manifest, table
 from aotmm.pack.files import data_folder
 from aotmm.pack.schema import Kernel
 from aotmm.pack.table import Table
-from aotmm.runtime.pack import open_pack
+from aotmm.runtime.pack import Pack, open_pack
 from aotmm.target import target
 from tests.config_sets import Value, config_set, tile
 from tests.samples import code_in
@@ -83,15 +85,24 @@ SLICES = config_set(tile(64, 64, 256, 3, 4, cluster_k=4, **HOPPER), dtypes=["fp1
 @functools.cache
 def default_pack(arch: str) -> Path:
     """The default pack of `arch`: the checkout's if a build would leave it alone, else built once per session."""
-    folder = data_folder("artifacts") / arch
-    if _up_to_date(folder):
-        return folder
-    return build((arch,), _folder())[0].folder
+    found = session_folder() / f"{arch}.default"
+    with _alone():
+        if not found.exists():  # sm90's takes seconds to check
+            folder = data_folder("artifacts") / arch
+            made = folder if _up_to_date(folder) else build((arch,), session_folder())[0].folder
+            found.write_text(str(made))
+    return Path(found.read_text())
+
+
+@functools.cache
+def opened_pack(arch: str) -> Pack:
+    """The default pack of `arch`, opened once per process: reading the list of sm90's kernels takes a second."""
+    return open_pack(default_pack(arch))
 
 
 def tiny_pack(arch: str) -> Path:
-    """A pack of one tile and the generic kernel, fp16 and row-major, built once per session."""
-    return pack_of(arch, TINY, "tiny")
+    """A pack of one tile and the generic kernel, fp16 and row-major, built once per session, with its own cache."""
+    return pack_of(arch, TINY, "tiny", Cache(session_folder() / "tiny" / ".cache"))
 
 
 def plans_pack(arch: str) -> Path:
@@ -100,11 +111,16 @@ def plans_pack(arch: str) -> Path:
 
 
 @functools.cache
-def pack_of(arch: str, configs: str, name: str = "") -> Path:
-    """A pack of the config set with that text, and of that name, built once per session."""
-    path = _folder() / f"{name or hashlib.sha256(configs.encode()).hexdigest()[:12]}.toml"
-    path.write_text(configs)
-    return build((arch,), _folder() / path.stem, configs=str(path))[0].folder
+def pack_of(arch: str, configs: str, name: str = "", cache: Cache | None = None) -> Path:
+    """A pack of the config set with that text, and of that name, built once per session.
+
+    Kernels that the default packs have too, and those that another part of the tests has compiled, come from the
+    checkout's cache if none is given.
+    """
+    path = session_folder() / f"{name or hashlib.sha256(configs.encode()).hexdigest()[:12]}.toml"
+    with _alone():
+        path.write_text(configs)
+        return build((arch,), path.with_suffix(""), configs=str(path), cache=cache or _compiled())[0].folder
 
 
 def generic_pack(arch: str) -> Path:
@@ -125,8 +141,9 @@ def slices_pack() -> Path:
 @functools.cache
 def other_host(machine: str, arch: str) -> Path:
     """A folder with the default pack of `arch` for processor `machine`, and what serves torch there, built once."""
-    folder = _folder() / machine
-    build((arch,), folder, machine=machine, cache=Cache(default_pack(arch).parent / ".cache"))
+    folder, cache = session_folder() / machine, Cache(default_pack(arch).parent / ".cache")
+    with _alone():
+        build((arch,), folder, machine=machine, cache=cache)
     return folder
 
 
@@ -141,7 +158,8 @@ OWN = (
 def own_pack(arch: str) -> Path:
     """A pack of the functions in examples/own, built once per session."""
     places = tuple(str(ROOT / "examples" / "own" / words) for words in OWN)
-    return build((arch,), _folder() / "own", kernels=places)[0].folder
+    with _alone():
+        return build((arch,), session_folder() / "own", kernels=places, cache=_compiled())[0].folder
 
 
 def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel], tables: Sequence[Table] = ()) -> Path:
@@ -198,8 +216,32 @@ def _up_to_date(folder: Path) -> bool:
     return (whole.provenance.kernel_sources, whole.library_key) == (kernel_sources(), key)
 
 
+_GIVEN: list[Path] = []
+
+
+def share_folder(folder: Path) -> None:
+    """Keeps this process's packs in `folder`, where the process of the tests that it works for has its own."""
+    _GIVEN.append(folder)
+
+
 @functools.cache
-def _folder() -> Path:
+def session_folder() -> Path:
+    """The folder of this session's packs."""
+    if _GIVEN:
+        return _GIVEN[0]
     folder = Path(tempfile.mkdtemp(prefix="aotmm-packs-"))
     atexit.register(shutil.rmtree, folder)
     return folder
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Lets one process of the session build at a time: the next finds what this one built."""
+    with (session_folder() / ".lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _compiled() -> Cache:
+    """The checkout's cache, in which `make artifacts` left the kernels of the default packs."""
+    return Cache(data_folder("artifacts") / ".cache")

@@ -135,12 +135,15 @@ _LISTINGS: list[Path] = []
 
 def share_listings(folder: Path) -> None:
     """Keeps what disassemblers print in `folder`, where other processes find it: nvdisasm takes half a second."""
+    folder.mkdir(parents=True, exist_ok=True)
     _LISTINGS.append(folder)
 
 
 def disassembly(command, image, suffix):
     """Text that `command`, one for each `suffix`, prints for `image` (bytes), which is passed as a temporary file."""
-    names = [folder / (hashlib.sha256(image).hexdigest() + suffix) for folder in _LISTINGS]
+    tool = Path(command[0]).stat()
+    digest = hashlib.sha256(f"{command} {tool.st_size} {tool.st_mtime_ns} ".encode() + image).hexdigest()
+    names = [folder / (digest + suffix) for folder in _LISTINGS]
     for name in names:
         if name.exists():
             return name.read_text()
@@ -473,11 +476,11 @@ class Shared:
         """Lanes begin to copy nbytes each to `address` (n,), as `store` will have them when they end."""
         index = self._index(group, address, nbytes)
         self._no_reader(index, self.epoch << 6, ((self.epoch << 6) | wave).astype(I32)[:, None])
-        np.add.at(self.coming, index, 1)
+        np.add.at(self.coming, index.ravel(), I32(1))  # flat and of one type: numpy's fast way
 
     def end_copy(self, group, wave, address, words, nbytes):
         """Store what lanes began to copy."""
-        np.subtract.at(self.coming, self._index(group, address, nbytes), 1)
+        np.subtract.at(self.coming, self._index(group, address, nbytes).ravel(), I32(1))
         self.store(group, wave, address, words, nbytes, nbytes)
 
     def _no_copy(self, index, what):

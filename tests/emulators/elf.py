@@ -10,6 +10,7 @@ descriptor and the NT_AMDGPU_METADATA note (msgpack).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 from typing import Any, NamedTuple
 
@@ -346,6 +347,7 @@ def _hsaco(view: _View) -> Info:
     return Info("hsaco", arch, kernels, debug)
 
 
+@functools.lru_cache(maxsize=64)  # a driver reads an image at every load
 def read(image: bytes) -> Info:
     """What a cubin or an hsaco says of itself. Raises ImageError, and nothing else, for any other bytes."""
     try:

@@ -6,14 +6,11 @@ function there, `own_process` makes a test run there.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import hashlib
 import importlib
 import mmap
 import os
-import shutil
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -34,6 +31,7 @@ from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.target import target
 from aotmm.timing.correctness import ETA, Epilogue
+from tests.build import packs
 from tests.emulators import core, fake_driver, gfx90a, numerics, sm80
 from tests.native.truth import Judgement, judge, truth
 
@@ -68,10 +66,18 @@ def missing(arch: str) -> str | None:
 # ------------------------------------------------------------------------------------------------------ processes
 @functools.cache
 def _workers() -> ProcessPoolExecutor:
-    listings = Path(tempfile.mkdtemp(prefix="aotmm-listings-"))
-    atexit.register(shutil.rmtree, listings)
-    count, begin = min(os.cpu_count() or 1, 8), core.share_listings
-    return ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=begin, initargs=(listings,))
+    return ProcessPoolExecutor(
+        min(os.cpu_count() or 1, 8),
+        mp_context=get_context("spawn"),
+        initializer=_begin,
+        initargs=(packs.session_folder(),),
+    )
+
+
+def _begin(folder: Path) -> None:
+    """Lets this worker find what this session built, and what any part of the tests disassembled: both take long."""
+    packs.share_folder(folder)
+    core.share_listings(packs.ROOT / "build" / "listings")
 
 
 def submit(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,7 @@ MAX_GRID = 2**31 - 1
 MAX_WORKSPACE = 2**40
 PDL_NS = 50_000
 FULL_PDL_NS = 12_000  # of a launch that leaves no room for the next one
+Array = np.ndarray[Any, np.dtype[Any]]
 F32 = np.float32
 ONE = F32(1)
 SPLIT_A, SPLIT_B = F32(0.9), F32(1.2)  # that loads take longer if all lines of A or of B begin within a cache line
@@ -439,6 +440,17 @@ class Floats(NamedTuple):
     ns_per_loaded_byte: F32
 
 
+class WhenAsked(dict[int, Floats]):
+    """The constants of kernels by number, each computed when it is asked for: one problem needs those of few."""
+
+    def __init__(self, compute: Callable[[int], Floats]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, number: int) -> Floats:
+        return self.setdefault(number, self._compute(number))
+
+
 def rounded(*values: float) -> Floats:
     """Constants, which are computed in doubles."""
     return Floats(*map(F32, values))
@@ -504,14 +516,21 @@ class Reference:
         self.kernels = kernels
         self.target = target
         self.tables = tuple(tables)
-        self._constants: dict[object, list[Floats]] = {}
-        self._hidden: dict[tuple[str, int], list[float]] = {}
+        self._constants: dict[object, WhenAsked] = {}
+        self._hidden: dict[tuple[str, int], Array] = {}
+        self._weights: dict[str, tuple[Array, ...]] = {}
+        self._orders: dict[Problem, tuple[str, int, int]] = {}
+        self._helpers = {
+            role: [(number, kernel) for number, kernel in enumerate(kernels) if kernel.role == role]
+            for role in ("reduce", "copy")
+        }
+        self._kinds = [(k.role, k.config_name, frozenset(k.guards), k.fast_accum) for k in kernels]
         keys = sorted({key_of(kernel) for kernel in kernels})
         self._models = {(table.device, model.key): model for table in tables for model in table.models_of(keys)}
         self._timed = {(table.device, *model.types) for table in tables for model in table.models}
         self._times_of: dict[str, dict[tuple[object, ...], dict[str, Sample]]] = {}
         # on the device of the last question, as the next ones
-        self.constants: list[Floats] = []
+        self.constants = WhenAsked(lambda number: rounded(*self._fitted(self.kernels[number], None)))
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.order = "", 0, 0  # of the last question
@@ -550,10 +569,10 @@ class Reference:
         """That of the table."""
         return self.table.network if self.table else None
 
-    def _of_table(self, table: Table | None) -> list[Floats]:
+    def _of_table(self, table: Table | None) -> WhenAsked:
         key = table and table.device
         if key not in self._constants:
-            self._constants[key] = [rounded(*self._fitted(kernel, table)) for kernel in self.kernels]
+            self._constants[key] = WhenAsked(lambda number: rounded(*self._fitted(self.kernels[number], table)))
         return self._constants[key]
 
     def _fitted(self, kernel: Kernel, table: Table | None) -> Constants:
@@ -574,15 +593,19 @@ class Reference:
             ns_per_loaded_byte=c.ns_per_loaded_byte * loaded,
         )
 
-    def _scaled(self, by: Speeds, device: CDevice) -> list[Floats]:
+    def _scaled(self, by: Speeds, device: CDevice) -> WhenAsked:
         tensor = hidden_facts(device.name.decode()).tensor_tflops
         table = by.table if isinstance(by.table, Table) else None
         key = (by.table.device, by.multiprocessors, by.clock, by.sustained, by.memory, tensor)
         if key not in self._constants:
-            self._constants[key] = [
-                scaled(kernel, each, by, tensor / max(sharing(kernel, self.target), keeping_busy(kernel, self.target)))
-                for kernel, each in zip(self.kernels, self._of_table(table), strict=True)
-            ]
+            of_table = self._of_table(table)
+
+            def constant(number: int) -> Floats:
+                kernel = self.kernels[number]
+                share = max(sharing(kernel, self.target), keeping_busy(kernel, self.target))
+                return scaled(kernel, of_table[number], by, tensor / share)
+
+            self._constants[key] = WhenAsked(constant)
         return self._constants[key]
 
     # ---- launches
@@ -605,9 +628,8 @@ class Reference:
 
         fitting = [
             number
-            for number, kernel in enumerate(self.kernels)
-            if kernel.role == role
-            and suits(kernel)
+            for number, kernel in self._helpers[role]
+            if suits(kernel)
             and kernel.shared_bytes <= device.shared_bytes
             and keeps_guards(kernel, values)
             and self.grid(kernel, tiles(kernel, sized(values, "M"), sized(values, "N")), device)
@@ -699,9 +721,14 @@ class Reference:
     def order_of(self, problem: Problem) -> tuple[str, int, int]:
         """The order that the kernels of a problem have to keep, "" for any, and the slices of K, 0 for any number.
 
-        The third is the longest step along K. A matrix of one row is a vector: both have one order.
+        The third is the longest step along K. A matrix of one row is a vector: both have one order. It is found once
+        for each problem, because many kernels are asked about one.
         """
-        p = problem
+        if problem not in self._orders:
+            self._orders[problem] = self._found_order(problem)
+        return self._orders[problem]
+
+    def _found_order(self, p: Problem) -> tuple[str, int, int]:
         if not p.batch_invariant or p.K == 0 or p.dtype_c == "int32":
             return "", 0, 0
         if p.bias_ptr and not p.bias_strides[1]:
@@ -714,12 +741,13 @@ class Reference:
             special = kernel.relaxed
             if kernel.role != "product" or not same_types(kernel, p) or special > is_relaxed(p):
                 continue
-            if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in guarded(kernel):
+            about = guarded(kernel)
+            if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in about:
                 continue
-            if bool(p.block_scale_a_ptr) != (("block_scale_a_ptr", "at_least") in guarded(kernel)):
+            if bool(p.block_scale_a_ptr) != (("block_scale_a_ptr", "at_least") in about):
                 continue
             order = str(kernel.order)
-            able = not {("M", "multiple_of"), ("N", "multiple_of"), ("K", "multiple_of")} & guarded(kernel)
+            able = not {("M", "multiple_of"), ("N", "multiple_of"), ("K", "multiple_of")} & about
             before = best.get(order, (False, False, 0.0))
             best[order] = max(before[0], able), special, kernel.order.promoted or math.inf
             found[order] += 1
@@ -767,8 +795,7 @@ class Reference:
         plainest: dict[object, tuple[int, int]] = {}
         for number, kernel in enumerate(self.kernels):
             if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes and self._keeps_order(kernel):
-                key = (kernel.role, kernel.config_name, frozenset(kernel.guards), kernel.fast_accum)
-                rank = EPILOGUES.index(kernel.epilogue), number
+                key, rank = self._kinds[number], (EPILOGUES.index(kernel.epilogue), number)
                 plainest[key] = min(plainest.get(key, rank), rank)
         ways = list(self.ways(problem, device, limit, cut))
         plans = [
@@ -781,11 +808,9 @@ class Reference:
         kernel, measured = self.kernels[planned.plan.kernel], planned.plan.measured
         if not self.network or measured or kernel.config.block_m <= max(TALL, 2 * problem.M):
             return False
-        others = [self.kernels[number] for _, number in plainest.values()]
-        return any(
-            each.config.block_m <= TALL and (each.role, set(each.guards)) == (kernel.role, set(kernel.guards))
-            for each in others
-        )
+        role, _, guards, _ = self._kinds[planned.plan.kernel]
+        others = [number for _, number in plainest.values() if self.kernels[number].config.block_m <= TALL]
+        return any((self._kinds[number][0], self._kinds[number][2]) == (role, guards) for number in others)
 
     def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:
         """Measured plans, and those that the formula likes most, as the network sees them."""
@@ -1016,7 +1041,7 @@ class Reference:
 
         def plan(*names: str) -> Plan:
             values = [inputs[name] for name in names]
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):  # of a time without end
                 output = self._output(planned.plan.kernel, values, model) + shift
                 ns = time * float(np.exp(output)) if timed else time
             return replace(planned.plan, pdl="pdl" in names, cost=cost(ns + float(way.ns)))
@@ -1040,25 +1065,16 @@ class Reference:
         network = self.network
         assert self.table is not None
         assert network is not None
-        key = self.table.device, number
+        first, key = len(KERNEL_INPUTS), (self.table.device, number)
+        if self.table.device not in self._weights:
+            weights = network.inputs, network.bias, network.second, network.second_bias, network.outputs
+            self._weights[self.table.device] = tuple(np.array(each) for each in weights)
+        rows, bias, second, second_bias, outputs = self._weights[self.table.device]
         if key not in self._hidden:
-            known, own = kernel_inputs(self.kernels[number]), model.hidden if model else (0.0,) * HIDDEN
-            self._hidden[key] = [
-                network.bias[node]
-                + own[node]
-                + sum(value * network.inputs[row][node] for row, value in enumerate(known))
-                for node in range(HIDDEN)
-            ]
-        first = len(KERNEL_INPUTS)
-        nodes = [
-            known_sum + sum(each * row[node] for each, row in zip(inputs, network.inputs[first:], strict=False))
-            for node, known_sum in enumerate(self._hidden[key])
-        ]
-        total = 0.0
-        for node, bias in enumerate(network.second_bias):
-            value = bias + sum(max(0.0, each) * row[node] for each, row in zip(nodes, network.second, strict=True))
-            total += max(0.0, value) * network.outputs[node]
-        return total
+            own = model.hidden if model else (0.0,) * HIDDEN
+            self._hidden[key] = bias + own + np.array(kernel_inputs(self.kernels[number]), float) @ rows[:first]
+        nodes = self._hidden[key] + np.array(inputs, float) @ rows[first : first + len(inputs)]
+        return float(np.fmax(0.0, np.fmax(0.0, nodes) @ second + second_bias) @ outputs)
 
 
 def concurrent(kernel: Kernel, device: CDevice, target: Target) -> int:

@@ -17,7 +17,7 @@ from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import TARGETS, target
-from tests.build.packs import default_pack, pack_of
+from tests.build.packs import default_pack, opened_pack, pack_of
 from tests.config_sets import Value, config_set, tile
 from tests.native.emulation import ARCHS, Case, Emulator, Product, missing, own_process
 from tests.native.reference import slices_of
@@ -66,7 +66,7 @@ def problem_of(m: int, n: int, k: int, layout: str = "nt", **changes: Any) -> Pr
 @functools.cache
 def way(arch: str) -> Launcher:
     """The launcher of the default pack."""
-    return open_pack(default_pack(arch)).launcher
+    return opened_pack(arch).launcher
 
 
 def device_of(arch: str, rng: np.random.Generator) -> CDevice:

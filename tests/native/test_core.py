@@ -26,7 +26,7 @@ from aotmm.runtime.launcher import CPlan, Launcher, Plan, Problem
 from aotmm.runtime.pack import load_verified, open_pack
 from aotmm.runtime.tuning import CDevice, nominal_device
 from aotmm.target import TARGETS, target
-from tests.build.packs import default_pack, tiny_pack
+from tests.build.packs import default_pack, opened_pack, tiny_pack
 from tests.native.emulation import ARCHS, Emulator, missing, own_process
 from tests.native.reference import LONGEST_K, Choice, Reference, ceil_div, keeps_guards, quantities, same_types, tiles
 from tests.native.test_plans import changed_pack
@@ -56,7 +56,7 @@ ROUNDED = 1e-5  # relative error of a network in single precision
 @functools.cache
 def launcher(arch: str) -> Launcher:
     """The launcher of the default pack; selection needs no GPU."""
-    return open_pack(default_pack(arch)).launcher
+    return opened_pack(arch).launcher
 
 
 def dense(m: int, n: int, k: int, dtype: str = "fp16") -> Problem:
@@ -348,7 +348,7 @@ def test_explained_is_what_is_launched(arch: str) -> None:
 
 def load_apart(arch: str) -> Launcher:
     """A launcher with a library of its own, which a test may retune."""
-    pack = open_pack(default_pack(arch))
+    pack = opened_pack(arch)
     return Launcher(load_verified(pack.folder, pack.head.library), arch, lambda: pack.manifest.kernels)
 
 

@@ -12,7 +12,7 @@ from aotmm.errors import NoKernelError
 from aotmm.pack import table
 from aotmm.runtime.launcher import Launcher, Plan
 from aotmm.runtime.pack import open_pack
-from tests.build.packs import default_pack, relinked
+from tests.build.packs import opened_pack, relinked
 from tests.native.test_core import draw, usual
 from tests.samples import SHIPPED
 
@@ -38,7 +38,7 @@ def chosen(mm: Launcher, arch: str) -> list[Plan | None]:
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_any_processor(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher without AVX2 and FMA takes the same plans, and predicts the same times."""
-    whole = open_pack(default_pack(arch))
+    whole = opened_pack(arch)
     monkeypatch.setattr(link, "FLAGS", (*link.FLAGS, "-DAOTMM_ANYWHERE"))
     anywhere = open_pack(relinked(whole.folder, tmp_path, whole.manifest.kernels, table.shipped(arch)))
     plans = chosen(whole.launcher, arch)

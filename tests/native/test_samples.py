@@ -86,7 +86,8 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
     mm.retune(table)
     device = measured_device(table, row.shared_bytes)
     dtypes = {4: "fp32", 2: "fp16", 1: "fp8e4" if "fp8e4" in row.dtypes else "fp8e5"}
-    seen = collections.Counter[str]()
+    cases: list[tuple[ShapeTimes, Kernel, Plan, list[Sample]]] = []
+    timed: list[ShapeTimes] = []
     for _ in range(SHAPES):
         shape = draw(rng)
         problem = problem_of(shape, dtypes[shape.element_bytes])
@@ -96,24 +97,25 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
             plan = mm.check(problem, device, number, BIG).plan if of_kind else None
             if plan is not None and not plan.copies:
                 able.append((kernel, plan, plans_of(kernel, shape, device, row)))
-        if not able:
-            continue
-        every = tuple(sample for _, _, among in able for sample in among)
-        found = samples(mm.kernels, Gpu(row, table), [replace(shape, times=every)])
-        of_every = predicted(found, table) if network else formula(found.parts)
-        scaled = inputs(found, np.array([model.factors for model in table.models_of(found.keys)]))[1]
-        ends = np.cumsum([len(among) for _, _, among in able])[:-1]
-        for (kernel, plan, among), times, parts in zip(
-            able, *(np.split(x, ends) for x in (of_every, scaled)), strict=True
-        ):
-            # the formula knows no pdl: both have its time
-            chosen = next(
-                i for i, each in enumerate(among) if each.split == plan.split and each.pdl in (plan.pdl, not network)
-            )
-            where = shape, kernel.name, plan
-            assert plan.cost == pytest.approx(times[chosen], abs=1 + ROUNDED * times[chosen]), where
-            least = (looked_at(among, parts, times) if network else times).min()
-            assert plan.cost == pytest.approx(least, abs=1 + ROUNDED * least), where
-            seen.update([kernel.role, f"pdl {plan.pdl}", "odd" if shape.K % 8 or shape.offset_a else "aligned"])
+        cases += [(shape, *each) for each in able]
+        timed.append(replace(shape, times=tuple(sample for _, _, among in able for sample in among)))
+    found = samples(mm.kernels, Gpu(row, table), timed)
+    of_every = predicted(found, table) if network else formula(found.parts)
+    scaled = inputs(found, np.array([model.factors for model in table.models_of(found.keys)]))[1]
+    ends = np.cumsum([len(among) for *_, among in cases])
+    assert len(of_every) == ends[-1]
+    seen = collections.Counter[str]()
+    for (shape, kernel, plan, among), times, parts in zip(
+        cases, *(np.split(x, ends[:-1]) for x in (of_every, scaled)), strict=True
+    ):
+        # the formula knows no pdl: both have its time
+        chosen = next(
+            i for i, each in enumerate(among) if each.split == plan.split and each.pdl in (plan.pdl, not network)
+        )
+        where = shape, kernel.name, plan
+        assert plan.cost == pytest.approx(times[chosen], abs=1 + ROUNDED * times[chosen]), where
+        least = (looked_at(among, parts, times) if network else times).min()
+        assert plan.cost == pytest.approx(least, abs=1 + ROUNDED * least), where
+        seen.update([kernel.role, f"pdl {plan.pdl}", "odd" if shape.K % 8 or shape.offset_a else "aligned"])
     assert min(seen["product"], seen["partial"], seen["odd"], seen["aligned"]) > 20, seen
     assert arch != "sm90" or min(seen["pdl True"], seen["pdl False"]) > 20, seen

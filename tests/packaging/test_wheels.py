@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from email.parser import Parser
 from pathlib import Path
 
@@ -27,7 +28,9 @@ from tests.samples import SHIPPED
 
 OTHER = next(name for name in HOSTS if name != platform.machine())
 VERSION = aotmm.__version__
+SMALL = "sm80"  # the arch of the wheels with one pack; sm90's are made more slowly
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+Make = Callable[..., dict[str, Path]]
 PAGE_BYTES = 1 << 16  # aarch64 kernels may have pages of 64 KiB, GH200's do
 
 # Multiplies with the pack of the arch that the fake driver has: its launches, of one product, are computed here.
@@ -81,26 +84,20 @@ def _run(*command: str | Path, cwd: Path, fails: bool = False, **environment: st
     return done.stdout + done.stderr * fails
 
 
-def _make(folder: Path, *words: str | Path, root: Path = ROOT) -> dict[str, Path]:
-    """The wheels that `wheels.py` makes with such arguments, by name and version."""
-    printed = _run(sys.executable, root / "wheels.py", "--directory", folder, *words, cwd=root, PYTHONPATH=str(root))
-    return {"-".join(Path(line).name.split("-")[:2]): Path(line) for line in printed.splitlines()}
-
-
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What `make wheel`, `make wheel ARCH=sm90` and `make kernels` make, by name and version."""
+def wheels(tmp_path_factory: pytest.TempPathFactory, make: Make, wheel: Path) -> dict[str, Path]:
+    """What `make wheel`, `make wheel ARCH=sm80` and `make kernels` make, by name and version."""
     folder = tmp_path_factory.mktemp("wheels")
-    found = _make(folder, *SHIPPED) | _make(folder, "--label", "sm90") | _make(folder, "--kernels", *SHIPPED)
+    found = {f"aotmm-{VERSION}": wheel} | make(folder, "--label", SMALL) | make(folder, "--kernels", *SHIPPED)
     assert found.keys() == {
-        *(f"aotmm-{VERSION}", f"aotmm-{VERSION}+sm90"),
+        *(f"aotmm-{VERSION}", f"aotmm-{VERSION}+{SMALL}"),
         *(f"aotmm_kernels_{arch}-{VERSION}" for arch in SHIPPED),
     }
     return found
 
 
 @pytest.fixture(scope="session")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def others(tmp_path_factory: pytest.TempPathFactory, make: Make) -> dict[str, Path]:
     """The same for another processor, of one pack."""
     root = tmp_path_factory.mktemp("other") / "checkout"
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
@@ -108,10 +105,10 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     for name in ("README.md", "LICENSE", "pyproject.toml", "hatch_build.py", "wheels.py"):
         shutil.copy(ROOT / name, root)
-    shutil.copytree(other_host(OTHER, "sm90"), root / "build" / OTHER)
+    shutil.copytree(other_host(OTHER, SMALL), root / "build" / OTHER)
     folder = root.parent
-    found = _make(folder, "--host", OTHER, "--label", "sm90", root=root)
-    return found | _make(folder, "--host", OTHER, "--kernels", "sm90", root=root)
+    found = make(folder, "--host", OTHER, "--label", SMALL, root=root)
+    return found | make(folder, "--host", OTHER, "--kernels", SMALL, root=root)
 
 
 def _contents(wheel: Path) -> dict[str, bytes]:
@@ -121,12 +118,13 @@ def _contents(wheel: Path) -> dict[str, bytes]:
 
 def test_small_wheel(wheels: dict[str, Path]) -> None:
     """The wheel of one arch is the other one without the packs of others, and is not taken for it."""
-    whole, small = (_contents(wheels[f"aotmm-{version}"]) for version in (VERSION, f"{VERSION}+sm90"))
-    wanted = {name for name in whole if not name.startswith(("aotmm/artifacts/sm80", "aotmm/artifacts/gfx90a"))}
-    said = f"aotmm-{VERSION}+sm90.dist-info"
+    whole, small = (_contents(wheels[f"aotmm-{version}"]) for version in (VERSION, f"{VERSION}+{SMALL}"))
+    others = tuple(f"aotmm/artifacts/{arch}" for arch in SHIPPED if arch != SMALL)
+    wanted = {name for name in whole if not name.startswith(others)}
+    said = f"aotmm-{VERSION}+{SMALL}.dist-info"
     assert small.keys() == {name.replace(f"aotmm-{VERSION}.dist-info", said) for name in wanted}
     assert all(small[name] == whole[name] for name in wanted if ".dist-info" not in name)
-    assert f"Version: {VERSION}+sm90\n" in small[f"{said}/METADATA"].decode()
+    assert f"Version: {VERSION}+{SMALL}\n" in small[f"{said}/METADATA"].decode()
 
 
 @pytest.mark.parametrize("arch", SHIPPED)
@@ -180,7 +178,7 @@ def test_tags(wheels: dict[str, Path], others: dict[str, Path]) -> None:
 
 def test_stable_abi(wheels: dict[str, Path], others: dict[str, Path], tmp_path: Path) -> None:
     """abi3audit finds nothing in the module that the limited API of Python 3.10 lacks, for either processor."""
-    for number, wheel in enumerate((wheels[f"aotmm-{VERSION}"], others[f"aotmm-{VERSION}+sm90"])):
+    for number, wheel in enumerate((wheels[f"aotmm-{VERSION}"], others[f"aotmm-{VERSION}+{SMALL}"])):
         module = tmp_path / str(number) / "_direct_call.abi3.so"
         module.parent.mkdir()
         module.write_bytes(_contents(wheel)["aotmm/native/_direct_call.abi3.so"])
@@ -207,10 +205,10 @@ def test_other_processor(others: dict[str, Path]) -> None:
             for segment in elf.iter_segments("PT_LOAD"):
                 assert segment["p_align"] % PAGE_BYTES == 0 or OTHER == "x86_64", name
         assert [row.violations for row in verify(wheel)] == [(), ()]
-    inside, here = _contents(others[f"aotmm-{VERSION}+sm90"]), ROOT / "artifacts/sm90"
+    inside, here = _contents(others[f"aotmm-{VERSION}+{SMALL}"]), ROOT / "artifacts" / SMALL
     for path in [path for path in here.rglob("*") if path.is_file()]:
-        same = inside[f"aotmm/artifacts/sm90/{path.relative_to(here)}"] == path.read_bytes()
-        assert same == (path.name not in ("manifest.json", "libaotmm_sm90.so")), path
+        same = inside[f"aotmm/artifacts/{SMALL}/{path.relative_to(here)}"] == path.read_bytes()
+        assert same == (path.name not in ("manifest.json", f"libaotmm_{SMALL}.so")), path
 
 
 # ------------------------------------------------------------------------------------------------------------- Pythons
@@ -231,7 +229,7 @@ def python(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def clean(python: Path, tmp_path: Path, wheels: dict[str, Path]) -> Path:
-    """The Python of a new environment with aotmm for sm90, the kernels for sm80, and click."""
+    """The Python of a new environment with aotmm for sm80, the kernels for sm90, and click."""
     venv = tmp_path / "venv"
     _run(python, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
     site = next(venv.glob("lib/python*/site-packages"))
@@ -239,7 +237,7 @@ def clean(python: Path, tmp_path: Path, wheels: dict[str, Path]) -> Path:
     version = site.parent.name.removeprefix("python")
     # This pip asks the wheels' tags whether that Python may have them, and does not have to run there.
     words = ("install", "--no-deps", "--no-index", "--only-binary=:all:", "--python-version", version, "--platform")
-    chosen = [wheels[f"aotmm-{VERSION}+sm90"], wheels[f"aotmm_kernels_sm80-{VERSION}"]]
+    chosen = [wheels[f"aotmm-{VERSION}+{SMALL}"], wheels[f"aotmm_kernels_sm90-{VERSION}"]]
     tag = chosen[0].stem.split("-")[-1]
     _run(sys.executable, "-m", "pip", *words, tag, "--target", site, *chosen, cwd=tmp_path)
     return venv / "bin/python"
@@ -251,8 +249,8 @@ def test_every_python(clean: Path, tmp_path: Path) -> None:
     site = next(clean.parents[1].glob("lib/python*/site-packages"))
     program = "from aotmm.cli import main; main()"
     listed = json.loads(_run(clean, "-c", program, "list", "--json", cwd=tmp_path))
-    mine = {"sm80": (f"{site}/aotmm_kernels_sm80", f"aotmm-kernels-sm80 {VERSION}")}
-    mine["sm90"] = (f"{site}/aotmm/artifacts/sm90", "")
+    mine = {"sm90": (f"{site}/aotmm_kernels_sm90", f"aotmm-kernels-sm90 {VERSION}")}
+    mine[SMALL] = (f"{site}/aotmm/artifacts/{SMALL}", "")
     assert {row["arch"]: (row["folder"], row["owner"]) for row in listed} == mine
     found = json.loads(_run(clean, "-c", program, "doctor", "--json", cwd=tmp_path))
     assert {row["arch"]: row["folder"] for row in found["packs"]} == {arch: mine[arch][0] for arch in mine}
