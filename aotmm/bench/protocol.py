@@ -20,15 +20,14 @@ from aotmm.bench.cases import Work
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row, Times
 from aotmm.timing.check import Truth, truth
-from aotmm.timing.graph import recorded
+from aotmm.timing.graph import idle, recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 
 _MOST_LAUNCHES = 1024  # in one graph
 _PAIR = 2
 # A rest's length, in replays. Without any, a GPU at its limit of power gives all that take turns one clock, and what
-# draws much power seems up to 15 % faster beside another kernel than alone. With this one, times are within 1 % of
-# those after long rests (docs/experiments/hopper-kernels.md, "Rests").
+# draws much power seems faster beside another kernel than alone (docs/experiments/hopper-kernels.md, "Rests").
 _REST = 2.0
 
 
@@ -38,7 +37,7 @@ class Effort:
 
     Attributes:
         graph_us: of one replay, which has to be long against the events' resolution and the launch of a graph.
-        total_us: of all replays of one provider, as far as the least and the most rounds allow.
+        total_us: of all replays of one provider, without their rests, as far as the least and the most rounds allow.
         rounds: their least and largest number, after a warm-up round.
         isolated: whether single calls are timed too.
     """
@@ -50,8 +49,8 @@ class Effort:
 
 
 THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
-# For thousands of cases, each of which counts little. In replays of 0.5 ms, of one large product, some kernels were a
-# tenth faster or slower than in longer ones.
+# For thousands of cases, each of which counts little. Replays are as long as times of one plan, with rests of twice
+# their length, differ least (docs/experiments/hopper-kernels.md, "Rests").
 BRIEF = Effort(4000.0, 0.0, (5, 5), isolated=False)
 
 
@@ -63,9 +62,6 @@ class Stopwatch(Protocol):
 
     def alone(self, call: Call, operands: Operands) -> float:
         """Return microseconds from the call, with an idle GPU, to its end."""
-
-    def rest(self, us: float) -> None:
-        """Let the GPU idle."""
 
 
 class GraphStopwatch:
@@ -91,10 +87,6 @@ class GraphStopwatch:
         call(operands)
         torch.cuda.synchronize()
         return (time.perf_counter() - start) * 1e6
-
-    def rest(self, us: float) -> None:
-        """Rest as `Stopwatch.rest`."""
-        idle(us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +145,7 @@ def compare(
         except Exception as failure:  # noqa: BLE001 - whatever a library raises, it is not timed and the others are
             not_run[provider.name] = f"failed: {type(failure).__name__}: {failure}"
     del truths
-    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()}, effort, stopwatch.rest)
+    graph_us = in_turn({name: (row.run, row.launches) for name, row in ready.items()}, effort)
     single = tuple(x.name for x in providers if effort.isolated and x.isolated and x.name in ready)
     isolated_us: dict[str, list[float]] = {name: [] for name in ready}
     for number, order in enumerate(orders(single, _singles(graph_us, effort))):
@@ -215,23 +207,13 @@ def launches_for(us: float, sets: int, graph_us: float = THOROUGH.graph_us) -> i
     return max(1, turns) * sets
 
 
-def idle(us: float) -> None:
-    """Let this process, and so its GPU, idle for so many microseconds."""
-    time.sleep(us * 1e-6)
-
-
-def in_turn(
-    runs: Mapping[str, tuple[Callable[[], float], int]],
-    effort: Effort = THOROUGH,
-    rest: Callable[[float], None] = idle,
-) -> dict[str, list[float]]:
+def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]], effort: Effort = THOROUGH) -> dict[str, list[float]]:
     """Return microseconds per product of every run, one figure per round after a warm-up round.
 
     There are as many rounds as the slowest one's time allows.
 
     Args:
         runs: functions from `Stopwatch.record`, and the numbers of their products.
-        rest: lets the GPU idle for so many microseconds.
     """
     if not runs:
         return {}
@@ -240,7 +222,7 @@ def in_turn(
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for order in orders(tuple(runs), rounds):
         for name in order:
-            rest(_REST * longest)
+            idle(_REST * longest * 1e3)
             samples[name].append(runs[name][0]())
     return samples
 

@@ -27,6 +27,7 @@ from aotmm.errors import SpecError
 from aotmm.problem import WORKSPACE_LIMIT
 from aotmm.runtime.launcher import Launcher, Plan, Problem
 from aotmm.runtime.tuning import CDevice
+from aotmm.target import target
 from aotmm.timing.correctness import Epilogue
 from aotmm.timing.draw import distribution
 from aotmm.timing.operands import Operands, Pool
@@ -116,7 +117,8 @@ def raced(
             stream = torch.cuda.current_stream().cuda_stream
             launcher.run(candidate.plan, problem, ordinal, stream, memory.data_ptr())
 
-        outcome = race(chosen, GpuTimer(launch, kind, sets[0], busy_ns(case)), lambda _: None, hopeless)
+        busy = busy_ns(case, target(launcher.arch).tflops)
+        outcome = race(chosen, GpuTimer(launch, kind, sets[0], busy), lambda _: None, hopeless)
         plans = {candidate.sample(0)[:-1]: candidate for candidate in chosen}
         found += [(sample.ns, plans[sample[:-1]]) for sample in outcome.samples]
         wrong |= outcome.wrong

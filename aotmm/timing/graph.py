@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -33,6 +34,11 @@ def recorded(launch: Callable[[_Set], object], sets: Sequence[_Set]) -> Callable
         if collects:
             gc.enable()
     return lambda: elapsed_ns(graph.replay) / len(sets)
+
+
+def idle(ns: float) -> None:
+    """Let this process, and so its GPU, idle for so many nanoseconds."""
+    time.sleep(ns * 1e-9)
 
 
 def elapsed_ns(run: Callable[[], object]) -> float:

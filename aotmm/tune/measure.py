@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,17 +11,18 @@ import torch
 from aotmm.problem import BLOCK_SCALE_K
 from aotmm.runtime.launcher import Problem
 from aotmm.runtime.pack import open_pack
+from aotmm.target import target
 from aotmm.timing.check import truth
-from aotmm.timing.graph import recorded
+from aotmm.timing.graph import idle, recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 from aotmm.tune.candidates import Candidate, output_of, problem_of, to_time
 from aotmm.tune.race import HOPELESS, HOPELESS_BY_OWN_TABLE, race
 from aotmm.tune.workers import Outcome, Running
 
-# Multiply-adds per ns, times the bytes of an element: three tenths of a Hopper's peak for any type, from which on GPUs
-# draw the most power that they may.
-_BUSY_RATE = 300_000
+# Part of the nominal speed of dense products. Of slower ones the order of plans hardly depends on power
+# (docs/experiments/tuning.md, "Rests").
+_BUSY = 0.3
 
 
 class GpuMeasurer:
@@ -55,16 +55,21 @@ class GpuMeasurer:
             need = max((candidate.plan.workspace_bytes for candidate in chosen), default=0)
             if need > self._workspace.numel():
                 self._workspace = torch.empty(need, dtype=torch.uint8, device="cuda")
-            return race(chosen, GpuTimer(self.launch, problems, sets[0], busy_ns(case)), heartbeat, self._hopeless)
+            busy = busy_ns(case, target(self._launcher.arch).tflops)
+            return race(chosen, GpuTimer(self.launch, problems, sets[0], busy), heartbeat, self._hopeless)
 
     def launch(self, candidate: Candidate, problem: Problem) -> None:
         """Launch a candidate once on the measurer's stream."""
         self._launcher.run(candidate.plan, problem, self._ordinal, self._stream.cuda_stream, self._workspace.data_ptr())
 
 
-def busy_ns(case: Case) -> float:
-    """Return the longest time of a case in which a GPU draws the most power that it may: `race.Timer.busy_ns`."""
-    return case.batch * case.shape.macs * case.element_bytes / _BUSY_RATE
+def busy_ns(case: Case, tflops: float) -> float:
+    """Return the longest time of a case that keeps tensor cores busy (`race.Timer.busy_ns`).
+
+    Args:
+        tflops: nominal speed in fp16; those in other types are taken to be that times 2 / `element_bytes`.
+    """
+    return case.batch * case.shape.macs * case.element_bytes / (_BUSY * tflops * 1e3)
 
 
 def _block_scales(case: Case) -> tuple[torch.Tensor, ...]:
@@ -99,4 +104,4 @@ class GpuTimer:
 
     def rest(self, ns: float) -> None:
         """Rest as `race.Timer.rest`."""
-        time.sleep(ns * 1e-9)
+        idle(ns)

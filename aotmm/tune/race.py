@@ -28,9 +28,9 @@ _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
 _FORESEEN = 1.2
 _ROUNDS, _LONG_ROUNDS = 5, 3
-# A GPU lowers its clock by the power that it drew in the last tenth of a second. Kernels that take turns without rests
-# all run at the clock of their mean power, and those that draw most seem up to 15 % faster than they are alone
-# (docs/experiments/hopper-kernels.md, "Rests"). So where much power is drawn, each turn begins with a rest.
+# A GPU lowers its clock by the mean power that it drew before. Kernels that take turns without rests all have the clock
+# of their mean, and those that draw most seem faster than they are alone (docs/experiments/hopper-kernels.md, "Rests").
+# So where much power is drawn, each turn begins with a rest. Times with rests differ so little that three are enough.
 _BUSY_TURN_NS = 1_000_000
 _REST = 2.0  # of a replay's length
 
@@ -40,7 +40,7 @@ class Timer(Protocol):
 
     Attributes:
         sets: operands that take turns; they do not fit the caches together.
-        busy_ns: launches that take no longer keep the tensor cores so busy that the GPU lowers its clock.
+        busy_ns: launches that take no longer keep the tensor cores so busy that their turns begin with rests.
     """
 
     sets: int

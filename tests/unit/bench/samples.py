@@ -33,7 +33,6 @@ class FakeStopwatch:
     us: float = 100.0
     recorded: list[int] = field(default_factory=list)
     replayed: list[Call] = field(default_factory=list)
-    rests: list[float] = field(default_factory=list)
     alone_calls: int = 0
 
     def record(self, call: Call, sets: Sequence[Operands], launches: int) -> Callable[[], float]:
@@ -53,10 +52,6 @@ class FakeStopwatch:
         call(operands)
         self.alone_calls += 1
         return self.us + 10
-
-    def rest(self, us: float) -> None:
-        """As `Stopwatch.rest`, in no time."""
-        self.rests.append(us)
 
 
 def product(case: Case, operands: Operands) -> torch.Tensor:

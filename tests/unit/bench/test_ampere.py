@@ -45,9 +45,6 @@ class Stopwatch:
 
         return run
 
-    def rest(self, _us: float) -> None:
-        """As `GraphStopwatch`, in no time."""
-
 
 def test_equal_tiles() -> None:
     """CUTLASS' fastest kernel without slices with a tile of ours that the product fills, and our fastest of it."""

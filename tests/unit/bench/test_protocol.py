@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -118,13 +118,21 @@ def test_brief_effort() -> None:
     assert row.not_run["wrong"].startswith("wrong: the largest error is ")
 
 
-def test_the_gpu_rests_before_each_replay() -> None:
+def test_the_gpu_rests_before_each_replay(rests: list[float]) -> None:
     """Twice as long as the slowest replay, whoever's turn it is; the round that warms up has no rests."""
-    stopwatch = FakeStopwatch(us=30.0)
-    _measure(stopwatch, right("x"), right("y"))
-    assert stopwatch.rests == [2 * 30.0 * 69] * 2 * 9
-    assert in_turn({"x": (lambda: 1.0, 1)}, rest=stopwatch.rest) == {"x": [1.0] * 11}
-    assert stopwatch.rests[-11:] == [2.0] * 11
+    events: list[object] = []
+
+    def replay(name: str, us: float) -> Callable[[], float]:
+        def run() -> float:
+            events.append((name, len(rests)))
+            return us
+
+        return run
+
+    in_turn({"slow": (replay("slow", 3.0), 10), "fast": (replay("fast", 2.0), 10)}, BRIEF)
+    assert rests == pytest.approx([2 * 3.0 * 10 * 1e3] * 10)
+    names = [("slow", "fast")[number % 2] for number in range(12)]
+    assert events == [*zip(names, (0, 0, *range(1, 11)), strict=True)]
 
 
 def test_launches() -> None:

@@ -49,6 +49,7 @@ class _Launcher:
     times_ns: dict[Plan, int] = field(default_factory=lambda: {Plan(1): 200, Plan(2, split=4): 100, Plan(3): 150})
     wrong: dict[str, str] = field(default_factory=dict)
     raced: list[tuple[bool, list[Plan]]] = field(default_factory=list)
+    arch: str = "sm90"
 
     def plan(self, _problem: Problem, _ordinal: int, _limit: int) -> Plan:
         """The choice."""

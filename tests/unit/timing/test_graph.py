@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from aotmm.timing.graph import recorded
+from aotmm.timing.graph import idle, recorded
 
 
 @pytest.fixture
@@ -46,3 +46,11 @@ def test_a_launch_that_fails_ends_the_recording(cuda: Mock) -> None:
         recorded(lambda number: 1 / number, [0])
     assert _names(cuda) == ["graph.capture_begin", "graph.capture_end"]
     assert gc.isenabled()
+
+
+def test_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process sleeps, for nanoseconds."""
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    idle(2e6)
+    assert slept == pytest.approx([0.002])
