@@ -20,15 +20,12 @@ from aotmm.bench.cases import Work
 from aotmm.bench.providers import Call, NotRunError, Provider
 from aotmm.bench.results import Row, Times
 from aotmm.timing.check import Truth, truth
-from aotmm.timing.graph import idle, recorded
+from aotmm.timing.graph import REST, idle, recorded
 from aotmm.timing.operands import Operands, Pool
 from aotmm.timing.problems import Case
 
 _MOST_LAUNCHES = 1024  # in one graph
 _PAIR = 2
-# A rest's length, in replays. Without any, a GPU at its limit of power gives all that take turns one clock, and what
-# draws much power seems faster beside another kernel than alone (docs/experiments/hopper-kernels.md, "Rests").
-_REST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,8 @@ class Effort:
 
 
 THOROUGH = Effort(2000.0, 20000.0, (5, 11), isolated=True)
-# For thousands of cases, each of which counts little. Replays are as long as times of one plan, with rests of twice
-# their length, differ least (docs/experiments/hopper-kernels.md, "Rests").
+# For thousands of cases, each of which counts little. Of replays of 0.5 to 4 ms, each after a rest twice as long, those
+# of 4 ms gave one plan's times the least spread (docs/experiments/hopper-kernels.md, "Rests").
 BRIEF = Effort(4000.0, 0.0, (5, 5), isolated=False)
 
 
@@ -222,7 +219,7 @@ def in_turn(runs: Mapping[str, tuple[Callable[[], float], int]], effort: Effort 
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for order in orders(tuple(runs), rounds):
         for name in order:
-            idle(_REST * longest * 1e3)
+            idle(REST * longest * 1e3)
             samples[name].append(runs[name][0]())
     return samples
 

@@ -10,6 +10,10 @@ from typing import TypeVar
 import torch
 
 _Set = TypeVar("_Set")
+# A rest before a replay, in lengths of that. A GPU lowers its clock by the mean power that it drew before. So all that
+# take turns without rests have one clock, and what draws much power seems faster beside another kernel than alone
+# (docs/experiments/hopper-kernels.md, "Rests").
+REST = 2.0
 _PAUSE_CYCLES = 50_000  # about 25 us, more than it takes to launch a graph
 
 

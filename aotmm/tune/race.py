@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from aotmm.timing.graph import REST
 from aotmm.tune.candidates import Candidate
 from aotmm.tune.workers import Outcome, Running
 
@@ -28,11 +29,7 @@ _CONTENDER = 1.2  # times the best, up to which candidates are timed in turn
 # in a hundred is 1.3 times the one in turn, and a wrong time of what selection would take makes the fit avoid it.
 _FORESEEN = 1.2
 _ROUNDS, _LONG_ROUNDS = 5, 3
-# A GPU lowers its clock by the mean power that it drew before. Kernels that take turns without rests all have the clock
-# of their mean, and those that draw most seem faster than they are alone (docs/experiments/hopper-kernels.md, "Rests").
-# So where much power is drawn, each turn begins with a rest. Times with rests differ so little that three are enough.
-_BUSY_TURN_NS = 1_000_000
-_REST = 2.0  # of a replay's length
+_BUSY_TURN_NS = 1_000_000  # after a rest: such times differ so little that three are enough
 
 
 class Timer(Protocol):
@@ -136,7 +133,7 @@ def _in_turn(
         candidate, ns = racing[index]
         heartbeat(Running(candidate.family, candidate.config_name, str(candidate)))
         if busy:
-            timer.rest(_REST * launches[index] * ns)
+            timer.rest(REST * launches[index] * ns)
         return replays[index]()
 
     return in_turn([partial(heard, index) for index in range(len(racing))], rounds)

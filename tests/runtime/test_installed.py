@@ -76,29 +76,26 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_example(site: Path, tmp_path: Path) -> None:
-    """The wheel that docs/packs.md shows, built and installed, adds its pack: load, list and doctor find it.
-
-    With the pack for gfx90a, which is read in a tenth of the time of that for sm90.
-    """
+    """The wheel that docs/packs.md shows, built and installed, adds its pack: load, list and doctor find it."""
     project, target = tmp_path / "project", tmp_path / "target"
-    shutil.copytree(own() / "gfx90a", project / "packs" / "gfx90a")  # what its first command builds
-    (project / "pyproject.toml").write_text(BLOCKS["toml"].replace("sm90", "gfx90a"))
+    shutil.copytree(own() / "sm90", project / "packs" / "sm90")  # what its first command builds
+    (project / "pyproject.toml").write_text(BLOCKS["toml"])
     module("hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=project)
     module("pip", "install", "-q", "--no-deps", "--target", target, next(tmp_path.glob("*.whl")))
     assert len([line for line in BLOCKS["toml"].splitlines() if line]) <= 15
 
     path = f"{target}:{site}"
-    packs = [("gfx90a", "acme-kernels 1.0", True), *((arch, "", True) for arch in OWN)]
+    packs = [("sm90", "acme-kernels 1.0", True), *((arch, "", True) for arch in OWN)]
     assert run(path, tmp_path, SHOW).splitlines() == [
-        "<aotmm.Library of gfx90a of acme-kernels 1.0, gfx90a, sm80, sm90>",
+        "<aotmm.Library of sm90 of acme-kernels 1.0, gfx90a, sm80, sm90>",
         str(packs),
         "False",
     ]
-    where = f"{target}/acme_kernels/gfx90a (added by acme-kernels 1.0)"
+    where = f"{target}/acme_kernels/sm90 (added by acme-kernels 1.0)"
     for command in ("list", "doctor"):
         assert where in run(path, tmp_path, CLI, command)
 
-    (target / "acme_kernels/gfx90a/manifest.json").write_text("{}")
+    (target / "acme_kernels/sm90/manifest.json").write_text("{}")
     said = "acme-kernels 1.0 adds packs to aotmm (entry point acme = acme_kernels) that cannot be used: "
     assert f"aotmm.errors.ArtifactError: {said}" in run(path, tmp_path, SHOW, fails=True)
     told = run(path, tmp_path, CLI, "doctor", fails=True)
