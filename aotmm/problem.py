@@ -136,9 +136,10 @@ USUAL_SPLIT, LONGEST_K = 16, 2**27
 
 # Choices of group_m. More than 16 could overflow the number of a tile at N near 2^31.
 GROUPS = (1, 2, 4, 8, 16)
-USUAL_GROUP = 8  # of equal choices
-# Blocks beside each other that share a way to the L2 cache: Hopper's parts (GPCs) have 16 or 18 multiprocessors.
-NEIGHBOURS = 16
+USUAL_GROUP = 8  # of plans that name none
+# Blocks beside each other whose reads decide about group_m: if the device computes all tiles at once, and of ping-pong
+# kernels in clusters (docs/experiments/hopper-kernels.md, "Groups with rests"). Else it is half of what it computes.
+NEIGHBOURS, ALTERNATING_NEIGHBOURS = 24, 8
 # Slices under `batch_invariant` are multiples of so many elements of K. Kernels step along K by 16 to this, and fp8
 # sums move to fp32 after so many products, so such slices are the same for every kernel of an order. Kernels of longer
 # steps are left out.

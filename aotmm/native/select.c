@@ -509,22 +509,35 @@ static panels cut_at(const query *s, int64_t most_cols) {
   return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
 }
 
+/* Return the blocks that count as beside each other for group_m, as in launcher.h, in tiles. */
+static int64_t near_tiles(const query *s, uint32_t kernel, int64_t tiles) {
+  const int64_t together = num_ctas(aotmm_kernels + kernel), concurrent = concurrent_tiles(s, kernel);
+  int64_t near = concurrent / 2;
+  if (aotmm_products[kernel].alternates && together > 1) {
+    near = AOTMM_ALTERNATING_NEIGHBOURS / together;
+    if (near > concurrent) near = concurrent;
+  } else if (tiles <= concurrent) {
+    near = AOTMM_NEIGHBOURS / together;
+    if (near > tiles) near = tiles;
+  }
+  return near > 0 ? near : 1;
+}
+
 /* Return the group_m of launcher.h. */
 static uint32_t group_of(const query *s, uint32_t kernel) {
   static const uint8_t groups[] = AOTMM_GROUPS;
   const int64_t block_m = aotmm_products[kernel].block_m, block_n = aotmm_products[kernel].block_n;
-  const int64_t down = ceil_div(s->problem->M, block_m), tiles = tiles_of(kernel, s->problem->M, s->problem->N);
-  int64_t near = concurrent_tiles(s, kernel);
+  const int64_t down = ceil_div(s->problem->M, block_m), across = s->problem->N ? ceil_div(s->problem->N, block_n) : 1;
+  const int64_t near = near_tiles(s, kernel, tiles_of(kernel, s->problem->M, s->problem->N));
   double fewest = DBL_MAX;
   uint32_t best = 0;
-  if (near >= tiles)
-    near = tiles;
-  else if (near > AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel))
-    near = AOTMM_NEIGHBOURS / num_ctas(aotmm_kernels + kernel);
   for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
     int64_t rows = i && groups[i] > down ? down : groups[i];
-    double elements = (double)(rows * block_m) + (double)(near * block_n) / (double)rows;
-    if (elements < fewest || (elements == fewest && groups[i] == AOTMM_USUAL_GROUP)) fewest = elements, best = groups[i];
+    if (rows > near) rows = near;
+    double columns = (double)near / (double)rows;
+    if (columns > (double)across) columns = (double)across;
+    double elements = (double)near / columns * (double)block_m + columns * (double)block_n;
+    if (elements < fewest) fewest = elements, best = groups[i];
   }
   return best;
 }

@@ -1145,18 +1145,24 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
 
 
 def group(kernel: Kernel, problem: Problem, slots: int) -> int:
-    """Rows of tiles in a group, if `slots` tiles are computed at once, and 16 blocks share a way to the cache."""
+    """Rows of tiles in a group, if `slots` tiles are computed at once."""
     block_m, block_n = kernel.config.block_m, kernel.config.block_n
-    down = ceil_div(problem.M, block_m)
+    down, across = ceil_div(problem.M, block_m), ceil_div(problem.N, block_n)
     everything = tiles(kernel, problem.M, problem.N)
-    beside = everything if everything <= slots else min(slots, 16 // kernel.num_ctas)
+    if kernel.family == "pingpong" and kernel.num_ctas > 1:
+        near = min(slots, 8 // kernel.num_ctas)
+    elif everything <= slots:
+        near = min(everything, 24 // kernel.num_ctas)
+    else:
+        near = slots // 2
+    near = max(near, 1)
 
     def elements(group_m: int) -> float:
-        rows = min(group_m, max(down, 1))
-        return rows * block_m + beside * block_n / rows
+        columns = min(near / min(group_m, max(down, 1), near), float(max(across, 1)))
+        return near / columns * block_m + columns * block_n
 
     choices = [group_m for group_m in GROUPS if group_m == 1 or group_m // 2 < down]
-    return min(choices, key=lambda group_m: (elements(group_m), group_m != 8, group_m))
+    return min(choices, key=lambda group_m: (elements(group_m), group_m))
 
 
 def scaled(kernel: Kernel, c: Floats, by: Speeds, tensor: float) -> Floats:

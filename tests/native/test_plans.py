@@ -473,19 +473,19 @@ def test_scratch_memory_of_kernels(pack: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "multiprocessors", "group_m"),
     [
-        (4096, 16, 4),  # 4 x 4 tiles
-        (4096, 132, 4),  # likewise: 16 neighbours of 132
-        (4096, 8, 2),  # of 8, 2 x 4, as well as 4 x 2
-        (4096, 2, 1),  # as well as 2
-        (4096, 100_000, 16),  # all tiles at once
-        (512, 512, 8),  # likewise, 8 x 64, as well as 16
+        (4096, 32, 4),  # half of what is computed at once, 4 x 4 tiles
+        (4096, 132, 8),  # likewise 8 x 8.25
+        (4096, 16, 2),  # 2 x 4, as well as 4 x 2
+        (4096, 2, 1),
+        (4096, 100_000, 4),  # all tiles at once: of 24 beside each other 4 x 6, less than 8 x 3
+        (512, 512, 4),  # likewise
         (64, 64, 1),  # one row of tiles
         (192, 64, 4),  # three
         (0, 64, 1),
     ],
 )
 def test_groups_read_least(lone_pack: Path, rows: int, multiprocessors: int, group_m: int) -> None:
-    """Groups have the rows for which tiles beside each other read least of A and B: all, or else 16 neighbours."""
+    """Groups have the rows for which tiles beside each other read least: 24, or half of what is computed at once."""
     mm = open_pack(lone_pack).launcher
     for role in ("product", "partial"):
         number = next(n for n, k in enumerate(mm.kernels) if (k.role, k.layout) == (role, "nn"))
