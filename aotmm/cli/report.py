@@ -229,7 +229,7 @@ def selection_text(
                     ("config", _config(chosen.kernel.config)),
                     ("launches", _launches(best)),
                     ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
-                    ("order", f"tiles in groups of {best.group_m} rows"),
+                    ("order", best.order),
                     ("sums", _sums(chosen.kernel, best.split)),
                     ("time", f"{_microseconds(best)} us, {'measured' if best.measured else 'predicted'}"),
                     ("workspace", f"{best.workspace_bytes} B"),

@@ -242,6 +242,11 @@ class Plan:
         """Return the index in `launches` of that of `kernel`."""
         return (self.copies & (COPY_A | COPY_B)).bit_count()
 
+    @property
+    def order(self) -> str:
+        """Return the order of its tiles, for people."""
+        return f"tiles in groups of {self.group_m} rows" if self.group_m > 1 else "tiles row by row"
+
     @classmethod
     def from_c(cls, plan: CPlan) -> Plan:
         """Return a C plan as a value."""
@@ -391,7 +396,7 @@ def _described(plan: Plan | None) -> str:
         return ""
     how = "measured" if plan.measured else "predicted"
     panels = f" in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else ""
-    grid = f"grid of {plan.grid} blocks, tiles in groups of {plan.group_m} rows"
+    grid = f"grid of {plan.grid} blocks, {plan.order}"
     return f"{' + '.join(plan.launches)}{panels}, {grid}, {plan.cost / 1000:.2f} us {how}"
 
 
