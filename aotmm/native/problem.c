@@ -187,6 +187,14 @@ uint32_t worth_along_m(const quantities *q, int64_t element_bytes) {
   return a_along_k && b_along_k ? AOTMM_COPY_A : 0;
 }
 
+/* Return the rows of a copy of C. With A along M they are whole vectors, as fast kernels ask of M: the last few stay in the
+   workspace. Not so if operands of the epilogue have rows, which end where the caller's do. */
+static int64_t rows_of_c(const quantities *q, int64_t element_bytes) {
+  const int64_t *value = q->value, rows = value[AOTMM_PRODUCT_M], vector = VECTOR_BYTES / element_bytes;
+  const int of_rows = value[AOTMM_PRODUCT_BIAS_RANK] == 2 || (value[AOTMM_PRODUCT_SCALE_A_PTR] && value[AOTMM_PRODUCT_STRIDE_SCALE_A]);
+  return of_rows || !worth_along_m(q, element_bytes) ? rows : ceil_div(rows, vector) * vector;
+}
+
 /* Return the layout of a copy: in the memory order of the operand if the fast kernels take that, but A along M if that is worth it. */
 copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
@@ -195,6 +203,7 @@ copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   copy_layout found = {.transposed = along_m || (i == 1 && (along_k || !rows))};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
+  if (i == 2) found.lines = rows_of_c(q, element_bytes);
   int64_t bytes = saturated(found.length, element_bytes);
   if (bytes > max_workspace) bytes = max_workspace + 1; /* no overflow here; refused later */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
@@ -210,9 +219,11 @@ int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
   return bytes;
 }
 
-/* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. */
+/* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. Of a copy of A along M and one of
+   C kernels take all rows of the latter. */
 void set_copies(quantities *moved, const quantities *q, const copy_layout *layouts, uint32_t copies, int64_t address) {
   *moved = *q;
+  if (copies & AOTMM_COPY_A && copies & AOTMM_COPY_C && layouts[0].transposed) moved->value[AOTMM_PRODUCT_M] = layouts[2].lines;
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     int lines = layouts[i].transposed ? operands[i].col_stride : operands[i].row_stride;

@@ -106,13 +106,17 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
   if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= needed_along_k(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
   s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
-  const int whole_lines = !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES); /* of A along M, as fast kernels ask for */
-  const uint32_t more = whole_lines ? worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]) : 0;
+  const uint32_t more = worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  const uint32_t all = needed | (more ? more | AOTMM_COPY_C : 0);
   for (int i = 0; i < OPERANDS; i++)
-    if ((needed | more) >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
+    if (all >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
   add_placements(s, layouts, s->needed, needed & AOTMM_COPY_C);
   const uint32_t excluded = s->excluded; /* panels are for copies that are needed */
-  if (more) add_placements(s, layouts, s->needed | more, needed & AOTMM_COPY_C);
+  /* Fast kernels with A along M ask for whole vectors of rows, which C has not or a copy of it has. */
+  if (more && !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
+    add_placements(s, layouts, s->needed | more, needed & AOTMM_COPY_C);
+  else if (more && !rest_of(layouts[2].lines, bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
+    add_placement(s, layouts, all);
   s->excluded = excluded;
 }
 

@@ -89,7 +89,7 @@ def default_pack(arch: str) -> Path:
     with _alone():
         if not found.exists():  # sm90's takes seconds to check
             folder = data_folder("artifacts") / arch
-            made = folder if _up_to_date(folder) else build((arch,), session_folder())[0].folder
+            made = folder if _up_to_date(folder) else build((arch,), session_folder() / "default")[0].folder
             found.write_text(str(made))
     return Path(found.read_text())
 

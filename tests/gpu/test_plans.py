@@ -14,7 +14,7 @@ import torch
 
 import aotmm
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS, USUAL_SPLIT, WORKSPACE_LIMIT
-from aotmm.runtime.launcher import COPY_A, COPY_B
+from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Problem
 from aotmm.runtime.library import Library
 from aotmm.timing.operands import torch_dtype
 from aotmm.tune.candidates import for_invariance
@@ -217,6 +217,33 @@ def test_copies_beyond_the_limit(lib: Library, generator: torch.Generator) -> No
     assert torch.equal(lib.matmul(a, b), torch.matmul(a, b))  # no sum has more than 11 bits
     _, even = chosen(lib, a, b[:, :50_000].contiguous())
     assert plan.cost < 2 * even.cost or lib.pack_for(0).arch != "sm90", "as predicted"
+
+
+def test_a_turned_for_any_number_of_rows(lib: Library, generator: torch.Generator) -> None:
+    """fp32 products of any number of rows are exact with A turned; nothing is stored behind C's last row."""
+    launcher = lib.pack_for(0).launcher
+    numbers = [
+        number
+        for number, kernel in enumerate(launcher.kernels)
+        if (kernel.family, kernel.layout, kernel.role, kernel.vector_bytes) == ("fma", "tt", "product", 16)
+    ]
+    if not numbers:
+        pytest.skip("no kernels of family fma for this GPU")
+    n, k = 264, 1000
+    for number, m in itertools.product(numbers, (61, 1026, 2051)):
+        a, b, want = operands((m, n, k), "fp32", "nt", generator)
+        frame = torch.full((m + 8, n), -7.0, device="cuda")
+        problem = Problem(
+            m, n, k, (k, 1), (1, k), (n, 1), "fp32", "fp32", "fp32",
+            a_ptr=a.data_ptr(), b_ptr=b.data_ptr(), c_ptr=frame.data_ptr(),
+        )  # fmt: skip
+        plan = launcher.check(problem, launcher.device(0), number).plan
+        assert plan is not None
+        assert plan.copies == COPY_A | COPY_C
+        workspace = torch.full((plan.workspace_bytes,), -1, device="cuda", dtype=torch.int8)  # NaN as fp32
+        launcher.run(plan, problem, 0, torch.cuda.current_stream().cuda_stream, workspace.data_ptr())
+        assert torch.equal(frame[:m], want), (launcher.kernels[number].name, m)
+        assert (frame[m:] == -7).all(), (launcher.kernels[number].name, m)
 
 
 # -------------------------------------------------------------------------------------------------- CUDA graphs

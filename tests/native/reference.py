@@ -237,6 +237,11 @@ def worth_along_m(values: Values, element_bytes: int, *, threads_multiply: bool)
     return units == {"stride_am": False, "stride_ak": True, "stride_bk": True, "stride_bn": False}
 
 
+def has_rows(values: Values) -> bool:
+    """Whether operands of the epilogue have rows."""
+    return values["bias_rank"] == 2 or bool(values["scale_a_ptr"] and values["stride_scale_a"])
+
+
 def place(values: Values, number: int, element_bytes: int, *, threads_multiply: bool) -> Place:
     """Where a copy of an operand lies."""
     operand = OPERANDS[number]
@@ -246,6 +251,8 @@ def place(values: Values, number: int, element_bytes: int, *, threads_multiply: 
     across |= not along_k and cols and not rows
     transposed = {A: across, B: along_k or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
+    if number == C and worth_along_m(values, element_bytes, threads_multiply=threads_multiply) and not has_rows(values):
+        sizes = ceil_div(sizes[0], 4) * 4, sizes[1]
     lines, length = sizes[::-1] if transposed else sizes
     pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
     return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * element_bytes, 256) * 256)
@@ -254,6 +261,8 @@ def place(values: Values, number: int, element_bytes: int, *, threads_multiply: 
 def with_copies(values: Values, places: dict[int, Place], address: int) -> Values:
     """The problem with the operands of `places` in a workspace."""
     found = dict(values)
+    if {A, C} <= places.keys() and places[A].transposed:
+        found["M"] = places[C].lines
     for number, where in sorted(places.items()):
         operand = OPERANDS[number]
         strides = (operand.row_stride, operand.col_stride)
@@ -501,7 +510,7 @@ def speeds(table: Table | Nominal, device: CDevice) -> Speeds:
 
 def first_fit(kernel: Kernel, ways: list[Way], cut: Panels) -> Way | None:
     """The first way in which a kernel keeps its guards, in the last panel too; a partial has none that copies C."""
-    last: Values = {"M": cut.last_rows, "N": cut.last_cols}
+    last: Values = {"M": cut.last_rows, "N": cut.last_cols} if cut.count > 1 else {}
     for way in ways:
         kept = keeps_guards(kernel, way.values) and keeps_guards(kernel, way.values | last)
         if kept and not (kernel.role == "partial" and way.copies >> C & 1):
@@ -662,8 +671,11 @@ class Reference:
         operands = [number for number in needed if number != C]
         choices = [operands, needed if C in needed else []]
         threads = self._threads_multiply
-        if problem.M % 4 == 0 and worth_along_m(values, widths[A], threads_multiply=threads):
-            choices += [[A, *operands], [A, *needed] if C in needed else []]
+        if worth_along_m(values, widths[A], threads_multiply=threads):
+            if problem.M % 4 == 0:
+                choices += [[A, *operands], [A, *needed] if C in needed else []]
+            elif widths[C] == 4 and not has_rows(values):
+                choices += [[A, *operands, C]]
         for chosen in dict.fromkeys(map(tuple, choices)):
             if not chosen:
                 continue

@@ -105,8 +105,30 @@ def not_offered() -> dict[str, Problem]:
         "one row": problem_of(M=1),
         "one column": problem_of(N=1),
         "no K": problem_of(K=0),
-        "an M that is no multiple of 4": problem_of(M=SIZE + 2),
+        "a bias matrix of rows that are no multiple of 4": problem_of(
+            M=SIZE + 2, bias_ptr=4 << 40, bias_strides=(0, SIZE, 1)
+        ),
+        "scales of such rows": problem_of(M=SIZE + 2, scale_a_ptr=4 << 40, scale_b_ptr=5 << 40, scale_strides=(1, 0)),
     }
+
+
+@own_process
+def test_rows_that_are_no_whole_vectors() -> None:
+    """If M is no multiple of 4 C is copied too: the kernel computes rows up to one, and those of C are copied back."""
+    emulator = threads(execute=False)
+    mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(M=SIZE - 3)
+    tuned(emulator, -0.1)
+    plan = mm.select(problem, device)
+    assert (plan.launches, plan.workspace_bytes) == (("copy A", "product", "copy C"), 2 * A_BYTES)
+    odd_c = replace(problem, c_ptr=problem.c_ptr + 4, b_ptr=problem.b_ptr + 4)
+    assert mm.select(odd_c, device).copies == COPY_A | COPY_B | COPY_C
+    assert mm.select(problem, device, 2 * A_BYTES - 1).copies == 0
+    vector = replace(problem, bias_ptr=4 << 40, bias_strides=(0, 0, 1), activation="relu")
+    scaled = replace(problem, scale_a_ptr=4 << 40, scale_b_ptr=5 << 40)
+    for each in (vector, scaled):
+        assert mm.select(each, device).copies == COPY_A | COPY_C
+    slices = mm.check(problem, device, number_of(emulator, "partial", "tt"))
+    assert slices.plan is None, "a reduce writes the caller's C"
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
@@ -181,6 +203,7 @@ def test_as_by_the_reference(arch: str) -> None:
     checked, taken = 0, 0
     for _ in range(PROBLEMS):
         m, n, k = (4 * int(16 * 2 ** rng.uniform(0, 7)) + bool(rng.random() < 0.05) for _ in range(3))
+        m += int(rng.choice((0, 1, 2, 3), p=(0.5, 0.2, 0.2, 0.1)))
         pads = [int(pad) for pad in rng.choice((0, 4, 1), 3, p=(0.7, 0.2, 0.1))]
         strides = {"strides_a": (k + pads[0], 1), "strides_b": (1, k + pads[1]), "strides_c": (n + pads[2], 1)}
         addresses = rng.choice((256, 260), 3, p=(0.9, 0.1))
@@ -231,6 +254,21 @@ def test_executed(product: Product, role: str) -> None:
     assert (found["M"], found["N"]) == (product.K, product.M)
     launch = next(each for each in emulator.driver.launches if emulator.role(each.image) == role)
     assert arguments(main, launch.params)["stride_ak"] % 32 == 0, "lines are whole cache lines"
+
+
+@pytest.mark.parametrize("rows", [61, 66, 67])
+@pytest.mark.parametrize("bias", ["", "vector"])
+@own_process
+def test_rows_that_are_no_whole_vectors_executed(rows: int, bias: str) -> None:
+    """Products of any number of rows are right with A turned, and only C is written, though the kernel has more."""
+    emulator = threads()
+    number = number_of(emulator, "product", "tt")
+    outcome = emulator.run(replace(RAGGED, M=rows, bias=bias, activation="relu" if bias else "none"), number)
+    assert outcome.complaints == ()
+    assert outcome.plan is not None
+    assert outcome.plan.launches == ("copy A", "product", "copy C")
+    main = next(each for each in emulator.driver.launches if emulator.role(each.image) == "product")
+    assert arguments(emulator.kernels[outcome.plan.kernel], main.params)["M"] == -(-rows // 4) * 4
 
 
 @own_process
