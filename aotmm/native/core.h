@@ -123,7 +123,7 @@ int64_t region(int64_t bytes);
 int lies_well(const quantities *, int operand, int64_t element_bytes);
 uint32_t needed_along_k(const quantities *, int64_t element_bytes);
 uint32_t worth_along_m(const quantities *, int64_t element_bytes);
-copy_layout layout_of_copy(const quantities *, int operand, int64_t element_bytes);
+void set_layouts(copy_layout *, const quantities *, const aotmm_problem *, uint32_t copies);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
 void set_copy(quantities *copy, const quantities *, const quantities *moved, int operand, const copy_layout *to);
@@ -193,7 +193,8 @@ typedef struct sizes {
 } sizes;
 enum { ROUTINGS = 2 };
 
-/* As they are; with the copies of A and B that fast kernels need; with that of C, too; these two with one of A along M. */
+/* As they are; with the copies of A and B that fast kernels need; with that of C, too; these two with one of A along M, or all with
+   one of C that need not be. */
 enum { PLACEMENTS = 5 };
 
 /* One search for a plan. */

@@ -68,7 +68,6 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
                    int ordinal, int64_t workspace, launches *all) {
   const uint32_t kernel = plan->kernel;
   const aotmm_kernel *k = aotmm_kernels + kernel;
-  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   const int partial = aotmm_products[kernel].role == AOTMM_ROLE_PARTIAL;
   int64_t used = 0, address = workspace;
   if (!is_panel(plan->panel_m, p->M) || !is_panel(plan->panel_n, p->N)) return unfit(plan, p, ordinal);
@@ -87,8 +86,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     return unfit(plan, p, ordinal);
   if (plan->copies) {
     copy_layout layouts[OPERANDS];
-    for (int i = 0; i < OPERANDS; i++)
-      if (plan->copies >> i & 1) layouts[i] = layout_of_copy(&all->q, i, bytes_of_dtype[types[i]]);
+    set_layouts(layouts, &all->q, p, plan->copies);
     used = bytes_of_copies(layouts, plan->copies);
     quantities moved;
     set_copies(&moved, &all->q, layouts, plan->copies, workspace);

@@ -187,29 +187,39 @@ uint32_t worth_along_m(const quantities *q, int64_t element_bytes) {
   return a_along_k && b_along_k ? AOTMM_COPY_A : 0;
 }
 
-/* Return the rows of a copy of C. With A along M they are whole vectors, as fast kernels ask of M: the last few stay in the
-   workspace. Not so if operands of the epilogue have rows, which end where the caller's do. */
-static int64_t rows_of_c(const quantities *q, int64_t element_bytes) {
-  const int64_t *value = q->value, rows = value[AOTMM_PRODUCT_M], vector = VECTOR_BYTES / element_bytes;
-  const int of_rows = value[AOTMM_PRODUCT_BIAS_RANK] == 2 || (value[AOTMM_PRODUCT_SCALE_A_PTR] && value[AOTMM_PRODUCT_STRIDE_SCALE_A]);
-  return of_rows || !worth_along_m(q, element_bytes) ? rows : ceil_div(rows, vector) * vector;
-}
-
 /* Return the layout of a copy: in the memory order of the operand if the fast kernels take that, but A along M if that is worth it. */
-copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
+static copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
   int along_k = element_bytes == 1 || is_tf32(q, element_bytes);
   int along_m = i == 0 && (worth_along_m(q, element_bytes) || (!along_k && cols && !rows));
   copy_layout found = {.transposed = along_m || (i == 1 && (along_k || !rows))};
   found.lines = q->value[found.transposed ? operands[i].cols : operands[i].rows];
   found.length = q->value[found.transposed ? operands[i].rows : operands[i].cols];
-  if (i == 2) found.lines = rows_of_c(q, element_bytes);
   int64_t bytes = saturated(found.length, element_bytes);
   if (bytes > max_workspace) bytes = max_workspace + 1; /* no overflow here; refused later */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
   found.pitch = bytes / element_bytes;
   found.bytes = region(saturated(bytes, found.lines));
   return found;
+}
+
+/* Return the rows of a copy of C beside one of A. If that lies along M for its own sake, they are whole vectors, as fast kernels
+   ask of M: the last few stay in the workspace. Not so if operands of the epilogue have rows, which end where the caller's do. */
+static int64_t rows_of_c(const quantities *q, int64_t bytes_a, int64_t bytes_c) {
+  const int64_t *value = q->value, rows = value[AOTMM_PRODUCT_M], vector = VECTOR_BYTES / bytes_a;
+  const int of_rows = value[AOTMM_PRODUCT_BIAS_RANK] == 2 || (value[AOTMM_PRODUCT_SCALE_A_PTR] && value[AOTMM_PRODUCT_STRIDE_SCALE_A]);
+  return of_rows || bytes_c != bytes_a || !worth_along_m(q, bytes_a) ? rows : saturated(ceil_div(rows, vector), vector);
+}
+
+/* Set the layouts of the copies of a problem, of which `q` may have a part. */
+void set_layouts(copy_layout *layouts, const quantities *q, const aotmm_problem *p, uint32_t copies) {
+  const int64_t element_bytes[OPERANDS] = {bytes_of_dtype[p->dtype_a], bytes_of_dtype[p->dtype_b], bytes_of_dtype[p->dtype_c]};
+  for (int i = 0; i < OPERANDS; i++)
+    if (copies >> i & 1) layouts[i] = layout_of_copy(q, i, element_bytes[i]);
+  if (!(copies & AOTMM_COPY_A && copies & AOTMM_COPY_C)) return;
+  copy_layout *c = layouts + 2;
+  c->lines = rows_of_c(q, element_bytes[0], element_bytes[2]);
+  c->bytes = region(saturated(saturated(c->pitch, element_bytes[2]), c->lines));
 }
 
 int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {

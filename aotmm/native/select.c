@@ -28,9 +28,11 @@ static void complete_placement(query *s) {
 }
 
 /* Add the placement that copies the operands in `copies`, if there are kernels for that. */
-static void add_placement(query *s, const copy_layout *layouts, uint32_t copies) {
+static void add_placement(query *s, uint32_t copies) {
   const aotmm_problem *p = s->problem;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
+  copy_layout layouts[OPERANDS];
+  set_layouts(layouts, &s->placements[0].q, p, copies);
   int64_t bytes = bytes_of_copies(layouts, copies);
   float time = 0;
   if (bytes > s->limit) {
@@ -56,9 +58,9 @@ static void add_placement(query *s, const copy_layout *layouts, uint32_t copies)
 }
 
 /* Add the placements with these copies of A and B, and with that of C, too, if fast kernels need it. */
-static void add_placements(query *s, const copy_layout *layouts, uint32_t operands, uint32_t copy_c) {
-  if (operands) add_placement(s, layouts, operands);
-  if (copy_c) add_placement(s, layouts, operands | copy_c);
+static void add_placements(query *s, uint32_t operands, uint32_t copy_c) {
+  if (operands) add_placement(s, operands);
+  if (copy_c) add_placement(s, operands | copy_c);
 }
 
 static sizes sizes_of(const aotmm_problem *p, float batch, float M, float K) {
@@ -100,23 +102,22 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   if (!cut && !p->grouped) find_measured(s, tuning);
   if (s->limit == 0 || p->batch != 1 || p->grouped || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  copy_layout layouts[OPERANDS];
   uint32_t needed = 0;
   for (int i = 0; i < OPERANDS; i++)
     if (!lies_well(&s->placements[0].q, i, bytes_of_dtype[types[i]])) needed |= 1u << i;
   if (!(needed & ~(uint32_t)AOTMM_COPY_C)) needed |= needed_along_k(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
   s->needed = needed & ~(uint32_t)AOTMM_COPY_C;
-  const uint32_t more = worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
-  const uint32_t all = needed | (more ? more | AOTMM_COPY_C : 0);
-  for (int i = 0; i < OPERANDS; i++)
-    if (all >> i & 1) layouts[i] = layout_of_copy(&s->placements[0].q, i, bytes_of_dtype[types[i]]);
-  add_placements(s, layouts, s->needed, needed & AOTMM_COPY_C);
+  add_placements(s, s->needed, needed & AOTMM_COPY_C);
   const uint32_t excluded = s->excluded; /* panels are for copies that are needed */
-  /* Fast kernels with A along M ask for whole vectors of rows, which C has not or a copy of it has. */
-  if (more && !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
-    add_placements(s, layouts, s->needed | more, needed & AOTMM_COPY_C);
-  else if (more && !rest_of(layouts[2].lines, bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
-    add_placement(s, layouts, all);
+  const uint32_t more = worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+  if (more && !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES)) {
+    add_placements(s, s->needed | more, needed & AOTMM_COPY_C);
+  } else if (more) { /* fast kernels with A along M ask for whole vectors of rows, which a copy of C may have */
+    const uint32_t all = needed | more | AOTMM_COPY_C;
+    copy_layout layouts[OPERANDS];
+    set_layouts(layouts, &s->placements[0].q, p, all);
+    if (!rest_of(layouts[2].lines, bytes_of_dtype[p->dtype_a], VECTOR_BYTES)) add_placement(s, all);
+  }
   s->excluded = excluded;
 }
 
@@ -484,15 +485,13 @@ static int64_t whole_panels(int64_t size) { return saturated(ceil_div(size, PANE
    panel of so many rows and columns. */
 static int copies_fit(const query *s, int64_t rows, int64_t cols) {
   const aotmm_problem *p = s->problem;
-  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   const int sliced = s->order.slices > 1; /* then C is not copied */
   const uint32_t copies = sliced ? s->needed : s->excluded;
   const int64_t sums = sliced ? saturated(whole_panels(rows), saturated(whole_panels(cols), 4 * s->order.slices)) : 0;
   quantities part = s->placements[0].q;
   copy_layout layouts[OPERANDS];
   part.value[AOTMM_PRODUCT_M] = rows, part.value[AOTMM_PRODUCT_N] = cols;
-  for (int i = 0; i < OPERANDS; i++)
-    if (copies >> i & 1) layouts[i] = layout_of_copy(&part, i, bytes_of_dtype[types[i]]);
+  set_layouts(layouts, &part, p, copies);
   return sums <= s->limit && bytes_of_copies(layouts, copies) <= s->limit - sums;
 }
 
@@ -516,8 +515,9 @@ static panels cut_at(const query *s, int64_t most_cols) {
 /* Return the blocks that count as beside each other for group_m, as in launcher.h, in tiles. */
 static int64_t near_tiles(const query *s, uint32_t kernel, int64_t tiles) {
   const int64_t together = num_ctas(aotmm_kernels + kernel), concurrent = concurrent_tiles(s, kernel);
+  const int alternates = s->table->network && s->table->corrections[kernel].alternates;
   int64_t near = concurrent / 2;
-  if (aotmm_products[kernel].alternates && together > 1) {
+  if (alternates && together > 1) {
     near = AOTMM_ALTERNATING_NEIGHBOURS / together;
     if (near > concurrent) near = concurrent;
   } else if (tiles <= concurrent) {

@@ -128,7 +128,6 @@ class CProduct(Structure):
         ("order", c_char_p),
         *((name, c_int32) for name in ("role", "dtype_a", "dtype_b", "dtype_c", "epilogue", "width", "relaxed")),
         *((name, c_uint32) for name in (*BLOCK, "vector_bytes", "occupancy")),
-        ("alternates", c_int32),
     )
 
 
@@ -156,7 +155,6 @@ def expected(entry: Kernel, arch: str) -> dict[str, Any]:
         **{name: getattr(entry.config, name) for name in (*BLOCK, *CLUSTER)},
         "cluster_m": entry.config.cluster_m * entry.config.cluster_k,  # of a launch, whose first dimension has slices
         "occupancy": occupancy(entry, target(arch)),
-        "alternates": int(entry.family == "pingpong"),
         "parameters": [(of(p.value), p.bytes, p.offset, numbers.get(p.offset, 0)) for p in entry.parameters],
         "quantities": [name.encode() for name in entry.quantities],
         "guards": guards_of(entry.guards),

@@ -114,14 +114,12 @@ const aotmm_product aotmm_products[] = {
      .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
      .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .relaxed = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
-     .vector_bytes = 16, .occupancy = 3,
-     .alternates = 0},
+     .vector_bytes = 16, .occupancy = 3},
     {.config_name = config_0, .order = order_0, .role = AOTMM_ROLE_COPY,
      .dtype_a = AOTMM_FP16, .dtype_b = AOTMM_FP16, .dtype_c = AOTMM_FP32,
      .epilogue = AOTMM_EPILOGUE_BIAS_RELU, .element_bytes = 2, .relaxed = 1,
      .block_m = 64, .block_n = 128, .block_k = 32,
-     .vector_bytes = 16, .occupancy = 3,
-     .alternates = 0},
+     .vector_bytes = 16, .occupancy = 3},
 };
 const aotmm_tile aotmm_tiles[] = {
     {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0},

@@ -12,7 +12,7 @@ import collections
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -251,18 +251,28 @@ def place(values: Values, number: int, element_bytes: int, *, threads_multiply: 
     across |= not along_k and cols and not rows
     transposed = {A: across, B: along_k or not rows, C: False}[number]
     sizes = sized(values, operand.rows), sized(values, operand.cols)
-    if number == C and worth_along_m(values, element_bytes, threads_multiply=threads_multiply) and not has_rows(values):
-        sizes = ceil_div(sizes[0], 4) * 4, sizes[1]
     lines, length = sizes[::-1] if transposed else sizes
     pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
     return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * element_bytes, 256) * 256)
+
+
+def all_places(
+    values: Values, widths: Sequence[int], chosen: Iterable[int], *, threads_multiply: bool
+) -> dict[int, Place]:
+    """Where all copies of a plan lie. C's has whole vectors of rows beside an A that is turned for its own sake."""
+    found = {number: place(values, number, widths[number], threads_multiply=threads_multiply) for number in chosen}
+    turned = A in found and worth_along_m(values, widths[A], threads_multiply=threads_multiply)
+    if turned and C in found and widths[C] == 4 and not has_rows(values):
+        lines = ceil_div(found[C].lines, 4) * 4
+        found[C] = replace(found[C], lines=lines, bytes=ceil_div(lines * found[C].pitch * 4, 256) * 256)
+    return found
 
 
 def with_copies(values: Values, places: dict[int, Place], address: int) -> Values:
     """The problem with the operands of `places` in a workspace."""
     found = dict(values)
     if {A, C} <= places.keys() and places[A].transposed:
-        found["M"] = places[C].lines
+        found["M"] = places[C].lines  # whole vectors, of fp32 that threads multiply
     for number, where in sorted(places.items()):
         operand = OPERANDS[number]
         strides = (operand.row_stride, operand.col_stride)
@@ -359,12 +369,9 @@ def panels(
 
     def fits(rows: int, cols: int) -> bool:
         sizes = values | {"M": rows, "N": cols}
-        places = (
-            place(sizes, number, widths[number], threads_multiply=threads_multiply)
-            for number in needed
-            if not (slices and number == C)
-        )
-        copies = sum(where.bytes for where in places)
+        numbers = (number for number in needed if not (slices and number == C))
+        places = all_places(sizes, widths, numbers, threads_multiply=threads_multiply)
+        copies = sum(where.bytes for where in places.values())
         return copies + 4 * slices * (ceil_div(rows, PANEL) * ceil_div(cols, PANEL) * PANEL**2) <= limit
 
     def evenly(size: int, most: int) -> int:
@@ -679,7 +686,7 @@ class Reference:
         for chosen in dict.fromkeys(map(tuple, choices)):
             if not chosen:
                 continue
-            places = {number: place(values, number, widths[number], threads_multiply=threads) for number in chosen}
+            places = all_places(values, widths, chosen, threads_multiply=threads)
             moved = with_copies(values, places, SEEN_ADDRESS)
             copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
             kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
@@ -942,7 +949,9 @@ class Reference:
             split=split,
             copies=way.copies,
             grid=grid,
-            group_m=group(kernel, problem, concurrent(kernel, device, self.target)),
+            group_m=group(
+                kernel, problem, concurrent(kernel, device, self.target), alternates=self.network is not None
+            ),
             pdl=sample.pdl and kernel.pdl if sample else early_by_formula(kernel, terms),
             measured=sample is not None,
             workspace_bytes=size,
@@ -1156,12 +1165,12 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
     return 1.0 if address % least else 1 - least / unit
 
 
-def group(kernel: Kernel, problem: Problem, slots: int) -> int:
-    """Rows of tiles in a group, if `slots` tiles are computed at once."""
+def group(kernel: Kernel, problem: Problem, slots: int, *, alternates: bool) -> int:
+    """Rows of tiles in a group, if `slots` tiles are computed at once, and whether it is known what alternates."""
     block_m, block_n = kernel.config.block_m, kernel.config.block_n
     down, across = ceil_div(problem.M, block_m), ceil_div(problem.N, block_n)
     everything = tiles(kernel, problem.M, problem.N)
-    if kernel.family == "pingpong" and kernel.num_ctas > 1:
+    if alternates and kernel.family == "pingpong" and kernel.num_ctas > 1:
         near = min(slots, 8 // kernel.num_ctas)
     elif everything <= slots:
         near = min(everything, 24 // kernel.num_ctas)

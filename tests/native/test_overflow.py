@@ -15,13 +15,14 @@ import pytest
 from aotmm.build import link, torch_library
 from aotmm.errors import NoKernelError
 from aotmm.problem import WORKSPACE_LIMIT
-from aotmm.runtime.launcher import Plan, Problem
+from aotmm.runtime.launcher import COPY_A, COPY_C, Plan, Problem
 from aotmm.runtime.pack import open_pack
 from aotmm.runtime.tuning import CDevice
-from tests.build.packs import plans_pack
+from tests.build.packs import pack_of, plans_pack
 from tests.native.emulation import Emulator, missing, own_process, panels
 from tests.native.test_plans import changed_pack
 from tests.native.test_torch_ops import FakeTorch
+from tests.native.test_turned import CONFIGS as FMA
 
 SANITIZED = ("-fsanitize=undefined", "-fsanitize-trap=undefined")
 STRIDES = (0, 1, 2, 3, 8, 1000, 2**31, 2**32 - 1, 2**61, 2**61 + 1, 2**62, 2**63 - 8, 2**63 - 1)
@@ -45,6 +46,27 @@ def sanitized_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of all roles whose launcher traps."""
     with sanitized():
         return changed_pack(plans_pack("sm80"), tmp_path_factory.mktemp("sanitized"), lambda kernel: kernel)
+
+
+@pytest.fixture(scope="module")
+def sanitized_threads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of a kernel of family fma, which may have A turned."""
+    with sanitized():
+        return changed_pack(pack_of("sm80", FMA, "threads"), tmp_path_factory.mktemp("threads"), lambda kernel: kernel)
+
+
+@pytest.mark.parametrize("rows", [2**31 - 3, 2**62 - 1, 2**63 - 9, 2**63 - 4, 2**63 - 3, 2**63 - 1])
+@own_process
+def test_rows_up_to_whole_vectors(sanitized_threads: Path, rows: int) -> None:
+    """A plan of many rows that are no whole vectors is refused; no arithmetic on the way is undefined."""
+    emulator = Emulator(sanitized_threads, execute=False)
+    problem = Problem(rows, 8, 8, (8, 1), (1, 8), (8, 1), "fp32", "fp32", "fp32", "none", 1 << 40, 2 << 40, 3 << 40)
+    number = next(n for n, kernel in enumerate(emulator.kernels) if (kernel.role, kernel.layout) == ("product", "tt"))
+    plan = Plan(number, copies=COPY_A | COPY_C, workspace_bytes=2**40)
+    with contextlib.suppress(NoKernelError):  # the generic kernel takes what fits its grid
+        emulator.launcher.select(problem, CDevice(108, 166_912), WORKSPACE_LIMIT)
+    with pytest.raises(NoKernelError):
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
 
 
 def absurd(rng: np.random.Generator) -> Problem:

@@ -131,6 +131,24 @@ def test_rows_that_are_no_whole_vectors() -> None:
     assert slices.plan is None, "a reduce writes the caller's C"
 
 
+@own_process
+def test_a_copy_of_c_alone_has_its_rows() -> None:
+    """Without a copy of A that is turned, C's has M lines, and the kernel's M is the product's."""
+    emulator = threads(execute=False)
+    odd = problem_of("nt", 104, M=61, N=72, c_ptr=(3 << 40) + 4)
+    for layout, copies, lines in (("nt", COPY_C, 61), ("tt", COPY_A | COPY_C, 64)):
+        number = number_of(emulator, "product", layout)
+        found = emulator.launcher.check(odd, emulator.launcher.device(0), number).plan
+        a_bytes = 104 * 256 if copies & COPY_A else 0
+        c_bytes = -(-lines * 384 // 256) * 256  # 72 columns take three lines of 128 bytes
+        assert found is not None
+        assert (found.copies, found.workspace_bytes) == (copies, a_bytes + c_bytes)
+        emulator.launcher.run(found, odd, 0, 0, 1 << 44)
+        main = next(each for each in emulator.driver.launches if emulator.role(each.image) == "product")
+        assert arguments(emulator.kernels[number], main.params)["M"] == lines
+        emulator.driver.launches.clear()
+
+
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @own_process
 def test_not_offered_to_others(arch: str) -> None:
