@@ -123,6 +123,7 @@ int64_t region(int64_t bytes);
 int lies_well(const quantities *, int operand, int64_t element_bytes);
 uint32_t needed_along_k(const quantities *, int64_t element_bytes);
 uint32_t worth_along_m(const quantities *, int64_t element_bytes);
+int64_t rows_of_c(const quantities *, const aotmm_problem *);
 void set_layouts(copy_layout *, const quantities *, const aotmm_problem *, uint32_t copies);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);

@@ -205,7 +205,8 @@ static copy_layout layout_of_copy(const quantities *q, int i, int64_t element_by
 
 /* Return the rows of a copy of C beside one of A. If that lies along M for its own sake, they are whole vectors, as fast kernels
    ask of M: the last few stay in the workspace. Not so if operands of the epilogue have rows, which end where the caller's do. */
-static int64_t rows_of_c(const quantities *q, int64_t bytes_a, int64_t bytes_c) {
+int64_t rows_of_c(const quantities *q, const aotmm_problem *p) {
+  const int64_t bytes_a = bytes_of_dtype[p->dtype_a], bytes_c = bytes_of_dtype[p->dtype_c];
   const int64_t *value = q->value, rows = value[AOTMM_PRODUCT_M], vector = VECTOR_BYTES / bytes_a;
   const int of_rows = value[AOTMM_PRODUCT_BIAS_RANK] == 2 || (value[AOTMM_PRODUCT_SCALE_A_PTR] && value[AOTMM_PRODUCT_STRIDE_SCALE_A]);
   return of_rows || bytes_c != bytes_a || !worth_along_m(q, bytes_a) ? rows : saturated(ceil_div(rows, vector), vector);
@@ -213,13 +214,13 @@ static int64_t rows_of_c(const quantities *q, int64_t bytes_a, int64_t bytes_c) 
 
 /* Set the layouts of the copies of a problem, of which `q` may have a part. */
 void set_layouts(copy_layout *layouts, const quantities *q, const aotmm_problem *p, uint32_t copies) {
-  const int64_t element_bytes[OPERANDS] = {bytes_of_dtype[p->dtype_a], bytes_of_dtype[p->dtype_b], bytes_of_dtype[p->dtype_c]};
+  const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   for (int i = 0; i < OPERANDS; i++)
-    if (copies >> i & 1) layouts[i] = layout_of_copy(q, i, element_bytes[i]);
+    if (copies >> i & 1) layouts[i] = layout_of_copy(q, i, bytes_of_dtype[types[i]]);
   if (!(copies & AOTMM_COPY_A && copies & AOTMM_COPY_C)) return;
   copy_layout *c = layouts + 2;
-  c->lines = rows_of_c(q, element_bytes[0], element_bytes[2]);
-  c->bytes = region(saturated(saturated(c->pitch, element_bytes[2]), c->lines));
+  c->lines = rows_of_c(q, p);
+  c->bytes = region(saturated(saturated(c->pitch, bytes_of_dtype[p->dtype_c]), c->lines));
 }
 
 int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
@@ -229,11 +230,11 @@ int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
   return bytes;
 }
 
-/* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. Of a copy of A along M and one of
-   C kernels take all rows of the latter. */
+/* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. Kernels
+   compute all rows of a copy of C. */
 void set_copies(quantities *moved, const quantities *q, const copy_layout *layouts, uint32_t copies, int64_t address) {
   *moved = *q;
-  if (copies & AOTMM_COPY_A && copies & AOTMM_COPY_C && layouts[0].transposed) moved->value[AOTMM_PRODUCT_M] = layouts[2].lines;
+  if (copies & AOTMM_COPY_C) moved->value[AOTMM_PRODUCT_M] = layouts[2].lines;
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     int lines = layouts[i].transposed ? operands[i].col_stride : operands[i].row_stride;

@@ -110,14 +110,11 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   add_placements(s, s->needed, needed & AOTMM_COPY_C);
   const uint32_t excluded = s->excluded; /* panels are for copies that are needed */
   const uint32_t more = worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
-  if (more && !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES)) {
+  /* Fast kernels with A along M ask for whole vectors of rows, which C has, or a copy of it may have. */
+  if (more && !rest_of(p->M, bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
     add_placements(s, s->needed | more, needed & AOTMM_COPY_C);
-  } else if (more) { /* fast kernels with A along M ask for whole vectors of rows, which a copy of C may have */
-    const uint32_t all = needed | more | AOTMM_COPY_C;
-    copy_layout layouts[OPERANDS];
-    set_layouts(layouts, &s->placements[0].q, p, all);
-    if (!rest_of(layouts[2].lines, bytes_of_dtype[p->dtype_a], VECTOR_BYTES)) add_placement(s, all);
-  }
+  else if (more && !rest_of(rows_of_c(&s->placements[0].q, p), bytes_of_dtype[p->dtype_a], VECTOR_BYTES))
+    add_placement(s, needed | more | AOTMM_COPY_C);
   s->excluded = excluded;
 }
 
