@@ -45,10 +45,6 @@ def copy(
     PDL: tl.constexpr,
 ):
     """Set destination (M, N) to source (M, N)."""
-    if PDL:
-        if beside == 0:
-            gdc_wait()  # the previous kernel may write the source, or read the destination
-        gdc_launch_dependents()
     tiles_n = tl.cdiv(N, BLOCK_N)
     first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
     first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
@@ -57,6 +53,10 @@ def copy(
     cols = tl.arange(0, BLOCK_N)[None, :]
     source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
     dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
+    if PDL:
+        if beside == 0:
+            gdc_wait()  # the previous kernel may write the source, or read the destination
+        gdc_launch_dependents()
     if (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
         tl.store(dest_ptrs, tl.load(source_ptrs))
     else:

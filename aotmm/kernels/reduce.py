@@ -62,13 +62,19 @@ def reduce(
     """
     if PDL:
         gdc_launch_dependents()
-        gdc_wait()  # the previous kernel writes the partial sums
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     z = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
-    rows = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
-    cols = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tile // tiles_n * BLOCK_M
+    col = tile % tiles_n * BLOCK_N
+    if PDL:
+        # The previous kernel writes the partial sums. The condition always holds. It is there because the assembler
+        # would wait before it divides.
+        if row + col + z >= 0:
+            gdc_wait()
+    rows = row + tl.arange(0, BLOCK_M)
+    cols = col + tl.arange(0, BLOCK_N)
     # Columns past the edge of C but in the workspace are read: a mask at N would make loads narrow.
     inside = (rows < M)[:, None] & (cols < workspace_stride_m)[None, :]
     slab = workspace_ptr + z * workspace_stride_z + rows.to(tl.int64)[:, None] * workspace_stride_m + cols[None, :]

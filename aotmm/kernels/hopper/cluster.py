@@ -35,13 +35,21 @@ _EXPECT = gl.constexpr(
     "@first mbarrier.arrive.expect_tx.shared::cta.b64 _, [here], $1; }"
 )
 _ARRIVE_HERE = gl.constexpr(
-    "{ .reg .pred told; setp.ne.b32 told, $2, 0; @told mbarrier.arrive.shared::cta.b64 _, [$0]; }"
+    "{ .reg .pred told; setp.ne.b32 told, $1, 0; setp.ne.and.b32 told, $2, 0, told; "
+    "@told mbarrier.arrive.shared::cta.b64 _, [$0]; }"
 )
 # `release` at the scope of the cluster would wait for all writes to global memory: half of the speed.
 _ARRIVE = gl.constexpr(
-    "{ .reg .pred told; .reg .b32 there; setp.ne.b32 told, $2, 0; @told mapa.shared::cluster.u32 there, $0, $1; "
+    "{ .reg .pred told; .reg .b32 there; setp.ne.b32 told, $2, 0; setp.ne.and.b32 told, $3, 0, told; "
+    "add.u32 there, $0, $1; @told mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+)
+_ARRIVE_AS_WARP = gl.constexpr(
+    "{ .reg .pred told; .reg .b32 lane, there, mask; mov.u32 lane, %laneid; shr.u32 mask, $1, lane; "
+    "and.b32 mask, mask, 1; setp.ne.b32 told, mask, 0; mov.u32 there, 0; "
+    "mapa.shared::cluster.u32 there, there, lane; add.u32 there, there, $0; "
     "@told mbarrier.arrive.shared::cluster.b64 _, [there]; }"
 )
+_WINDOW = gl.constexpr("{ .reg .b32 zero; mov.u32 zero, 0; mapa.shared::cluster.u32 $0, zero, $1; }")
 # The number of a warp among the producers, the first of which has an even number in the block. Only behind a shuffle
 # does the assembler know that all threads of a warp have the same.
 _PRODUCER = gl.constexpr(
@@ -79,23 +87,14 @@ class Cluster:
     CLUSTERED: gl.constexpr
 
     @gluon.jit
-    def masks(self):
-        """Return masks of the blocks that a box of X is for, and one of Y; 0 if it is for this one alone."""
-        return gl.where(self.across > 1, self.of_x, 0), gl.where(self.down > 1, self.of_y, 0)
-
-    @gluon.jit
     def peers(self):
         """Return the number of this block's peers: those that share an operand with it, itself too."""
         return self.down + self.across - 1
 
     @gluon.jit
-    def producers(self):
-        """Return whether this producer warp loads X, and whether it loads Y: without clusters one loads both."""
-        if self.CLUSTERED:
-            number = gl.inline_asm(_PRODUCER, "=r", [], gl.int32)
-            return number == 0, number == 1
-        else:
-            return True, True
+    def first_producer(self):
+        """Return whether this producer warp is the first of its two, which loads X; the other loads Y."""
+        return gl.inline_asm(_PRODUCER, "=r", [], gl.int32) == 0
 
     @gluon.jit
     def loads_x(self, step):
@@ -170,25 +169,35 @@ def expect(bar, count, cluster):
 
 
 @gluon.jit
+def window(block):
+    """Return where the shared memory of a block of the cluster begins; each thread may name another block.
+
+    Were `mapa` asked for a barrier's own address, the assembler would keep that, and with it the addresses of all
+    buffers and the number of the stage, in registers of threads. It moved them to uniform ones in each step then.
+    """
+    return gl.inline_asm(_WINDOW, "=r,r", [block], gl.int32)
+
+
+@gluon.jit
 def arrive(bar, cluster, pred, ONCE: gl.constexpr):
     """Arrive at the barrier `bar` of all peers as a warpgroup: once if ONCE, else once for each of its warps."""
     thread = gl.arange(0, WARPS * THREADS, layout=gl.BlockedLayout([1], [THREADS], [WARPS], [0]))
     block = thread % THREADS
-    told = (cluster.of_x | cluster.of_y) >> block & gl.to_tensor(pred).to(gl.int32)
+    told = (cluster.of_x | cluster.of_y) >> block & 1
     if ONCE:
         told *= (thread // THREADS == block % WARPS).to(gl.int32)
-    TEXT: gl.constexpr = _ARRIVE if cluster.CLUSTERED else _ARRIVE_HERE
-    gl.inline_asm(TEXT, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
+    now = gl.to_tensor(pred).to(gl.int32)
+    if cluster.CLUSTERED:
+        gl.inline_asm(_ARRIVE, "r,r,r,r,~{memory}", [bar, window(block), told, now], [], is_pure=False)
+    else:
+        gl.inline_asm(_ARRIVE_HERE, "r,r,r,~{memory}", [bar, told, now], [], is_pure=False)
 
 
 @gluon.jit
 def arrive_elsewhere(bar, cluster):
-    """Arrive at the barrier `bar` of all peers but this block, as its producers: the first of them does."""
+    """Arrive at the barrier `bar` of all peers but this block, as one warp."""
     if cluster.CLUSTERED:
-        thread = gl.arange(0, PRODUCERS * THREADS, layout=gl.BlockedLayout([1], [THREADS], [PRODUCERS], [0]))
-        block = thread % THREADS
-        told = ((cluster.of_x ^ cluster.of_y) >> block & 1) * (thread < THREADS).to(gl.int32)
-        gl.inline_asm(_ARRIVE, "r,r,r,~{memory}", [bar, block, told], [], is_pure=False)
+        gl.inline_asm(_ARRIVE_AS_WARP, "r,r,~{memory}", [bar, cluster.of_x ^ cluster.of_y], [], is_pure=False)
 
 
 @gluon.constexpr_function
@@ -224,8 +233,8 @@ def copies(tensor_map: str, boxes: tuple[int, int], line: int, lines: int, bytes
 
 @gluon.jit
 def load_for_all(
-    smem, inner, outer, matrix, bar, mask, cluster, BITS: gl.constexpr, MAP: gl.constexpr, INNER: gl.constexpr,
-    OUTER: gl.constexpr, LINES: gl.constexpr,
+    smem, inner, outer, matrix, bar, SEVERAL: gl.constexpr, mask, cluster, BITS: gl.constexpr, MAP: gl.constexpr,
+    INNER: gl.constexpr, OUTER: gl.constexpr, LINES: gl.constexpr,
 ):  # fmt: skip
     """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`.
 
@@ -234,9 +243,5 @@ def load_for_all(
     ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
     BOXES: gl.constexpr = (OUTER // LINES, INNER // ELEMENTS)
     BYTES: gl.constexpr = LINES * ELEMENTS * BITS // 8
-    if mask != 0:
-        ALL: gl.constexpr = copies(MAP, BOXES, ELEMENTS, LINES, BYTES, True)
-        gl.inline_asm(ALL, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)
-    else:
-        ONE: gl.constexpr = copies(MAP, BOXES, ELEMENTS, LINES, BYTES, False)
-        gl.inline_asm(ONE, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)
+    TEXT: gl.constexpr = copies(MAP, BOXES, ELEMENTS, LINES, BYTES, SEVERAL)
+    gl.inline_asm(TEXT, "r,r,r,r,r,r,r", [smem, inner, outer, matrix, bar, cluster.number, mask], [], is_pure=False)

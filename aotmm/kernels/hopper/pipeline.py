@@ -311,7 +311,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 @gluon.jit
 def load(
     desc, z, along, k, bar, smem, cluster, tiling, K_MAJOR: gl.constexpr, ALONG: gl.constexpr,
-    MAP: gl.constexpr = None, mask=None, LINES: gl.constexpr = None,
+    MAP: gl.constexpr = None, SEVERAL: gl.constexpr = False, mask=None, LINES: gl.constexpr = None,
 ):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
@@ -321,9 +321,9 @@ def load(
     if tiling.CLUSTERED and MAP is not None:
         BITS: gl.constexpr = desc.dtype.primitive_bitwidth
         if K_MAJOR:
-            load_for_all(smem, k, along, z, bar, mask, cluster, BITS, MAP, BLOCK_K, ALONG, LINES)
+            load_for_all(smem, k, along, z, bar, SEVERAL, mask, cluster, BITS, MAP, BLOCK_K, ALONG, LINES)
         else:
-            load_for_all(smem, along, k, z, bar, mask, cluster, BITS, MAP, ALONG, BLOCK_K, BLOCK_K)
+            load_for_all(smem, along, k, z, bar, SEVERAL, mask, cluster, BITS, MAP, ALONG, BLOCK_K, BLOCK_K)
     else:
         gl.barrier()  # of the producers: the barrier expects these bytes before any of them can come
         if K_MAJOR:
@@ -333,12 +333,12 @@ def load(
 
 
 @gluon.jit
-def load_x(desc, z, along, k, bar, ring, stage, cluster, tiling, PART: gl.constexpr, mask):
+def load_x(desc, z, along, k, bar, ring, stage, cluster, tiling, PART: gl.constexpr, SEVERAL: gl.constexpr):
     """Start copying the rows of X, a box of PART rows for each slab."""
     t = tiling
     if t.CLUSTERED:
         x = ring.x.index(stage * t.PARTS)
-        load(desc, z, along, k, bar, x, cluster, t, t.X_K_MAJOR, t.ROWS, t.X_MAP, mask, PART)
+        load(desc, z, along, k, bar, x, cluster, t, t.X_K_MAJOR, t.ROWS, t.X_MAP, SEVERAL, cluster.of_x, PART)
     else:
         for i in gl.static_range(t.PARTS):
             x = ring.x.index(stage * t.PARTS + i)
@@ -346,12 +346,12 @@ def load_x(desc, z, along, k, bar, ring, stage, cluster, tiling, PART: gl.conste
 
 
 @gluon.jit
-def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.constexpr, mask):
+def load_y(desc, z, along, k, bar, ring, stage, cluster, tiling, COLS: gl.constexpr, SEVERAL: gl.constexpr):
     """Start copying COLS columns of Y, all of a stage's boxes."""
     t = tiling
     if t.Y_K_MAJOR or t.CLUSTERED:
         y = ring.y.index(stage * t.BOXES)
-        load(desc, z, along, k, bar, y, cluster, t, t.Y_K_MAJOR, COLS, t.Y_MAP, mask, COLS)
+        load(desc, z, along, k, bar, y, cluster, t, t.Y_K_MAJOR, COLS, t.Y_MAP, SEVERAL, cluster.of_y, COLS)
     else:
         BOX: gl.constexpr = COLS // t.BOXES
         for i in gl.static_range(t.BOXES):
@@ -370,19 +370,19 @@ def release(ring, cluster, stage, pred):
 
 
 @gluon.jit
-def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase):
+def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase, X: gl.constexpr):
     """Fill stages from `stage` on with boxes of a matrix that is added to a tile; return the stage and phase after."""
     t = work.tiling
     c = work.cluster
     PART: gl.constexpr = t.ROWS // t.PARTS
-    with_x, _ = c.producers()
-    count = gl.where(with_x & epilogue.boxed(), t.PARTS * bias_desc.nbytes_per_cta, 0)  # none: consumers fetch it
+    count = gl.where(epilogue.boxed(), t.PARTS * bias_desc.nbytes_per_cta, 0) if X else gl.to_tensor(0)
     member = of_batch(z, epilogue.stride_bias_z)
     for i in range(epilogue.stages(t)):
         bar = ring.full.index(stage)
         mbarrier.wait(ring.empty.index(stage), phase)
         expect(bar, count, c)
-        arrive_elsewhere(bar, c)
+        if X:
+            arrive_elsewhere(bar, c)
         if epilogue.boxed():
             for j in gl.static_range(t.PARTS):
                 box = bias_box(ring, bias_desc, stage * t.PARTS + j)
@@ -411,6 +411,79 @@ def lines(work, PART: gl.constexpr, COLS: gl.constexpr):
     return found
 
 
+@gluon.aggregate
+class Task:
+    """What a producer loads for a work tile: rows of X from `row` and columns of Y from `col` on, over some steps of K.
+
+    The steps are those from `first` to before `end`, of matrices number `z` of the batch.
+    """
+
+    row: gl.tensor
+    col: gl.tensor
+    matrix: gl.tensor
+    z: gl.tensor
+    first: gl.tensor
+    end: gl.tensor
+
+
+@gluon.jit
+def task_of(work, unit):
+    """Return the task of work tile number `unit`."""
+    row, col, matrix, _ = work.place(unit)
+    first, end = work.steps_of(matrix)
+    return Task(row, col, matrix, work.member(matrix), first, end)
+
+
+@gluon.jit
+def fill(
+    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue,
+    task, total, count, X: gl.constexpr, Y: gl.constexpr, SEVERAL: gl.constexpr,
+):  # fmt: skip
+    """Fill stage after stage with boxes of X, of Y or of both, as a producer warp that expects `count` bytes for each.
+
+    There are `total` work tiles; `task` is the first. If SEVERAL, peers take turns: each box is for all of them. Return
+    the stage and phase after the last.
+    """
+    t = work.tiling
+    c = work.cluster
+    PART: gl.constexpr = t.ROWS // t.PARTS
+    BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
+    COLS: gl.constexpr = BOX * t.BOXES
+    stage = 0
+    phase = 1
+    for unit in range(c.first, total, c.count):
+        begin = work.begin(task.matrix)
+        x_z = of_batch(task.z, stride_xz)
+        y_z = of_batch(task.z, stride_yz)
+        for step in range(task.first, task.end):
+            k = begin + step * t.BLOCK_K
+            bar = ring.full.index(stage)
+            mbarrier.wait(ring.empty.index(stage), phase)
+            expect(bar, count, c)
+            if X:
+                arrive_elsewhere(bar, c)
+                if c.loads_x(step) if SEVERAL else True:
+                    load_x(x_desc, x_z, task.row, k, bar, ring, stage, c, t, PART, SEVERAL)
+            if Y:
+                if c.loads_y(step) if SEVERAL else True:
+                    load_y(y_desc, y_z, task.col, k, bar, ring, stage, c, t, COLS, SEVERAL)
+                    if t.COLS1 > 0:
+                        y1 = ring.y1.index(stage)
+                        load(
+                            y1_desc, y_z, task.col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, SEVERAL,
+                            c.of_y, t.COLS1,
+                        )  # fmt: skip
+            load_scales(ring, bar, x_block_scales, y_block_scales, task.z, task.row, task.col, step, stage, t)
+            stage, phase = next_stage(stage, phase, t.STAGES)
+        if adds_matrix(t.EPILOGUE):
+            stage, phase = produce_boxes(
+                bias_desc, ring, work, epilogue, task.z, task.row, task.col, stage, phase, X
+            )  # fmt: skip
+        if unit + c.count < total:
+            task = task_of(work, unit + c.count)
+    return stage, phase
+
+
 @gluon.jit
 def produce(
     x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue
@@ -418,46 +491,56 @@ def produce(
     """Fill stage after stage with the boxes that this block's consumers multiply, as a producer warp.
 
     In clusters there are two. One tells the peers that a stage is being filled and loads X, the other loads Y: the
-    instructions for all of it would take one warp longer than tensor cores take for a step of a small tile.
+    instructions for all of it would take one warp longer than tensor cores take for a step of a small tile. Each has
+    loops of its own: with a branch in a loop the assembler would keep all addresses of the kernel, those of consumers
+    too, in registers of threads, and move them to uniform ones in each step.
     """
     t = work.tiling
     c = work.cluster
-    meet(c)
-    gdc_wait()  # operands may be results of the previous kernel; consumers come after, through `full`
+    EARLY: gl.constexpr = not (t.GROUPED or t.GROUPED_K)
     PART: gl.constexpr = t.ROWS // t.PARTS
     BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
-    COLS: gl.constexpr = BOX * t.BOXES
-    with_x, with_y = c.producers()
-    bytes_ = lines(work, PART, COLS) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
-    count = gl.where(with_x, bytes_, 0)
-    of_x, of_y = c.masks()
-    stage = 0
-    phase = 1
-    for unit in range(c.first, work.count(), c.count):
-        row, col, matrix, _ = work.place(unit)
-        first, end = work.steps_of(matrix)
-        begin = work.begin(matrix)
-        z = work.member(matrix)
-        x_z = of_batch(z, stride_xz)
-        y_z = of_batch(z, stride_yz)
-        for step in range(first, end):
-            k = begin + step * t.BLOCK_K
-            bar = ring.full.index(stage)
-            mbarrier.wait(ring.empty.index(stage), phase)
-            expect(bar, count, c)
-            arrive_elsewhere(bar, c)
-            if with_x and c.loads_x(step):
-                load_x(x_desc, x_z, row, k, bar, ring, stage, c, t, PART, of_x)
-            if with_y and c.loads_y(step):
-                load_y(y_desc, y_z, col, k, bar, ring, stage, c, t, COLS, of_y)
-                if t.COLS1 > 0:
-                    y1 = ring.y1.index(stage)
-                    load(y1_desc, y_z, col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, of_y, t.COLS1)
-            load_scales(ring, bar, x_block_scales, y_block_scales, z, row, col, step, stage, t)
-            stage, phase = next_stage(stage, phase, t.STAGES)
-        if adds_matrix(t.EPILOGUE):
-            stage, phase = produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase)
-    if t.CLUSTERED:  # a block must not leave while others may still arrive at its barriers
-        for _ in range(t.STAGES):
+    bytes_ = lines(work, PART, BOX * t.BOXES) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
+    # Operands, and the ends of groups, may be results of the previous kernel. The first task, a chain of divisions, is
+    # found while that one ends. Consumers come after, through `full`.
+    if not EARLY:
+        gdc_wait()
+    total = work.count()
+    task = task_of(work, c.first)
+    meet(c)
+    if EARLY:
+        # Always so. It is asked because the assembler would wait first and divide then.
+        if task.row | task.col | task.matrix | task.z | task.first | task.end | bytes_ >= 0:
+            gdc_wait()
+    if not t.CLUSTERED:
+        fill(
+            x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work,
+            epilogue, task, total, bytes_, True, True, False,
+        )  # fmt: skip
+    else:
+        if c.first_producer():
+            if c.across > 1:
+                stage, phase = fill(
+                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
+                    work, epilogue, task, total, bytes_, True, False, True,
+                )  # fmt: skip
+            else:
+                stage, phase = fill(
+                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
+                    work, epilogue, task, total, bytes_, True, False, False,
+                )  # fmt: skip
+        else:
+            none = gl.to_tensor(0)
+            if c.down > 1:
+                stage, phase = fill(
+                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
+                    work, epilogue, task, total, none, False, True, True,
+                )  # fmt: skip
+            else:
+                stage, phase = fill(
+                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
+                    work, epilogue, task, total, none, False, True, False,
+                )  # fmt: skip
+        for _ in range(t.STAGES):  # a block must not leave while others may still arrive at its barriers
             mbarrier.wait(ring.empty.index(stage), phase)
             stage, phase = next_stage(stage, phase, t.STAGES)
