@@ -195,7 +195,7 @@ typedef struct sizes {
 enum { ROUTINGS = 2 };
 
 /* As they are; with the copies of A and B that fast kernels need; with that of C, too; these two with one of A along M, or all with
-   one of C that need not be. */
+   one of C that need not be; or with one of A or B on whole cache lines. */
 enum { PLACEMENTS = 5 };
 
 /* One search for a plan. */
@@ -215,7 +215,7 @@ typedef struct query {
   uint32_t contiguous; /* as in aotmm_alike, of all placements */
   uint32_t needed;     /* copies of A and B that fast kernels need */
   uint32_t excluded;   /* copies that would take more than the limit */
-  int count;           /* of placements, the one without copies first */
+  int first, count;    /* placements that are looked at, from the one without copies on if `first` is 0 */
   placement placements[PLACEMENTS];
   const aotmm_time *measured[2]; /* of this shape, by `relaxed`, then by config; NULL for none */
 } query;

@@ -82,7 +82,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   s->order = order_of(p);
   s->limit = limit < (uint64_t)max_workspace ? (int64_t)limit : max_workspace;
   s->contiguous = s->needed = s->excluded = 0;
-  s->count = 1;
+  s->first = 0, s->count = 1;
   s->placements[0].copies = 0;
   s->placements[0].bytes = 0;
   s->placements[0].time = 0;
@@ -332,9 +332,9 @@ static void decide(const query *s, search *to) {
   if (chosen) complete(s, chosen, &to->best, &found);
 }
 
-/* Return the number of the first placement where the guards of a kernel hold, or of all placements. */
+/* Return the number of the first placement that is looked at where the guards of a kernel hold, or of all placements. */
 static int placement_of(const query *s, uint32_t kernel) {
-  int placement = 0;
+  int placement = s->first;
   while (placement < s->count && !guards_hold_in(s, placement, kernel)) placement++;
   return placement;
 }
@@ -469,6 +469,75 @@ static void search_all(query *s, search *to) {
   decide(s, to);
 }
 
+/* Return the blocks that count as beside each other for group_m, as in launcher.h, in tiles. */
+static int64_t near_tiles(const query *s, uint32_t kernel, int64_t tiles) {
+  const int64_t together = num_ctas(aotmm_kernels + kernel), concurrent = concurrent_tiles(s, kernel);
+  const int alternates = s->table->network && s->table->corrections[kernel].alternates;
+  int64_t near = concurrent / 2;
+  if (alternates && together > 1) {
+    near = AOTMM_ALTERNATING_NEIGHBOURS / together;
+    if (near > concurrent) near = concurrent;
+  } else if (tiles <= concurrent) {
+    near = AOTMM_NEIGHBOURS / together;
+    if (near > tiles) near = tiles;
+  }
+  return near > 0 ? near : 1;
+}
+
+/* Return the group_m of launcher.h. */
+static uint32_t group_of(const query *s, uint32_t kernel) {
+  static const uint8_t groups[] = AOTMM_GROUPS;
+  const int64_t block_m = aotmm_products[kernel].block_m, block_n = aotmm_products[kernel].block_n;
+  const int64_t down = ceil_div(s->problem->M, block_m), across = s->problem->N ? ceil_div(s->problem->N, block_n) : 1;
+  const int64_t near = near_tiles(s, kernel, tiles_of(kernel, s->problem->M, s->problem->N));
+  double fewest = DBL_MAX;
+  uint32_t best = 0;
+  for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
+    int64_t rows = i && groups[i] > down ? down : groups[i];
+    if (rows > near) rows = near;
+    double columns = (double)near / (double)rows;
+    if (columns > (double)across) columns = (double)across;
+    double elements = (double)near / columns * (double)block_m + columns * (double)block_n;
+    if (elements < fewest) fewest = elements, best = groups[i];
+  }
+  return best;
+}
+
+/* ---- a copy of an operand that begins within a cache line */
+
+/* Return whether fast kernels take an operand as it lies, and it begins within a cache line. */
+static int off_a_line(const query *s, int i) {
+  const int32_t types[2] = {s->problem->dtype_a, s->problem->dtype_b};
+  const quantities *q = &s->placements[0].q;
+  return lies_well(q, i, bytes_of_dtype[types[i]]) && q->value[operands[i].pointer] & (LINE_BYTES - 1);
+}
+
+/* Replace *best, a plan without copies, by one with a copy of A or B on whole cache lines if that costs clearly less. It is the
+   one of them that begins within a line and has fewer bytes; its copy takes a small part of the time of *best. */
+static __attribute__((noinline, cold)) void consider_lines(query *s, aotmm_plan *best) {
+  const int first = s->count;
+  copy_layout layouts[OPERANDS];
+  int64_t fewest = AOTMM_LINE_COPY;
+  uint32_t copy = 0;
+  search found;
+  for (int i = 0; i < 2; i++) {
+    if (!off_a_line(s, i)) continue;
+    set_layouts(layouts, &s->placements[0].q, s->problem, 1u << i);
+    if (layouts[i].bytes <= fewest) fewest = layouts[i].bytes, copy = 1u << i;
+  }
+  if (!copy) return;
+  add_placement(s, copy);
+  if (s->count == first || s->placements[first].time > (float)best->cost / AOTMM_LINE_PART) return;
+  s->first = first;
+  nothing_found(&found, s);
+  found.best = *best;
+  found.best.cost -= best->cost / AOTMM_LINE_GAIN;
+  search_all(s, &found);
+  if (!found.best.copies) return;
+  *best = found.best;
+  best->group_m = group_of(s, best->kernel);
+}
+
 /* ---- panels: parts of C, for products whose copies exceed the limit */
 
 /* Return the size of the fewest, about equal parts of at most `most` elements; a multiple of PANEL, or all. */
@@ -509,40 +578,6 @@ static panels cut_at(const query *s, int64_t most_cols) {
   return (panels){rows, cols, down, across, M - (down - 1) * rows, N - (across - 1) * cols};
 }
 
-/* Return the blocks that count as beside each other for group_m, as in launcher.h, in tiles. */
-static int64_t near_tiles(const query *s, uint32_t kernel, int64_t tiles) {
-  const int64_t together = num_ctas(aotmm_kernels + kernel), concurrent = concurrent_tiles(s, kernel);
-  const int alternates = s->table->network && s->table->corrections[kernel].alternates;
-  int64_t near = concurrent / 2;
-  if (alternates && together > 1) {
-    near = AOTMM_ALTERNATING_NEIGHBOURS / together;
-    if (near > concurrent) near = concurrent;
-  } else if (tiles <= concurrent) {
-    near = AOTMM_NEIGHBOURS / together;
-    if (near > tiles) near = tiles;
-  }
-  return near > 0 ? near : 1;
-}
-
-/* Return the group_m of launcher.h. */
-static uint32_t group_of(const query *s, uint32_t kernel) {
-  static const uint8_t groups[] = AOTMM_GROUPS;
-  const int64_t block_m = aotmm_products[kernel].block_m, block_n = aotmm_products[kernel].block_n;
-  const int64_t down = ceil_div(s->problem->M, block_m), across = s->problem->N ? ceil_div(s->problem->N, block_n) : 1;
-  const int64_t near = near_tiles(s, kernel, tiles_of(kernel, s->problem->M, s->problem->N));
-  double fewest = DBL_MAX;
-  uint32_t best = 0;
-  for (unsigned i = 0; i < sizeof groups && (i == 0 || groups[i - 1] < down); i++) {
-    int64_t rows = i && groups[i] > down ? down : groups[i];
-    if (rows > near) rows = near;
-    double columns = (double)near / (double)rows;
-    if (columns > (double)across) columns = (double)across;
-    double elements = (double)near / columns * (double)block_m + columns * (double)block_n;
-    if (elements < fewest) fewest = elements, best = groups[i];
-  }
-  return best;
-}
-
 enum { ANY_KERNEL = UINT32_MAX };
 
 /* Replace *best by the best plan in panels, with this kernel or with any, if that costs less (cost < 0: no plan). */
@@ -579,6 +614,13 @@ static int needs_panels(const query *s, const aotmm_plan *best) {
                              : s->excluded != 0;
 }
 
+/* Return whether a copy on whole cache lines may pay: no operand is copied, or turned for its own sake, and there is a network. */
+static int may_have_lines(const query *s, const aotmm_plan *best) {
+  const aotmm_problem *p = s->problem;
+  return s->network && s->limit > 0 && best->cost >= 0 && !best->copies && p->batch == 1 && !p->grouped && p->M && p->N && p->K &&
+         !worth_along_m(&s->placements[0].q, bytes_of_dtype[p->dtype_a]);
+}
+
 int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, aotmm_plan *plan) {
   query s;
   search found;
@@ -587,6 +629,7 @@ int choose(const aotmm_problem *p, const aotmm_device *device, uint64_t limit, a
   search_all(&s, &found);
   if (found.best.cost >= 0) found.best.group_m = group_of(&s, found.best.kernel);
   if (needs_panels(&s, &found.best)) consider_panels(&s, ANY_KERNEL, &found.best);
+  if (may_have_lines(&s, &found.best)) consider_lines(&s, &found.best);
   *plan = found.best;
   if (plan->cost >= 0) return AOTMM_OK;
   if (s.order.kernels)

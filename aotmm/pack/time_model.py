@@ -74,6 +74,9 @@ LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that 
 SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, 0.9
 LONG_STEPS = 16  # likewise, if there are more than USUAL_SPLIT slices: a reduce has to be short against them
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
+# An operand that begins within a cache line may be copied, if it has at most so many bytes, so that it stays in the L2
+# cache, and the copy takes at most one in LINE_PART of the product's time. It is copied if one in LINE_GAIN is gained.
+LINE_COPY, LINE_PART, LINE_GAIN = 8 << 20, 8, 20
 
 
 class Device(Protocol):

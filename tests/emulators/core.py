@@ -139,7 +139,7 @@ def share_listings(folder: Path) -> None:
     _LISTINGS.append(folder)
 
 
-def disassembly(command, image, suffix):
+def disassembly(command: list[str], image: bytes, suffix: str) -> str:
     """Text that `command`, one for each `suffix`, prints for `image` (bytes), which is passed as a temporary file."""
     tool = Path(command[0]).stat()
     digest = hashlib.sha256(f"{command} {tool.st_size} {tool.st_mtime_ns} ".encode() + image).hexdigest()
@@ -157,7 +157,7 @@ def disassembly(command, image, suffix):
         beside = name.with_suffix(f".{os.getpid()}")
         beside.write_text(result.stdout)
         beside.replace(name)  # whole, or not there
-    return result.stdout
+    return str(result.stdout)
 
 
 # -------------------------------------------------------------------------------------- parameters

@@ -6,6 +6,7 @@ Nothing is executed here: no interpreter runs wgmma and TMA. The results of thes
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -173,6 +174,12 @@ FINISHED = [
     variant("cooperative-1", "nt", "fp8e4", epilogue="full", fast_accum=True),
 ]
 ALL = [*PRODUCTS, *PARTIALS, *FINISHED]
+# Producers, too, read the ends of groups.
+GROUPED = [
+    *(variant(name, role="grouped_m") for name in ("cooperative-2", "pingpong", "clustered", "swapped-clustered")),
+    *(variant(name, "tn", role="grouped_k") for name in ("cooperative-2", "clustered")),
+    variant("clustered", "nt", "fp8e4", role="grouped_m"),
+]
 # Every way in which threads share memory, with each other, with TMA and with other blocks: boxes, results whole and in
 # turns, factors of fp8, vectors, a bias that TMA cannot copy.
 SHARING = [
@@ -195,6 +202,12 @@ SHARING = [
     *(made for made in STORED_BY_THREADS if made.config.cluster_k == 1),
     PARTIALS[0],
 ]
+VALUE = r"%[\w.]+"  # of the compiler, in its TTGIR
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {  # of numbers that are not negative
+    "addi": operator.add, "subi": operator.sub, "muli": operator.mul, "divsi": operator.floordiv,
+    "remsi": operator.mod, "minsi": min, "maxsi": max, "andi": operator.and_, "ori": operator.or_,
+    "eq": operator.eq, "sge": operator.ge, "sgt": operator.gt, "slt": operator.lt,
+}  # fmt: skip
 SYNCHRONISING = re.compile(r"\b(?:bar|barrier|fence)\.[\w.:]+")
 BEFORE_A_WAIT = re.compile(
     r"bar\.(?:warp\.)?sync[^;]*;\s*(?:(?:add|mov|shl)\.[^;]*;\s*)*"
@@ -381,10 +394,96 @@ def partitions(ttgir: str) -> list[list[str]]:
     return [lines for lines in groups(ttgir) if "scf.for" in "\n".join(lines)]
 
 
+def setup(ttgir: str) -> list[str]:
+    """The lines of what all warps do before each group of them has work of its own."""
+    return ttgir[: ttgir.index("ttg.warp_specialize")].splitlines()
+
+
+def kernel_names(lines: list[str]) -> dict[str, str]:
+    """What the kernel's values are, if special registers: a block without a cluster is one, whose number is read."""
+    text = "\n".join(lines)
+    found = dict(re.findall(rf'({VALUE}) = ttg\.inline_asm "mov\.u32 \$0, %([\w.]+);"', text))
+    for operation, register in (("get_program_id", "clusterid.x"), ("get_num_programs", "nclusterid.x")):
+        found |= dict.fromkeys(re.findall(rf"({VALUE}) = tt\.{operation} x", text), register)
+    return found
+
+
+def captured(ttgir: str, lines: list[str]) -> dict[str, str]:
+    """The kernel's names for the values that a group of warps gets, by the group's own names."""
+    given = re.search(r"ttg\.warp_specialize\(([^)]*)\)", ttgir)
+    assert given is not None
+    return dict(zip(re.findall(r"(%arg\d+): ", lines[0]), given[1].split(", "), strict=True))
+
+
+def indentation(line: str) -> int:
+    """The number of spaces at its beginning."""
+    return len(line) - len(line.lstrip())
+
+
+def conditions(lines: tuple[str, ...] | list[str], at: int) -> list[str]:
+    """The conditions of the branches that a line is in, the inner one first; "else" if it is in their second part."""
+    found: list[str] = []
+    indent = indentation(lines[at])
+    for line in reversed(lines[:at]):
+        if indentation(line) < indent:
+            indent = indentation(line)
+            if head := re.match(rf" *(?:{VALUE}(?::\d+)? = )?scf\.if ({VALUE}) |.*(else) {{", line):
+                found.append(head[1] or head[2])
+    return found
+
+
+def taken(lines: list[str], condition: str, *, holds: bool) -> list[str]:
+    """The lines with one part of the branch on `condition` in the place of both: the one for when it `holds`, or not.
+
+    What the branch gives goes by the names that it has in that part.
+    """
+    heads = [re.match(rf"( *)({VALUE}):\d+ = scf\.if {re.escape(condition)} ", line) for line in lines]
+    ((first, head),) = ((n, head) for n, head in enumerate(heads) if head)
+    middle, last, *_ = (n for n in range(first + 1, len(lines)) if lines[n].startswith(f"{head[1]}}}"))
+    assert "else" in lines[middle]
+    *part, end = lines[first + 1 : middle] if holds else lines[middle + 1 : last]
+    given = end.partition("scf.yield ")[2].partition(" : ")[0].split(", ")
+    after = [re.sub(rf"{re.escape(head[2])}#(\d+)", lambda found: given[int(found[1])], line) for line in lines[last:]]
+    return [*lines[:first], *part, *after[1:]]
+
+
+def ways(made: Variant) -> dict[tuple[str, bool], list[str]]:
+    """What producer warps do, by the operands that they load and whether several blocks of the cluster share them.
+
+    In a cluster the first of two loads X and the other Y. How many blocks share X and Y is how many there are along N
+    and M, or M and N if swapped; those with slices of K share none. Without a cluster one warp loads both.
+    """
+    ttgir = compiled(made).ttgir
+    producing = partitions(ttgir)[-1]
+    if made.num_ctas == 1:
+        return {("xy", False): producing}
+    names = kernel_names(setup(ttgir))
+    given = {inner: names.get(outer, outer) for inner, outer in captured(ttgir, producing).items()}
+    (number,) = re.findall(rf'({VALUE}) = ttg\.inline_asm "[^"]*shfl\.sync', "\n".join(producing))
+    (first,) = re.findall(rf"({VALUE}) = arith\.cmpi eq, {number}, %c0_i32", "\n".join(producing))
+    sliced = made.config.cluster_k > 1
+    found = {}
+    for operand in ("x", "y"):
+        lines = taken(producing, first, holds=operand == "x")
+        along = "x" if (operand == "x") == (made.family == "swapped") else "y"
+        blocks = [
+            inner for inner, what in given.items() if what == ("%c1_i32" if sliced else f"cluster_nctaid.{along}")
+        ]
+        pattern = rf"({VALUE}) = arith\.cmpi sgt, (?:{'|'.join(blocks)}), %c1_i32"
+        (condition,) = re.findall(pattern, "\n".join(lines))
+        for several in (False,) if sliced else (False, True):
+            found[operand, several] = taken(lines, condition, holds=several)
+    return found
+
+
 @dataclass(frozen=True)
 class Loop:
-    """An scf.for: what it carries ({name: initial value}), what its next turn gets, its results' name, its lines."""
+    """An scf.for: between what it counts, what it carries ({name: initial value}), what its next turn gets.
 
+    Also its results' name and its lines.
+    """
+
+    bounds: tuple[str, ...]
     carried: dict[str, str]
     next: tuple[str, ...]
     results: str
@@ -396,13 +495,13 @@ class Loop:
 def loops(lines: list[str]) -> Iterator[Loop]:
     """Every loop in `lines`, inner ones after what they are in."""
     for first, line in enumerate(lines):
-        if head := re.match(r"( *)(?:(%\w+)(?::\d+)? = )?scf\.for ", line):
+        if head := re.match(rf"( *)(?:({VALUE})(?::\d+)? = )?scf\.for ", line):
             last = next(n for n in range(first + 1, len(lines)) if lines[n].startswith(f"{head[1]}}}"))
-            carried = re.findall(r"(%\w+) = (%[\w#]+)", line.partition("iter_args(")[2])
+            carried = re.findall(rf"({VALUE}) = (%[\w.#]+)", line.partition("iter_args(")[2])
             given = lines[last - 1].partition("scf.yield ")[2].partition(" : ")[0]
-            yield Loop(
-                dict(carried), tuple(given.split(", ")), head[2] or "", first, last, tuple(lines[first + 1 : last])
-            )
+            bounds = re.findall(rf" (?:=|to|step) ({VALUE})", line.partition(" iter_args(")[0])
+            body = tuple(lines[first + 1 : last])
+            yield Loop(tuple(bounds[-3:]), dict(carried), tuple(given.split(", ")), head[2] or "", first, last, body)
 
 
 def derived(lines: tuple[str, ...] | list[str], seeds: set[str]) -> set[str]:
@@ -410,8 +509,8 @@ def derived(lines: tuple[str, ...] | list[str], seeds: set[str]) -> set[str]:
     found = set(seeds)
     for line in lines:
         result, equals, rest = line.strip().partition(" = ")
-        if equals and "scf.for" not in rest and found & set(re.findall(r"%\w+", rest)):
-            found |= set(re.findall(r"%\w+", result))
+        if equals and "scf.for" not in rest and found & set(re.findall(VALUE, rest)):
+            found |= set(re.findall(VALUE, result))
     return found
 
 
@@ -420,27 +519,40 @@ def operands(lines: tuple[str, ...] | list[str], operation: str) -> list[str]:
     return re.findall(rf"{re.escape(operation)} (%\w+)", "\n".join(lines))
 
 
-def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]) -> int:
-    """The value of `name`: constants and these arguments, added, subtracted, multiplied, divided, or the lesser one."""
-    definitions = dict(re.findall(r"(%\w+) = arith\.(\w+ [^:]+?) :", "\n".join(lines)))
-    left = iter(arguments)
-    known: dict[str, int] = {}
+@functools.cache
+def definitions(text: str) -> dict[str, tuple[str, str, int]]:
+    """The operation, operands and bits of every number that is computed."""
+    found = re.findall(rf"({VALUE}) = arith\.(\w+) ([^:]+?) : i(\d+)", text)
+    return {name: (operation, operands, int(bits)) for name, operation, operands, bits in found}
 
+
+def evaluated(lines: tuple[str, ...] | list[str], name: str, given: Callable[[str], int]) -> int:
+    """The value of `name`, computed in as many bits as the compiler does, from constants and values that are given."""
+    defined = definitions("\n".join(lines))
+
+    @functools.cache
     def value(each: str) -> int:
-        if each not in known and each not in definitions:
-            known[each] = next(left)
-        if each not in known:
-            operation, first, *second = definitions[each].replace(",", "").split()
-            if operation == "constant":
-                return int(first)
-            if operation == "select":  # what the first producer has
-                return value(second[0])
-            a, b = value(first), value(second[0])
-            values = {"addi": a + b, "subi": a - b, "muli": a * b, "divsi": a // max(b, 1), "minsi": min(a, b)}
-            known[each] = values[operation]
-        return known[each]
+        if each not in defined:
+            return given(each)
+        operation, text, bits = defined[each]
+        first, *others = text.split(", ")
+        if operation == "constant":
+            return int(first)
+        if operation in ("extsi", "extui"):
+            return value(first)
+        if operation == "select":
+            return value(others[0] if value(first) else others[1])
+        kind, pair = (first, others) if operation == "cmpi" else (operation, [first, *others])
+        half = 1 << (bits - 1)
+        return (ARITHMETIC[kind](*map(value, pair)) + half) % (2 * half) - half
 
     return value(name)
+
+
+def computed(lines: tuple[str, ...] | list[str], name: str, arguments: list[int]) -> int:
+    """The value of `name`, computed from constants and these arguments, in the order in which it needs them."""
+    left = iter(arguments)
+    return evaluated(lines, name, functools.cache(lambda _: next(left)))
 
 
 def arrivals(lines: tuple[str, ...] | list[str]) -> list[str]:
@@ -464,8 +576,29 @@ def passes_stages(loop: Loop) -> bool:
 
 def always(body: tuple[str, ...]) -> str:
     """What a loop does in every turn, without what is under a condition."""
-    indent = min(len(line) - len(line.lstrip()) for line in body)
-    return "\n".join(line for line in body if len(line) - len(line.lstrip()) == indent)
+    indent = min(map(indentation, body))
+    return "\n".join(line for line in body if indentation(line) == indent)
+
+
+def stage_and_phase(loop: Loop) -> tuple[str, str]:
+    """The stage and the phase that a loop waits for in every turn."""
+    ((barrier, phase),) = re.findall(rf"ttng\.wait_barrier ({VALUE}), ({VALUE}),", always(loop.body))
+    return indices(loop.body)[barrier], phase
+
+
+def results_of(loop: Loop, names: tuple[str, ...]) -> list[str]:
+    """What a loop gives in the end of what it carries by these names."""
+    return [f"{loop.results}#{list(loop.carried).index(name)}" for name in names]
+
+
+def written(lines: tuple[str, ...] | list[str], name: str) -> str:
+    """How `name` is computed, written out."""
+    found = dict(re.findall(rf"({VALUE}) = ([^:]+?) :", "\n".join(lines)))
+
+    def text(each: str) -> str:
+        return re.sub(VALUE, lambda match: f"({text(match[0])})", found[each]) if each in found else each
+
+    return text(name)
 
 
 def held_by_no_carry(lines: list[str], expected: int = 1) -> list[str]:
@@ -726,11 +859,53 @@ def test_guards(made: Variant) -> None:
     assert sorted(guards) == sorted(wanted)
 
 
-@every_variant
+def launches(made: Variant) -> Iterator[dict[str, int]]:
+    """Kernel parameters and special registers of small and large launches, but for the number of their work tiles.
+
+    Of clusters it is the last block.
+    """
+    across = 1 if made.config.cluster_k > 1 else 4
+    cluster = {"cluster_nctaid.x": 2, "cluster_ctaid.x": 1, "cluster_nctaid.y": across, "cluster_ctaid.y": across - 1}
+    cluster["cluster_ctarank"] = made.config.cluster_k - 1
+    most, parts = I32_LIMIT - 1, 3 if made.role == "partial" else 1
+    for m, n, k, batch in ((1, 1, 4096, 1), (most, 1, most, 1), (1, most, 4096, 1), (999, 3001, most, 7)):
+        for group, split, rank in ((1, 1, 0), (8, parts, 2)):
+            sizes = {"%M": m, "%N": n, "%K": k, "%batch": batch, "%group_m": group, "%split": split, "%bias_rank": rank}
+            yield sizes | cluster
+
+
+def always_holds(made: Variant, lines: list[str], condition: str) -> bool:
+    """Whether a condition of producers holds for the first work tile of each launch, and for the last."""
+    ttgir = compiled(made).ttgir
+    outer, inner = setup(ttgir), captured(ttgir, lines)
+    names = kernel_names(outer)
+
+    def number(name: str, launch: dict[str, int]) -> int:
+        def of_kernel(each: str) -> int:
+            return evaluated(outer, inner[each], lambda found: launch[names.get(found, found)])
+
+        return evaluated(lines, name, functools.cache(of_kernel))
+
+    tiles, *_ = loops(lines)
+    first, last, _ = tiles.bounds
+    for launch in launches(made):
+        total = number(last, launch)
+        assert total > 0
+        for unit in (0, total - 1):
+            numbers = launch | {"clusterid.x": unit}
+            assert number(first, numbers) == unit
+            if not number(condition, numbers):
+                return False
+    return True
+
+
+@pytest.mark.parametrize("made", [*ALL, *GROUPED], ids=lambda made: made.name)
 def test_programmatic_launches(made: Variant) -> None:
     """Whoever reads global memory first waits for the kernel before; the next one is let go once, at the beginning.
 
-    Consumers without an epilogue read nothing: what they multiply comes through the producer.
+    Consumers without an epilogue read nothing but the ends of groups: what they multiply comes through the producer.
+    The producer finds its first tile before it waits, if no ends say where that is. It asks a question then that has
+    but one answer. All others wait unasked.
     """
     found = compiled(made)
     assert found.ptx.count("griddepcontrol.launch_dependents") == 1
@@ -738,7 +913,9 @@ def test_programmatic_launches(made: Variant) -> None:
     text = found.ttgir
     assert text.index("tt.grid_dependency_launch_dependents") < text.index("ttg.warp_specialize")
     readers = 0
-    for lines in partitions(text):
+    grouped = made.role.startswith("grouped")
+    *multiplying, producing = partitions(text)
+    for lines in (*multiplying, producing):
         reads = [n for n, line in enumerate(lines) if LOADED.search(line) or "tt.load" in line]
         waits = [n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
         readers += bool(reads)
@@ -746,8 +923,16 @@ def test_programmatic_launches(made: Variant) -> None:
         if reads:
             assert waits[0] < min(reads)
             assert not any(loop.first < waits[0] < loop.last for loop in loops(lines))
-    scaled = made.dtype_a.startswith("fp8") and made.role == "product"
-    assert readers == 1 + (consumers(made) if scaled or made.epilogue != "none" else 0)
+            asked = conditions(lines, waits[0])
+            assert len(asked) == (lines is producing and not grouped)
+            assert all(always_holds(made, lines, condition) for condition in asked)
+    divided = [n for n, line in enumerate(producing) if re.search(r"arith\.(?:div|rem)", line)]
+    (waited,) = (n for n, line in enumerate(producing) if "tt.grid_dependency_wait" in line)
+    tiles = min(loop.first for loop in loops(producing))
+    assert any(n < waited for n in divided)
+    assert grouped or not any(waited < n < tiles for n in divided)
+    scaled = made.dtype_a.startswith("fp8") and made.role != "partial"
+    assert readers == 1 + (consumers(made) if scaled or grouped or made.epilogue != "none" else 0)
     if readers == 1:
         first = re.search(r"cp\.async\.bulk\.tensor\.3d\.shared::(?:cta|cluster)\.global", found.ptx)
         assert first is not None
@@ -756,7 +941,10 @@ def test_programmatic_launches(made: Variant) -> None:
 
 @pytest.mark.parametrize("layout", ["nn", "any"])
 def test_reduce_waits_first(layout: str) -> None:
-    """A reduce lets the next kernel go and waits for its partial, on every path, before it touches memory."""
+    """A reduce lets the next kernel go and waits for its partial, on every path, before it touches memory.
+
+    There is one branch before: around the wait alone, and never taken.
+    """
     config = Config(4, 128, 1, 5, 4)
     made = Variant(SM90, "reduce", "fp32", "fp32", "fp16", layout, True, "full", False, config, "tests", "reduce")  # noqa: FBT003
     found = compiled(made)
@@ -765,7 +953,24 @@ def test_reduce_waits_first(layout: str) -> None:
     accesses = [match.start() for match in re.finditer(r"\b(?:ld|st)\.(?:global|shared)|\bcp\.async", found.ptx)]
     assert at == sorted(at)
     assert at[-1] < min(accesses)
-    assert not re.search(r"\b(?:bra|brx)\b", found.ptx[: at[-1]])
+    before = found.ptx[: min(accesses)]
+    past = re.search(
+        r"setp\.lt\.s64\s+(%p\d+), %rd\d+, 0;\s+@(%p\d+) bra\s+(\$\w+);\n"
+        r"(?:\s*//.*\n)*\s*griddepcontrol\.wait ;\n(?:\s*//.*\n)*\3:",
+        before,
+    )
+    assert past is not None
+    assert past[1] == past[2]
+    assert re.findall(r"\b(?:bra|brx)\b", before) == ["bra"]
+    assert re.findall(r"^\s*(\$\w+):", before, re.MULTILINE) == [past[3]]
+    lines = found.ttgir.splitlines()
+    (waited,) = (n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line)
+    (condition,) = conditions(lines, waited)
+    names = kernel_names(lines)
+    for m, n, batch in ((1, 1, 1), (I32_LIMIT - 1, 1, 1), (1, I32_LIMIT - 1, 1), (99, 3001, 7), (1, 1, I32_LIMIT - 1)):
+        for number in (0, batch * -(-m // config.block_m) * -(-n // config.block_n) - 1):
+            launch = {"%M": m, "%N": n, "clusterid.x": number}
+            assert evaluated(lines, condition, lambda each, launch=launch: launch[names.get(each, each)])  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "any"])
@@ -804,17 +1009,26 @@ def test_partial_of_pointers_lets_nothing_go() -> None:
 def test_stages_are_carried(made: Variant) -> None:
     """In every group of warps the loop over K carries stage and phase, and hands back a stage that follows from it.
 
-    So does the producer's loop over the boxes of a matrix that is added, which goes on from there. Gluon takes a
-    variable that begins as another carried one to be constant, without a word; every stage handed back would be the
-    first, and the producer would wait for ever.
+    So do all of the producers' loops, and those over the boxes of a matrix that is added, which go on from there. Each
+    begins with stage 0 of an empty ring. Gluon takes a variable that begins as another carried one to be constant,
+    without a word; every stage handed back would be the first, and the producer would wait for ever.
     """
     working = partitions(compiled(made).ttgir)
     assert len(working) == consumers(made) + 1
     *multiplying, producing = working
     check = held_ahead if in_registers(made) else held_by_no_carry
     assert [check(lines) for lines in multiplying] == [[]] * len(multiplying)
-    assert held_by_no_carry(producing, 2 if adds_matrices(made) else 1) == []
     assert LOADED.search("\n".join(producing))
+    for lines in ways(made).values():
+        assert held_by_no_carry(lines, 2 if adds_matrices(made) else 1) == []
+        assert LOADED.search("\n".join(lines))
+        tiles, *inner = [loop for loop in loops(lines) if "scf.for" in "\n".join(loop.body) or passes_stages(loop)]
+        begun = [loop.carried[name] for loop in inner for name in stage_and_phase(loop)]
+        left = [name for loop in inner for name in results_of(loop, stage_and_phase(loop))]
+        carried = list(tiles.carried)
+        assert begun[2:] == left[:-2]
+        assert [tiles.next[carried.index(name)] for name in begun[:2]] == left[-2:]
+        assert [computed(lines, tiles.carried[name], []) for name in begun[:2]] == [0, 1]
     precise = made.dtype_a.startswith("fp8") and not made.fast_accum
     for lines in multiplying:
         (loop,) = (found for found in loops(lines) if passes_stages(found))
@@ -877,29 +1091,31 @@ def test_what_is_cleared_behind_a_group_of_k(name: str) -> None:
 def test_how_a_stage_is_filled(made: Variant) -> None:
     """A stage is filled when it is empty, and expects its own bytes; blocks of a cluster load in turns, for all peers.
 
-    So each of them tells its peers that its stage is empty, before it loads.
+    So each of them tells its peers that its stage is empty, before it loads: the producer of X does, which expects all
+    bytes. That of Y expects none. What no other block needs comes to this one alone, in every step.
     """
-    producing = partitions(compiled(made).ttgir)[-1]
-    loop, *_ = (found for found in loops(producing) if passes_stages(found))
-    lines = loop.body
-    (waited,), ((filled, expected),) = operands(lines, "ttng.wait_barrier"), FILLED.findall("\n".join(lines))
-    assert waited != filled
-    x_along_k = loaded(made, rows=1) < loaded(made)
-    for sizes in ((3, 5), (70, 9), (1 << 20, 1 << 20)):
-        known = [size for size, along in zip(sizes, (x_along_k, y_along_k(made)), strict=True) if along]
-        assert computed(producing, expected, known) == loaded(made, *sizes) * depth(made) * DTYPES[made.dtype_a].bytes
-    assert arrivals(lines) == ([filled] if made.num_ctas > 1 else [])
-    words = "ttng.wait_barrier|expect_tx|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
-    found = [match[0].strip() for line in lines if (match := re.search(words, line))]
-    if made.num_ctas > 1:  # to several blocks, or to this one
-        first = ["expect_tx", "mapa.shared::cluster.u32 there"]
-        load = ["scf.if", *2 * ["cp.async.bulk.tensor"]]
-    else:
-        first, load = ["expect_tx"], ["async_tma_copy_global_to_local"]
-    # inline PTX of a cluster copies all boxes
-    rows, each = (slabs(made), boxes_across(made) or 1) if made.num_ctas == 1 else (1, 1)
-    loads = [["scf.if", *count * load] for count in (rows, len(widths(made)) * each)]
-    assert found == ["ttng.wait_barrier", *first, *loads[0], *loads[1]]
+    for (operand, several), producing in ways(made).items():
+        loop, *_ = (found for found in loops(producing) if passes_stages(found))
+        lines = loop.body
+        (waited,), ((filled, expected),) = operands(lines, "ttng.wait_barrier"), FILLED.findall("\n".join(lines))
+        assert waited != filled
+        x_along_k = loaded(made, rows=1) < loaded(made)
+        for sizes in ((3, 5), (70, 9), (1 << 20, 1 << 20)):
+            known = [size for size, along in zip(sizes, (x_along_k, y_along_k(made)), strict=True) if along]
+            wanted = loaded(made, *sizes) * depth(made) * DTYPES[made.dtype_a].bytes if "x" in operand else 0
+            assert computed(producing, expected, known) == wanted
+        tells = made.num_ctas > 1 and operand == "x"
+        assert arrivals(lines) == [filled] * tells
+        words = "ttng.wait_barrier|expect_tx|mapa.shared::cluster.u32 there|scf.if|" + LOADED.pattern
+        found = [match[0].strip() for line in lines if (match := re.search(words, line))]
+        load = "cp.async.bulk.tensor" if made.num_ctas > 1 else "async_tma_copy_global_to_local"
+        # inline PTX of a cluster copies all boxes
+        rows, each = (slabs(made), boxes_across(made) or 1) if made.num_ctas == 1 else (1, 1)
+        count = rows * ("x" in operand) + len(widths(made)) * each * ("y" in operand)
+        told = ["mapa.shared::cluster.u32 there"] * tells
+        assert found == ["ttng.wait_barrier", "expect_tx", *told, *["scf.if"] * several, *[load] * count]
+        assert len(LOADED.findall(always(lines))) == (0 if several else count)
+        assert "\n".join(lines).count("multicast::cluster [box]") == ("\n".join(lines).count("[box]") if several else 0)
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 127, 128, 200])
@@ -924,10 +1140,9 @@ def test_the_last_tile_ends_with_the_matrix(size: int, monkeypatch: pytest.Monke
 
 def awaited_at_stages(made: Variant, down: int, across: int) -> tuple[set[int], set[int]]:
     """The arrivals that a full stage and an empty one await, of each stage."""
-    text = compiled(made).ttgir
-    setup = text[: text.index("ttg.warp_specialize")]
-    made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', setup)
-    counts = [computed(setup.splitlines(), count, [down, across]) for count in made_of]
+    lines = setup(compiled(made).ttgir)
+    made_of = re.findall(r'mbarrier\.init[^"]*" \{constraints = "r,r"[^}]*\} %\w+, (%\w+)', "\n".join(lines))
+    counts = [computed(lines, count, [down, across]) for count in made_of]
     stages = made.config.num_stages
     return set(counts[:stages]), set(counts[stages : 2 * stages])
 
@@ -972,27 +1187,52 @@ def test_who_arrives_at_a_stage(made: Variant) -> None:
 def test_each_producer_has_an_operand(made: Variant) -> None:
     """In a cluster the first of two warps expects the bytes of a stage and loads X, the second loads Y.
 
-    Without a cluster one warp does all.
+    Without a cluster one warp does all. Only the first expects the boxes of a matrix that is added, too.
     """
-    producing = partitions(compiled(made).ttgir)[-1]
-    text = "\n".join(producing)
-    numbers = re.findall(r'(%\w+) = ttg\.inline_asm "[^"]*shfl\.sync', text)
-    if made.num_ctas == 1:
-        assert numbers == []
-        return
-    warps = dict(re.findall(rf"(%\w+) = arith\.cmpi eq, (?:{'|'.join(numbers)}), %c([01])_i32", text))
-    loop, *_ = (found for found in loops(producing) if passes_stages(found))
-    both = dict(re.findall(r"(%\w+) = arith\.andi (%\w+), %\w+ : i1", text))
-    found = {}
-    for first, line in enumerate(loop.body):
-        if (head := re.match(r"( *)scf\.if (%\w+) ", line)) and (by := warps.get(both.get(head[2], head[2]))):
-            last = next(n for n in range(first, len(loop.body)) if loop.body[n].startswith(f"{head[1]}}}"))
-            maps = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(loop.body[first:last]))
-            found[by] = {int(number) // 7 for number in maps}
-    assert found == {"0": {0}, "1": set(range(1, 1 + len(widths(made))))}
-    ((_, expected),) = FILLED.findall("\n".join(loop.body))
-    (chosen,) = re.findall(rf"{expected} = arith\.select (%\w+), %\w+, %c0_i32", text)
-    assert warps[chosen] == "0"
+    of_x, of_y = {0}, set(range(1, 1 + len(widths(made))))
+    for (operand, _), producing in ways(made).items():
+        first, *others = (found for found in loops(producing) if passes_stages(found))
+        numbers = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(producing))
+        if made.num_ctas == 1:
+            assert numbers == []
+            assert "shfl.sync" not in "\n".join(producing)
+            continue
+        in_first = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(first.body))
+        assert in_first == numbers
+        assert {int(number) // 7 for number in numbers} == {"x": of_x, "y": of_y}[operand]
+        expected = [count for loop in (first, *others) for _, count in FILLED.findall("\n".join(loop.body))]
+        assert len(expected) == (2 if adds_matrices(made) else 1)
+        assert {bool(re.match("%c0_i32", count)) for count in expected} == {operand == "y"}
+
+
+def meetings(loop: Loop) -> list[list[str]]:
+    """Under which conditions all producers of a block meet in a loop."""
+    meeting = [n for n, line in enumerate(loop.body) if "ttg.barrier" in line]
+    return [[written(loop.body, condition) for condition in conditions(loop.body, n)] for n in meeting]
+
+
+CLUSTERED = [made for made in (*ALL, *GROUPED) if made.num_ctas > 1]
+
+
+@pytest.mark.parametrize("made", CLUSTERED, ids=lambda made: made.name)
+def test_producers_meet_each_other(made: Variant) -> None:
+    """Both producers of a block in a cluster have as many stages, and the same barriers in the loops over them.
+
+    Each has loops of its own. At a barrier in the loop of one alone it would wait for ever.
+    """
+    found = ways(made)
+    seen = []
+    for lines in found.values():
+        tiles, *inner = [loop for loop in loops(lines) if "scf.for" in "\n".join(loop.body) or passes_stages(loop)]
+        inner = [loop for loop in inner if passes_stages(loop)]
+        counted = [[written(tiles.body, tiles.carried.get(each, each)) for each in loop.bounds] for loop in inner]
+        seen.append((tiles.bounds, counted, [meetings(loop) for loop in inner]))
+    assert seen == seen[:1] * len(found)
+    # those of the compiler, too, which it adds in some kernels
+    marks = re.findall(r"\bbar\.sync\s+\d+, 64;|expect_tx\.shared::cta\.b64 _, \[here\]", compiled(made).ptx)
+    order = "".join("f" if "expect_tx" in mark else "m" for mark in marks)
+    assert order.count("f") == len(found) * (2 if adds_matrices(made) else 1)
+    assert re.fullmatch(rf"(m*(?:fm*){{{order.count('f') // len(found)}}})\1{{{len(found) - 1}}}m*", order)
 
 
 @every_variant
@@ -1030,7 +1270,8 @@ def test_multicasts(made: Variant) -> None:
 def test_blocks_meet_and_leave(made: Variant) -> None:
     """Blocks of a cluster meet before any touches another's barriers, and leave when nobody may arrive at theirs.
 
-    Every warp takes part in that. The barriers are made, and made known, before.
+    Every warp takes part in that. The barriers are made, and made known, before. Producers wait for all stages in the
+    end, from the one on at which they are, whatever they loaded.
     """
     found = compiled(made)
     text, clustered = found.ttgir, made.num_ctas > 1
@@ -1042,22 +1283,30 @@ def test_blocks_meet_and_leave(made: Variant) -> None:
         assert leaving == []
         assert len(groups(text)) == consumers(made) + 1
         return
-    setup = text[: text.index("ttg.warp_specialize")]
-    assert setup.rindex("mbarrier.init") < setup.rindex("fence.mbarrier_init.release.cluster")
+    before = "\n".join(setup(text))
+    assert before.rindex("mbarrier.init") < before.rindex("fence.mbarrier_init.release.cluster")
     for lines in groups(text):
         (meeting,) = (n for n, line in enumerate(lines) if "barrier.cluster.arrive" in line)
         used = [n for n, line in enumerate(lines) if "mbarrier.arrive" in line or "wait_barrier" in line]
         assert meeting < min(used, default=len(lines))
+        assert conditions(lines, meeting) == []
     warps = re.findall(r"^    partition\d+\(.*num_warps\((\d+)\)", text, re.MULTILINE)
     assert 4 + sum(map(int, warps)) == found.kernel.threads // 32
-    tiles = next(loop for loop in loops(producing) if "scf.for" in "\n".join(loop.body))
-    (last,) = leaving
-    assert last.first > tiles.last
-    assert list(last.carried.values()) == [f"{tiles.results}#0", f"{tiles.results}#1"]
-    (waited,) = operands(last.body, "ttng.wait_barrier")
-    emptied = operands(next(loop for loop in loops(producing) if passes_stages(loop)).body, "ttng.wait_barrier")
-    arrays = dict(re.findall(r"(%\w+) = ttg\.memdesc_index (%\w+)\[", "\n".join(producing)))
-    assert arrays[waited] == arrays[emptied[0]]
+    assert len(leaving) == 1
+    assert conditions(producing, leaving[0].first) == []
+    for lines in ways(made).values():
+        tiles, filling, *_, last = loops(lines)
+        assert last.body == leaving[0].body
+        assert last.first > tiles.last
+        assert [computed(lines, bound, []) for bound in last.bounds] == [0, made.config.num_stages, 1]
+        carried = tuple(filling.carried[name] for name in stage_and_phase(filling))
+        assert [last.carried[name] for name in stage_and_phase(last)] == results_of(tiles, carried)
+        (waited,), (emptied,) = (operands(loop.body, "ttng.wait_barrier") for loop in (last, filling))
+        arrays = [
+            re.findall(rf"{name} = ttg\.memdesc_index (%\w+)\[", "\n".join(loop.body))
+            for name, loop in ((waited, last), (emptied, filling))
+        ]
+        assert arrays[0] == arrays[1]
 
 
 SLICED = [made for made in PRODUCTS if made.config.cluster_k > 1]
@@ -1138,13 +1387,29 @@ class Numbers(np.ndarray[Any, Any]):
         return self.astype(kind)
 
 
+WINDOW = 1 << 24  # bytes from the shared memory of a block to that of the next
+BARRIER = 1000  # its address
+OF_LANES: dict[str, Callable[..., Any]] = {  # the instructions of arrivals
+    "mov.u32": lambda a: a,
+    "shr.u32": operator.rshift,
+    "and.b32": operator.and_,
+    "add.u32": operator.add,
+    "mapa.shared::cluster.u32": lambda address, block: address + WINDOW * block,
+    "setp.ne.b32": operator.ne,
+    "setp.ne.and.b32": lambda a, b, c: (a != b) & c,
+}
+
+
 class Lanes:
-    """Stands in for Gluon where it tells the threads of an arrival: it keeps the operands of inline PTX."""
+    """Stands in for Gluon where threads arrive: it runs their inline PTX, and keeps at which blocks' barriers they do.
+
+    Where no operand differs between threads, they are those of one warp.
+    """
 
     int32 = np.int32
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, Any]] = []
+        self.told: list[Counter[int]] = []
 
     @staticmethod
     def BlockedLayout(*_: Any) -> None:  # noqa: D102, N802
@@ -1158,16 +1423,38 @@ class Lanes:
     def to_tensor(value: Any) -> Any:  # noqa: D102
         return np.array(value).view(Numbers)
 
-    def inline_asm(self, _text: str, _constraints: str, operands: list[Any], *_: Any, **_named: Any) -> None:  # noqa: D102
-        self.told.append((operands[1], operands[2]))
+    def inline_asm(self, text: Any, constraints: str, operands: list[Any], *_: Any, **_named: Any) -> Any:  # noqa: D102
+        results = constraints.count("=")
+        lanes = np.arange(max(32, *map(np.size, operands))) % 32
+        known = {f"${number}": each for number, each in enumerate(operands, results)} | {"%laneid": lanes}
+        for instruction in text.value.strip("{} ;").split(";"):
+            first, *words = re.findall(r"[^\s,\[\]]+", instruction)
+            if first.startswith("@"):
+                operation, _, place = words
+                assert operation.startswith("mbarrier.arrive.shared::")
+                places = np.broadcast_to(known[place], lanes.shape)[known[first[1:]] != 0]
+                assert (places % WINDOW == BARRIER).all()
+                self.told.append(Counter((places // WINDOW).tolist()))
+            elif first != ".reg":
+                to, *inputs = words
+                known[to] = OF_LANES[first](*(known[each] if each in known else int(each) for each in inputs))
+        return known["$0"] if results else None
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Of a block in a cluster: how often it arrives at others' barriers, as a consumer and as producers; its peers."""
+    """Of a block in a cluster: how often it arrives at others' barriers, and who they are.
+
+    Attributes:
+        released, held: as a consumer, if it is to release a stage and if not.
+        told: as a producer.
+        alone: as a consumer of a block without a cluster, which knows its own shared memory as that of number 0.
+    """
 
     released: Counter[int]
+    held: Counter[int]
     told: Counter[int]
+    alone: Counter[int]
     peers: frozenset[int]
 
 
@@ -1178,29 +1465,34 @@ def arrivals_of(down: int, across: int, once: bool) -> list[Arrivals]:  # noqa: 
     constants = {name: getattr(cluster, name).value for name in ("THREADS", "WARPS", "PRODUCERS")}
     lanes = Lanes()
     found = []
-    with patch.multiple(cluster, gl=lanes, **constants):
+    with patch.multiple(cluster, gl=lanes, window=cluster.window.fn, **constants):
         for number in range(down * across):
             at_n, at_m = divmod(number, down)
             of_x, of_y = cluster.sharing.fn(down, across, at_m, at_n)
             this = SimpleNamespace(of_x=np.int32(of_x), of_y=np.int32(of_y), CLUSTERED=True)
-            cluster.arrive.fn(None, this, pred=True, ONCE=once)
-            cluster.arrive_elsewhere.fn(None, this)
-            released, told = (
-                Counter(int(each) for each, sent in zip(block, sends, strict=True) if sent)
-                for block, sends in lanes.told
-            )
+            alone = SimpleNamespace(of_x=np.int32(1), of_y=np.int32(1), CLUSTERED=False)
+            cluster.arrive.fn(BARRIER, this, pred=True, ONCE=once)
+            cluster.arrive.fn(BARRIER, this, pred=False, ONCE=once)
+            cluster.arrive_elsewhere.fn(BARRIER, this)
+            cluster.arrive.fn(BARRIER, alone, pred=True, ONCE=once)
+            found.append(Arrivals(*lanes.told, frozenset(i for i in range(32) if (of_x | of_y) >> i & 1)))
             lanes.told.clear()
-            found.append(Arrivals(released, told, frozenset(i for i in range(32) if (of_x | of_y) >> i & 1)))
     return found
 
 
 @pytest.mark.parametrize(("down", "across"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4)])
 def test_arrivals_at_peers(down: int, across: int) -> None:
-    """A warpgroup arrives at each peer's barrier once, or with all four warps; producers do at all but their own."""
+    """A warpgroup arrives at each peer's barrier once, or with all four warps; a producer does at all but its own.
+
+    A consumer that has nothing to release arrives nowhere, and one without a cluster at its own barrier alone.
+    """
     for once in (True, False):
+        times = 1 if once else 4
         for number, block in enumerate(in_worker(arrivals_of, down, across, once)):
-            assert block.released == dict.fromkeys(block.peers, 1 if once else 4)
+            assert block.released == dict.fromkeys(block.peers, times)
+            assert block.held == {}
             assert block.told == dict.fromkeys(block.peers - {number}, 1)
+            assert block.alone == {0: times}
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])

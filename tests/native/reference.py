@@ -51,6 +51,8 @@ LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 TALL = 64  # rows of a tile, above which half of them have to be of C
 # Plans by the formula that the network sees, so many at once, and what stops it.
 SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, F32(0.9)
+# Of a copy of an operand that begins within a cache line: its most bytes, and parts of the time, taken and gained.
+LINE_COPY, LINE_PART, LINE_GAIN = 8 << 20, 8, 20
 MIN_STEPS = 2  # of a slice
 LEAVE_NONE_OVER = 2  # blocks of a cluster, up to which every multiprocessor has one
 MOST_WAVES = 2  # of slices
@@ -684,22 +686,61 @@ class Reference:
             elif widths[C] == 4 and not has_rows(values):
                 choices += [[A, *operands, C]]
         for chosen in dict.fromkeys(map(tuple, choices)):
-            if not chosen:
-                continue
-            places = all_places(values, widths, chosen, threads_multiply=threads)
-            moved = with_copies(values, places, SEEN_ADDRESS)
-            copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
-            kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
-            size = sum(where.bytes for where in places.values())
-            if size <= limit and None not in kernels:
-                ns = F32(0)
-                for kernel, (number, copied) in zip(kernels, copies, strict=True):
-                    c = self.constants[kernel or 0]
-                    elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
-                    beside = number == B and A in chosen and self.kernels[kernel or 0].pdl
-                    base = c.base_ns / F32(2) if beside else c.base_ns
-                    ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
-                yield Way(sum(1 << number for number in chosen), size, ns, moved)
+            if chosen and (way := self._way(problem, device, limit, chosen, values, served)):
+                yield way
+
+    def _way(
+        self, problem: Problem, device: CDevice, limit: int, chosen: tuple[int, ...], values: Values,
+        served: tuple[int, ...] = (1, 1, 1),
+    ) -> Way | None:  # fmt: skip
+        """The operands with copies of those that are chosen; None if they exceed the limit or there are no kernels."""
+        widths = widths_of(problem)
+        places = all_places(values, widths, chosen, threads_multiply=self._threads_multiply)
+        moved = with_copies(values, places, SEEN_ADDRESS)
+        copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
+        kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
+        size = sum(where.bytes for where in places.values())
+        if size > limit or None in kernels:
+            return None
+        ns = F32(0)
+        for kernel, (number, copied) in zip(kernels, copies, strict=True):
+            c = self.constants[kernel or 0]
+            elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
+            beside = number == B and A in chosen and self.kernels[kernel or 0].pdl
+            base = c.base_ns / F32(2) if beside else c.base_ns
+            ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
+        return Way(sum(1 << number for number in chosen), size, ns, moved)
+
+    def _lined(self, problem: Problem, device: CDevice, limit: int, choice: Choice) -> Choice:
+        """The choice, or the one with copies of A and B on whole cache lines."""
+        best, p = choice.plan, problem
+        if (
+            self.network is None
+            or limit == 0
+            or best.copies
+            or (p.batch, p.grouped) != (1, "none")
+            or 0 in (p.M, p.N, p.K)
+        ):
+            return choice
+        values, widths = quantities(p), widths_of(p)
+        if worth_along_m(values, widths[A], threads_multiply=self._threads_multiply):
+            return choice
+        sizes = {
+            number: place(values, number, widths[number], threads_multiply=self._threads_multiply).bytes
+            for number in (B, A)
+            if lies_well(values, number, widths[number]) and sized(values, OPERANDS[number].pointer) % 128
+        }
+        number = min(sizes, key=sizes.__getitem__, default=A)
+        if sizes.get(number, 1 << 62) > LINE_COPY:
+            return choice
+        way = self._way(p, device, limit, (number,), values)
+        if way is None or way.ns > F32(best.cost) / F32(LINE_PART):
+            return choice
+        known = best.cost - best.cost // LINE_GAIN
+        _, cut = whole(p)
+        plans = self._finalists(p, self._considered(p, device, limit, cut, [way]), known)
+        found = min(plans, key=self._rank, default=best)
+        return Choice(found, (*choice.among, *plans)) if found.cost < known else choice
 
     def check(self, problem: Problem, device: CDevice, number: int, limit: int) -> Choice | str:
         """The best plan with one kernel, or the kind of reason why there is none."""
@@ -728,8 +769,10 @@ class Reference:
         found: list[tuple[Panels, list[Plan]]] = []
         for part, cut in self._cuts(problem, limit):
             if not (found and found[0][1] and self.order[1] > 1):
-                found.append((cut, self._finalists(part, self._considered(part, device, limit, cut))))
-        return self._choice(found)
+                ways = list(self.ways(part, device, limit, cut))
+                found.append((cut, self._finalists(part, self._considered(part, device, limit, cut, ways))))
+        choice = self._choice(found)
+        return choice and self._lined(problem, device, limit, choice)
 
     def _cuts(self, problem: Problem, limit: int) -> Iterator[tuple[Problem, Panels]]:
         yield whole(problem)
@@ -809,14 +852,13 @@ class Reference:
         among = tuple(in_panels(plan, cut) for cut, plans in found for plan in plans)
         return Choice(min(best, key=lambda plan: plan.cost), among)
 
-    def _considered(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> list[Planned]:
+    def _considered(self, problem: Problem, device: CDevice, limit: int, cut: Panels, ways: list[Way]) -> list[Planned]:
         """Plans with the plainest kernel of each kind."""
         plainest: dict[object, tuple[int, int]] = {}
         for number, kernel in enumerate(self.kernels):
             if same_types(kernel, problem) and kernel.shared_bytes <= device.shared_bytes and self._keeps_order(kernel):
                 key, rank = self._kinds[number], (EPILOGUES.index(kernel.epilogue), number)
                 plainest[key] = min(plainest.get(key, rank), rank)
-        ways = list(self.ways(problem, device, limit, cut))
         plans = [
             each for _, number in plainest.values() for each in self._plans(problem, device, number, ways, limit, cut)
         ]
@@ -831,8 +873,8 @@ class Reference:
         others = [number for _, number in plainest.values() if self.kernels[number].config.block_m <= TALL]
         return any((self._kinds[number][0], self._kinds[number][2]) == (role, guards) for number in others)
 
-    def _finalists(self, problem: Problem, considered: list[Planned]) -> list[Plan]:
-        """Measured plans, and those that the formula likes most, as the network sees them."""
+    def _finalists(self, problem: Problem, considered: list[Planned], known: float = math.inf) -> list[Plan]:
+        """Measured plans, and those that the formula likes most, as the network sees them. `known`: the best so far."""
 
         def rank(each: tuple[Planned, Terms]) -> tuple[float, ...]:
             return float(each[1].time + each[0].way.ns), *self._order(each[0].plan)
@@ -843,6 +885,7 @@ class Reference:
             return plans + [each.plan for each, _ in predicted[:1]]
         for first in range(0, len(predicted), AT_ONCE):
             best = min((plan.cost for plan in plans), default=math.inf)
+            best = min(best, known)
             if F32(best) < LEAST_CORRECTION * F32(rank(predicted[first])[0]):
                 break
             group = predicted[first : first + AT_ONCE]
