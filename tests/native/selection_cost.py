@@ -63,6 +63,11 @@ static aotmm_problem layer(void) { return product(size(1, 8192), size(64, 16384)
 
 static aotmm_problem multiples_of_8(void) { return product(size(8, 8192), size(8, 8192), size(8, 8192), 0, 0); }
 
+static aotmm_problem off_a_line(void) {
+  aotmm_problem p = layer();
+  p.a_ptr += 48;
+  return p;
+}
 static aotmm_problem odd(void) { return product(size(8, 8192), size(8, 8192) + 1, size(8, 8192), 0, 0); }
 
 static double alone(aotmm_problem draw(void)) {
@@ -136,6 +141,7 @@ int main(int count, char **names) {
   printf("%-30s %8.1f\n", "random layers nt", alone(layer));
   printf("%-30s %8.1f\n", "random multiples of 8", alone(multiples_of_8));
   printf("%-30s %8.1f\n", "random, N odd", alone(odd));
+  printf("%-30s %8.1f\n", "random layers, A off a line", alone(off_a_line));
   printf("%-30s %8s %13s %11s\n", "", "select", "no workspace", "remembered");
   for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
     printf("%-30s %8.1f %13.1f %11.1f\n", cases[i].name, cold(cases[i].problem, UINT64_MAX),
