@@ -400,7 +400,7 @@ def setup(ttgir: str) -> list[str]:
 
 
 def kernel_names(lines: list[str]) -> dict[str, str]:
-    """What the kernel's values are, if special registers: a block without a cluster is one, whose number is read."""
+    """The special registers that some of a kernel's values are; without clusters each block is one."""
     text = "\n".join(lines)
     found = dict(re.findall(rf'({VALUE}) = ttg\.inline_asm "mov\.u32 \$0, %([\w.]+);"', text))
     for operation, register in (("get_program_id", "clusterid.x"), ("get_num_programs", "nclusterid.x")):
@@ -412,7 +412,8 @@ def captured(ttgir: str, lines: list[str]) -> dict[str, str]:
     """The kernel's names for the values that a group of warps gets, by the group's own names."""
     given = re.search(r"ttg\.warp_specialize\(([^)]*)\)", ttgir)
     assert given is not None
-    return dict(zip(re.findall(r"(%arg\d+): ", lines[0]), given[1].split(", "), strict=True))
+    names = re.findall(r"(%arg\d+): ", lines[0])
+    return dict(zip(names, given[1].split(", "), strict=True)) if names else {}  # the first group has the kernel's own
 
 
 def indentation(line: str) -> int:
@@ -499,9 +500,9 @@ def loops(lines: list[str]) -> Iterator[Loop]:
             last = next(n for n in range(first + 1, len(lines)) if lines[n].startswith(f"{head[1]}}}"))
             carried = re.findall(rf"({VALUE}) = (%[\w.#]+)", line.partition("iter_args(")[2])
             given = lines[last - 1].partition("scf.yield ")[2].partition(" : ")[0]
-            bounds = re.findall(rf" (?:=|to|step) ({VALUE})", line.partition(" iter_args(")[0])
+            bounds = tuple(re.findall(rf" (?:=|to|step) ({VALUE})", line.partition(" iter_args(")[0]))
             body = tuple(lines[first + 1 : last])
-            yield Loop(tuple(bounds[-3:]), dict(carried), tuple(given.split(", ")), head[2] or "", first, last, body)
+            yield Loop(bounds, dict(carried), tuple(given.split(", ")), head[2] or "", first, last, body)
 
 
 def derived(lines: tuple[str, ...] | list[str], seeds: set[str]) -> set[str]:
@@ -578,6 +579,12 @@ def always(body: tuple[str, ...]) -> str:
     """What a loop does in every turn, without what is under a condition."""
     indent = min(map(indentation, body))
     return "\n".join(line for line in body if indentation(line) == indent)
+
+
+def of_tiles(lines: list[str]) -> tuple[Loop, list[Loop]]:
+    """A producer's loop over tiles, and those over stages in it."""
+    tiles, *inner = (loop for loop in loops(lines) if "scf.for" in "\n".join(loop.body) or passes_stages(loop))
+    return tiles, inner
 
 
 def stage_and_phase(loop: Loop) -> tuple[str, str]:
@@ -899,13 +906,17 @@ def always_holds(made: Variant, lines: list[str], condition: str) -> bool:
     return True
 
 
+def waits_of(lines: list[str]) -> list[int]:
+    """Where a group of warps waits for the kernel before."""
+    return [n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+
+
 @pytest.mark.parametrize("made", [*ALL, *GROUPED], ids=lambda made: made.name)
 def test_programmatic_launches(made: Variant) -> None:
     """Whoever reads global memory first waits for the kernel before; the next one is let go once, at the beginning.
 
-    Consumers without an epilogue read nothing but the ends of groups: what they multiply comes through the producer.
-    The producer finds its first tile before it waits, if no ends say where that is. It asks a question then that has
-    but one answer. All others wait unasked.
+    Consumers without an epilogue read nothing but ends of groups: what they multiply comes through the producer. They
+    wait in any case, or for a vector that is added if they read nothing else.
     """
     found = compiled(made)
     assert found.ptx.count("griddepcontrol.launch_dependents") == 1
@@ -913,30 +924,48 @@ def test_programmatic_launches(made: Variant) -> None:
     text = found.ttgir
     assert text.index("tt.grid_dependency_launch_dependents") < text.index("ttg.warp_specialize")
     readers = 0
-    grouped = made.role.startswith("grouped")
-    *multiplying, producing = partitions(text)
-    for lines in (*multiplying, producing):
+    for lines in partitions(text):
         reads = [n for n, line in enumerate(lines) if LOADED.search(line) or "tt.load" in line]
-        waits = [n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line]
+        waits = waits_of(lines)
         readers += bool(reads)
         assert len(waits) == bool(reads)
         if reads:
             assert waits[0] < min(reads)
             assert not any(loop.first < waits[0] < loop.last for loop in loops(lines))
-            asked = conditions(lines, waits[0])
-            assert len(asked) == (lines is producing and not grouped)
-            assert all(always_holds(made, lines, condition) for condition in asked)
-    divided = [n for n, line in enumerate(producing) if re.search(r"arith\.(?:div|rem)", line)]
-    (waited,) = (n for n, line in enumerate(producing) if "tt.grid_dependency_wait" in line)
-    tiles = min(loop.first for loop in loops(producing))
-    assert any(n < waited for n in divided)
-    assert grouped or not any(waited < n < tiles for n in divided)
+    grouped = made.role.startswith("grouped")
     scaled = made.dtype_a.startswith("fp8") and made.role != "partial"
     assert readers == 1 + (consumers(made) if scaled or grouped or made.epilogue != "none" else 0)
+    *multiplying, _ = partitions(text)
+    for lines in multiplying:
+        asked = [condition for at in waits_of(lines) for condition in conditions(lines, at)]
+        assert len(asked) == (made.epilogue == "bias" and not scaled)
+        for condition in asked:
+            (rank,) = re.findall(rf"{condition} = arith\.cmpi eq, ({VALUE}), %c1_i64", "\n".join(lines))
+            assert captured(text, lines).get(rank, rank) == "%bias_rank"
     if readers == 1:
         first = re.search(r"cp\.async\.bulk\.tensor\.3d\.shared::(?:cta|cluster)\.global", found.ptx)
         assert first is not None
         assert found.ptx.index("griddepcontrol.wait") < first.start()
+
+
+@pytest.mark.parametrize("made", [*ALL, *GROUPED], ids=lambda made: made.name)
+def test_producers_wait(made: Variant) -> None:
+    """Producers wait for the kernel before whatever the launch. They have found their first tile then.
+
+    They wait behind a condition that is always met. If ends of groups tell where the first tile is, they wait first.
+    """
+    producing = partitions(compiled(made).ttgir)[-1]
+    (waiting,) = waits_of(producing)
+    asked = conditions(producing, waiting)
+    if made.role.startswith("grouped"):
+        assert asked == []
+        return
+    (condition,) = asked
+    assert always_holds(made, producing, condition)
+    divisions = [n for n, line in enumerate(producing) if re.search(r"arith\.(?:div|rem)", line)]
+    assert min(divisions) < waiting
+    tiles = min(loop.first for loop in loops(producing))
+    assert not any(waiting < n < tiles for n in divisions)
 
 
 @pytest.mark.parametrize("layout", ["nn", "any"])
@@ -1022,7 +1051,7 @@ def test_stages_are_carried(made: Variant) -> None:
     for lines in ways(made).values():
         assert held_by_no_carry(lines, 2 if adds_matrices(made) else 1) == []
         assert LOADED.search("\n".join(lines))
-        tiles, *inner = [loop for loop in loops(lines) if "scf.for" in "\n".join(loop.body) or passes_stages(loop)]
+        tiles, inner = of_tiles(lines)
         begun = [loop.carried[name] for loop in inner for name in stage_and_phase(loop)]
         left = [name for loop in inner for name in results_of(loop, stage_and_phase(loop))]
         carried = list(tiles.carried)
@@ -1114,7 +1143,7 @@ def test_how_a_stage_is_filled(made: Variant) -> None:
         count = rows * ("x" in operand) + len(widths(made)) * each * ("y" in operand)
         told = ["mapa.shared::cluster.u32 there"] * tells
         assert found == ["ttng.wait_barrier", "expect_tx", *told, *["scf.if"] * several, *[load] * count]
-        assert len(LOADED.findall(always(lines))) == (0 if several else count)
+        assert sum(bool(LOADED.search(line)) for line in always(lines).splitlines()) == (0 if several else count)
         assert "\n".join(lines).count("multicast::cluster [box]") == ("\n".join(lines).count("[box]") if several else 0)
 
 
@@ -1149,13 +1178,20 @@ def awaited_at_stages(made: Variant, down: int, across: int) -> tuple[set[int], 
 
 @pytest.mark.parametrize("name", ["cooperative-1", "cooperative-2", "clustered", "swapped-clustered"])
 def test_who_arrives_with_block_scales(name: str) -> None:
-    """Every thread of every producer also arrives when its scales are there, and every warp of a consumer releases."""
+    """Every thread of every producer also arrives when its scales are there, and every warp of a consumer releases.
+
+    Each producer copies its part of the scales of both operands, whichever operand it loads.
+    """
     made = variant(name, dtype="fp8e4", block_scales="128x128")
     down, across = (2, 4) if made.num_ctas > 1 else (1, 1)
     peers, producers = down + across - 1, 2 if made.num_ctas > 1 else 1
     full, empty = awaited_at_stages(made, down, across)
     assert full == {peers - 1 + producers + 32 * producers}
     assert empty == {4 * slabs(made) * peers}
+    for lines in ways(made).values():
+        _, (filling,) = of_tiles(lines)
+        assert always(filling.body).count("ttng.async_copy_mbarrier_arrive") == 1
+        assert always(filling.body).count("ttg.async_copy_global_to_local") == 2
     assert compiled(made).kernel.spill_bytes == 0
 
 
@@ -1191,16 +1227,16 @@ def test_each_producer_has_an_operand(made: Variant) -> None:
     """
     of_x, of_y = {0}, set(range(1, 1 + len(widths(made))))
     for (operand, _), producing in ways(made).items():
-        first, *others = (found for found in loops(producing) if passes_stages(found))
+        _, inner = of_tiles(producing)
         numbers = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(producing))
         if made.num_ctas == 1:
             assert numbers == []
             assert "shfl.sync" not in "\n".join(producing)
             continue
-        in_first = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(first.body))
+        in_first = re.findall(r"mov\.b64 map, \w+_param_(\d+);", "\n".join(inner[0].body))
         assert in_first == numbers
         assert {int(number) // 7 for number in numbers} == {"x": of_x, "y": of_y}[operand]
-        expected = [count for loop in (first, *others) for _, count in FILLED.findall("\n".join(loop.body))]
+        expected = [count for loop in inner for _, count in FILLED.findall("\n".join(loop.body))]
         assert len(expected) == (2 if adds_matrices(made) else 1)
         assert {bool(re.match("%c0_i32", count)) for count in expected} == {operand == "y"}
 
@@ -1223,8 +1259,7 @@ def test_producers_meet_each_other(made: Variant) -> None:
     found = ways(made)
     seen = []
     for lines in found.values():
-        tiles, *inner = [loop for loop in loops(lines) if "scf.for" in "\n".join(loop.body) or passes_stages(loop)]
-        inner = [loop for loop in inner if passes_stages(loop)]
+        tiles, inner = of_tiles(lines)
         counted = [[written(tiles.body, tiles.carried.get(each, each)) for each in loop.bounds] for loop in inner]
         seen.append((tiles.bounds, counted, [meetings(loop) for loop in inner]))
     assert seen == seen[:1] * len(found)
@@ -1266,6 +1301,13 @@ def test_multicasts(made: Variant) -> None:
     assert named == Counter({name: len(kinds) * count for name, count in wanted.items()})
 
 
+def awaited_array(loop: Loop) -> str:
+    """The array of barriers of which a loop waits for one."""
+    (waited,) = operands(loop.body, "ttng.wait_barrier")
+    (array,) = re.findall(rf"{waited} = ttg\.memdesc_index (%\w+)\[", "\n".join(loop.body))
+    return str(array)
+
+
 @every_variant
 def test_blocks_meet_and_leave(made: Variant) -> None:
     """Blocks of a cluster meet before any touches another's barriers, and leave when nobody may arrive at theirs.
@@ -1292,21 +1334,17 @@ def test_blocks_meet_and_leave(made: Variant) -> None:
         assert conditions(lines, meeting) == []
     warps = re.findall(r"^    partition\d+\(.*num_warps\((\d+)\)", text, re.MULTILINE)
     assert 4 + sum(map(int, warps)) == found.kernel.threads // 32
-    assert len(leaving) == 1
-    assert conditions(producing, leaving[0].first) == []
+    (leave,) = leaving
+    assert conditions(producing, leave.first) == []
     for lines in ways(made).values():
-        tiles, filling, *_, last = loops(lines)
-        assert last.body == leaving[0].body
+        tiles, (filling, *_) = of_tiles(lines)
+        *_, last = loops(lines)
+        assert last.body == leave.body
         assert last.first > tiles.last
         assert [computed(lines, bound, []) for bound in last.bounds] == [0, made.config.num_stages, 1]
         carried = tuple(filling.carried[name] for name in stage_and_phase(filling))
         assert [last.carried[name] for name in stage_and_phase(last)] == results_of(tiles, carried)
-        (waited,), (emptied,) = (operands(loop.body, "ttng.wait_barrier") for loop in (last, filling))
-        arrays = [
-            re.findall(rf"{name} = ttg\.memdesc_index (%\w+)\[", "\n".join(loop.body))
-            for name, loop in ((waited, last), (emptied, filling))
-        ]
-        assert arrays[0] == arrays[1]
+        assert awaited_array(last) == awaited_array(filling)
 
 
 SLICED = [made for made in PRODUCTS if made.config.cluster_k > 1]
@@ -1475,7 +1513,9 @@ def arrivals_of(down: int, across: int, once: bool) -> list[Arrivals]:  # noqa: 
             cluster.arrive.fn(BARRIER, this, pred=False, ONCE=once)
             cluster.arrive_elsewhere.fn(BARRIER, this)
             cluster.arrive.fn(BARRIER, alone, pred=True, ONCE=once)
-            found.append(Arrivals(*lanes.told, frozenset(i for i in range(32) if (of_x | of_y) >> i & 1)))
+            peers = frozenset(i for i in range(32) if (of_x | of_y) >> i & 1)
+            released, held, told, own = lanes.told
+            found.append(Arrivals(released, held, told, own, peers))
             lanes.told.clear()
     return found
 
