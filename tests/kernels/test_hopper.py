@@ -995,11 +995,11 @@ def test_reduce_waits_first(layout: str) -> None:
     lines = found.ttgir.splitlines()
     (waited,) = (n for n, line in enumerate(lines) if "tt.grid_dependency_wait" in line)
     (condition,) = conditions(lines, waited)
-    names = kernel_names(lines)
+    numbers = [name for name, register in kernel_names(lines).items() if register == "clusterid.x"]
     for m, n, batch in ((1, 1, 1), (I32_LIMIT - 1, 1, 1), (1, I32_LIMIT - 1, 1), (99, 3001, 7), (1, 1, I32_LIMIT - 1)):
         for number in (0, batch * -(-m // config.block_m) * -(-n // config.block_n) - 1):
-            launch = {"%M": m, "%N": n, "clusterid.x": number}
-            assert evaluated(lines, condition, lambda each, launch=launch: launch[names.get(each, each)])  # type: ignore[misc]
+            launch = {"%M": m, "%N": n} | dict.fromkeys(numbers, number)
+            assert evaluated(lines, condition, launch.__getitem__)
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "any"])
