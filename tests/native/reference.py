@@ -712,7 +712,7 @@ class Reference:
         return Way(sum(1 << number for number in chosen), size, ns, moved)
 
     def _lined(self, problem: Problem, device: CDevice, limit: int, choice: Choice) -> Choice:
-        """The choice, or the one with copies of A and B on whole cache lines."""
+        """The choice, or the one with a copy of A or B on whole cache lines."""
         best, p = choice.plan, problem
         if (
             self.network is None
@@ -730,8 +730,8 @@ class Reference:
             for number in (B, A)
             if lies_well(values, number, widths[number]) and sized(values, OPERANDS[number].pointer) % 128
         }
-        number = min(sizes, key=sizes.__getitem__, default=A)
-        if sizes.get(number, 1 << 62) > LINE_COPY:
+        number = min(sizes, key=sizes.__getitem__, default=None)
+        if number is None or sizes[number] > LINE_COPY:
             return choice
         way = self._way(p, device, limit, (number,), values)
         if way is None or way.ns > F32(best.cost) / F32(LINE_PART):
@@ -884,8 +884,7 @@ class Reference:
         if self.network is None:
             return plans + [each.plan for each, _ in predicted[:1]]
         for first in range(0, len(predicted), AT_ONCE):
-            best = min((plan.cost for plan in plans), default=math.inf)
-            best = min(best, known)
+            best = min([known, *(plan.cost for plan in plans)])
             if F32(best) < LEAST_CORRECTION * F32(rank(predicted[first])[0]):
                 break
             group = predicted[first : first + AT_ONCE]
