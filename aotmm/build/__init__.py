@@ -239,7 +239,7 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
     kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
     source, header = content.render(row, kernels)
-    library_key = link.library_key(row, source, header, compiler_name, machine, content.core)
+    library_key = link.library_key(row, source, header, images, compiler_name, machine, content.core)
     provenance = Provenance(
         aotmm=__version__,
         triton=compiling.toolchain()[0],

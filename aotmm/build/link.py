@@ -63,10 +63,17 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
 
 
 def library_key(
-    target: Target, source: str, header: str, compiler_name: str, machine: str = "", core: tuple[str, ...] = LAUNCH_CORE
+    target: Target,
+    source: str,
+    header: str,
+    images: bytes,
+    compiler_name: str,
+    machine: str = "",
+    core: tuple[str, ...] = LAUNCH_CORE,
 ) -> str:
-    """Return the digest of all inputs of the launcher of `target`; the images' digests are in its source."""
+    """Return the digest of all inputs of the launcher of `target`."""
     digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0{source}\0{header}\0".encode())
+    digest.update(hashlib.sha256(images).digest())
     for path in _launcher_sources(target, core):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()

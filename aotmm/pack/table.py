@@ -303,7 +303,7 @@ def parse(data: bytes, where: str) -> Table:
 def write(table: Table) -> bytes:
     """Return the canonical bytes of `table`; `parse` returns an equal one if its rows are in order and not too precise.
 
-    Rows are sorted. Weights are rounded to six digits, which is more than any measurement has.
+    Rows are sorted. Weights are rounded to four digits, which is more than any measurement has.
     """
     config_names = sorted({sample.config_name for shape in table.shapes for sample in shape.times})
     number = {name: index for index, name in enumerate(config_names)}
@@ -340,7 +340,7 @@ def _rounded(value: Any) -> Any:
         return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [_rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _line(value: object) -> str:

@@ -41,7 +41,6 @@ SEED, COUNT = 77, 2500  # of the problems drawn
 _CLASSES = ("layers", "multiples", "squares", "gradients", "odd", "offsets", "fp8", "fp8_fast")
 _TIMED = ("fp16", "fp8e4")  # of the candidates
 _MEASURED = 2.0  # weight of a measured problem; of a predicted one 1
-_ONE_BYTE = 0.6  # of this, for types of one byte, which fewer products have
 _MARKS = "# ---- {} of what `aotmm tune --arch {} --choose` writes"
 
 _Problems = list[tuple[str, ShapeTimes]]  # with their classes
@@ -164,7 +163,7 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
         ns = predicted(found, candidates.times) if is_drawn else found.ns
         np.minimum.at(least, (found.product, found.key), ns)
         parts.append(least)
-    weight = np.array([1.0] * len(drawn) + [_MEASURED] * len(timed)) * (_ONE_BYTE if group[1] == 1 else 1)
+    weight = np.array([1.0] * len(drawn) + [_MEASURED] * len(timed))
     names = sorted(kernels)
     images = [candidates.images[name] for name in names]
     return Losses.of_times(names, images, np.concatenate(parts), weight, [name for name, _ in drawn + timed])

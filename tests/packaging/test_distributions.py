@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PLATFORM = f"manylinux_{link.GLIBC.replace('.', '_')}_{platform.machine()}"
 WHEEL = f"aotmm-{aotmm.__version__}-py3-none-{PLATFORM}.whl"
 SDIST = f"aotmm-{aotmm.__version__}"
-MAX_WHEEL_BYTES = 17_250_000  # issue 18 asks for 17 MB: missed since producers have loops of their own
+MAX_WHEEL_BYTES = 17_000_000
 GLIBC_LIBRARIES = {
     "libc.so.6",
     "libm.so.6",

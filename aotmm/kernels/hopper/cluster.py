@@ -236,9 +236,9 @@ def load_for_all(
     smem, inner, outer, matrix, bar, SEVERAL: gl.constexpr, mask, cluster, BITS: gl.constexpr, MAP: gl.constexpr,
     INNER: gl.constexpr, OUTER: gl.constexpr, LINES: gl.constexpr,
 ):  # fmt: skip
-    """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on, to all of `mask`.
+    """Start copying OUTER lines of INNER elements of BITS each, from (matrix, outer, inner) on.
 
-    Boxes have LINES lines.
+    They come to all blocks of `mask` if SEVERAL, else to this one. Boxes have LINES lines.
     """
     ELEMENTS: gl.constexpr = min(INNER, LINE * 8 // BITS)  # 32 columns are half a line
     BOXES: gl.constexpr = (OUTER // LINES, INNER // ELEMENTS)

@@ -19,7 +19,7 @@ from aotmm.kernels.hopper.epilogue import (
     store_tile,
 )
 from aotmm.kernels.hopper.mma import drain, multiply
-from aotmm.kernels.hopper.pipeline import Tiling, Work, buffers, make_ring, produce
+from aotmm.kernels.hopper.pipeline import Sources, Tiling, Work, buffers, make_ring, produce
 from aotmm.kernels.hopper.scales import block_scales
 from aotmm.kernels.hopper.slices import add_slices, expect_slices, make_exchange
 
@@ -100,7 +100,7 @@ def cooperative(
         stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope,
         c_ptr, stride_cz, stride_cm,
     )  # fmt: skip
-    produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
+    sources = Sources(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales)
     # Warps that load, and their registers. In clusters the two others of their warpgroup only take part in `meet`.
     PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
     FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
@@ -110,7 +110,7 @@ def cooperative(
         gl.warp_specialize(
             [
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
-                (produce, produced),
+                (produce, (sources, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,))] if CLUSTERED else []),
             PRODUCING,
@@ -121,7 +121,7 @@ def cooperative(
             [
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
-                (produce, produced),
+                (produce, (sources, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,))] if CLUSTERED else []),
             [4] + PRODUCING,
@@ -133,7 +133,7 @@ def cooperative(
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(0))),
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1))),
                 (consume, (ring, exchange, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(2))),
-                (produce, produced),
+                (produce, (sources, ring, work, epilogue)),
             ]
             + ([(meet, (cluster,))] if CLUSTERED else []),
             [4, 4] + PRODUCING,

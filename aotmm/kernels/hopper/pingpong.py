@@ -19,7 +19,7 @@ from aotmm.kernels.hopper.epilogue import (
     store_tile,
 )
 from aotmm.kernels.hopper.mma import drain, multiply
-from aotmm.kernels.hopper.pipeline import Tiling, Work, barriers, buffers, make_ring, produce
+from aotmm.kernels.hopper.pipeline import Sources, Tiling, Work, barriers, buffers, make_ring, produce
 from aotmm.kernels.hopper.scales import block_scales
 
 
@@ -112,7 +112,7 @@ def pingpong(
     )  # fmt: skip
     order = barriers(2, 1)
     added_to = barriers(2, 1) if adds_matrix(EPILOGUE) else order
-    produced = (x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales, ring, work, epilogue)
+    sources = Sources(x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_scales, y_scales)
     # Warps that load, and their registers. In clusters the two others of their warpgroup only take part in `meet`.
     PRODUCING: gl.constexpr = [PRODUCERS, 2] if CLUSTERED else [1]
     FEW: gl.constexpr = [PRODUCER, PRODUCER] if CLUSTERED else [PRODUCER]
@@ -128,7 +128,7 @@ def pingpong(
                 consume,
                 (ring, order, added_to, bias_desc, c_desc, c1_desc, c, c1, memory, work, epilogue, gl.constexpr(1)),
             ),
-            (produce, produced),
+            (produce, (sources, ring, work, epilogue)),
         ]
         + ([(meet, (cluster,))] if CLUSTERED else []),
         [4] + PRODUCING,

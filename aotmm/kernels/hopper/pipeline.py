@@ -315,7 +315,8 @@ def load(
 ):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
-    With clusters they come to that stage of all blocks of `mask`, if a MAP is given. Boxes along K are LINES high then.
+    With clusters, if a MAP is given, they come to that stage of all blocks of `mask` if SEVERAL, else of this one.
+    Boxes along K are LINES high then.
     """
     BLOCK_K: gl.constexpr = tiling.BLOCK_K
     if tiling.CLUSTERED and MAP is not None:
@@ -412,6 +413,23 @@ def lines(work, PART: gl.constexpr, COLS: gl.constexpr):
 
 
 @gluon.aggregate
+class Sources:
+    """What comes through the ring: tensor maps and block scales.
+
+    The strides of X and Y lead from one product of a batch to the next.
+    """
+
+    x: gl.base_value
+    y: gl.base_value
+    y1: gl.base_value
+    bias: gl.base_value
+    stride_xz: gl.tensor
+    stride_yz: gl.tensor
+    x_scales: gl.base_value
+    y_scales: gl.base_value
+
+
+@gluon.aggregate
 class Task:
     """What a producer loads for a work tile: rows of X from `row` and columns of Y from `col` on, over some steps of K.
 
@@ -435,10 +453,7 @@ def task_of(work, unit):
 
 
 @gluon.jit
-def fill(
-    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue,
-    task, total, count, X: gl.constexpr, Y: gl.constexpr, SEVERAL: gl.constexpr,
-):  # fmt: skip
+def fill(sources, ring, work, epilogue, task, total, count, X: gl.constexpr, Y: gl.constexpr, SEVERAL: gl.constexpr):
     """Fill stage after stage with boxes of X, of Y or of both, as a producer warp that expects `count` bytes for each.
 
     There are `total` work tiles; `task` is the first. If SEVERAL, peers take turns: each box is for all of them. Return
@@ -447,14 +462,14 @@ def fill(
     t = work.tiling
     c = work.cluster
     PART: gl.constexpr = t.ROWS // t.PARTS
-    BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
+    BOX: gl.constexpr = sources.y.block_type.shape[1 if t.Y_K_MAJOR else 2]
     COLS: gl.constexpr = BOX * t.BOXES
     stage = 0
     phase = 1
     for unit in range(c.first, total, c.count):
         begin = work.begin(task.matrix)
-        x_z = of_batch(task.z, stride_xz)
-        y_z = of_batch(task.z, stride_yz)
+        x_z = of_batch(task.z, sources.stride_xz)
+        y_z = of_batch(task.z, sources.stride_yz)
         for step in range(task.first, task.end):
             k = begin + step * t.BLOCK_K
             bar = ring.full.index(stage)
@@ -463,31 +478,29 @@ def fill(
             if X:
                 arrive_elsewhere(bar, c)
                 if c.loads_x(step) if SEVERAL else True:
-                    load_x(x_desc, x_z, task.row, k, bar, ring, stage, c, t, PART, SEVERAL)
+                    load_x(sources.x, x_z, task.row, k, bar, ring, stage, c, t, PART, SEVERAL)
             if Y:
                 if c.loads_y(step) if SEVERAL else True:
-                    load_y(y_desc, y_z, task.col, k, bar, ring, stage, c, t, COLS, SEVERAL)
+                    load_y(sources.y, y_z, task.col, k, bar, ring, stage, c, t, COLS, SEVERAL)
                     if t.COLS1 > 0:
                         y1 = ring.y1.index(stage)
                         load(
-                            y1_desc, y_z, task.col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP, SEVERAL,
-                            c.of_y, t.COLS1,
+                            sources.y1, y_z, task.col + t.COLS, k, bar, y1, c, t, t.Y_K_MAJOR, t.COLS1, t.Y1_MAP,
+                            SEVERAL, c.of_y, t.COLS1,
                         )  # fmt: skip
-            load_scales(ring, bar, x_block_scales, y_block_scales, task.z, task.row, task.col, step, stage, t)
+            load_scales(ring, bar, sources.x_scales, sources.y_scales, task.z, task.row, task.col, step, stage, t)
             stage, phase = next_stage(stage, phase, t.STAGES)
         if adds_matrix(t.EPILOGUE):
             stage, phase = produce_boxes(
-                bias_desc, ring, work, epilogue, task.z, task.row, task.col, stage, phase, X
-            )  # fmt: skip
+                sources.bias, ring, work, epilogue, task.z, task.row, task.col, stage, phase, X
+            )
         if unit + c.count < total:
             task = task_of(work, unit + c.count)
     return stage, phase
 
 
 @gluon.jit
-def produce(
-    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work, epilogue
-):
+def produce(sources, ring, work, epilogue):
     """Fill stage after stage with the boxes that this block's consumers multiply, as a producer warp.
 
     In clusters there are two. One tells the peers that a stage is being filled and loads X, the other loads Y: the
@@ -499,8 +512,8 @@ def produce(
     c = work.cluster
     EARLY: gl.constexpr = not (t.GROUPED or t.GROUPED_K)
     PART: gl.constexpr = t.ROWS // t.PARTS
-    BOX: gl.constexpr = y_desc.block_type.shape[1 if t.Y_K_MAJOR else 2]
-    bytes_ = lines(work, PART, BOX * t.BOXES) * (t.BLOCK_K * y_desc.dtype.primitive_bitwidth // 8)
+    BOX: gl.constexpr = sources.y.block_type.shape[1 if t.Y_K_MAJOR else 2]
+    bytes_ = lines(work, PART, BOX * t.BOXES) * (t.BLOCK_K * sources.y.dtype.primitive_bitwidth // 8)
     # Operands, and the ends of groups, may be results of the previous kernel. The first task, a chain of divisions, is
     # found while that one ends. Consumers come after, through `full`.
     if not EARLY:
@@ -513,34 +526,19 @@ def produce(
         if task.row | task.col | task.matrix | task.z | task.first | task.end | bytes_ >= 0:
             gdc_wait()
     if not t.CLUSTERED:
-        fill(
-            x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring, work,
-            epilogue, task, total, bytes_, True, True, False,
-        )  # fmt: skip
+        fill(sources, ring, work, epilogue, task, total, bytes_, True, True, False)
     else:
         if c.first_producer():
             if c.across > 1:
-                stage, phase = fill(
-                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
-                    work, epilogue, task, total, bytes_, True, False, True,
-                )  # fmt: skip
+                stage, phase = fill(sources, ring, work, epilogue, task, total, bytes_, True, False, True)
             else:
-                stage, phase = fill(
-                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
-                    work, epilogue, task, total, bytes_, True, False, False,
-                )  # fmt: skip
+                stage, phase = fill(sources, ring, work, epilogue, task, total, bytes_, True, False, False)
         else:
             none = gl.to_tensor(0)
             if c.down > 1:
-                stage, phase = fill(
-                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
-                    work, epilogue, task, total, none, False, True, True,
-                )  # fmt: skip
+                stage, phase = fill(sources, ring, work, epilogue, task, total, none, False, True, True)
             else:
-                stage, phase = fill(
-                    x_desc, y_desc, y1_desc, bias_desc, stride_xz, stride_yz, x_block_scales, y_block_scales, ring,
-                    work, epilogue, task, total, none, False, True, False,
-                )  # fmt: skip
+                stage, phase = fill(sources, ring, work, epilogue, task, total, none, False, True, False)
         for _ in range(t.STAGES):  # a block must not leave while others may still arrive at its barriers
             mbarrier.wait(ring.empty.index(stage), phase)
             stage, phase = next_stage(stage, phase, t.STAGES)
