@@ -133,7 +133,7 @@ class _Content:
         variants: the kernels to compile, by arch.
         core: the files of `native` that their launcher is linked from.
         status: what was done with kernels of an arch, one of `STATUSES`.
-        render: returns launcher.c and launcher.h of compiled kernels.
+        render: returns the generated C of compiled kernels, by file.
         tuning: returns what provenance says of the tables of an arch.
         notes: what authors should know of the files of an arch.
     """
@@ -143,7 +143,7 @@ class _Content:
     status: Callable[[Target], str]
     variants: Mapping[str, Sequence[Buildable]]
     core: tuple[str, ...]
-    render: Callable[[Target, tuple[Any, ...]], tuple[str, str]]
+    render: Callable[[Target, tuple[Any, ...]], dict[str, str]]
     tuning: Callable[[Target], str]
     notes: Callable[[Target], Sequence[str]]
 
@@ -164,10 +164,7 @@ def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> 
         status=lambda row: row.status,
         variants=work,
         core=link.LAUNCH_CORE,
-        render=lambda row, kernels: (
-            render.source(row, kernels, table.shipped(row.name)),
-            render.header((row.name,)),
-        ),
+        render=lambda row, kernels: render.texts(row, kernels, table.shipped(row.name)),
         tuning=lambda row: "; ".join(
             f"{each.device}, driver {each.driver}, {each.date}" for each in table.shipped(row.name)
         ),
@@ -186,7 +183,7 @@ def _functions(wanted: tuple[str, ...], rows: Sequence[Target]) -> _Content:
         sources={arch: hashlib.sha256(text.encode()).hexdigest() for arch, text in sources.items()},
         variants=work,
         core=link.OWN_CORE,
-        render=lambda row, kernels: (render.own_source(row, kernels), render.own_header(row, kernels)),
+        render=render.own_texts,
         tuning=lambda _row: "",
         notes=lambda row: own.notes(wanted, row),
     )
@@ -238,8 +235,8 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
     _check_cases(row, wanted, dict(dropped))
     kernels, images = render.arranged(kept)
     command, compiler_name = link.compiler(machine)
-    source, header = content.render(row, kernels)
-    library_key = link.library_key(row, source, header, images, compiler_name, machine, content.core)
+    texts = content.render(row, kernels)
+    library_key = link.library_key(row, texts, images, compiler_name, machine, content.core)
     provenance = Provenance(
         aotmm=__version__,
         triton=compiling.toolchain()[0],
@@ -259,9 +256,7 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
     )
     if linked:
         with new_pack(folder) as fresh:
-            (fresh / "launcher.c").write_text(source)
-            (fresh / "launcher.h").write_text(header)
-            library, begin = link.link_launcher(row, fresh, images, command, machine, content.core)
+            library, begin = link.link_launcher(row, fresh, texts, images, command, machine, content.core)
             entry = Manifest(
                 format=FORMAT,
                 arch=row.name,
@@ -271,10 +266,7 @@ def _build_pack(row: Target, content: _Content, out: Path, machine: str, compile
                 library=manifest.file(library.name, library.read_bytes()),
                 images=Span(begin, len(images)),
                 library_key=library_key,
-                sources=(
-                    manifest.file("launcher.c", source.encode()),
-                    manifest.file("launcher.h", header.encode()),
-                ),
+                sources=tuple(manifest.file(name, texts[name].encode()) for name in render.KEPT),
                 functions=_names(kernels),
                 kernels=tuple(kernel for kernel in kernels if isinstance(kernel, Kernel)),
                 own=tuple(kernel for kernel in kernels if isinstance(kernel, OwnKernel)),

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,16 +65,16 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
 
 def library_key(
     target: Target,
-    source: str,
-    header: str,
+    texts: Mapping[str, str],
     images: bytes,
     compiler_name: str,
     machine: str = "",
     core: tuple[str, ...] = LAUNCH_CORE,
 ) -> str:
-    """Return the digest of all inputs of the launcher of `target`."""
-    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0{source}\0{header}\0".encode())
-    digest.update(hashlib.sha256(images).digest())
+    """Return the digest of all inputs of the launcher of `target`; `texts` are those that `render` made, by file."""
+    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0".encode())
+    for data in (*(text.encode() for _, text in sorted(texts.items())), images):
+        digest.update(hashlib.sha256(data).digest())
     for path in _launcher_sources(target, core):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -82,34 +83,39 @@ def library_key(
 def link_launcher(
     target: Target,
     folder: Path,
+    texts: Mapping[str, str],
     images: bytes,
     command: tuple[str, ...],
     machine: str = "",
     core: tuple[str, ...] = LAUNCH_CORE,
 ) -> tuple[Path, int]:
-    """Link launcher.c of the pack in `folder` to libaotmm_<arch>.so beside it, which holds `images`.
+    """Link launcher.c among `texts` to libaotmm_<arch>.so in `folder`, which holds `images`.
 
-    Return the library, and the byte of it at which `images` begin.
+    Return the library, and the byte of it at which `images` begin. Of the texts, which `render` made, the folder keeps
+    those that packs have (`render.KEPT`).
 
     Raises:
         CompileError: the C compiler failed, or the library does not hold the images' bytes, or is for another machine.
     """
     output = folder / f"libaotmm_{target.name}.so"
     sources = [path for path in _launcher_sources(target, core) if path.suffix == ".c"]
-    embedded = folder / render.IMAGES
-    embedded.write_bytes(images)
-    # zig's cache knows a header by its name beside the sources: the digest keeps another folder's launcher.h apart
-    header = f"-DAOTMM_HEADER={hashlib.sha256((folder / 'launcher.h').read_bytes()).hexdigest()}"
+    files = {name: text.encode() for name, text in texts.items()} | {render.IMAGES: images}
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    # zig's cache knows launcher.c by its text and its name: the digest tells what else it takes in
+    digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files.values()))
+    taken = f"-DAOTMM_TAKEN={digest.hexdigest()}"
     link(
-        [*command, *FLAGS, header, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
+        [*command, *FLAGS, taken, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
         output,
         folder,
         machine,
     )
-    embedded.unlink()
+    for name in files.keys() - render.KEPT:
+        (folder / name).unlink()
     begin = output.read_bytes().find(images)
     if begin < 0:
-        raise CompileError(f"{output.name} does not hold {embedded.name}; the C compiler ignored .incbin")
+        raise CompileError(f"{output.name} does not hold {render.IMAGES}; the C compiler ignored .incbin")
     return output, begin
 
 

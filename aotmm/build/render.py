@@ -82,7 +82,8 @@ from aotmm.problem import (
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
 _OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies of operands do not help to keep
-IMAGES = "images.bin"  # the file that launcher.c embeds
+SOURCE, HEADER = KEPT = ("launcher.c", "launcher.h")
+IMAGES, TABLES = "images.bin", "tables.h"  # files that launcher.c takes in, and packs do not keep
 _LANES = 8  # of core.h
 _CDNA_LANES = 64  # of a wave. With 32, on RDNA, HIP counts pairs of compute units. Source: ROCm CLR, "WGP mode"
 # Words that arguments of a C function cannot be called. Source: C11 and C++17, keywords.
@@ -210,11 +211,17 @@ def _twins(item: Compiled) -> tuple[str, ...]:
     return kernel.family, kernel.role, a, kernel.config_name, kernel.epilogue, kernel.layout, b, c
 
 
-def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
-    """Return launcher.c: the tables of `kernels`, in order, whose images are in the block that `arranged` made.
+def texts(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> dict[str, str]:
+    """Return the generated C of a pack of products by file, for `link_launcher`; for `tables` see `devices`."""
+    return {
+        SOURCE: source(target, kernels),
+        HEADER: header((target.name,)),
+        TABLES: devices(target, kernels, tables),
+    }
 
-    `tables` have their times on one device each; missing constants are estimated.
-    """
+
+def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
+    """Return launcher.c: what `kernels` are, in order, whose images are in the block that `arranged` made."""
     config_names = sorted({kernel.config_name for kernel in kernels})
     orders = sorted({_order(kernel) for kernel in kernels})
     made = _groups(kernels)
@@ -246,10 +253,19 @@ def source(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] 
             lanes=_LANES,
             alikes=made.alikes,
             groups=made.groups,
-            tunings=[_tuning(kernels, target, table) for table in tables or (None,)],
+            tables_name=TABLES,
             hidden=[(name, *facts) for name, facts in HIDDEN_FACTS.items()],
         )
     )
+
+
+def devices(target: Target, kernels: tuple[Kernel, ...], tables: Sequence[Table] = ()) -> str:
+    """Return tables.h, which launcher.c includes: models and times of `kernels`, of one device in each table.
+
+    Without a table there are the estimates of `target`.
+    """
+    found = [_tuning(kernels, target, table) for table in tables or (None,)]
+    return _environment().get_template("tables.h.jinja").render(version=__version__, tunings=found)
 
 
 def _shared(target: Target, kernels: Sequence[AnyKernel]) -> dict[str, Any]:
@@ -304,6 +320,11 @@ def _shared(target: Target, kernels: Sequence[AnyKernel]) -> dict[str, Any]:
         "guard_lists": guard_lists,
         "guard_tests": guard_tests,
     }
+
+
+def own_texts(target: Target, kernels: tuple[OwnKernel, ...]) -> dict[str, str]:
+    """Return the generated C of a pack of a user's own functions by file, for `link_launcher`."""
+    return {SOURCE: own_source(target, kernels), HEADER: own_header(target, kernels)}
 
 
 def own_source(target: Target, kernels: tuple[OwnKernel, ...]) -> str:

@@ -167,9 +167,7 @@ def relinked(pack: Path, folder: Path, kernels: Iterable[Kernel], tables: Sequen
     whole, code, row = open_pack(pack).manifest, code_in(pack), target(pack.name)
     compiled = [Compiled(k, code(k.image), None if k.ptx is None else code(k.ptx)) for k in kernels]
     placed, images = render.arranged(compiled)
-    (folder / "launcher.c").write_text(render.source(row, placed, tables))
-    (folder / "launcher.h").write_text(render.header((row.name,)))
-    library, begin = link.link_launcher(row, folder, images, link.compiler()[0])
+    library, begin = link.link_launcher(row, folder, render.texts(row, placed, tables), images, link.compiler()[0])
     entry = dataclasses.replace(
         whole,
         kernels=placed,
@@ -211,8 +209,9 @@ def _up_to_date(folder: Path) -> bool:
     except ArtifactError:
         return False
     row = target(pack.arch)
-    source = render.source(row, whole.kernels, table.shipped(row.name))
-    key = link.library_key(row, source, render.header((row.name,)), link.compiler()[1])
+    texts = render.texts(row, whole.kernels, table.shipped(row.name))
+    images = (folder / whole.library.path).read_bytes()[whole.images.offset :][: whole.images.bytes]
+    key = link.library_key(row, texts, images, link.compiler()[1])
     return (whole.provenance.kernel_sources, whole.library_key) == (kernel_sources(), key)
 
 

@@ -15,7 +15,6 @@ from elftools.elf.elffile import ELFFile
 
 from aotmm.build import build, link, render
 from aotmm.errors import CompileError
-from aotmm.pack.schema import Kernel
 from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import HOSTS, host, target
@@ -77,10 +76,7 @@ def test_images_are_in_the_pack_once(pack: Path) -> None:
     assert {path.name for path in pack.iterdir()} == files
 
 
-def write_sources(folder: Path, *kernels: Kernel) -> None:
-    """What `link_launcher` needs of a pack."""
-    (folder / "launcher.c").write_text(render.source(target("sm80"), kernels))
-    (folder / "launcher.h").write_text(render.header(("sm80",)))
+TEXTS = render.texts(target("sm80"), (kernel("one"),))
 
 
 def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
@@ -89,8 +85,7 @@ def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     command, libraries = link.compiler()[0], []
     for name, images in (("a", b"these are images"), ("b", b"others of one size")):
-        write_sources(tmp_path / name, kernel("one"))
-        path, begin = link.link_launcher(target("sm80"), tmp_path / name, images, command)
+        path, begin = link.link_launcher(target("sm80"), tmp_path / name, TEXTS, images, command)
         libraries.append(path.read_bytes())
         assert libraries[-1][begin:].startswith(images)
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["launcher.c", "launcher.h", path.name]
@@ -99,22 +94,21 @@ def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
 
 def test_images_that_are_not_embedded_are_refused(tmp_path: Path) -> None:
     """A library that does not hold the images fails the link."""
-    write_sources(tmp_path, kernel("one"))
-    source = (tmp_path / "launcher.c").read_text()
-    (tmp_path / "launcher.c").write_text(source.replace(f'.incbin \\"{render.IMAGES}\\"', ".byte 1"))
+    source = TEXTS["launcher.c"].replace(f'.incbin \\"{render.IMAGES}\\"', ".byte 1")
     with pytest.raises(CompileError, match=r"libaotmm_sm80\.so does not hold images\.bin"):
-        link.link_launcher(target("sm80"), tmp_path, b"bytes that no library has", link.compiler()[0])
+        link.link_launcher(
+            target("sm80"), tmp_path, TEXTS | {"launcher.c": source}, b"bytes that no library has", link.compiler()[0]
+        )
 
 
 def test_library_for_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A CC that links for another processor than the one that is asked for is found out."""
-    write_sources(tmp_path, kernel("one"))
     other = next(name for name in HOSTS if name != platform.machine())
     monkeypatch.setenv("CC", f"{sys.executable} -m ziglang cc -target {host(other)}")
     said = rf"for {host()} gave a library for ELF machine {HOSTS[other]}, not {HOSTS[platform.machine()]}: .*unset CC$"
     with pytest.raises(CompileError, match=said):
-        link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0])
-    path, _ = link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0], other)
+        link.link_launcher(target("sm80"), tmp_path, TEXTS, b"images", link.compiler()[0])
+    path, _ = link.link_launcher(target("sm80"), tmp_path, TEXTS, b"images", link.compiler()[0], other)
     assert path.is_file()
 
 
@@ -145,13 +139,13 @@ def test_other_processor(arch: str, tmp_path: Path) -> None:
 
 
 def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The key changes with the source, the header, the compiler, and each native file of the arch, and only then."""
+    """The key changes with each text, the images, the compiler, and each native file of the arch, and only then."""
     row = target("sm80")
 
-    def key(source: str = "c", header: str = "h", name: str = "zig", machine: str = "") -> str:
-        return link.library_key(row, source, header, name, machine)
+    def key(name: str = "zig", machine: str = "", images: bytes = b"i", **texts: str) -> str:
+        return link.library_key(row, {"source": "c", "header": "h"} | texts, images, name, machine)
 
-    found = [key(), key(source="d"), key(header="i"), key(name="gcc"), key(machine="riscv64")]
+    found = [key(), key(source="d"), key(header="i"), key(images=b"j"), key(name="gcc"), key(machine="riscv64")]
     assert key() == found[0]
     for path in link.NATIVE.iterdir():
         if path.suffix in (".c", ".h"):
@@ -161,7 +155,7 @@ def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_
     for name in (*link.LAUNCH_CORE, "cuda.c"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes() + b"\n")
         found.append(key())
-    assert len(set(found)) == len(found) == 6 + len(link.LAUNCH_CORE)
+    assert len(set(found)) == len(found) == 7 + len(link.LAUNCH_CORE)
     (tmp_path / "hip.c").write_bytes(b"")
     assert key() == found[-1]
 

@@ -46,7 +46,6 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
 
-GOLDEN = ROOT / "tests" / "golden" / "two_kernels.c"
 # Kernels of several types, guards and configs, in launcher.c and launcher.h.
 RENDER = """
 from dataclasses import replace
@@ -58,7 +57,7 @@ kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role
 for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
     guards = tuple(Guard(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
     kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, config_name=f"s_{dtype}"))
-print(render.source(target("sm80"), tuple(kernels)), render.header())
+print(*render.texts(target("sm80"), tuple(kernels)).values())
 """
 
 
@@ -265,15 +264,17 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
     assert [place for place in (str(ROOT), str(tmp_path)) if place in done[0].stdout] == []
 
 
-def test_launcher_of_two_kernels(tmp_path: Path) -> None:
-    """A product and a copy give the C file in tests/golden, where reviewers see what a change of templates does."""
+@pytest.mark.parametrize("name", ["launcher.c", "tables.h"])
+def test_launcher_of_two_kernels(tmp_path: Path, name: str) -> None:
+    """A product and a copy give the C files in tests/golden, where reviewers see what a change of templates does."""
     parameters = (Parameter("source_ptr", "*i16", "source_ptr", 0, 8), Parameter("M", "i32", "M", 8, 4))
     copy = dataclasses.replace(
         kernel("copy"), role="copy", guards=(), parameters=parameters, quantities=QUANTITIES["copy"]
     )
-    made = tmp_path / "launcher.c"
-    made.write_text(render.source(target("sm80"), (kernel("product", ptx=True), copy)))
-    assert made.read_text() == GOLDEN.read_text(), f"if the change is meant: cp {made} {GOLDEN}"
+    made = tmp_path / name
+    made.write_text(render.texts(target("sm80"), (kernel("product", ptx=True), copy))[name])
+    golden = ROOT / "tests" / "golden" / name
+    assert made.read_text() == golden.read_text(), f"if the change is meant: cp {made} {golden}"
 
 
 def test_missing_value_is_an_error() -> None:
@@ -443,10 +444,9 @@ def test_guards_as_ranges(guard: Guard, holds: tuple[int, ...], broken: tuple[in
 )
 def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     """What the launch core cannot check or fill is refused when the launcher is linked."""
-    (tmp_path / "launcher.c").write_text(render.source(target("sm80"), (dataclasses.replace(kernel("one"), **change),)))
-    (tmp_path / "launcher.h").write_text(render.header(("sm80",)))
+    texts = render.texts(target("sm80"), (dataclasses.replace(kernel("one"), **change),))
     with pytest.raises(CompileError, match=words):
-        link.link_launcher(target("sm80"), tmp_path, b"images", link.compiler()[0])
+        link.link_launcher(target("sm80"), tmp_path, texts, b"images", link.compiler()[0])
 
 
 def test_tuning_table_in_the_source() -> None:
@@ -486,7 +486,7 @@ def test_tuning_table_in_the_source() -> None:
     facts = 108, 1410, 1555, 40 << 20
     table = Table("sm80", "a GPU", *facts, "none", "none", "0", "2026-11-20", 0, network, models, shapes)
     plain = dataclasses.replace(table, device="another", network=None, shapes=())
-    text = render.source(target("sm80"), (one, copy), (table, plain))
+    text = render.devices(target("sm80"), (one, copy), (table, plain))
     sheet = [constants(entry, target("sm80"), table) for entry in (one, copy)]
     for number, rows in enumerate(([fitted(sheet[0], factors), sheet[1]], sheet)):
         lines = ["    {" + ", ".join(map(render._float, row)) + "},\n" for row in rows]
