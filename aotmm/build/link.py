@@ -73,8 +73,8 @@ def library_key(
 ) -> str:
     """Return the digest of all inputs of the launcher of `target`; `texts` are those that `render` made, by file."""
     digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0".encode())
-    for data in (*(text.encode() for _, text in sorted(texts.items())), images):
-        digest.update(hashlib.sha256(data).digest())
+    for name, data in sorted(_inputs(texts, images).items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
     for path in _launcher_sources(target, core):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -99,14 +99,14 @@ def link_launcher(
     """
     output = folder / f"libaotmm_{target.name}.so"
     sources = [path for path in _launcher_sources(target, core) if path.suffix == ".c"]
-    files = {name: text.encode() for name, text in texts.items()} | {render.IMAGES: images}
+    files = _inputs(texts, images)
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    # zig's cache knows launcher.c by its text and its name: the digest tells what else it takes in
+    # zig's cache knows a file by its text and name: the digest tells equal ones apart, beside other headers or images
     digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files.values()))
-    taken = f"-DAOTMM_TAKEN={digest.hexdigest()}"
+    inputs = f"-DAOTMM_INPUTS={digest.hexdigest()}"
     link(
-        [*command, *FLAGS, taken, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
+        [*command, *FLAGS, inputs, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
         output,
         folder,
         machine,
@@ -117,6 +117,11 @@ def link_launcher(
     if begin < 0:
         raise CompileError(f"{output.name} does not hold {render.IMAGES}; the C compiler ignored .incbin")
     return output, begin
+
+
+def _inputs(texts: Mapping[str, str], images: bytes) -> dict[str, bytes]:
+    """Return the generated files of a link by name."""
+    return {name: text.encode() for name, text in texts.items()} | {render.IMAGES: images}
 
 
 def _zig_cache() -> dict[str, str]:

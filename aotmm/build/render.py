@@ -82,8 +82,8 @@ from aotmm.problem import (
 from aotmm.target import HIDDEN_FACTS, TARGETS, Target
 
 _OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies of operands do not help to keep
-SOURCE, HEADER = KEPT = ("launcher.c", "launcher.h")
-IMAGES, TABLES = "images.bin", "tables.h"  # files that launcher.c takes in, and packs do not keep
+SOURCE, HEADER, TABLES, IMAGES = "launcher.c", "launcher.h", "tables.h", "images.bin"
+KEPT = (SOURCE, HEADER)  # of these, by packs; launcher.c takes the others in
 _LANES = 8  # of core.h
 _CDNA_LANES = 64  # of a wave. With 32, on RDNA, HIP counts pairs of compute units. Source: ROCm CLR, "WGP mode"
 # Words that arguments of a C function cannot be called. Source: C11 and C++17, keywords.

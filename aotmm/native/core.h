@@ -1,6 +1,6 @@
 /* What products add to the launch of kernels (kernel.h): problems (problem.c), the kernels that fit them (fit.c), tuning
    tables (tuning.c), the time model (time_model.c), the choice of a plan (select.c, remember.c) and its launches
-   (launch.c). Tables declared `extern` here are in the generated launcher.c. */
+   (launch.c). Tables declared `extern` here are in the generated launcher.c and its tables.h. */
 #ifndef AOTMM_CORE_H
 #define AOTMM_CORE_H
 

@@ -24,6 +24,8 @@ from tests.samples import SHIPPED, code_in, installed, kernel
 # What the direct call's module takes of CPython, all of it in the limited API of Python 3.10.
 GLIBC_LIBRARY = r"(libc|libm|libdl|libpthread|ld-linux)\b.*\.so\.\d"
 
+TEXTS = render.texts(target("sm80"), (kernel("one"),))
+
 
 def library(folder: Path) -> ELFFile:
     """The launcher library of a pack."""
@@ -76,20 +78,22 @@ def test_images_are_in_the_pack_once(pack: Path) -> None:
     assert {path.name for path in pack.iterdir()} == files
 
 
-TEXTS = render.texts(target("sm80"), (kernel("one"),))
+def test_changed_input_is_never_an_old_library(tmp_path: Path) -> None:
+    """Linking the same launcher.c with other images or another table gives another library.
 
-
-def test_changed_image_is_never_an_old_library(tmp_path: Path) -> None:
-    """Linking the same C with other images gives another library: the compiler's cache does not see images."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    command, libraries = link.compiler()[0], []
-    for name, images in (("a", b"these are images"), ("b", b"others of one size")):
-        path, begin = link.link_launcher(target("sm80"), tmp_path / name, TEXTS, images, command)
-        libraries.append(path.read_bytes())
-        assert libraries[-1][begin:].startswith(images)
-        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["launcher.c", "launcher.h", path.name]
-    assert libraries[0] != libraries[1]
+    The compiler's cache does not see images, and knows tables.h by its name.
+    """
+    other = TEXTS | {"tables.h": TEXTS["tables.h"].replace("1410", "1411")}
+    assert other != TEXTS
+    command, libraries = link.compiler()[0], set()
+    for texts, images in ((TEXTS, b"these are images"), (TEXTS, b"others of one size"), (other, b"others of one size")):
+        folder = tmp_path / str(len(libraries))
+        folder.mkdir()
+        path, begin = link.link_launcher(target("sm80"), folder, texts, images, command)
+        libraries.add(path.read_bytes())
+        assert path.read_bytes()[begin:].startswith(images)
+        assert sorted(each.name for each in folder.iterdir()) == ["launcher.c", "launcher.h", path.name]
+    assert len(libraries) == 3
 
 
 def test_images_that_are_not_embedded_are_refused(tmp_path: Path) -> None:
@@ -142,10 +146,12 @@ def test_library_key_depends_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_
     """The key changes with each text, the images, the compiler, and each native file of the arch, and only then."""
     row = target("sm80")
 
-    def key(name: str = "zig", machine: str = "", images: bytes = b"i", **texts: str) -> str:
-        return link.library_key(row, {"source": "c", "header": "h"} | texts, images, name, machine)
+    def key(*, changed: str = "", images: bytes = b"i", name: str = "zig", machine: str = "") -> str:
+        texts = {file: "changed" if file == changed else "same" for file in TEXTS}
+        return link.library_key(row, texts, images, name, machine)
 
-    found = [key(), key(source="d"), key(header="i"), key(images=b"j"), key(name="gcc"), key(machine="riscv64")]
+    found = [key(), *(key(changed=file) for file in TEXTS)]
+    found += [key(images=b"j"), key(name="gcc"), key(machine="riscv64")]
     assert key() == found[0]
     for path in link.NATIVE.iterdir():
         if path.suffix in (".c", ".h"):

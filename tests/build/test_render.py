@@ -46,7 +46,7 @@ from aotmm.target import target
 from tests.build.packs import ROOT, default_pack, run_python
 from tests.samples import SHIPPED, code_in, kernel
 
-# Kernels of several types, guards and configs, in launcher.c and launcher.h.
+# Kernels of several types, guards and configs, in all generated C.
 RENDER = """
 from dataclasses import replace
 from aotmm.build import render
@@ -57,7 +57,7 @@ kernels = [kernel("one", ptx=True), kernel("two"), replace(kernel("three"), role
 for number, dtype in enumerate(("bf16", "fp32", "tf32", "int8", "fp8e5")):
     guards = tuple(Guard(name, "equals", 1) for name in ("stride_ak", "stride_bn", "stride_cn")[: number])
     kernels.append(replace(kernel(dtype), dtype_a=dtype, dtype_b=dtype, guards=guards, config_name=f"s_{dtype}"))
-print(*render.texts(target("sm80"), tuple(kernels)).values())
+print(*render.texts(target("sm80"), tuple(kernels)).values(), render.header())
 """
 
 
@@ -449,8 +449,8 @@ def test_kernels_that_no_launcher_can_launch(tmp_path: Path, change: dict[str, A
         link.link_launcher(target("sm80"), tmp_path, texts, b"images", link.compiler()[0])
 
 
-def test_tuning_table_in_the_source() -> None:
-    """Constants, network and best times of a table are in the source; other configs' times and unaligned ones are not.
+def test_tuning_table_in_tables_h() -> None:
+    """Constants, network and best times of a table are in tables.h; other configs' times and unaligned ones are not.
 
     Of a table without a network there are the constants alone.
     """

@@ -354,7 +354,7 @@ def load_apart(arch: str) -> Launcher:
 
 @pytest.mark.parametrize("arch", SHIPPED)
 def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
-    """One tile of any type, layout, alignment and strides takes at least a tenth of the GPU if K is large.
+    """One tile of any type, layout, alignment and strides takes at least a sixth of the GPU if K is large.
 
     Without slices of K one multiprocessor would compute all of it. Of int8, 16 slices are enough for memory's speed.
     """
@@ -370,7 +370,8 @@ def test_few_tiles_fill_the_device_if_k_is_large(arch: str) -> None:
             strides_b=(step, step * k) if layout[1] == "t" else (step * n, step),
         )
         plan = pack.select(problem, device, WORKSPACE_LIMIT)
-        assert plan.grid >= device.multiprocessors / 10, (problem, pack.kernels[plan.kernel].name, plan)
+        least = 16 if name == "int8" else device.multiprocessors / 6
+        assert plan.grid >= least, (problem, pack.kernels[plan.kernel].name, plan)
 
 
 @pytest.mark.parametrize("arch", SHIPPED)

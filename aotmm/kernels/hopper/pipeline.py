@@ -315,7 +315,7 @@ def load(
 ):  # fmt: skip
     """Start copying ALONG rows of X or columns of Y from `along` on, and BLOCK_K of K from `k` on, to a stage.
 
-    With clusters, if a MAP is given, they come to that stage of all blocks of `mask` if SEVERAL, else of this one.
+    With clusters and a MAP, SEVERAL sends them to that stage of all blocks of `mask`; else they come to this block's.
     Boxes along K are LINES high then.
     """
     BLOCK_K: gl.constexpr = tiling.BLOCK_K
@@ -414,7 +414,7 @@ def lines(work, PART: gl.constexpr, COLS: gl.constexpr):
 
 @gluon.aggregate
 class Sources:
-    """What comes through the ring: tensor maps and block scales.
+    """What producers load: tensor maps and block scales.
 
     The strides of X and Y lead from one product of a batch to the next.
     """
