@@ -85,7 +85,8 @@ def test_changed_input_is_never_an_old_library(tmp_path: Path) -> None:
     """
     other = TEXTS | {"tables.h": TEXTS["tables.h"].replace("1410", "1411")}
     assert other != TEXTS
-    command, libraries = link.compiler()[0], set()
+    command = link.compiler()[0]
+    libraries: set[bytes] = set()
     for texts, images in ((TEXTS, b"these are images"), (TEXTS, b"others of one size"), (other, b"others of one size")):
         folder = tmp_path / str(len(libraries))
         folder.mkdir()
