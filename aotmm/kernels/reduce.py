@@ -71,7 +71,7 @@ def reduce(
     if PDL:
         # The previous kernel writes the partial sums. The condition always holds. It is there because the assembler
         # would wait before it divides.
-        if row | col | z >= 0:
+        if row + col + z >= 0:
             gdc_wait()
     rows = row + tl.arange(0, BLOCK_M)
     cols = col + tl.arange(0, BLOCK_N)

@@ -264,8 +264,8 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
     assert [place for place in (str(ROOT), str(tmp_path)) if place in done[0].stdout] == []
 
 
-@pytest.mark.parametrize("name", ["launcher.c", "tables.h"])
-def test_launcher_of_two_kernels(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("launcher.c", "two_kernels.c"), ("tables.h", "two_kernels.h")])
+def test_launcher_of_two_kernels(tmp_path: Path, name: str, expected: str) -> None:
     """A product and a copy give the C files in tests/golden, where reviewers see what a change of templates does."""
     parameters = (Parameter("source_ptr", "*i16", "source_ptr", 0, 8), Parameter("M", "i32", "M", 8, 4))
     copy = dataclasses.replace(
@@ -273,7 +273,7 @@ def test_launcher_of_two_kernels(tmp_path: Path, name: str) -> None:
     )
     made = tmp_path / name
     made.write_text(render.texts(target("sm80"), (kernel("product", ptx=True), copy))[name])
-    golden = ROOT / "tests" / "golden" / name
+    golden = ROOT / "tests" / "golden" / expected
     assert made.read_text() == golden.read_text(), f"if the change is meant: cp {made} {golden}"
 
 

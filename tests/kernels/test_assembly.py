@@ -89,8 +89,8 @@ def test_nothing_is_divided_between_the_wait_and_the_first_copy(kernels: list[Ke
     assert len(kernels) > FEW
     for kernel in some(kernels):
         code = code_of(kernel)
-        wait = code.places("ACQBULK")[-1]
-        first = next(at for at in code.places("UTMALDG") if at > wait)
+        first = code.places("UTMALDG")[0]
+        wait = max(at for at in code.places("ACQBULK") if at < first)
         between = code.instructions[wait:first]
         assert code.places("MUFU"), kernel.name  # it does divide
         assert not [text for text in between if "MUFU" in text], kernel.name

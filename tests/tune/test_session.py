@@ -232,7 +232,7 @@ def test_selection_by_the_models_is_nearly_the_best(
 ) -> None:
     """Where times follow the model, the launcher chooses well on shapes that it has never seen.
 
-    Every choice was timed, but for copies of what begins within a cache line, which are not.
+    Every choice was timed, but for the few that copy what begins within a cache line, which never are.
     """
     made, quality = fitted
     unseen = [one for one in measured.samples if SHAPES.held_out(one)]
@@ -241,9 +241,11 @@ def test_selection_by_the_models_is_nearly_the_best(
     assert not any(kind.startswith("sweeps") for kind in quality.held_out.by_kind())
     assert len(quality.models.choices) == len(measured.samples) - len(unseen)
     for regret in (quality.held_out, quality.models):
-        not_timed = [choice.shape for choice in regret.choices if choice.regret is None]
-        assert len(not_timed) == regret.unmeasured < len(regret.choices) / 50
-        assert all(shape.offset_a or shape.offset_b for shape in not_timed), "a copy on whole cache lines"
+        not_timed = [choice for choice in regret.choices if choice.regret is None]
+        assert len(not_timed) == regret.unmeasured < len(regret.choices) / 20
+        for choice in not_timed:
+            assert " copies " in choice.chosen
+            assert choice.shape.offset_a or choice.shape.offset_b
         assert regret.mean < 1.02  # which is asked of a real one
         assert regret.worst < 1.2
     roles = {kernel.config_name: kernel.role for kernel in pack.launcher.kernels}
