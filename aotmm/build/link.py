@@ -72,9 +72,8 @@ def library_key(
     core: tuple[str, ...] = LAUNCH_CORE,
 ) -> str:
     """Return the digest of all inputs of the launcher of `target`; `texts` are those that `render` made, by file."""
-    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0".encode())
-    for name, data in sorted(_inputs(texts, images).items()):
-        digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
+    generated = _digest(_inputs(texts, images))
+    digest = hashlib.sha256(f"{compiler_name}\0{host(machine)}\0{FLAGS}\0{generated}\0".encode())
     for path in _launcher_sources(target, core):
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
@@ -103,10 +102,9 @@ def link_launcher(
     for name, data in files.items():
         (folder / name).write_bytes(data)
     # zig's cache knows a file by its text and name: the digest tells equal ones apart, beside other headers or images
-    digest = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in files.values()))
-    inputs = f"-DAOTMM_INPUTS={digest.hexdigest()}"
+    inputs = f"-DAOTMM_INPUTS={_digest(files)}"
     link(
-        [*command, *FLAGS, inputs, "-I.", f"-I{NATIVE}", "launcher.c", *map(str, sources), "-ldl", "-lpthread", "-lm"],
+        [*command, *FLAGS, inputs, "-I.", f"-I{NATIVE}", render.SOURCE, *map(str, sources), "-ldl", "-lpthread", "-lm"],
         output,
         folder,
         machine,
@@ -122,6 +120,14 @@ def link_launcher(
 def _inputs(texts: Mapping[str, str], images: bytes) -> dict[str, bytes]:
     """Return the generated files of a link by name."""
     return {name: text.encode() for name, text in texts.items()} | {render.IMAGES: images}
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    """Return one digest of files, of their names too."""
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
+    return digest.hexdigest()
 
 
 def _zig_cache() -> dict[str, str]:
