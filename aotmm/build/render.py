@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aotmm import __version__
 from aotmm.build.compile import Compiled
 from aotmm.build.own.choices import TRAILING, grid_values
-from aotmm.kernels import MOST_BLOCKS
+from aotmm.kernels import MOST_BLOCKS, WARP_SPECIALISED
 from aotmm.pack.edits import edits
 from aotmm.pack.files import data_folder
 from aotmm.pack.grid import in_c
@@ -85,6 +85,7 @@ _OF_SIZES = tuple((size, "multiple_of") for size in "MNK")  # guards that copies
 SOURCE, HEADER, TABLES, IMAGES = "launcher.c", "launcher.h", "tables.h", "images.bin"
 KEPT = (SOURCE, HEADER)  # of these, by packs; launcher.c takes the others in
 _LANES = 8  # of core.h
+_SPLIT_BYTES = 6 * DTYPES["bf16"].bytes  # of an element of split fp32, as tensor cores multiply it
 _CDNA_LANES = 64  # of a wave. With 32, on RDNA, HIP counts pairs of compute units. Source: ROCm CLR, "WGP mode"
 # Words that arguments of a C function cannot be called. Source: C11 and C++17, keywords.
 _TAKEN = frozenset(
@@ -234,6 +235,7 @@ def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
             "config_name": config_names.index(kernel.config_name),
             "order": orders.index(_order(kernel)),
             "element_bytes": DTYPES[kernel.dtype_a].bytes,
+            "tensor_bytes": _SPLIT_BYTES if _is_split(kernel) else DTYPES[kernel.dtype_a].bytes,
             "beside": beside(kernel, target),
             "busy": busy(kernel, target),
             "occupancy": occupancy(kernel, target),
@@ -247,7 +249,7 @@ def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
             orders=orders,
             classes=[(*key, orders.index(order), sliced) for key, (order, sliced) in sorted(_classes(kernels).items())],
             pointer_alignment=_pointer_alignment(kernels),
-            threads_multiply=int(any(kernel.family == "fma" for kernel in kernels)),
+            threads_multiply=int(_threads_multiply(kernels)),
             order=made.order,
             siblings=made.siblings,
             lanes=_LANES,
@@ -584,6 +586,16 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
         key: (order, ((key[0][:2], order) in summed) * (1 + ((*key[:2], order) in serial)))
         for key, order in chosen.items()
     }
+
+
+def _threads_multiply(kernels: Sequence[Kernel]) -> bool:
+    """Return whether the fast kernels for fp32 in full precision are of family `fma`."""
+    return any(kernel.family == "fma" for kernel in kernels) and not any(map(_is_split, kernels))
+
+
+def _is_split(kernel: Kernel) -> bool:
+    """Return whether it multiplies fp32 as six products of bf16 (`kernels.hopper.mma.multiply_split`)."""
+    return kernel.dtype_a == "fp32" and kernel.family in WARP_SPECIALISED
 
 
 def _scales(kernel: Kernel) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from aotmm.kernels import (
     MOST_BLOCKS,
     MOST_COLUMNS,
     NUMBERS,
+    PLANE_BUFFERS,
     WARP,
     WARP_SPECIALISED,
     Family,
@@ -98,7 +99,7 @@ FAMILIES = {
     "cooperative": Family(
         _WGMMA,
         ("sm90",),
-        _WGMMA_DTYPES,
+        (*_WGMMA_DTYPES, "fp32"),
         warpgroups="block_m",
         width="block_n",
         roles=("product", "partial", "grouped_m", "grouped_k"),
@@ -115,7 +116,7 @@ FAMILIES = {
     "swapped": Family(
         _WGMMA | {"block_m": (*range(16, 257, 8),), "block_n": (64, 128, 192, 256)},
         ("sm90",),
-        _WGMMA_DTYPES,
+        (*_WGMMA_DTYPES, "fp32"),
         warpgroups="block_n",
         width="block_m",
         roles=("product", "partial", "grouped_m"),
@@ -507,10 +508,37 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
         raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
     _check_layouts(entry, family, where)
+    if "fp32" in entry.dtypes and family.width:
+        _check_split(entry, family, where)
+
+
+def _check_split(entry: Entry, family: Family, where: str) -> None:
+    """Refuse an entry whose warpgroups cannot split fp32 (`kernels.hopper.mma.multiply_split`).
+
+    Each warpgroup has 64 rows and two sums for each element of C, and splits as many lines of Y. Planes of Y are in
+    turns by the number of the stage.
+
+    Raises:
+        SpecError: with what it needs.
+    """
+    numbers = entry.numbers | {side: entry.numbers[side] // blocks for side, blocks in _blocks(entry.numbers).items()}
+    slabs, step = numbers["num_warps"] // 4, LINE_BYTES // _FOUR
+    needs = {
+        "num_warps = 4 or 8": slabs <= _TWO,
+        f"{family.warpgroups} = 64 for each warpgroup": numbers[family.warpgroups] == 64 * slabs,
+        f"{family.width} = 16, 32, 64 or 128": numbers[family.width] in (16, 32, 64, 128),
+        f"block_k = {step} for each block": numbers["block_k"] == step,
+        "an even num_stages": numbers.get("num_stages", DEFAULT_STAGES["cuda"]) % PLANE_BUFFERS == 0,
+        "no groups of K": entry.role != "grouped_k",
+    }
+    if lacking := [need for need, met in needs.items() if not met]:
+        raise SpecError(f"{where}: family {entry.family} splits fp32 into bf16; the entry needs {'; '.join(lacking)}")
 
 
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
-    """Refuse layouts in which wgmma does not read a type: one byte along K alone; 32 bits too, but X from registers.
+    """Refuse layouts in which wgmma does not read a type: one byte along K alone; tf32 too, but X from registers.
+
+    fp32 is split into numbers of 16 bits first.
 
     A stage of a group of K may end with rows of another group, which are cleared: it has rows in layout "tn" alone.
 
@@ -527,7 +555,7 @@ def _check_layouts(entry: Entry, family: Family, where: str) -> None:
         along_k: tuple[str, ...] = LAYOUTS
         if size == 1 or (size == _FOUR and not family.warpgroups):
             along_k = ("nt",)
-        elif size == _FOUR:
+        elif size == _FOUR and dtype != "fp32":
             along_k = ("nt", "tt") if family.width == "block_n" else ("nt", "nn")
         if not set(entry.layouts) <= set(along_k):
             able = ", ".join(f'"{layout}"' for layout in along_k)

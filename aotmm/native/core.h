@@ -48,12 +48,13 @@ typedef struct aotmm_tile {
   float busy;      /* of these, so many take no longer than one */
   float line;      /* bytes of A along K, of a step */
   float sum_bytes; /* weighed bytes of an element of partial sums; 0: it writes none */
+  float tensor_bytes; /* of an element of A: its time in tensor cores over that of a byte of fp16 */
 } aotmm_tile;
 
 extern const aotmm_product aotmm_products[]; /* by kernel, as these: */
 extern const aotmm_tile aotmm_tiles[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and times depend only on an address modulo it */
-extern const int32_t aotmm_threads_multiply; /* whether the pack has kernels of family fma, the fast ones for fp32 in full precision */
+extern const int32_t aotmm_threads_multiply; /* whether kernels of family fma are the fast ones for fp32 in full precision */
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
 extern const aotmm_hidden_facts aotmm_hidden[]; /* the last has no name */

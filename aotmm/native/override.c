@@ -89,7 +89,8 @@ static int fate_of(const request *r, int kind) {
   if (!fits) return DECLINED;
   const int64_t elements = saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]);
   if (elements >= TOO_MANY) return DECLINED;
-  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant) return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && !aotmm_torch_splits_fp32(r->library, a->device))
+    return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
   return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
 }
 

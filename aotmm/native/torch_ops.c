@@ -292,18 +292,33 @@ static void merge_rows(aotmm_problem *p) {
   p->stride_az = p->stride_cz = p->stride_bias_z = p->stride_block_az = 0;
 }
 
-static const aotmm_launcher *const *launchers_of(const call *c) {
-  int64_t library = c->request->library;
-  if (library < 0 || library >= MAX_LIBRARIES || c->device < 0 || c->device >= MAX_DEVICES) {
+static const aotmm_launcher *const *launchers_of(int64_t library, int device) {
+  if (library < 0 || library >= MAX_LIBRARIES || device < 0 || device >= MAX_DEVICES) {
     fail(KIND_VALUE, "no such library, or more devices than aotmm can number");
     return NULL;
   }
-  const aotmm_launcher **slots = launchers[library][c->device];
+  const aotmm_launcher **slots = launchers[library][device];
   const aotmm_launcher *first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
-  if (!first && resolver && !resolver((int)library, c->device)) first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
+  if (!first && resolver && !resolver((int)library, device)) first = __atomic_load_n(slots, __ATOMIC_ACQUIRE);
   if (first) return slots;
   fail(KIND_RESOLVER, "no pack of aotmm serves this device");
   return NULL;
+}
+
+EXPORT int aotmm_torch_splits_fp32(int64_t library, int device) {
+  enum { UNKNOWN, NO, YES };
+  static int8_t found[MAX_LIBRARIES][MAX_DEVICES];
+  const aotmm_launcher *const *slots = launchers_of(library, device), *first;
+  if (!slots) return 0;
+  int8_t *known = &found[library][device], split = __atomic_load_n(known, __ATOMIC_RELAXED);
+  if (split != UNKNOWN) return split == YES;
+  first = *slots, split = NO;
+  for (uint32_t i = 0; i < first->kernel_count && split == NO; i++) {
+    const aotmm_product *k = first->products + i;
+    if (k->role == AOTMM_ROLE_PRODUCT && k->dtype_a == AOTMM_FP32 && !strncmp(k->order, "wgmma", 5)) split = YES;
+  }
+  __atomic_store_n(known, split, __ATOMIC_RELAXED);
+  return split == YES;
 }
 
 /* Allocate the memory of a plan with torch's allocator, on torch's current stream of the device, where the plan is
@@ -346,7 +361,7 @@ static int launch_members(const call *c) {
 static int launch(const call *c) {
   const aotmm_problem *p = &c->problem;
   if (p->batch == 0 || p->M == 0 || p->N == 0) return 0;
-  const aotmm_launcher *const *next = launchers_of(c), *launcher;
+  const aotmm_launcher *const *next = launchers_of(c->request->library, c->device), *launcher;
   if (!next) return 1;
   void *stream = NULL, *address = NULL;
   if (current_stream && current_stream(c->device, &stream))

@@ -149,7 +149,7 @@ static aotmm_constants scaled_constants(const aotmm_constants *c, uint32_t kerne
   if (by->tensor_tflops > 0 && (k->role == AOTMM_ROLE_PRODUCT || k->role == AOTMM_ROLE_PARTIAL)) {
     double macs = (double)k->block_m * (double)k->block_n * (double)k->block_k;
     double part = by->tensor_tflops / (double)(tile->beside > tile->busy ? tile->beside : tile->busy); /* a tile's */
-    double least = macs * k->element_bytes / (1000 * part * num_ctas(aotmm_kernels + kernel));
+    double least = macs * (double)tile->tensor_bytes / (1000 * part * num_ctas(aotmm_kernels + kernel));
     if (to.ns_per_k_step < least) to.ns_per_k_step = least;
   }
   return to;

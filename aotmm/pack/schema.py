@@ -162,7 +162,8 @@ class Order:
             user's own, "none" for kernels that multiply nothing.
         k: products that one instruction adds at once.
         packed: instructions that share the steps of K that a thread loads at once (`Config.kpack`).
-        promoted: products after which the sums of Hopper's fp8 tensor cores move to fp32; 0 if they do not.
+        promoted: products after which the sums of Hopper's tensor cores, of fp8 or of split fp32, move to fp32; 0 if
+            they do not.
         rounded: who rounds fp32 to tf32: the "kernel", or the tensor map ("load").
     """
 

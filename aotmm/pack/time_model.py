@@ -55,6 +55,8 @@ _SCALED_COLUMNS = 1.4
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
 # threads read for each. Fitted on an H100 (docs/experiments/fp32.md), and taken for other GPUs of NVIDIA's.
 _FP32_PLAIN, _FMA_READS = 3.0, 3.5
+# Of one by six of bf16, and of splitting: 95 TFLOP/s on an H200, where fp16 has 700.
+_SPLIT = 7.4
 # Blocks that keep a multiprocessor busy: of `fma`, likewise; and of `tile` on NVIDIA GPUs without wgmma, whose warps
 # wait for each other in every step. Fitted to 47 problems on 104 multiprocessors of an H100, a proxy for an A100
 # (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in. `multistage` has
@@ -232,6 +234,8 @@ def _mac_cost(kernel: Kernel, target: Target) -> float:
     if kernel.family == "fma":
         sums = config.block_m * config.block_n / (32 * config.num_warps)  # of a thread: about a square
         return cost * (1 + _FMA_READS / math.sqrt(sums))
+    if kernel.dtype_a == "fp32" and not plain:
+        return _SPLIT
     if kernel.dtype_a == "fp32" and target.backend == "cuda":
         return cost * _FP32_PLAIN
     if kernel.family == "swapped" and kernel.block_scaled:

@@ -191,7 +191,8 @@ def _add_product(
     )
     fate = OURS if fits else DECLINED
     if a.dtype is torch.float32:
-        fate = fate if tf32 or invariant else FULL_PRECISION  # torch is faster (docs/torch.md)
+        ours = tf32 or invariant or registered.splits_fp32(library, a.device.index)
+        fate = fate if ours else FULL_PRECISION  # torch is faster (docs/torch.md)
     elif a.dtype not in _HALVES:
         fate = OTHER_TYPE
     options: tuple[Any, ...] = (bias if beta and plain else None,)

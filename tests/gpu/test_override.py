@@ -191,14 +191,16 @@ def test_no_memory_is_torchs_error() -> None:
 
 
 def test_tf32_is_torchs_setting(lib: Library, generator: torch.Generator) -> None:
-    """fp32 is multiplied by torch where that does so in fp32, and by ours in tf32 where torch may."""
+    """fp32 is ours in fp32 where tensor cores multiply it, else torch's, and ours in tf32 where torch may."""
     a, b = (torch.randn(256, 256, device="cuda", generator=generator) for _ in range(2))
+    split = torch.cuda.get_device_capability() == (9, 0)
     before = torch.backends.cuda.matmul.fp32_precision
     try:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
-        own = torch.mm(a, b)
+        own = lib.matmul(a, b) if split else torch.mm(a, b)
         with aotmm.override():
             assert torch.equal(torch.mm(a, b), own)
+            assert near(own, a, b)
             torch.backends.cuda.matmul.fp32_precision = "tf32"
             got = torch.mm(a, b)
             assert torch.equal(got, lib.matmul(a, b))

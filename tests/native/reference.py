@@ -552,7 +552,8 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.order = "", 0, 0  # of the last question
-        self._threads_multiply = any(kernel.family == "fma" for kernel in kernels)
+        of_fp32 = {kernel.family for kernel in kernels if kernel.dtype_a == "fp32"}
+        self._threads_multiply = "fma" in of_fp32 and not of_fp32 & {"cooperative", "pingpong", "swapped"}
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -1234,7 +1235,9 @@ def scaled(kernel: Kernel, c: Floats, by: Speeds, tensor: float) -> Floats:
     step, config = step / by.multiply, kernel.config
     if tensor and kernel.role in ("product", "partial"):  # that of a tile's part of a multiprocessor
         macs = float(config.block_m * config.block_n * config.block_k)
-        step = max(step, macs * DTYPES[kernel.dtype_a].bytes / (1000 * tensor * kernel.num_ctas))
+        split = kernel.dtype_a == "fp32" and kernel.family in ("cooperative", "swapped")
+        bytes_ = 6 * DTYPES["bf16"].bytes if split else DTYPES[kernel.dtype_a].bytes
+        step = max(step, macs * bytes_ / (1000 * tensor * kernel.num_ctas))
     load = by.multiprocessors * by.clock
     return rounded(base, step, tile / by.clock, byte / by.memory, taken / by.clock, loaded / load)
 

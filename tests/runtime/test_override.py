@@ -189,6 +189,28 @@ with aotmm.override() as override:
     )
 
 
+@pytest.mark.parametrize(("order", "ours"), [("fma k1", 0), ("wgmma k16, promoted every 32", 1)])
+def test_fp32_in_full_precision(order: str, ours: int) -> None:
+    """A pack whose kernels split fp32 for tensor cores multiplies it; one that does so by threads leaves it to torch."""
+    run(
+        MAKE
+        + f"""
+import ctypes
+from aotmm.problem import DTYPE_CODES
+class Product(ctypes.Structure):
+    _fields_ = [("config_name", ctypes.c_char_p), ("order", ctypes.c_char_p), ("numbers", ctypes.c_int32 * 16)]
+product, launcher = Product(order={order.encode()!r}), gpu.keep[1]
+product.numbers[1] = DTYPE_CODES.index("fp32")
+launcher.products, launcher.kernel_count = ctypes.addressof(product), 1
+with aotmm.override():
+    assert launched(lambda: torch.mm(a.float(), b.float())) == {ours}
+    assert launched(lambda: torch.bmm(x.float(), y.float())) == {ours}
+    assert launched(lambda: torch.addmm(bias.float(), a.float(), b.float())) == {ours}
+    assert close(torch.addmm(bias.float(), a.float(), b.float()), want + bias.double())
+"""
+    )
+
+
 LINES = """
 import sys
 from aotmm.runtime import override as module

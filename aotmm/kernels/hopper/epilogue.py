@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_wait
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, adds_matrix, linear
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import bias_box, next_stage, release
+from aotmm.kernels.hopper.pipeline import bias_box, next_stage, pass_planes, release
 
 BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
 SWIZZLED_BYTES = gl.constexpr(LINE_BYTES)
@@ -350,6 +350,7 @@ def add_matrix(
             fence_async_shared()  # else TMA could overwrite it during reads
             gl.barrier()  # all warps have read it: one arrival may release it for all
             release(ring, cluster, stage, True)
+            pass_planes(ring, t, stage)
             stage, phase = next_stage(stage, phase, t.STAGES)
         else:
             HALF: gl.constexpr = SIZE // 2

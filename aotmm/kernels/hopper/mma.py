@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from aotmm.kernels import GROUP_LINES, LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.epilogue import adds_matrix
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import next_stage, release
+from aotmm.kernels.hopper.pipeline import IN_TURN, OF_FP32, next_stage, release
 from aotmm.kernels.hopper.scales import add_scaled, held_scales
 
 # Source: PTX ISA, "wgmma.mma_async" and "Matrix descriptor".
@@ -32,6 +32,26 @@ _UNIT = 16  # bytes: of addresses and distances in descriptors
 _DESCRIPTOR = (1 << 62) | (GROUP_LINES * LINE_BYTES // _UNIT << 32)  # that swizzle, groups one after another
 _BOXES_APART = 16  # the bit of a descriptor where the distance of boxes begins, which are a line wide
 VECTOR_UNIT = gl.constexpr(VECTOR_BYTES)
+# Of two numbers: cvt puts its second operand into the lower half. Each rest is exact.
+SPLIT_PTX = gl.constexpr("""{
+.reg .b32 x, y;
+.reg .f32 a, b, c, d;
+cvt.rn.bf16x2.f32 $0, $4, $3;
+shl.b32 x, $0, 16;
+and.b32 y, $0, 0xffff0000;
+mov.b32 a, x;
+mov.b32 b, y;
+sub.f32 c, $3, a;
+sub.f32 d, $4, b;
+cvt.rn.bf16x2.f32 $1, d, c;
+shl.b32 x, $1, 16;
+and.b32 y, $1, 0xffff0000;
+mov.b32 a, x;
+mov.b32 b, y;
+sub.f32 c, c, a;
+sub.f32 d, d, b;
+cvt.rn.bf16x2.f32 $2, d, c;
+}""")
 MOST_INT8 = gl.constexpr(224)  # columns of a product of int8 that Gluon knows
 _PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8"}
 
@@ -261,6 +281,97 @@ def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, 
 
 
 @gluon.jit
+def split(values):
+    """Return the planes of fp32 `values`, three bf16 tensors: the nearest numbers, those nearest to the rest, the rest.
+
+    Their sum is exact, as 24 bits are three times 8, unless the last plane is below the least number of bf16. Numbers
+    above the largest of bf16 count as infinite.
+    """
+    return gl.inline_asm_elementwise(
+        SPLIT_PTX, "=&r,=&r,=r,r,r", [values], dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
+    )
+
+
+@gluon.jit
+def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: gl.constexpr):
+    """Split the numbers of a stage and release it. Return the planes of slab SLAB of X.
+
+    Those of Y go to shared memory in the order of its boxes. Each consumer writes a part, when all have multiplied the
+    planes of the last stage but one, which were there.
+    """
+    t = tiling
+    mbarrier.wait(ring.full.index(stage), phase)
+    x = split(as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR).load(LAYOUT))
+    y = ring.y.index(stage)
+    LINES: gl.constexpr = y.shape[0] // t.PARTS
+    VECTOR: gl.constexpr = VECTOR_UNIT // 4
+    ACROSS: gl.constexpr = min(y.shape[1] // VECTOR, THREADS)
+    OF_Y: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
+    planes = split(y.slice(SLAB * LINES, LINES).load(OF_Y))
+    wraps = stage < IN_TURN
+    before = gl.where(wraps, stage + t.STAGES, stage) - IN_TURN
+    mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+    for i in gl.static_range(OF_FP32):
+        ring.planes.index(plane_of(stage) + i).slice(SLAB * LINES, LINES).store(planes[i])
+    fence_async_shared()
+    mbarrier.arrive(ring.planes_full.index(stage), count=1)  # when all threads have written, and read the stage
+    release(ring, cluster, stage, True)
+    return x
+
+
+@gluon.jit
+def plane_of(stage):
+    """Return the number of the first plane of a stage."""
+    return OF_FP32 * (stage & (IN_TURN - 1))
+
+
+@gluon.jit
+def multiply_split(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc):
+    """Do `multiply` for fp32: six of the nine products of planes, which tensor cores add up for a step. All are done.
+
+    The other three are less than the rounding of one product (docs/numerics.md). Planes of a step are made while that
+    before is multiplied. The largest product of a step is added by itself, and first: it alone is infinite where the
+    sum is, since the planes behind an infinite number are NaN. The others count only where the sum is finite then.
+    """
+    t = tiling
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    INFINITY: gl.constexpr = float("inf")
+    high, middle, low = split_stage(ring, cluster, t, SLAB, stage, phase, LAYOUT)
+    for step in range(first, end):
+        mbarrier.wait(ring.planes_full.index(stage), phase)
+        y_high = as_factor(ring.planes.index(plane_of(stage)), t.Y_K_MAJOR)
+        y_middle = as_factor(ring.planes.index(plane_of(stage) + 1), t.Y_K_MAJOR)
+        y_low = as_factor(ring.planes.index(plane_of(stage) + 2), t.Y_K_MAJOR)
+        product = warpgroup_mma(high, y_high, acc, use_acc=False, is_async=True)
+        product = warpgroup_mma_wait(0, deps=(product,))
+        acc += product
+        # The smallest first, to lose less of them; and A before B, so that bits do not depend on the family.
+        if t.SWAPPED:
+            product = warpgroup_mma(high, y_low, product, use_acc=False, is_async=True)
+            product = warpgroup_mma(low, y_high, product, is_async=True)
+            product = warpgroup_mma(middle, y_middle, product, is_async=True)
+            product = warpgroup_mma(high, y_middle, product, is_async=True)
+            product = warpgroup_mma(middle, y_high, product, is_async=True)
+        else:
+            product = warpgroup_mma(low, y_high, product, use_acc=False, is_async=True)
+            product = warpgroup_mma(high, y_low, product, is_async=True)
+            product = warpgroup_mma(middle, y_middle, product, is_async=True)
+            product = warpgroup_mma(middle, y_high, product, is_async=True)
+            product = warpgroup_mma(high, y_middle, product, is_async=True)
+        later, later_phase = next_stage(stage, phase, t.STAGES)
+        if step + 1 < end:
+            later_high, later_middle, later_low = split_stage(ring, cluster, t, SLAB, later, later_phase, LAYOUT)
+        else:
+            later_high, later_middle, later_low = high, middle, low
+        product, high, middle, low = warpgroup_mma_wait(0, deps=(product, high, middle, low))
+        acc = gl.where(gl.abs(acc) < INFINITY, acc + product, acc)
+        mbarrier.arrive(ring.planes_empty.index(stage), count=1)
+        high, middle, low = later_high, later_middle, later_low
+        stage, phase = later, later_phase
+    return acc, stage, phase
+
+
+@gluon.jit
 def multiply_serially(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, steps, acc, acc1, size):
     """Do `multiply` in SERIAL slices of K, each with sums of its own, which are added as `reduce` adds them.
 
@@ -291,11 +402,14 @@ def multiply(
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
-    BITS: gl.constexpr = ring.x.dtype.primitive_bitwidth
+    BITS: gl.constexpr = 16 if t.SPLIT else ring.x.dtype.primitive_bitwidth
     SUMS: gl.constexpr = gl.int32 if ring.x.dtype == gl.int8 else gl.float32
     acc = gl.zeros([PART, t.COLS], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS]))
     acc1 = gl.zeros([PART, COLS1], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS]))
-    if t.X_GROUP > 0:
+    if t.SPLIT:
+        acc, stage, phase = multiply_split(ring, cluster, t, SLAB, stage, phase, first, end, acc)
+        return acc, acc1, stage, phase
+    elif t.X_GROUP > 0:
         acc, stage, phase = multiply_scaled(ring, cluster, t, SLAB, stage, phase, first, end, acc)
         return acc, acc1, stage, phase
     elif t.SERIAL > 1:

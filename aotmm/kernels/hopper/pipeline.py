@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from aotmm.kernels import GROUP_LINES
+from aotmm.kernels import GROUP_LINES, LINE_BYTES, PLANE_BUFFERS, PLANES
 from aotmm.kernels.epilogue import MATRIX, adds_matrix
 from aotmm.kernels.hopper.cluster import (
     PRODUCERS,
@@ -25,6 +25,8 @@ from aotmm.kernels.hopper.scales import arrive_for_scales, load_scales, power_of
 from aotmm.kernels.order import count_of_groups, end_of, ends_at_once, group_of, place
 
 GROUP = gl.constexpr(GROUP_LINES)
+OF_FP32 = gl.constexpr(PLANES)
+IN_TURN = gl.constexpr(PLANE_BUFFERS)
 
 
 @gluon.aggregate
@@ -40,7 +42,8 @@ class Tiling:
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
     of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
     (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL slices
-    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere.
+    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere. If SPLIT, operands are fp32,
+    which consumers split (`mma.multiply_split`).
     """
 
     CLUSTERED: gl.constexpr
@@ -74,6 +77,7 @@ class Tiling:
     SLICES: gl.constexpr
     SERIAL: gl.constexpr
     ANY_C: gl.constexpr
+    SPLIT: gl.constexpr
 
 
 @gluon.aggregate
@@ -235,6 +239,12 @@ def of_matrix(layout):
     return gl.NVMMASharedLayout(layout.swizzle_byte_width, layout.element_bitwidth, rank=2)
 
 
+@gluon.constexpr_function
+def of_plane(width):
+    """Return the layout in shared memory of a plane of Y, whose lines have so many numbers of bf16."""
+    return gl.NVMMASharedLayout(min(2 * width, LINE_BYTES), 16, rank=2)
+
+
 @gluon.aggregate
 class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
@@ -242,6 +252,9 @@ class Ring:
     Boxes of a matrix that is added have stages of their own, in the buffers of X. A stage also has the block scales of
     its step, if there are any. A consumer warpgroup releases a stage ONCE for each peer, in clusters without block
     scales, or once for each of its warps.
+
+    With fp32, consumers split the numbers of a stage, and release it then. Of Y they write planes to shared memory:
+    `planes_full` and `planes_empty` tell for each stage that all have written their parts, and have multiplied them.
     """
 
     x: gl.shared_memory_descriptor
@@ -251,6 +264,9 @@ class Ring:
     empty: gl.shared_memory_descriptor
     x_scales: gl.base_value
     y_scales: gl.base_value
+    planes: gl.base_value
+    planes_full: gl.base_value
+    planes_empty: gl.base_value
     ONCE: gl.constexpr
 
 
@@ -290,9 +306,14 @@ def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
     if SCALED:
         x_scales = scale_buffers(power_of_two(t.ROWS // t.X_GROUP), t.STAGES)
         y_scales = scale_buffers(t.COLS // t.Y_GROUP, t.STAGES)
-        return Ring(x, y, y1, full, empty, x_scales, y_scales, ONCE)
+        return Ring(x, y, y1, full, empty, x_scales, y_scales, 0, 0, 0, ONCE)
+    elif t.SPLIT:
+        SHAPE: gl.constexpr = y_desc.block_type.shape[1:]
+        planes = gl.allocate_shared_memory(gl.bfloat16, [OF_FP32 * IN_TURN] + SHAPE, of_plane(SHAPE[1]))
+        made, used = barriers(t.STAGES, t.PARTS), barriers(t.STAGES, t.PARTS)
+        return Ring(x, y, y1, full, empty, 0, 0, planes, made, used, ONCE)
     else:
-        return Ring(x, y, y1, full, empty, 0, 0, ONCE)
+        return Ring(x, y, y1, full, empty, 0, 0, 0, 0, 0, ONCE)
 
 
 @gluon.jit
@@ -368,6 +389,14 @@ def release(ring, cluster, stage, pred):
     of four messages to other blocks. CUTLASS releases stages in the same way (`PipelineTmaAsync`).
     """
     arrive(ring.empty.index(stage), cluster, pred, ring.ONCE)
+
+
+@gluon.jit
+def pass_planes(ring, tiling, stage):
+    """Count a stage without planes as multiplied: barriers of planes have the turns of the ring."""
+    if tiling.SPLIT:
+        mbarrier.arrive(ring.planes_full.index(stage), count=1)
+        mbarrier.arrive(ring.planes_empty.index(stage), count=1)
 
 
 @gluon.jit

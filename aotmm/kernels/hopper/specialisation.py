@@ -12,6 +12,8 @@ from aotmm.kernels import (
     GROUP_LINES,
     LINE_BYTES,
     MOST_COLUMNS,
+    PLANE_BUFFERS,
+    PLANES,
     VECTOR_BYTES,
     WARPGROUP,
     WORKSPACE_TYPES,
@@ -68,7 +70,8 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     cols = 1 << (columns.bit_length() - 1)
     cols1 = columns - cols
     line = depth * DTYPES[variant.dtype_a].bytes
-    in_registers = DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K"
+    split = variant.dtype_a == "fp32"
+    in_registers = split or (DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K")
     one = part in (64, 128) and columns <= MOST_COLUMNS and line == LINE_BYTES and not in_registers
     along_k = y["inner"] == "K"
     boxes, wide = _boxes(columns, y, swapped=swapped) if one else (0, 0)
@@ -123,6 +126,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "SLICES": config.cluster_k,
         "SERIAL": config.serial_k,
         "ANY_C": not variant.aligned,
+        "SPLIT": split,
         "PRODUCER": registers[1],
         "CONSUMER": registers[0],
     }
@@ -151,7 +155,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         multiples,
         guards=guards,
         vector_bytes=VECTOR_BYTES,
-        promoted=depth if constants["PRECISE"] else 0,
+        promoted=depth if constants["PRECISE"] or split else 0,
         rounded="load" if variant.dtype_a == "tf32" else "",
         descriptors=descriptors,
         persistent=config.cluster_k == 1,
@@ -307,6 +311,8 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     config, c, element = variant.config, DTYPES[variant.dtype_c], DTYPES[variant.dtype_a].bytes
     consumers = config.num_warps // WARPGROUP
     taken = config.num_stages * (rows + loaded) * config.block_k // config.cluster_k * element + BARRIER_BYTES
+    if variant.dtype_a == "fp32":
+        taken += PLANE_BUFFERS * PLANES * loaded * config.block_k // config.cluster_k * DTYPES["bf16"].bytes
     taken += (config.cluster_k - 1) * 4 * part * (cols + cols1)
     wide = cols * (2 if cols1 else 1)
     if variant.dtype_a.startswith("fp8") or adds_matrix(variant.epilogue):

@@ -110,6 +110,14 @@ def test_full_precision_costs_what_threads_read() -> None:
     assert constants(plain, H200).ns_per_k_step == pytest.approx(3 * 64 * 64 * 32 / rate * 1e9)
 
 
+def test_split_fp32_costs_its_products_of_bf16() -> None:
+    """A multiply-add of Hopper's families takes the time of six in 16 bits, and of splitting."""
+    split, half = (
+        replace(TILE, dtype_a=dtype, family="swapped", config=Config(64, 128, 32, 6, 8)) for dtype in ("fp32", "fp16")
+    )
+    assert 6 < constants(split, H200).ns_per_k_step / constants(half, H200).ns_per_k_step < 8
+
+
 def test_precise_sums_of_fp8_cost_as_much_again() -> None:
     """Of `tile` alone, which adds up outside of the tensor cores; Hopper's families hide it."""
     fast, precise = (replace(TILE, dtype_a="fp8e4", fast_accum=fast) for fast in (True, False))
