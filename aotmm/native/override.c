@@ -75,6 +75,23 @@ EXPORT int aotmm_torch_count(int fate) {
 
 EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
 
+enum { VECTOR = 4 /* elements of fp32 in 16 bytes */, LEAST_K = 32, LEAST = 8, LEAST_IN_BATCH = 32 /* rows, and columns */ };
+
+/* Return whether rows or columns of an fp32 matrix are whole vectors, as tensor maps need them. */
+static int has_whole_vectors(const view *v) {
+  const int64_t *strides = v->strides + v->dim - 2;
+  const int by_rows = strides[1] == 1 && strides[0] % VECTOR == 0, by_columns = strides[0] == 1 && strides[1] % VECTOR == 0;
+  return v->address % 16 == 0 && (by_rows || by_columns) && (v->dim == 2 || v->strides[0] % VECTOR == 0);
+}
+
+/* Return whether fp32 in full precision is ours: faster than torch's where tensor cores multiply it, nothing has to be copied,
+   and there are enough rows, columns and products (docs/torch.md). */
+static int is_fast(const request *r, int dim) {
+  const int64_t M = r->a.sizes[dim - 2], N = r->b.sizes[dim - 1], K = r->a.sizes[dim - 1], least = dim == 2 ? LEAST : LEAST_IN_BATCH;
+  return M >= least && N >= least && K >= LEAST_K && N % VECTOR == 0 && has_whole_vectors(&r->a) && has_whole_vectors(&r->b) &&
+         aotmm_torch_splits_fp32(r->library, r->a.device);
+}
+
 /* Return what to do with a product: torch's are of matrices of one type, and torch.bmm's of as many on both sides. */
 static int fate_of(const request *r, int kind) {
   const view *a = &r->a, *b = &r->b;
@@ -89,8 +106,7 @@ static int fate_of(const request *r, int kind) {
   if (!fits) return DECLINED;
   const int64_t elements = saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]);
   if (elements >= TOO_MANY) return DECLINED;
-  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && !aotmm_torch_splits_fp32(r->library, a->device))
-    return FULL_PRECISION; /* faster with torch's kernels (docs/torch.md) */
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && !is_fast(r, dim)) return FULL_PRECISION;
   return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
 }
 

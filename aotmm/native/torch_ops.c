@@ -305,7 +305,7 @@ static const aotmm_launcher *const *launchers_of(int64_t library, int device) {
   return NULL;
 }
 
-EXPORT int aotmm_torch_splits_fp32(int64_t library, int device) {
+int aotmm_torch_splits_fp32(int64_t library, int device) {
   enum { UNKNOWN, NO, YES };
   static int8_t found[MAX_LIBRARIES][MAX_DEVICES];
   const aotmm_launcher *const *slots = launchers_of(library, device), *first;

@@ -98,12 +98,6 @@ class Ops:
         self._native.aotmm_torch_counts.restype = ctypes.POINTER(ctypes.c_uint64)
         return list(self._native.aotmm_torch_counts()[:fates])
 
-    def splits_fp32(self, library: int, device: int | None) -> bool:
-        """Return whether tensor cores multiply fp32 in full precision on a GPU, by its first pack; None is no GPU."""
-        native = self._native.aotmm_torch_splits_fp32
-        native.argtypes = [ctypes.c_int64, ctypes.c_int]
-        return device is not None and bool(native(library, device))
-
     def give_back(self) -> None:
         """Free the tensors of the product that a kernel of the own key failed to compute."""
         self._native.aotmm_torch_give_back()

@@ -191,7 +191,7 @@ with aotmm.override() as override:
 
 @pytest.mark.parametrize(("order", "ours"), [("fma k1", 0), ("wgmma k16, promoted every 32", 1)])
 def test_fp32_in_full_precision(order: str, ours: int) -> None:
-    """A pack whose kernels split fp32 for tensor cores multiplies it; one that does so by threads leaves it to torch."""
+    """A pack whose kernels split fp32 for tensor cores multiplies what is aligned; by threads it is left to torch."""
     run(
         MAKE
         + f"""
@@ -202,11 +202,20 @@ class Product(ctypes.Structure):
 product, launcher = Product(order={order.encode()!r}), gpu.keep[1]
 product.numbers[1] = DTYPE_CODES.index("fp32")
 launcher.products, launcher.kernel_count = ctypes.addressof(product), 1
+a, b, bias = torch.randn(8, 32), torch.randn(32, 12), torch.randn(12)
+x, y = torch.randn(3, 32, 64), torch.randn(3, 64, 36)
+sum_ = a.double() @ b.double() + bias
 with aotmm.override():
-    assert launched(lambda: torch.mm(a.float(), b.float())) == {ours}
-    assert launched(lambda: torch.bmm(x.float(), y.float())) == {ours}
-    assert launched(lambda: torch.addmm(bias.float(), a.float(), b.float())) == {ours}
-    assert close(torch.addmm(bias.float(), a.float(), b.float()), want + bias.double())
+    assert launched(lambda: torch.mm(a, b)) == {ours}
+    assert launched(lambda: torch.mm(b.T, a.T)) == {ours}
+    assert launched(lambda: torch.bmm(x, y)) == {ours}
+    assert launched(lambda: torch.addmm(bias, a, b)) == {ours}
+    assert close(torch.addmm(bias, a, b), sum_)
+    wide = torch.randn(8, 33), torch.randn(33, 12)
+    for left, right in ((a, b[:, :11]), (a[:7], b), (a, b[:, :4]), (a[:, :28], b[:28]), (wide[0][:, 1:], b), wide):
+        assert launched(lambda: torch.mm(left, right)) == 0
+    for left, right in ((x[:, :28], y), (x, y[:, :, :28]), (x, torch.randn(3, 64, 33))):
+        assert launched(lambda: torch.bmm(left, right)) == 0
 """
     )
 
