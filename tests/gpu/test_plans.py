@@ -368,7 +368,7 @@ def allow_tf32() -> Iterator[Callable[[], None]]:
 
 @pytest.mark.parametrize(
     ("config_name", "dtype"),
-    found("product", "fp16", "bf16", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp8e4"),
+    found("product", "fp16", "bf16", "fp32", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp32", "fp8e4"),
 )
 def test_operands_that_are_not_aligned(
     prefer: Callable[[str], Library],
@@ -415,9 +415,10 @@ def test_large_operands_that_are_not_aligned(lib: Library, generator: torch.Gene
 @pytest.mark.parametrize(("config_name", "dtype"), found("product", "fp32") + found("partial", "fp32"))
 def test_a_turned(lib: Library, tmp_path: Path, generator: torch.Generator, config_name: str, dtype: str) -> None:
     """fp32 operands that both lie along K, with a copy of A along M: exact, and with the bits of A as it lies."""
-    fma = [kernel for kernel in lib.pack_for(0).manifest.kernels if kernel.family == "fma"]
+    kernels = lib.pack_for(0).manifest.kernels
+    fma = [kernel for kernel in kernels if (kernel.family, kernel.vector_bytes) == ("fma", 16)]
     if config_name not in {kernel.config_name for kernel in fma if kernel.layout == "tt"}:
-        pytest.skip("A is turned for kernels of family fma in layout tt")
+        pytest.skip("A is turned for aligned kernels of family fma in layout tt")
     as_it_lies = next(kernel.config_name for kernel in fma if (kernel.role, kernel.layout) == ("product", "nt"))
     ours = preferring(lib, config_name, tmp_path, splits={}, layout="tt")
     other = preferring(lib, as_it_lies, tmp_path, splits={}, layout="nt")
