@@ -78,7 +78,7 @@ def override(*, batch_invariant: bool = False) -> Override:
     gradients, autocast and vmap, and torch._int_mm, _scaled_mm, _grouped_mm and _scaled_grouped_mm. torch still
     computes the products that the kernels do not take, as those of float64, or that it is faster at; docs/torch.md
     ("The override") lists them. The result's `repr` tells how many there were of each kind. With `batch_invariant` a
-    row of each product has the same bits in every batch (docs/numerics.md). Then fp32 without tf32, and every alpha and
+    row of each product has the same bits in every batch (docs/numerics.md). Then all fp32, and every alpha and
     beta, are computed here too, and `repr` tells of products that torch computes.
 
     Overrides nest, with the same `batch_invariant`. Begin and end them while no other thread multiplies: torch's

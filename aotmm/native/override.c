@@ -77,19 +77,29 @@ EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
 
 enum { VECTOR = 4 /* elements of fp32 in 16 bytes */, LEAST_K = 32, LEAST = 8, LEAST_IN_BATCH = 32 /* rows, and columns */ };
 
-/* Return whether rows or columns of an fp32 matrix are whole vectors, as tensor maps need them. */
-static int has_whole_vectors(const view *v) {
+/* Return whether rows of an fp32 matrix are whole vectors, as tensor maps need them, or columns unless it is `by_rows_alone`. */
+static int has_whole_vectors(const view *v, int by_rows_alone) {
   const int64_t *strides = v->strides + v->dim - 2;
-  const int by_rows = strides[1] == 1 && strides[0] % VECTOR == 0, by_columns = strides[0] == 1 && strides[1] % VECTOR == 0;
-  return v->address % 16 == 0 && (by_rows || by_columns) && (v->dim == 2 || v->strides[0] % VECTOR == 0);
+  const int by_rows = strides[1] == 1 && strides[0] > 0 && strides[0] % VECTOR == 0;
+  const int by_columns = strides[0] == 1 && strides[1] > 0 && strides[1] % VECTOR == 0;
+  return v->address % 16 == 0 && (by_rows || (by_columns && !by_rows_alone)) && (v->dim == 2 || v->strides[0] % VECTOR == 0);
+}
+
+static void set_unsupported(int device) {
+  if (device < 32) __atomic_fetch_or(&unsupported, 1u << device, __ATOMIC_RELAXED);
 }
 
 /* Return whether fp32 in full precision is ours: faster than torch's where tensor cores multiply it, nothing has to be copied,
-   and there are enough rows, columns and products (docs/torch.md). */
+   no matrix is added, and there are enough rows, columns and products (docs/torch.md). */
 static int is_fast(const request *r, int dim) {
   const int64_t M = r->a.sizes[dim - 2], N = r->b.sizes[dim - 1], K = r->a.sizes[dim - 1], least = dim == 2 ? LEAST : LEAST_IN_BATCH;
-  return M >= least && N >= least && K >= LEAST_K && N % VECTOR == 0 && has_whole_vectors(&r->a) && has_whole_vectors(&r->b) &&
-         aotmm_torch_splits_fp32(r->library, r->a.device);
+  const view *out = r->out, *bias = r->bias;
+  if (M < least || N < least || K < LEAST_K || N % VECTOR || !has_whole_vectors(&r->a, 0) || !has_whole_vectors(&r->b, 0) ||
+      (out && (out->dim != dim || !has_whole_vectors(out, 1))) || (bias && bias->dim > 1 && bias->sizes[bias->dim - 2] > 1))
+    return 0;
+  const int split = aotmm_torch_splits_fp32(r->library, r->a.device);
+  if (split < 0) set_unsupported(r->a.device);
+  return split > 0;
 }
 
 /* Return what to do with a product: torch's are of matrices of one type, and torch.bmm's of as many on both sides. */
@@ -106,8 +116,9 @@ static int fate_of(const request *r, int kind) {
   if (!fits) return DECLINED;
   const int64_t elements = saturated(saturated(a->sizes[dim - 2], b->sizes[dim - 1]), dim == 2 ? 1 : a->sizes[0]);
   if (elements >= TOO_MANY) return DECLINED;
-  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && !is_fast(r, dim)) return FULL_PRECISION;
-  return a->device < 32 && unsupported >> a->device & 1 ? NO_PACK : OURS;
+  const int lacking = a->device < 32 && unsupported >> a->device & 1;
+  if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && (lacking || !is_fast(r, dim))) return FULL_PRECISION;
+  return lacking ? NO_PACK : OURS;
 }
 
 /* Return the product's fate. If it is not ours, `*wrong` is the driver's failure, or NULL: then torch computes it. */
@@ -118,8 +129,8 @@ static int computed(request *r, int kind, tensor_t *result, const char **wrong) 
   if (fate != OURS) return aotmm_torch_count(fate);
   if (aotmm_torch_multiply(r, result) == 0) return aotmm_torch_count(OURS);
   fate = DECLINED;
-  if (aotmm_torch_last_error()->kind == KIND_RESOLVER && r->a.device < 32) {
-    __atomic_fetch_or(&unsupported, 1u << r->a.device, __ATOMIC_RELAXED);
+  if (aotmm_torch_last_error()->kind == KIND_RESOLVER) {
+    set_unsupported(r->a.device);
     fate = NO_PACK;
   }
   if (aotmm_torch_declined()) return aotmm_torch_count(fate);

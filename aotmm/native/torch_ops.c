@@ -308,15 +308,16 @@ static const aotmm_launcher *const *launchers_of(int64_t library, int device) {
 int aotmm_torch_splits_fp32(int64_t library, int device) {
   enum { UNKNOWN, NO, YES };
   static int8_t found[MAX_LIBRARIES][MAX_DEVICES];
-  const aotmm_launcher *const *slots = launchers_of(library, device), *first;
-  if (!slots) return 0;
+  const aotmm_launcher *const *slots = launchers_of(library, device);
+  if (!slots) return -1;
   int8_t *known = &found[library][device], split = __atomic_load_n(known, __ATOMIC_RELAXED);
   if (split != UNKNOWN) return split == YES;
-  first = *slots, split = NO;
-  for (uint32_t i = 0; i < first->kernel_count && split == NO; i++) {
-    const aotmm_product *k = first->products + i;
-    if (k->role == AOTMM_ROLE_PRODUCT && k->dtype_a == AOTMM_FP32 && !strncmp(k->order, "wgmma", 5)) split = YES;
-  }
+  for (; *slots && split == UNKNOWN; slots++)
+    for (uint32_t i = 0; i < (*slots)->kernel_count && split != YES; i++) {
+      const aotmm_product *k = (*slots)->products + i;
+      if (k->role == AOTMM_ROLE_PRODUCT && k->dtype_a == AOTMM_FP32) split = strncmp(k->order, "wgmma", 5) ? NO : YES;
+    }
+  if (split == UNKNOWN) split = NO;
   __atomic_store_n(known, split, __ATOMIC_RELAXED);
   return split == YES;
 }

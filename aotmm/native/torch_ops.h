@@ -76,7 +76,7 @@ const torch_error *aotmm_torch_last_error(void);
 int aotmm_torch_view(tensor_t, int writable, view *);
 
 /* Return whether tensor cores multiply fp32 in full precision there, as the sum of several numbers, by the first pack for
-   the device: then it is faster than torch's. Return 0 without a pack. */
+   the device that multiplies it at all: then it is faster than torch's. Return -1 without a pack. */
 int aotmm_torch_splits_fp32(int64_t library, int device);
 
 /* Launch the product on torch's current stream. Without `out` the result is new and the caller's. Return 0, or 1 with

@@ -55,7 +55,7 @@ _SCALED_COLUMNS = 1.4
 # Cost of one in full precision over the data sheet's: of the plain family, and of `fma`, where it grows with what
 # threads read for each. Fitted on an H100 (docs/experiments/fp32.md), and taken for other GPUs of NVIDIA's.
 _FP32_PLAIN, _FMA_READS = 3.0, 3.5
-# Of one by six of bf16, and of splitting: 95 TFLOP/s on an H200, where fp16 has 700.
+# Cost of one of fp32 as six of bf16, with the splitting: 95 TFLOP/s on an H200, where fp16 has 700.
 _SPLIT = 7.4
 # Blocks that keep a multiprocessor busy: of `fma`, likewise; and of `tile` on NVIDIA GPUs without wgmma, whose warps
 # wait for each other in every step. Fitted to 47 problems on 104 multiprocessors of an H100, a proxy for an A100

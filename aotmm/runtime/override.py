@@ -191,7 +191,7 @@ def _add_product(
     )
     fate = OURS if fits else DECLINED
     if a.dtype is torch.float32:
-        fate = fate if tf32 or invariant else FULL_PRECISION  # override.c has what is ours of these (docs/torch.md)
+        fate = fate if tf32 or invariant else FULL_PRECISION  # override.c has what is ours (docs/torch.md)
     elif a.dtype not in _HALVES:
         fate = OTHER_TYPE
     options: tuple[Any, ...] = (bias if beta and plain else None,)

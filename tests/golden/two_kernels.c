@@ -123,8 +123,8 @@ const aotmm_product aotmm_products[] = {
      .vector_bytes = 16, .occupancy = 3},
 };
 const aotmm_tile aotmm_tiles[] = {
-    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0},
-    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0},
+    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0, 2},
+    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0, 2},
 };
 const char *const aotmm_order_names[] = {0, order_0, };
 const aotmm_orders aotmm_orders_of[AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT][AOTMM_DTYPE_COUNT] = {

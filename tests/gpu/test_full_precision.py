@@ -1,4 +1,4 @@
-"""fp32 in full precision: no less exact than torch's, and infinite where torch's is. On Hopper numbers are split."""
+"""fp32 in full precision: errors at most twice torch's, and infinite where torch's is. On Hopper numbers are split."""
 
 from __future__ import annotations
 
