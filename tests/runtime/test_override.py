@@ -211,6 +211,11 @@ with aotmm.override():
     assert launched(lambda: torch.bmm(x, y)) == {ours}
     assert launched(lambda: torch.addmm(bias, a, b)) == {ours}
     assert close(torch.addmm(bias, a, b), sum_)
+    assert launched(lambda: torch.mm(a, b, out=torch.empty(8, 12))) == {ours}
+    assert launched(lambda: torch.mm(a, b, out=torch.empty(8, 13)[:, :12])) == 0
+    assert launched(lambda: torch.mm(a, b, out=torch.empty(12, 8).T)) == 0
+    assert launched(lambda: torch.addmm(torch.randn(8, 12), a, b)) == 0
+    assert launched(lambda: torch.mm(a[:1].expand(8, 32), b)) == 0
     wide = torch.randn(8, 33), torch.randn(33, 12)
     for left, right in ((a, b[:, :11]), (a[:7], b), (a, b[:, :4]), (a[:, :28], b[:28]), (wide[0][:, 1:], b), wide):
         assert launched(lambda: torch.mm(left, right)) == 0

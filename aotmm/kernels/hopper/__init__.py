@@ -19,6 +19,8 @@ Blocks of any of them may work in clusters of up to 8 (`cluster`). The blocks of
 computes a part of it. What several of them multiply, rows of A or columns of B, comes from the L2 cache once for all of
 them (multicast). A launch says how many blocks a cluster has along M and N; the code for it is the same. In other
 kernels of `cooperative` and `swapped` each block of a cluster multiplies a slice of K (`slices`).
+
+Numbers of fp32 are split into three of bf16 first, and a stage is released when they are (`mma.multiply_split`).
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ def split(values):
     """Return the planes of fp32 `values`, three bf16 tensors: the nearest numbers, those nearest to the rest, the rest.
 
     Their sum is exact, as 24 bits are three times 8, unless the last plane is below the least number of bf16. Numbers
-    above the largest of bf16 count as infinite.
+    nearer to infinity than to the largest of bf16 count as infinite (docs/numerics.md).
     """
     return gl.inline_asm_elementwise(
         SPLIT_PTX, "=&r,=&r,=r,r,r", [values], dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2
@@ -314,7 +314,8 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
     for i in gl.static_range(OF_FP32):
         ring.planes.index(plane_of(stage) + i).slice(SLAB * LINES, LINES).store(planes[i])
     fence_async_shared()
-    mbarrier.arrive(ring.planes_full.index(stage), count=1)  # when all threads have written, and read the stage
+    # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
+    mbarrier.arrive(ring.planes_full.index(stage), count=1)
     release(ring, cluster, stage, True)
     return x
 

@@ -393,7 +393,10 @@ def release(ring, cluster, stage, pred):
 
 @gluon.jit
 def pass_planes(ring, tiling, stage):
-    """Count a stage without planes as multiplied: barriers of planes have the turns of the ring."""
+    """Count a stage of an added matrix, which has no planes, as split and multiplied.
+
+    So the barriers of planes keep the turns of the ring.
+    """
     if tiling.SPLIT:
         mbarrier.arrive(ring.planes_full.index(stage), count=1)
         mbarrier.arrive(ring.planes_empty.index(stage), count=1)

@@ -39,8 +39,9 @@ LEAST_WIDTH = 16  # columns of a wgmma here: one 32-byte swizzle
 MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from shared memory
 BARRIER_BYTES = 512  # more than all barriers take
 # Every fence between threads' writes to shared memory and reads of TMA or wgmma there stands in the source. So does
-# every barrier between threads that share memory (add_membar), but for those of scales beside other factors and in
-# searches for groups. No layout is left to the compiler, and the optimisations find nothing.
+# every barrier between threads that share memory (add_membar), but for those of scales beside other factors, in
+# searches for groups, and in the arrivals of those that split fp32. No layout is left to the compiler, and the
+# optimisations find nothing.
 UNNEEDED = (
     "add_proxy_fence_insertion", "add_infer_coalesced_encodings", "add_resolve_auto_encodings", "add_tma_lowering",
     "add_sccp", "add_loop_aware_cse", "add_combine_tensor_select_and_if", "add_symbol_dce", "add_nvvm_to_llvm",
