@@ -394,7 +394,7 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """A tile, slices and shares of a cluster, all slices, tiles beside each other, bytes of a step of A, of sums."""
+    """A tile, slices and shares of a cluster, all slices, tiles beside each other, bytes of a step of A, of sums, of A."""
     rows: tuple[dict[str, Any], ...] = (
         {},
         {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
@@ -402,17 +402,19 @@ def test_parts_of_the_formula() -> None:
         {"dtype_a": "tf32", "role": "reduce"},
         {"family": "fma"},
         {"config": Config(64, 128, 32, 3, 4, serial_k=4)},
+        {"dtype_a": "fp32", "family": "swapped"},
     )
     kernels = tuple(dataclasses.replace(kernel(str(number)), **row) for number, row in enumerate(rows))
     text = render.source(target("sm80"), kernels)
     assert (
         "const aotmm_tile aotmm_tiles[] = {\n"
-        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0},\n"
-        "    {64, 128, 32, 1, 1.0, 1.0, 1.0, 1, 3, 1.5, 64, 4 * AOTMM_SUMS},\n"
-        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 32, 0},\n"
-        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 128, 0},\n"
-        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 3.5, 64, 0},\n"
-        "    {64, 128, 32, 1, 1.0, 1.0, 1.0, 4, 3, 1.5, 64, 0},\n"
+        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 64, 0, 2},\n"
+        "    {64, 128, 32, 1, 1.0, 1.0, 1.0, 1, 3, 1.5, 64, 4 * AOTMM_SUMS, 2},\n"
+        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 32, 0, 1},\n"
+        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 1.5, 128, 0, 4},\n"
+        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 3, 3.5, 64, 0, 2},\n"
+        "    {64, 128, 32, 1, 1.0, 1.0, 1.0, 4, 3, 1.5, 64, 0, 2},\n"
+        "    {64, 128, 32, 1, 0.125, 0.5, 0.25, 1, 1, 1.0, 128, 0, 12},\n"
         "};" in text
     )
     assert re.findall(r"#define AOTMM_SUMS (\S+)", render.header()) == [str(SUMS)]
