@@ -394,7 +394,7 @@ def test_partials_are_with_products_of_every_type_that_a_reduce_gives() -> None:
 
 
 def test_parts_of_the_formula() -> None:
-    """A tile, shares of a cluster, slices, tiles beside each other, bytes of a step of A, of sums, of an element of A."""
+    """A tile, shares of a cluster, slices, tiles beside each other, bytes of a step of A, of sums, of elements of A."""
     rows: tuple[dict[str, Any], ...] = (
         {},
         {"role": "partial", "config": Config(64, 128, 32, 3, 4)},
