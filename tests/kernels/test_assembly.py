@@ -85,9 +85,13 @@ def test_clusters_keep_addresses_in_uniform_registers(kernels: list[Kernel]) -> 
 
 
 def test_nothing_is_divided_between_the_wait_and_the_first_copy(kernels: list[Kernel]) -> None:
-    """Producers know their first tile before they wait for the previous kernel, and begin to load soon after."""
-    assert len(kernels) > FEW
-    for kernel in some(kernels):
+    """Producers know their first tile before they wait for the previous kernel, and begin to load soon after.
+
+    In clusters block scales come first, whose addresses are found after the wait.
+    """
+    soon = [kernel for kernel in kernels if not (kernel.block_scaled and kernel.num_ctas > 1)]
+    assert len(soon) > FEW
+    for kernel in some(soon):
         code = code_of(kernel)
         first = code.places("UTMALDG")[0]
         wait = max(at for at in code.places("ACQBULK") if at < first)
