@@ -552,8 +552,7 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.order = "", 0, 0  # of the last question
-        of_fp32 = {kernel.family for kernel in kernels if kernel.dtype_a == "fp32"}
-        self._threads_multiply = "fma" in of_fp32 and not of_fp32 & {"cooperative", "pingpong", "swapped"}
+        self._threads_multiply = any(kernel.family == "fma" for kernel in kernels) and not any(map(is_split, kernels))
 
     def on(self, device: CDevice) -> Reference:
         """Itself, with constants and times for a device."""
@@ -1229,14 +1228,18 @@ def group(kernel: Kernel, problem: Problem, slots: int, *, alternates: bool) -> 
     return min(choices, key=lambda group_m: (elements(group_m), group_m))
 
 
+def is_split(kernel: Kernel) -> bool:
+    """Whether it multiplies fp32 as six products of bf16."""
+    return kernel.dtype_a == "fp32" and kernel.family in ("cooperative", "swapped")
+
+
 def scaled(kernel: Kernel, c: Floats, by: Speeds, tensor: float) -> Floats:
     """Constants of a kernel on another device, where a tile has `tensor` TFLOP/s, or as they are if 0."""
     base, step, tile, byte, taken, loaded = map(float, c)
     step, config = step / by.multiply, kernel.config
     if tensor and kernel.role in ("product", "partial"):  # that of a tile's part of a multiprocessor
         macs = float(config.block_m * config.block_n * config.block_k)
-        split = kernel.dtype_a == "fp32" and kernel.family in ("cooperative", "swapped")
-        bytes_ = 6 * DTYPES["bf16"].bytes if split else DTYPES[kernel.dtype_a].bytes
+        bytes_ = 6 * DTYPES["bf16"].bytes if is_split(kernel) else DTYPES[kernel.dtype_a].bytes
         step = max(step, macs * bytes_ / (1000 * tensor * kernel.num_ctas))
     load = by.multiprocessors * by.clock
     return rounded(base, step, tile / by.clock, byte / by.memory, taken / by.clock, loaded / load)
