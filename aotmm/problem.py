@@ -114,10 +114,10 @@ PRODUCT_QUANTITIES = (
 )  # fmt: skip
 BLOCK_SCALE_K = 128
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
-# A copy's: a source and a destination of M rows and N columns, in elements of equal size.
-COPY_QUANTITIES = (
-    "source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "beside", "zero",
-)  # fmt: skip
+# A copy's: a source and a destination of M rows and N columns, in elements of equal size; the same of the other matrix,
+# of 0 x 0 if there is one alone.
+_OF_COPY = ("source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn")
+COPY_QUANTITIES = (*_OF_COPY, *(f"other_{name}" for name in _OF_COPY), "zero")
 QUANTITIES = {  # by role
     "product": PRODUCT_QUANTITIES,
     "partial": PRODUCT_QUANTITIES,

@@ -8,7 +8,7 @@ another, and who agrees with this agrees with everyone who does.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Launch:
         written: the quantity whose memory is written.
         want: that memory afterwards, what must not be written included.
         edge: (rows, columns) of each matrix beyond which whole tiles are written with whatever.
+        within: addresses that lie in the memory of another: that quantity, and the bytes from its address on.
     """
 
     memory: dict[str, Array]
@@ -45,6 +46,7 @@ class Launch:
     written: str
     want: Array
     edge: tuple[int, int] | None = None
+    within: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def wrong(self, found: Array) -> int:
         """How many elements are not what they must be."""
@@ -54,7 +56,8 @@ class Launch:
 
     def parameters(self, kernel: Kernel, addresses: dict[str, int]) -> bytes:
         """The parameter block for memory at `addresses`. They and the values must keep the kernel's guards."""
-        values = self.values | addresses
+        inner = {name: addresses[of] + bytes_ for name, (of, bytes_) in self.within.items()}
+        values = self.values | addresses | inner
         for guard in kernel.guards:
             found = values.get(guard.value, 0)
             assert {
@@ -322,11 +325,25 @@ def _reduce(kernel: Kernel) -> Launch:
 
 
 def _copy(kernel: Kernel) -> Launch:
+    """Two matrices, which are the first rows of one and the last."""
     size, config = DTYPES[kernel.dtype_a].bytes, kernel.config
-    m, n = config.block_m + 3, config.block_n + 5
+    first, last, n = config.block_m + 3, 5, config.block_n + 5
+    m = first + last
     layout = "nt" if kernel.layout == "any" else kernel.layout
     bits = (_integers(m, n, 2**31, 65_599) * 40_503 & 2 ** (8 * size) - 1).astype(BITS[size])
     source, (am, ak) = _stored(bits, pad=3, transposed=layout[0] == "t")
     want, (cm, cn) = _stored(bits, pad=5, transposed=layout[1] == "t")
-    values = {"M": m, "N": n, "stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn, "beside": 0}
-    return Launch({"source_ptr": source, "dest_ptr": _poison(want)}, values, _tiles(kernel, m, n), "dest_ptr", want)
+    strides = {"stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn}
+    values = {"M": first, "N": n, "other_M": last, "other_N": n, **strides}
+    values |= {f"other_{name}": stride for name, stride in strides.items()}
+    return Launch(
+        {"source_ptr": source, "dest_ptr": _poison(want)},
+        values,
+        _tiles(kernel, first, n) + _tiles(kernel, last, n),
+        "dest_ptr",
+        want,
+        within={
+            "other_source_ptr": ("source_ptr", first * am * size),
+            "other_dest_ptr": ("dest_ptr", first * cm * size),
+        },
+    )

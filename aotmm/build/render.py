@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -559,11 +560,12 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
 
     That is 0 for not at all, 1 for slices side by side, and 2 if they also do so one after another, by 4.
 
-    Orders count if one of their kernels takes any operands, as they lie or copied. Of these it is that of most kernels;
-    of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one for these. Exact
-    products may add up in any order.
+    Orders count if one of their kernels takes any operands, as they lie or copied. Of these it is that of most kernels,
+    whatever their epilogue; of fp8, one whose sums move to fp32 least often; where tf32 or fast sums are allowed, one
+    for these. Exact products may add up in any order.
     """
-    found: dict[_Class, dict[str, tuple[bool, bool, float, int]]] = {}
+    found: dict[_Class, dict[str, tuple[bool, bool, float]]] = {}
+    counts = Counter[tuple[object, ...]]()
     summed, serial = set(), set[tuple[object, ...]]()
     for kernel in kernels:
         types = tuple(DTYPES[name].storage for name in (kernel.dtype_a, kernel.dtype_b, kernel.dtype_c))
@@ -578,10 +580,15 @@ def _classes(kernels: tuple[Kernel, ...]) -> dict[_Class, tuple[str, int]]:
         for epilogue, relaxed, scales in itertools.product(able, (0, 1), _scales(kernel)):
             if special <= relaxed:
                 orders = found.setdefault((types, epilogue, relaxed, scales), {})
-                any_operands, *_, count = orders.get(order, (False, 0))
+                any_operands, *_ = orders.get(order, (False,))
                 any_operands |= not any((g.value, g.relation) in _OF_SIZES for g in kernel.guards)
-                orders[order] = any_operands, special, kernel.order.promoted or math.inf, count + 1
-    chosen = {key: max(orders, key=lambda order: (*orders[order], order)) for key, orders in found.items()}
+                seldom = kernel.order.promoted or math.inf if kernel.dtype_a.startswith("fp8") else 0
+                orders[order] = any_operands, special, seldom
+                counts[types, relaxed, scales, order] += epilogue == "none"  # which every kernel has
+    chosen = {
+        key: max(orders, key=lambda order: (*orders[order], counts[key[0], key[2], key[3], order], order))
+        for key, orders in found.items()
+    }
     return {
         key: (order, ((key[0][:2], order) in summed) * (1 + ((*key[:2], order) in serial)))
         for key, order in chosen.items()

@@ -7,8 +7,8 @@ rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any
 
 M and N are the rows and columns of the destination. A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
 
-`beside` is 1 for a copy that follows another one of its product, which it does not depend on: both copy at once. The
-first lets it start only after all kernels before have ended. It ends after the first, so what follows waits for both.
+One launch may copy two matrices, those of both operands of a product: `other` is the second, of 0 x 0 if there is none.
+Its programs follow those of the first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from aotmm.kernels import Specialisation, Variant
 from aotmm.problem import COPY_QUANTITIES, DTYPES
 
-UNIT_STRIDES = {
+_UNIT_STRIDES = {
     "nn": ("stride_sn", "stride_dn"),
     "nt": ("stride_sn", "stride_dm"),
     "tn": ("stride_sm", "stride_dn"),
 }
+_STRIDES = "stride_sm", "stride_sn", "stride_dm", "stride_dn"
 
 
 @triton.jit
@@ -39,51 +40,68 @@ def copy(
     stride_sn,
     stride_dm,
     stride_dn,
-    beside,
+    other_source_ptr,
+    other_dest_ptr,
+    other_M,
+    other_N,
+    other_stride_sm,
+    other_stride_sn,
+    other_stride_dm,
+    other_stride_dn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Set destination (M, N) to source (M, N)."""
+    """Set destination (M, N) to source (M, N), and likewise the other destination."""
+    if PDL:
+        gdc_launch_dependents()
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    first = tl.program_id(0) < tiles
+    number = tl.where(first, tl.program_id(0), tl.program_id(0) - tiles)
+    source_ptr = tl.where(first, source_ptr, other_source_ptr)
+    dest_ptr = tl.where(first, dest_ptr, other_dest_ptr)
+    M, N = tl.where(first, M, other_M), tl.where(first, N, other_N)
+    stride_sm, stride_sn = tl.where(first, stride_sm, other_stride_sm), tl.where(first, stride_sn, other_stride_sn)
+    stride_dm, stride_dn = tl.where(first, stride_dm, other_stride_dm), tl.where(first, stride_dn, other_stride_dn)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    first_m = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M
-    first_n = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N
+    first_m = (number // tiles_n).to(tl.int64) * BLOCK_M
+    first_n = (number % tiles_n).to(tl.int64) * BLOCK_N
     # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
     rows = tl.arange(0, BLOCK_M)[:, None]
     cols = tl.arange(0, BLOCK_N)[None, :]
     source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
     dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
     if PDL:
-        if beside == 0:
-            gdc_wait()  # the previous kernel may write the source, or read the destination
-        gdc_launch_dependents()
+        # The previous kernel may write the source, or read the destination. The condition always holds. It is there
+        # because the assembler would wait before it divides.
+        if first_m + first_n >= 0:
+            gdc_wait()
     if (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
         tl.store(dest_ptrs, tl.load(source_ptrs))
     else:
         inside = (rows < M - first_m) & (cols < N - first_n)
         tl.store(dest_ptrs, tl.load(source_ptrs, mask=inside), mask=inside)
-    if PDL:
-        if beside != 0:
-            gdc_wait()
 
 
 def specialise(variant: Variant) -> Specialisation:
     """Return the kernel that copies elements as wide as `variant.dtype_a`'s."""
     config, bytes_ = variant.config, DTYPES[variant.dtype_a].bytes
-    unit = UNIT_STRIDES.get(variant.layout, ())
+    unit = _UNIT_STRIDES.get(variant.layout, ())
+    prefixes = "", "other_"
+    ones = {prefix + name: 1 for prefix in prefixes for name in unit}
     pdl = variant.target.pdl
     constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PDL": pdl}
     types = {
         "source_ptr": f"*i{8 * bytes_}",
         "dest_ptr": f"*i{8 * bytes_}",
         **dict.fromkeys(("M", "N"), "i32" if unit else "i64"),
-        **dict.fromkeys(("stride_sm", "stride_sn", "stride_dm", "stride_dn"), "i64"),
-        "beside": "i32",
+        **dict.fromkeys(_STRIDES, "i64"),
     }
+    types = {prefix + name: type_ for prefix in prefixes for name, type_ in types.items()}
     return Specialisation(
         copy,
-        {name: type_ for name, type_ in types.items() if name not in unit},
-        constants | dict.fromkeys(unit, 1),
+        {name: type_ for name, type_ in types.items() if name not in ones},
+        constants | ones,
         vector_bytes=bytes_ if unit else 1,
         quantities=COPY_QUANTITIES,
         pdl=pdl,

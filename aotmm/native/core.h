@@ -129,6 +129,7 @@ void set_layouts(copy_layout *, const quantities *, const aotmm_problem *, uint3
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
 void set_copies(quantities *moved, const quantities *, const copy_layout *, uint32_t copies, int64_t address);
 void set_copy(quantities *copy, const quantities *, const quantities *moved, int operand, const copy_layout *to);
+void set_other_copy(quantities *copy, const quantities *other);
 int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);
 void set_no_sums(quantities *);
 
@@ -245,7 +246,7 @@ typedef struct terms {
   int32_t valid[LANES]; /* -1 if K is not split, or into slices that are long enough and few enough, else 0 */
 } terms;
 
-float copy_time(const query *, int kernel, const quantities *copy, int beside, int element_bytes);
+float copy_time(const query *, int kernel, const quantities *copy, int together, int element_bytes);
 float reduce_time(const query *, int kernel, uint32_t split);
 /* Return the multiprocessors that clusters of so many blocks can use. */
 int64_t usable(const aotmm_device *, int64_t blocks);

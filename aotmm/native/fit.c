@@ -24,9 +24,12 @@ uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *device
 
 /* Return the blocks of a copy or a reduce; 0 if a grid cannot have so many. */
 uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *device) {
-  const int copy = aotmm_products[kernel].role == AOTMM_ROLE_COPY;
-  int64_t M = q->value[copy ? AOTMM_COPY_M : AOTMM_PRODUCT_M], N = q->value[copy ? AOTMM_COPY_N : AOTMM_PRODUCT_N];
-  return grid_of(kernel, saturated(tiles_of(kernel, M, N), copy ? 1 : q->value[AOTMM_PRODUCT_BATCH]), device);
+  const int64_t *value = q->value;
+  const int64_t tiles = aotmm_products[kernel].role == AOTMM_ROLE_COPY
+                            ? tiles_of(kernel, value[AOTMM_COPY_M], value[AOTMM_COPY_N]) +
+                                  tiles_of(kernel, value[AOTMM_COPY_OTHER_M], value[AOTMM_COPY_OTHER_N])
+                            : saturated(tiles_of(kernel, value[AOTMM_PRODUCT_M], value[AOTMM_PRODUCT_N]), value[AOTMM_PRODUCT_BATCH]);
+  return grid_of(kernel, tiles, device);
 }
 
 /* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */

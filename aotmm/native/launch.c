@@ -126,28 +126,37 @@ static int launch_tiles(uint32_t kernel, const quantities *q, uint32_t blocks, i
   return launch(kernel, q, (const uint32_t[]){blocks / across, across, 1}, pdl, ordinal, stream);
 }
 
-/* `beside`: the launch before copies the other operand, and this one need not wait for it. */
-static int launch_copy(const aotmm_plan *plan, const launches *all, int i, int beside, const aotmm_device *device, int ordinal,
-                       void *stream) {
-  const uint32_t kernel = (uint32_t)all->copies[i];
-  quantities q = all->copied[i];
-  q.value[AOTMM_COPY_BESIDE] = beside;
-  return launch_tiles(kernel, &q, helper_grid(kernel, &q, device), (int)plan->pdl, ordinal, stream);
+static int launch_helper(const aotmm_plan *plan, int kernel, const quantities *q, const aotmm_device *device, int ordinal,
+                         void *stream) {
+  return launch_tiles((uint32_t)kernel, q, helper_grid((uint32_t)kernel, q, device), (int)plan->pdl, ordinal, stream);
+}
+
+/* Launch the copies of A and B that `wanted` has, both at once if one kernel makes them. */
+static int launch_copies(const aotmm_plan *plan, const launches *all, uint32_t wanted, const aotmm_device *device, int ordinal,
+                         void *stream) {
+  if (wanted == (AOTMM_COPY_A | AOTMM_COPY_B) && all->copies[0] == all->copies[1]) {
+    quantities both = all->copied[0];
+    set_other_copy(&both, all->copied + 1);
+    if (helper_grid((uint32_t)all->copies[0], &both, device))
+      return launch_helper(plan, all->copies[0], &both, device, ordinal, stream);
+  }
+  int status = AOTMM_OK;
+  for (int i = 0; i < 2 && status == AOTMM_OK; i++)
+    if (wanted >> i & 1) status = launch_helper(plan, all->copies[i], all->copied + i, device, ordinal, stream);
+  return status;
 }
 
 /* Launch everything. `copied` has the previous panel's copies of A and B, which are not made again. */
 static int launch_all(const aotmm_plan *plan, const launches *all, const quantities *copied, const aotmm_device *device,
                       int ordinal, void *stream) {
-  int status, copies = 0;
-  for (int i = 0; i < 2; i++)
-    if (plan->copies >> i & 1 && !(copied && !memcmp(copied + i, all->copied + i, sizeof *copied)) &&
-        (status = launch_copy(plan, all, i, copies++, device, ordinal, stream)))
-      return status;
-  status = launch_tiles(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
-  if (status == AOTMM_OK && all->reduce >= 0)
-    status = launch_tiles((uint32_t)all->reduce, &all->q, helper_grid((uint32_t)all->reduce, &all->q, device),
-                          (int)plan->pdl, ordinal, stream);
-  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C) status = launch_copy(plan, all, 2, 0, device, ordinal, stream);
+  uint32_t wanted = plan->copies & (AOTMM_COPY_A | AOTMM_COPY_B);
+  for (int i = 0; i < 2 && copied; i++)
+    if (plan->copies >> i & 1 && !memcmp(copied + i, all->copied + i, sizeof *copied)) wanted &= ~(1u << i);
+  int status = launch_copies(plan, all, wanted, device, ordinal, stream);
+  if (status == AOTMM_OK) status = launch_tiles(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
+  if (status == AOTMM_OK && all->reduce >= 0) status = launch_helper(plan, all->reduce, &all->q, device, ordinal, stream);
+  if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C)
+    status = launch_helper(plan, all->copies[2], all->copied + 2, device, ordinal, stream);
   return status;
 }
 

@@ -258,6 +258,7 @@ void set_copy(quantities *copy, const quantities *q, const quantities *moved, in
   int along = turned ? operands[i].row_stride : operands[i].col_stride;
   int64_t *value = copy->value;
   memset(copy, 0, sizeof *copy);
+  for (int stride = AOTMM_COPY_OTHER_STRIDE_SM; stride <= AOTMM_COPY_OTHER_STRIDE_DN; stride++) copy->free |= 1ull << stride;
   value[AOTMM_COPY_SOURCE_PTR] = from->value[operands[i].pointer];
   value[AOTMM_COPY_DEST_PTR] = into->value[operands[i].pointer];
   value[AOTMM_COPY_M] = q->value[rows];
@@ -268,6 +269,15 @@ void set_copy(quantities *copy, const quantities *q, const quantities *moved, in
   value[AOTMM_COPY_STRIDE_DN] = into->value[along];
   free_strides(copy, AOTMM_COPY_M, (const uint16_t[]){AOTMM_COPY_STRIDE_SM, AOTMM_COPY_STRIDE_DM}, 2);
   free_strides(copy, AOTMM_COPY_N, (const uint16_t[]){AOTMM_COPY_STRIDE_SN, AOTMM_COPY_STRIDE_DN}, 2);
+}
+
+/* Add another copy to the launch of a copy. */
+void set_other_copy(quantities *copy, const quantities *other) {
+  for (int i = 0; i <= AOTMM_COPY_STRIDE_DN; i++) {
+    const int to = AOTMM_COPY_OTHER_SOURCE_PTR + i;
+    copy->value[to] = other->value[i];
+    copy->free = (copy->free & ~(1ull << to)) | (other->free >> i & 1) << to;
+  }
 }
 
 /* ---- sums of slices in the workspace */

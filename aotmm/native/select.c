@@ -40,6 +40,7 @@ static void add_placement(query *s, uint32_t copies) {
     return;
   }
   quantities *moved = &s->placements[s->count].q;
+  int before = -1;
   set_copies(moved, &s->placements[0].q, layouts, copies, AOTMM_WORKSPACE_ALIGNMENT);
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
@@ -47,7 +48,8 @@ static void add_placement(query *s, uint32_t copies) {
     set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    const float each = copy_time(s, kernel, &copy, i == 1 && copies & AOTMM_COPY_A, bytes_of_dtype[types[i]]);
+    const float each = copy_time(s, kernel, &copy, i == 1 && kernel == before, bytes_of_dtype[types[i]]);
+    before = kernel;
     time += s->cut ? each / (float)panels_of_copy(s->cut, i) : each;
   }
   s->placements[s->count].copies = copies;

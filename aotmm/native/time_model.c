@@ -10,11 +10,10 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-float copy_time(const query *s, int kernel, const quantities *copy, int beside, int element_bytes) {
+float copy_time(const query *s, int kernel, const quantities *copy, int together, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
   const float elements = (float)copy->value[AOTMM_COPY_M] * (float)copy->value[AOTMM_COPY_N];
-  const float base = beside && aotmm_kernels[kernel].pdl ? c->base_ns / 2 : c->base_ns;
-  return base + elements * (float)(2 * element_bytes) * c->ns_per_byte;
+  return (together ? 0 : c->base_ns) + elements * (float)(2 * element_bytes) * c->ns_per_byte;
 }
 
 float reduce_time(const query *s, int kernel, uint32_t split) {

@@ -228,19 +228,14 @@ class Plan:
 
     @property
     def launches(self) -> tuple[str, ...]:
-        """Return the launches of a panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
+        """Return the steps of a panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
 
-        A copy of A or B that the previous panel made is not made again.
+        Copies of A and B by one kernel are one launch. A copy of A or B that the previous panel made is not made again.
         """
         copies = [f"copy {name}" for bit, name in enumerate("ABC") if self.copies >> bit & 1]
         before = [name for name in copies if name != "copy C"]
         main = ["product"] if self.split == 1 else ["partial", "reduce"]
         return (*before, *main, *copies[len(before) :])
-
-    @property
-    def main(self) -> int:
-        """Return the index in `launches` of that of `kernel`."""
-        return (self.copies & (COPY_A | COPY_B)).bit_count()
 
     @property
     def order(self) -> str:

@@ -6,6 +6,7 @@ is every bit of the result, and that every byte of it is stored exactly once and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -218,27 +219,26 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------- copies
 def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
-    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts anywhere."""
+    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts anywhere.
+
+    The matrix is the first of a launch, or the other.
+    """
     config, rng, complaints = kernel.config, np.random.default_rng(0), []
     m, n = config.block_m + 3, config.block_n + 5
     size = DTYPES[kernel.dtype_a].bytes
     orders = ("nn", "nt", "tn", "tt") if kernel.layout == "any" else (kernel.layout,)
-    for order in orders:
+    for order, (mine, none) in itertools.product(orders, (("", "other_"), ("other_", ""))):
         source = rng.integers(0, 2 ** (8 * size), (1, m, n), BITS[size])
         step = 2 if kernel.layout == "any" else 1
         operands = {
             "source": place(source, ODD, transposed=order[0] == "t", step=step),
             "copy": place(~source, replace(ODD, padding=5), transposed=order[1] == "t", step=step),
         }
-        values = {
-            "source_ptr": operands["source"].address,
-            "dest_ptr": operands["copy"].address,
-            "M": m,
-            "N": n,
-            "beside": 0,
-            **strides_of(operands["source"], "stride_sm", "stride_sn"),
-            **strides_of(operands["copy"], "stride_dm", "stride_dn"),
-        }
+        strides = strides_of(operands["source"], "stride_sm", "stride_sn")
+        strides |= strides_of(operands["copy"], "stride_dm", "stride_dn")
+        copied = {"source_ptr": operands["source"].address, "dest_ptr": operands["copy"].address, "M": m, "N": n}
+        values = {f"{mine}{name}": value for name, value in (copied | strides).items()}
+        values |= {f"{none}{name}": stride for name, stride in strides.items()}
         complaints += launched(arch, kernel, image, values, 4, operands, "copy")
         complaints += differences(kernel, operands["copy"].view.copy(), source)
     return complaints

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import itertools
 import mmap
 import os
 import time
@@ -498,6 +499,8 @@ class Emulator:
         wanted = [step.partition(" ")[0] for step in plan.launches] * panels(plan, product)
         if plan.panel_m or plan.panel_n:  # some copies are used again
             roles, wanted = ([role for role in steps if role != "copy"] for steps in (roles, wanted))
+        else:  # one launch may copy A and B
+            roles, wanted = ([role for role, _ in itertools.groupby(steps)] for steps in (roles, wanted))
         if roles != wanted:
             complaints.append(f"images were launched that the plan {plan} does not have")
         mains = [launch.image for launch in launches if self.role(launch.image) in ("product", "partial")]

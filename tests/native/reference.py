@@ -298,12 +298,13 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
     if turned:
         sizes, strides = sizes[::-1], strides[::-1]
     sides = {"s": (source, "source_ptr"), "d": (target, "dest_ptr")}
-    found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "beside": 0, "zero": 0}
+    found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "zero": 0}
     for side, (of, pointer) in sides.items():
         found[pointer] = of[operand.pointer]
         for name, size, stride in zip("mn", "MN", strides, strict=True):
             found[f"stride_{side}{name}"] = None if found[size] == 1 else of[stride] or 0
-    return found
+    nothing: Values = {name: None if name.startswith("stride") else 0 for name in found}
+    return found | {f"other_{name}": value for name, value in nothing.items() if name != "zero"}
 
 
 def widths_of(problem: Problem) -> list[int]:
@@ -706,8 +707,8 @@ class Reference:
         for kernel, (number, copied) in zip(kernels, copies, strict=True):
             c = self.constants[kernel or 0]
             elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
-            beside = number == B and A in chosen and self.kernels[kernel or 0].pdl
-            base = c.base_ns / F32(2) if beside else c.base_ns
+            together = number == B and A in chosen and kernel == kernels[0]
+            base = F32(0) if together else c.base_ns
             ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
         return Way(sum(1 << number for number in chosen), size, ns, moved)
 
@@ -797,11 +798,12 @@ class Reference:
             of_matrix = self.order_of(replace(p, bias_strides=(p.bias_strides[0], max(p.N, 1), p.bias_strides[2])))
             if of_matrix[0]:
                 return of_matrix
-        found: collections.Counter[str] = collections.Counter()
+        found: collections.Counter[str] = collections.Counter()  # kernels with any epilogue
         best: dict[str, tuple[bool, bool, float]] = {}
+        plain = replace(p, bias_ptr=0, activation="none")
         for kernel in self.kernels:
             special = kernel.relaxed
-            if kernel.role != "product" or not same_types(kernel, p) or special > is_relaxed(p):
+            if kernel.role != "product" or not same_types(kernel, plain) or special > is_relaxed(p):
                 continue
             about = guarded(kernel)
             if (p.scale_a_ptr or p.scale_b_ptr) and ("scale_a_ptr", "equals") in about:
@@ -809,13 +811,16 @@ class Reference:
             if bool(p.block_scale_a_ptr) != (("block_scale_a_ptr", "at_least") in about):
                 continue
             order = str(kernel.order)
+            found[order] += 1
+            if not same_types(kernel, p):
+                continue
             able = not {("M", "multiple_of"), ("N", "multiple_of"), ("K", "multiple_of")} & about
             before = best.get(order, (False, False, 0.0))
-            best[order] = max(before[0], able), special, kernel.order.promoted or math.inf
-            found[order] += 1
-        if not found:
+            seldom = kernel.order.promoted or math.inf if p.dtype_a.startswith("fp8") else 0
+            best[order] = max(before[0], able), special, seldom
+        if not best:
             return "", 0, 0
-        chosen = max(found, key=lambda order: (*best[order], found[order], order))
+        chosen = max(best, key=lambda order: (*best[order], found[order], order))
         sliced = any(
             kernel.role == "partial"
             and kernel.config.block_k <= 128

@@ -43,7 +43,9 @@ ORDERS: dict[str, dict[tuple[str, str, str], str]] = {
     },
     "sm90": {
         **{(name, out, ""): "wgmma k16" for name in HALVES for out in OUTPUTS},
-        **{("fp32", out, ""): "fma k1" for out in OUTPUTS},
+        **{("fp32", out, ""): "fma k1" for out in HALVES},
+        ("fp32", "fp32", ""): "wgmma k16, promoted every 32",
+        ("fp32", "fp32", "scaled"): "fma k1",
         ("fp32", "fp32", "relaxed"): "wgmma k8, rounded by the load",
         ("fp32", "fp16", "relaxed"): "wgmma k8, rounded by the kernel",
         ("fp32", "fp32", "relaxed scaled"): "wgmma k8, rounded by the kernel",

@@ -277,7 +277,6 @@ def test_panels_share_copies(pack: Path) -> None:
     emulator = Emulator(pack, execute=False)
     problem, base = problem_of(512, 512, 64, a_ptr=(1 << 40) + 2, b_ptr=(2 << 40) + 2), 1 << 44
     product, copier = (number_of(emulator, role) for role in ("product", "copy"))
-    of_copies = emulator.kernels[copier].parameters
 
     def launched(panel_m: int, panel_n: int) -> str:
         emulator.driver.launches.clear()
@@ -285,38 +284,47 @@ def test_panels_share_copies(pack: Path) -> None:
         emulator.launcher.run(plan, problem, 0, 0, base)
         steps = ""
         for launch in emulator.driver.launches:
-            main = emulator.role(launch.image) == "product"
-            source = int.from_bytes(launch.params[: of_copies[0].bytes], "little")
-            steps += "." if main else "A" if source < 2 << 40 else "B"
+            if emulator.role(launch.image) == "product":
+                steps += "."
+                continue
+            found = arguments(emulator.kernels[copier], launch.params)
+            sources = "".join("?AB"[found[name] >> 40] for name in ("source_ptr", "other_source_ptr") if found[name])
+            steps += sources if len(sources) == 1 else f"({sources})"
         return steps
 
-    assert launched(0, 0) == "AB."
-    assert launched(256, 256) == "AB.B." * 2
-    assert launched(512, 128) == "AB.B.B.B."
-    assert launched(128, 512) == "AB.A.A.A."
-    assert launched(384, 512) == "AB.AB.", "what is left of A is smaller, so that B lies elsewhere"
+    assert launched(0, 0) == "(AB)."
+    assert launched(256, 256) == "(AB).B." * 2
+    assert launched(512, 128) == "(AB).B.B.B."
+    assert launched(128, 512) == "(AB).A.A.A."
+    assert launched(384, 512) == "(AB).(AB).", "what is left of A is smaller, so that B lies elsewhere"
     assert emulator.driver.misuse == []
 
 
 @own_process
-def test_copies_beside_each_other(pack: Path) -> None:
-    """Of a copy of A and one of B right behind it, the second need not wait for the first; all others wait."""
+def test_one_launch_copies_both_operands(pack: Path) -> None:
+    """Copies of A and B are one launch if one kernel makes them. C's is alone, and so is one of another kernel."""
     emulator = Emulator(pack, execute=False)
-    product, copier = (number_of(emulator, role) for role in ("product", "copy"))
+    product, of_image = number_of(emulator, "product"), {kernel.image.sha256: kernel for kernel in emulator.kernels}
 
-    def launched(copies: int, panel_m: int = 0) -> list[int]:
+    def launched(copies: int, steps_a: int = 1) -> list[tuple[str, ...]]:
         emulator.driver.launches.clear()
         addresses = ((number + 1 << 40) + 2 * (copies >> number & 1) for number in range(3))
         where = dict(zip(("a_ptr", "b_ptr", "c_ptr"), addresses, strict=True))
-        plan = Plan(product, copies=copies, workspace_bytes=BIG, panel_m=panel_m, panel_n=panel_m and 512)
-        emulator.launcher.run(plan, problem_of(512, 512, 64, **where), 0, 0, 1 << 44)
+        problem = problem_of(512, 512, 64, **where)
+        row, col = problem.strides_a
+        problem = replace(problem, strides_a=(steps_a * row, steps_a * col))
+        plan = Plan(product, copies=copies, workspace_bytes=BIG)
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
         copies_ = [launch for launch in emulator.driver.launches if emulator.role(launch.image) == "copy"]
-        return [arguments(emulator.kernels[copier], launch.params)["beside"] for launch in copies_]
+        found = [arguments(of_image[_digest(launch.image)], launch.params) for launch in copies_]
+        sources = [[values[name] for name in ("source_ptr", "other_source_ptr")] for values in found]
+        return [tuple("WABC"[each >> 40 if each < 1 << 44 else 0] for each in row if each) for row in sources]
 
-    assert launched(COPY_A) == launched(COPY_B) == [0]
-    assert launched(COPY_A | COPY_B) == [0, 1]
-    assert launched(COPY_A | COPY_B | COPY_C) == [0, 1, 0]
-    assert launched(COPY_A | COPY_B, 128) == [0, 1, 0, 0, 0], "B is copied once, and then A follows a product"
+    assert launched(COPY_A) == [("A",)]
+    assert launched(COPY_B) == [("B",)]
+    assert launched(COPY_A | COPY_B) == [("A", "B")]
+    assert launched(COPY_A | COPY_B | COPY_C) == [("A", "B"), ("W",)], "out of the workspace"
+    assert launched(COPY_A | COPY_B, 2) == [("A",), ("B",)], "no row of A is contiguous"
     assert emulator.driver.misuse == []
 
 
@@ -335,14 +343,13 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
     plan = emulator.plan(problem, product)
     assert (plan.copies, plan.workspace_bytes) == (COPY_A | COPY_B | COPY_C, c + sizes["C"] - base)
     run(plan, problem, 0, STREAM, base)
-    first, second, main, last = emulator.driver.launches
+    first, main, last = emulator.driver.launches
     assert {launch.stream for launch in emulator.driver.launches} == {STREAM}
     copier = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(first.image))
     found = arguments(copier, first.params)
-    assert (found["source_ptr"], found["dest_ptr"], found["M"], found["N"]) == (problem.a_ptr, a, 70, 520)
-    assert (found["stride_sm"], found["stride_dm"]) == (520, 576)
-    found = arguments(copier, second.params)
-    assert (found["source_ptr"], found["dest_ptr"], found["M"], found["N"]) == (problem.b_ptr, b, 520, 136)
+    of_a = {"source_ptr": problem.a_ptr, "dest_ptr": a, "M": 70, "N": 520, "stride_sm": 520, "stride_dm": 576}
+    of_b = {"source_ptr": problem.b_ptr, "dest_ptr": b, "M": 520, "N": 136, "stride_sm": 136, "stride_dm": 192}
+    assert of_a.items() | {f"other_{name}": value for name, value in of_b.items()}.items() <= found.items()
     found = arguments(emulator.kernels[product], main.params)
     assert (found["a_ptr"], found["b_ptr"], found["c_ptr"]) == (a, b, c)
     assert (found["stride_am"], found["stride_bk"], found["stride_cm"]) == (576, 192, 192)
@@ -359,7 +366,7 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
     assert plan.copies == COPY_A | COPY_B, "a reduce writes any C"
     emulator.driver.launches.clear()
     run(plan, problem, 0, STREAM, base)
-    main, last = emulator.driver.launches[2:]
+    main, last = emulator.driver.launches[1:]
     found = arguments(emulator.kernels[partial], main.params)
     sums = {"workspace_ptr": c, "workspace_stride_m": 192, "workspace_stride_z": 128 * 192, "split": 3}
     assert sums.items() <= (found | sums).items()

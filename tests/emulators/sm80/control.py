@@ -164,13 +164,14 @@ class Control(Instruction):
     def _ldc(self):
         self.allow("64", "U8", "U16")
         (bank, register, offset), count = self.constant(self.args[1]), 2 if "64" in self.mods else 1
-        if self.uniform and register is not None:
-            raise self.unknown(f"operand {self.args[1]}")
         keep = U32({"U8": 0xFF, "U16": 0xFFFF}.get(self.order[0] if self.order else "", MASK32))
         index = int(self.args[0][2:]) if self.uniform else self.checked(self.args[0])
 
         def step(b, mask, where):
-            if register is not None:
+            if register is not None and self.uniform:
+                start = b.UR[register].astype(I64) + offset
+                values = [b.constants.gather(bank, start + 4 * k, b.warps) & keep for k in range(count)]
+            elif register is not None:
                 b.check_known(register, 1, mask)
                 start = b.R[register].astype(I64) + offset
                 values = [b.constants.gather(bank, start + 4 * k, mask) & keep for k in range(count)]

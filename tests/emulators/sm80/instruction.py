@@ -153,12 +153,17 @@ class Instruction:
         return (lambda b: ~raw(b)) if invert else raw
 
     def constant(self, text):
-        """(bank, register or None, byte offset) of a constant operand such as c[0x0][0x160] or c[0x2][R0+0x8]."""
-        found = re.match(r"c\[(\w+)\]\[(?:(R\d+)(?:\+(?=0x))?)?(0x[0-9a-f]+)?\]$", text)
+        """(bank, register or None, byte offset) of a constant operand such as c[0x0][0x160] or c[0x2][R0+0x8].
+
+        In a uniform instruction the register is a uniform one.
+        """
+        kind = "UR" if self.uniform else "R"
+        found = re.match(rf"c\[(\w+)\]\[(?:({kind}\d+)(?:\+(?=0x))?)?(0x[0-9a-f]+)?\]$", text)
         if not found or found.group(1) not in _BANKS:
             raise self.unknown(f"operand {text}")
         bank, register, offset = found.groups()
-        return int(bank, 16), None if register is None else self.checked(register), int(offset or "0", 16)
+        index = None if register is None else int(register[2:]) if self.uniform else self.checked(register)
+        return int(bank, 16), index, int(offset or "0", 16)
 
     @_shared
     def real(self, text):
