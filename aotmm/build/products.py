@@ -215,7 +215,7 @@ def _guards(variant: Variant, plan: Specialisation) -> tuple[Guard, ...]:
     found += [
         Guard(name, "below", I32_LIMIT)
         for name, type_ in plan.types.items()
-        if type_ == "i32" and name not in ("split", "group_m", "block_columns")  # these are small
+        if type_ == "i32" and name not in ("split", "group_m", "block_columns", "k_shift")  # these are small
     ]
     return tuple(found)
 

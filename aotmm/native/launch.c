@@ -89,7 +89,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     set_layouts(layouts, &all->q, p, plan->copies);
     used = bytes_of_copies(layouts, plan->copies);
     quantities moved;
-    set_copies(&moved, &all->q, layouts, plan->copies, workspace);
+    set_copies(&moved, &all->q, p, layouts, plan->copies, workspace);
     for (int i = 0; i < OPERANDS; i++) {
       all->copies[i] = -1;
       if (!(plan->copies >> i & 1)) continue;

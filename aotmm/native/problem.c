@@ -121,6 +121,28 @@ static void free_strides(quantities *q, int size, const uint16_t *strides, int c
   }
 }
 
+/* Return whether the lines of an operand, A or B, lie along K. Those of a matrix that is contiguous both ways are rows. */
+int lies_along_k(const quantities *q, int i) { return contiguous(q, operands[i].col_stride) == (i == 0); }
+
+/* Return the bytes between the begin of a cache line and that of an operand whose lines lie along K and begin alike, else 0. */
+static int64_t within_line(const quantities *q, int i, int64_t element_bytes) {
+  const operand_values *o = operands + i;
+  const int along = i == 0 ? o->col_stride : o->row_stride, across = i == 0 ? o->row_stride : o->col_stride;
+  if (!lies_along_k(q, i) || !contiguous(q, along)) return 0;
+  if (rest_of(q->value[across], element_bytes, LINE_BYTES) | rest_of(q->value[o->batch_stride], element_bytes, LINE_BYTES)) return 0;
+  return q->value[o->pointer] & (LINE_BYTES - 1);
+}
+
+/* Set how far Hopper's kernels begin before K: launcher.h has the rule. */
+static void set_shift(quantities *q, const aotmm_problem *p) {
+  const int64_t element_bytes = bytes_of_dtype[p->dtype_a];
+  const int64_t a = within_line(q, 0, element_bytes), b = within_line(q, 1, bytes_of_dtype[p->dtype_b]);
+  const int64_t larger = q->value[AOTMM_PRODUCT_N] >= q->value[AOTMM_PRODUCT_M] ? b : a;
+  const int64_t in_sectors = a % SECTOR_BYTES == 0 ? a : b % SECTOR_BYTES == 0 ? b : 0;
+  const int able = a && b && p->K >= AOTMM_SHIFTED_K && !p->batch_invariant && !p->grouped && !p->block_scale_a_ptr;
+  q->value[AOTMM_PRODUCT_K_SHIFT] = able ? ((a - b) % SECTOR_BYTES ? in_sectors : larger) / element_bytes : 0;
+}
+
 void set_quantities(quantities *q, const aotmm_problem *p) {
   static const struct {
     uint16_t size, strides[3];
@@ -141,6 +163,7 @@ void set_quantities(quantities *q, const aotmm_problem *p) {
   if (p->group_rows) value[AOTMM_PRODUCT_STRIDE_BLOCK_AZ] -= saturated(p->group_rows, value[AOTMM_PRODUCT_STRIDE_BLOCK_AM]);
   value[AOTMM_PRODUCT_SPLIT] = 1;
   value[AOTMM_PRODUCT_C_SPAN] = p->N;
+  set_shift(q, p);
 }
 
 /* Round bytes up to a region of the workspace; the result is max_workspace + 1 if they exceed max_workspace. */
@@ -232,7 +255,8 @@ int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
 
 /* Set `moved` to the same problem with the operands of `copies` in a workspace at `address`. Kernels
    compute all rows of a copy of C. */
-void set_copies(quantities *moved, const quantities *q, const copy_layout *layouts, uint32_t copies, int64_t address) {
+void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, const copy_layout *layouts, uint32_t copies,
+                int64_t address) {
   *moved = *q;
   if (copies & AOTMM_COPY_C) moved->value[AOTMM_PRODUCT_M] = layouts[2].lines;
   for (int i = 0; i < OPERANDS; i++) {
@@ -246,6 +270,7 @@ void set_copies(quantities *moved, const quantities *q, const copy_layout *layou
     if (i == 2) moved->value[AOTMM_PRODUCT_C_SPAN] = layouts[i].pitch;
     address = behind(address, layouts[i].bytes);
   }
+  set_shift(moved, p);
 }
 
 /* Set the quantities of a copy. The operand is the source, but C is the destination; `moved` has the other side. The

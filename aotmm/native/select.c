@@ -41,7 +41,7 @@ static void add_placement(query *s, uint32_t copies) {
   }
   quantities *moved = &s->placements[s->count].q;
   int before = -1;
-  set_copies(moved, &s->placements[0].q, layouts, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  set_copies(moved, &s->placements[0].q, p, layouts, copies, AOTMM_WORKSPACE_ALIGNMENT);
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     quantities copy;

@@ -23,6 +23,7 @@ from aotmm.pack.time_model import (
     PLAN_INPUTS,
     PROBLEM_INPUTS,
     SECTOR_BYTES,
+    SHIFTED_K,
     SPLIT_A,
     SPLIT_B,
     SUMS,
@@ -172,14 +173,36 @@ def _described(shape: ShapeTimes) -> tuple[float, ...]:
     by_columns_b = shape.layout[1] == "t" and min(K, N) > 1
     a = shape.offset_a, *((M, K) if by_columns_a else (K, M))
     b = shape.offset_b, *((K, N) if by_columns_b else (N, K))
+    shift = _shift(a, b, shape) if by_columns_b and not by_columns_a else 0
+    a, b = (a[0] - shift, *a[1:]), (b[0] - shift, *b[1:])
     parts = (_split(*each, shape, unit) for unit in (LINE_BYTES, SECTOR_BYTES) for each in (a, b))
     return M, N, K, shape.batch, by_columns_a, by_columns_b, shape.element_bytes, *parts
 
 
+def _shift(a: tuple[int, int, int], b: tuple[int, int, int], shape: ShapeTimes) -> int:
+    """Return the bytes of k_shift (launcher.h) for operands as of `_split`, which both lie along K."""
+    if (
+        shape.kind == "block_scaled"
+        or shape.K < SHIFTED_K
+        or any(_pitch(*each[1:], shape) % LINE_BYTES for each in (a, b))
+    ):
+        return 0
+    first, second = (each[0] % LINE_BYTES for each in (a, b))
+    if not (first and second):
+        return 0
+    if (first - second) % SECTOR_BYTES == 0:
+        return second if shape.N >= shape.M else first
+    return next((each for each in (first, second) if each % SECTOR_BYTES == 0), 0)
+
+
+def _pitch(pitch: int, lines: int, shape: ShapeTimes) -> int:
+    """Return bytes between lines and between matrices, of which all that counts is the largest power of 2 in both."""
+    return pitch * shape.element_bytes * (lines > 1) | lines * pitch * shape.element_bytes * (shape.batch > 1)
+
+
 def _split(offset: int, pitch: int, lines: int, shape: ShapeTimes, unit: int) -> float:
     """Return the part of a matrix's lines that begin within a cache line or sector, a `unit` of bytes."""
-    bytes_ = pitch * shape.element_bytes * (lines > 1)
-    rest = (bytes_ | lines * pitch * shape.element_bytes * (shape.batch > 1)) % unit
+    rest = _pitch(pitch, lines, shape) % unit
     if rest == 0:
         return float(offset % unit != 0)
     least = rest & -rest

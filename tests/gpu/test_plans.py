@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import aotmm
+from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.problem import DTYPES, LAYOUTS, SPLITS, USUAL_SPLIT, WORKSPACE_LIMIT
 from aotmm.runtime.launcher import COPY_A, COPY_B, COPY_C, Problem
 from aotmm.runtime.library import Library
@@ -397,6 +398,41 @@ def test_operands_that_are_not_aligned(
         assert torch.equal(out, (a @ b).to(output)), (layout, forms, kernel.name, plan)
         out.fill_(-7)
         assert (memory == -7).all(), (layout, forms, kernel.name, plan)
+    assert config_name in taken, taken
+
+
+# Bytes from a cache line to A and to B.
+WITHIN_LINES = [(16, 48), (48, 112), (112, 64), (80, 80), (96, 48), (0, 16)]
+
+
+@pytest.mark.parametrize(
+    ("config_name", "dtype"),
+    found("product", "fp16", "bf16", "fp32", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp32", "fp8e4"),
+)
+def test_operands_within_cache_lines(
+    prefer: Callable[[str], Library],
+    generator: torch.Generator,
+    allow_tf32: Callable[[], None],
+    config_name: str,
+    dtype: str,
+) -> None:
+    """Steps that begin before K, so that boxes lie on lines: products are exact, with NaN before the operands."""
+    ours, kind, output = prefer(config_name), torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    if is_for_invariance(ours, config_name):
+        pytest.skip("only under batch_invariant, where no kernel begins before K")
+    if dtype == "tf32":
+        allow_tf32()
+    line, vector = LINE_BYTES // kind.itemsize, VECTOR_BYTES // kind.itemsize
+    m, n, k = 128, 384, 9 * max(line, 128) + vector
+    taken = set()
+    for layout, (off_a, off_b) in itertools.product(LAYOUTS, WITHIN_LINES):
+        a, b = integers(m, n, k, dtype, output, generator=generator)
+        pads = [line - vector if along_k else 0 for along_k in (layout[0] == "n", layout[1] == "t")]  # whole lines
+        x = lay_out(a, kind, layout[0], pad=pads[0], offset=off_a // kind.itemsize)
+        y = lay_out(b, kind, layout[1], pad=pads[1], offset=off_b // kind.itemsize)
+        kernel, plan = chosen(ours, x, y)
+        taken.add(kernel.config_name)
+        assert torch.equal(ours.matmul(x, y), (a @ b).to(output)), (layout, off_a, off_b, kernel.name, plan)
     assert config_name in taken, taken
 
 

@@ -53,6 +53,7 @@ TALL = 64  # rows of a tile, above which half of them have to be of C
 SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, F32(0.9)
 # Of a copy of an operand that begins within a cache line: its most bytes, and parts of the time, taken and gained.
 LINE_COPY, LINE_PART, LINE_GAIN = 8 << 20, 8, 20
+SHIFTED_K = 1024  # the least K before which steps may begin
 MIN_STEPS = 2  # of a slice
 LEAVE_NONE_OVER = 2  # blocks of a cluster, up to which every multiprocessor has one
 MOST_WAVES = 2  # of slices
@@ -120,7 +121,25 @@ def quantities(problem: Problem) -> Values:
     found |= {name: getattr(p, name) for name in own}
     found |= dict(zip(("stride_block_az", "stride_block_am", "stride_block_ak"), p.block_strides_a, strict=True))
     found |= dict(zip(("stride_block_bz", "stride_block_bk", "stride_block_bn"), p.block_strides_b, strict=True))
-    return with_extents(found)
+    return with_shift(with_extents(found), p)
+
+
+def with_shift(values: Values, p: Problem) -> Values:
+    """The same with the elements before K at which steps begin, if both operands lie along K and begin within lines."""
+    offsets = []
+    for number, along, across in ((A, "stride_ak", "stride_am"), (B, "stride_bk", "stride_bn")):
+        width = DTYPES[p.dtype_b if number else p.dtype_a].bytes
+        by_rows = values[OPERANDS[number].col_stride] in (1, None)
+        gaps = [(values[name] or 0) * width for name in (across, f"stride_{'ab'[number]}z")]
+        if by_rows == (number == A) and values[along] in (1, None) and not any(gap % LINE for gap in gaps):
+            offsets.append(sized(values, OPERANDS[number].pointer) % LINE)
+    shift = 0
+    if len(offsets) == len("AB") and all(offsets) and p.K >= SHIFTED_K:
+        same = offsets[0] % SECTOR == offsets[1] % SECTOR
+        larger = int(sized(values, "N") >= sized(values, "M"))
+        shift = offsets[larger] if same else next((each for each in offsets if each % SECTOR == 0), 0)
+    whole = p.batch_invariant or p.grouped != "none" or p.block_scale_a_ptr
+    return values | {"k_shift": 0 if whole else shift // DTYPES[p.dtype_a].bytes}
 
 
 def with_extents(values: Values) -> Values:
@@ -697,7 +716,7 @@ class Reference:
         """The operands with copies of those that are chosen; None if they exceed the limit or there are no kernels."""
         widths = widths_of(problem)
         places = all_places(values, widths, chosen, threads_multiply=self._threads_multiply)
-        moved = with_copies(values, places, SEEN_ADDRESS)
+        moved = with_shift(with_copies(values, places, SEEN_ADDRESS), problem)
         copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
         kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
         size = sum(where.bytes for where in places.values())
@@ -1206,6 +1225,8 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
     by_rows = values[operand.col_stride] in (1, None)
     pitch = (values[operand.row_stride if by_rows else operand.col_stride] or 0) * DTYPES[dtype].bytes
     address = sized(values, operand.pointer)
+    if by_rows == (number == A):
+        address -= sized(values, "k_shift") * DTYPES[dtype].bytes
     least = math.gcd(pitch, (values[f"stride_{'abc'[number]}z"] or 0) * DTYPES[dtype].bytes, unit)
     if least == unit:
         return float(address % unit != 0)

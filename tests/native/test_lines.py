@@ -1,4 +1,4 @@
-"""A copy of an operand that begins within a cache line: where it is chosen, by which rules, and its product."""
+"""Operands that begin within a cache line: where steps along K begin, and copies: where, by which rules, and right."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aotmm.kernels import WARP_SPECIALISED
 from aotmm.pack import table
 from aotmm.runtime.launcher import COPY_A, COPY_B, Plan, Problem
 from aotmm.runtime.tuning import CDevice
 from aotmm.target import target
-from tests.build.packs import pack_of
+from tests.build.packs import default_pack, pack_of
 from tests.config_sets import config_set, tile
 from tests.native.emulation import Emulator, Product, missing, own_process
 from tests.native.reference import Reference
@@ -33,24 +34,25 @@ def layer(M: int, N: int, K: int, off_a: int = 0, off_b: int = 0) -> Problem:
 def test_a_small_operand_off_a_line_is_copied() -> None:
     """The H200's table has A of a few rows copied if it begins within a line, and nothing that is large or on a line.
 
-    On an H200 146x3584x18944, with A 48 bytes and B 80 bytes off, took 100.1 us without a copy and 58.4 with one of A.
+    Not if the other is off a line, too: steps begin where boxes of the larger one lie on lines, and copies on a line.
     """
-    mm, few = load_apart("sm90"), (146, 3584, 18944)
-    copied = mm.select(layer(*few, 48, 80), H200, LIMIT)
+    mm, few = load_apart("sm90"), (200, 8192, 8192)
+    copied = mm.select(layer(*few, 48), H200, LIMIT)
     assert copied.launches[:2] in {("copy A", "product"), ("copy A", "partial")}
     assert copied.copies == COPY_A
     bytes_ = 2 * few[0] * few[2]
     for problem, limit in (
         (layer(*few), LIMIT),
         (layer(*few, 0, 80), LIMIT),  # B is too large
-        (layer(8000, 3584, 18944, 48, 80), LIMIT),  # and so is this A
-        (layer(*few, 48, 80), bytes_ - 1),
-        (replace(layer(*few, 48, 80), batch=2, batch_strides=(1 << 30,) * 3), LIMIT),
+        (layer(*few, 48, 80), LIMIT),
+        (layer(8000, 8192, 8192, 48), LIMIT),  # and so is this A
+        (layer(*few, 48), bytes_ - 1),
+        (replace(layer(*few, 48), batch=2, batch_strides=(1 << 30,) * 3), LIMIT),
         (layer(146, 512, 512, 48), LIMIT),  # it takes less time than a copy is worth
     ):
         assert mm.select(problem, H200, limit).copies == 0, (problem, limit)
-    assert copied.cost < 0.95 * mm.select(layer(*few, 48, 80), H200, bytes_ - 1).cost
-    turned = mm.select(replace(layer(3584, 144, 18944, 80, 48)), H200, LIMIT)
+    assert copied.cost < 0.95 * mm.select(layer(*few, 48), H200, bytes_ - 1).cost
+    turned = mm.select(layer(8192, 200, 8192, 0, 48), H200, LIMIT)
     assert turned.copies == COPY_B, "the operand of fewer bytes"
 
 
@@ -60,13 +62,55 @@ def test_as_by_the_reference() -> None:
     reference, taken = Reference(mm.kernels, target("sm90"), tables), 0
     for _ in range(PROBLEMS):
         m, n, k = (8 * int(2 ** rng.uniform(low, high)) for low, high in ((3, 6), (7, 10), (8, 11)))
-        problem = layer(m, n, k, *(16 * int(number) for number in rng.integers(0, 8, 2)))
+        off_a, off_b = (16 * int(number) for number in rng.integers(0, 8, 2))
+        problem = layer(m, n, k, off_a, off_b * int(rng.integers(2)))
         limit = int(rng.choice((2**20, LIMIT), p=(0.1, 0.9)))
         best, chosen = reference.select(problem, H200, limit), mm.select(problem, H200, limit)
         assert best is not None
         assert same(problem, chosen, best, network=True), (problem, limit, chosen, best)
         taken += bool(chosen.copies)
     assert PROBLEMS // 20 <= taken <= PROBLEMS // 2, taken
+
+
+LAYER = layer(256, 512, 1024, 48, 80)
+BY_ROWS, BY_COLUMNS = (512, 1), (1, 256)  # of B and of A, across K
+
+
+@pytest.mark.parametrize(
+    ("problem", "elements"),
+    [
+        (LAYER, 40),
+        (layer(512, 256, 1024, 48, 80), 24),
+        (layer(512, 512, 1024, 48, 80), 40),
+        (layer(256, 512, 1024, 96, 80), 48),
+        (layer(512, 256, 1024, 80, 32), 16),
+        (layer(256, 512, 1024, 48), 0),
+        (layer(256, 512, 1024, 0, 80), 0),
+        (layer(256, 512, 1000, 48, 80), 0),
+        (layer(256, 512, 960, 48, 80), 0),
+        (replace(LAYER, strides_b=BY_ROWS), 0),
+        (replace(LAYER, strides_a=BY_COLUMNS), 0),
+        (replace(LAYER, batch=2, batch_strides=(256 * 1024, 512 * 1024, 256 * 512)), 40),
+        (replace(LAYER, batch=2, batch_strides=(256 * 1024, 512 * 1024 + 8, 256 * 512)), 0),
+        (replace(LAYER, batch_invariant=True), 0),
+    ],
+    ids=[
+        "B", "larger A", "B of equals", "A in sectors", "B in sectors", "B on a line", "A on a line", "pitch", "short",
+        "B across K", "A across K", "batch", "gap", "batch_invariant",
+    ],
+)  # fmt: skip
+@own_process
+def test_where_steps_begin(problem: Problem, elements: int) -> None:
+    """Steps begin before K where boxes of one operand can lie on lines, and those of the other in no more sectors."""
+    emulator = Emulator(default_pack("sm90"), execute=False)
+    plan = emulator.launcher.plan(problem, 0, 0)
+    emulator.launcher.run(plan, problem, 0, 0, 0)
+    kernel = emulator.kernels[plan.kernel]
+    assert kernel.family in WARP_SPECIALISED
+    last, block = kernel.parameters[-1], emulator.driver.launches[0].params
+    begin = len(block) - last.offset - last.bytes  # tensor maps are at multiples of 64 bytes of constant memory
+    assert arguments(kernel, block[begin:])["k_shift"] == elements
+    assert emulator.driver.misuse == []
 
 
 @pytest.mark.parametrize(("copies", "name"), [(COPY_A, "M"), (COPY_B, "N")])

@@ -46,7 +46,7 @@ def test_numbers_of_the_c_interface() -> None:
     assert PRODUCT_QUANTITIES[STATED_QUANTITIES] == "slope"
     sums = ("workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split")
     assert PRODUCT_QUANTITIES[48:53] == (*sums, "global_scratch")
-    assert PRODUCT_QUANTITIES[53:] == ("c_span", "group_m", "a_reach", "b_reach", "c_reach")
+    assert PRODUCT_QUANTITIES[53:] == ("c_span", "group_m", "a_reach", "b_reach", "c_reach", "k_shift")
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -58,7 +58,7 @@ def consume(ring, exchange, bias_desc, c_desc, c1_desc, c_smem, c1_smem, memory,
 
 @gluon.jit
 def cooperative(
-    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, batch, stride_az, stride_bz, group_m, split,
+    x_desc, y_desc, y1_desc, bias_desc, c_desc, c1_desc, M, N, K, k_shift, batch, stride_az, stride_bz, group_m, split,
     workspace_ptr, workspace_stride_m, workspace_stride_z, bias_ptr, bias_rank, stride_bias_z, stride_bias_m,
     stride_bias_n, scale_a_ptr, scale_b_ptr, stride_scale_a, stride_scale_b, stride_scale_bz, activation, slope, c_ptr,
     stride_cz, stride_cm, offsets_ptr, group_rows, block_scale_a_ptr, block_scale_b_ptr, stride_block_az,
@@ -79,10 +79,10 @@ def cooperative(
         SCALED, EPILOGUE, SLICES, SERIAL, ANY_C, SPLIT,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SLICES, SWAPPED)
-    steps = gl.cdiv(K, BLOCK_K)
+    steps = gl.cdiv(K + k_shift, BLOCK_K)
     work = Work(
-        N if SWAPPED else M, M if SWAPPED else N, K, steps, batch, group_m, split, offsets_ptr, group_rows, bias_rank,
-        cluster, t,
+        N if SWAPPED else M, M if SWAPPED else N, K, k_shift, steps, batch, group_m, split, offsets_ptr, group_rows,
+        bias_rank, cluster, t,
     )  # fmt: skip
     stride_xz = stride_bz if SWAPPED else stride_az
     stride_yz = stride_az if SWAPPED else stride_bz

@@ -64,6 +64,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     block = config.block_m // config.cluster_m, config.block_n // config.cluster_n
     rows, columns = block[::-1] if swapped else block
     partial, grouped = variant.role == "partial", variant.role == "grouped_m"
+    shifted = variant.role in ("product", "partial") and not variant.block_scales
     fp8 = variant.dtype_a.startswith("fp8")
     scaled = fp8 and not partial and not variant.block_scales
     x, y = (_operand(variant, name) for name in ("ba" if swapped else "ab"))
@@ -116,6 +117,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "X_K_MAJOR": x["inner"] == "K",
         "Y_K_MAJOR": along_k,
         "X_IN_REGISTERS": in_registers,
+        **({} if shifted else {"k_shift": 0}),
         "SWAPPED": swapped,
         "GROUPED": grouped,
         "GROUPED_K": variant.role == "grouped_k",
@@ -140,6 +142,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         **epilogue_types(c),
         **({"c_ptr": f"*{c.triton}", "stride_cm": "i64"} if grouped or not variant.aligned else {}),
         **({"group_rows": "i32"} if grouped else {"stride_cz": "i64"} if not variant.aligned else {}),
+        **({"k_shift": "i32"} if shifted else {}),
         **({"stride_scale_bz": "i64"} if grouped and scaled else {}),
         **({"offsets_ptr": "*i32"} if variant.role.startswith("grouped") else {}),
         **(BLOCK_SCALE_TYPES if variant.block_scales else {}),
