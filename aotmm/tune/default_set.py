@@ -158,7 +158,8 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
     kernels = candidates.kernels[group]
     parts = []
     for rows, is_drawn in ((drawn, True), (timed, False)):
-        found = samples([*kernels.values(), candidates.reduce], candidates.gpu, [shape for _, shape in rows])
+        shapes, timed_kernels = [shape for _, shape in rows], [*kernels.values(), candidates.reduce]
+        found = samples(timed_kernels, candidates.gpu, shapes, shifted=False)  # none of them began before K
         least = np.full((len(rows), len(kernels)), np.inf)
         ns = predicted(found, candidates.times) if is_drawn else found.ns
         np.minimum.at(least, (found.product, found.key), ns)

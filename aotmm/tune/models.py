@@ -74,8 +74,12 @@ class Samples:
     ns: _Array
 
 
-def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -> Samples:
-    """Return the samples of `shapes` whose configs are among those of `kernels`."""
+def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes], *, shifted: bool = True) -> Samples:
+    """Return the samples of `shapes` whose configs are among those of `kernels`.
+
+    Args:
+        shifted: whether kernels may begin before K, as those of packs do.
+    """
     found: dict[Key, Kernel] = {}
     for kernel in kernels:
         if kernel.role in ("product", "partial") and kernel.dtype_a in TUNABLE:
@@ -85,7 +89,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes]) -
     table = {key: _row(found[key], gpu, number) for number, key in enumerate(keys)}
     products, rows = [], []
     for number, shape in enumerate(shapes):
-        described = _described(shape)
+        described = _described(shape, shifted=shifted)
         for sample in shape.times:
             key = (sample.config_name, shape.element_bytes, shape.kind)
             if key in table and not sample.copies:
@@ -166,14 +170,14 @@ def _row(kernel: Kernel, gpu: Gpu, number: int) -> tuple[float, ...]:
     return (number, *blocks, partial, kernel.family == "pingpong", *sharing, *constants(kernel, *gpu))
 
 
-def _described(shape: ShapeTimes) -> tuple[float, ...]:
+def _described(shape: ShapeTimes, *, shifted: bool) -> tuple[float, ...]:
     """Return the values of `_SHAPE_COLUMNS`."""
     M, N, K = shape.M, shape.N, shape.K
     by_columns_a = shape.layout[0] == "t" and min(M, K) > 1  # one row or column is contiguous both ways
     by_columns_b = shape.layout[1] == "t" and min(K, N) > 1
     a = shape.offset_a, *((M, K) if by_columns_a else (K, M))
     b = shape.offset_b, *((K, N) if by_columns_b else (N, K))
-    shift = _shift(a, b, shape) if by_columns_b and not by_columns_a else 0
+    shift = _shift(a, b, shape) if shifted and by_columns_b and not by_columns_a else 0
     a, b = (a[0] - shift, *a[1:]), (b[0] - shift, *b[1:])
     parts = (_split(*each, shape, unit) for unit in (LINE_BYTES, SECTOR_BYTES) for each in (a, b))
     return M, N, K, shape.batch, by_columns_a, by_columns_b, shape.element_bytes, *parts

@@ -181,3 +181,33 @@ def test_inputs_of_what_lies_past_the_edges(layout: str, K: int, split: int, exp
     assert found == pytest.approx(expected)
     edges = [plain[name][0] for name in ("last rows", "last columns", "1 / down", "1 / across")]
     assert edges == pytest.approx([0.75, 1, 1 / 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "offsets", "K", "shifted", "lines", "sectors"),
+    [
+        ("nt", (48, 80), 1024, True, (1, 0), (0, 0)),
+        ("nt", (96, 80), 1024, True, (0, 1), (0, 1)),
+        ("nt", (80, 0), 1024, True, (1, 0), (1, 0)),
+        ("nt", (48, 80), 960, True, (1, 1), (1, 1)),
+        ("nn", (48, 80), 1024, True, (1, 1), (1, 1)),
+        ("nt", (48, 80), 1024, False, (1, 1), (1, 1)),
+    ],
+    ids=["in sectors", "one in sectors", "one on a line", "short", "B across K", "never"],
+)
+def test_inputs_of_operands_within_lines(
+    layout: str,
+    offsets: tuple[int, int],
+    K: int,
+    shifted: bool,  # noqa: FBT001
+    lines: tuple[int, int],
+    sectors: tuple[int, int],
+) -> None:
+    """Operands that begin within lines lie on them, or in whole sectors, where kernels begin before K."""
+    config = Config(128, 256, 64, 4, 8)
+    made = replace(kernel("made"), role="product", config_name="ws", config=config, fast_accum=False)
+    times = (Sample("ws", 1, pdl=False, copies=0, ns=1),)
+    shape = ShapeTimes(2, layout, "plain", 128, 256, K, *offsets, False, times)  # noqa: FBT003
+    plain = samples((made,), Gpu(target("sm90"), EMPTY), [shape], shifted=shifted).plain
+    assert (plain["lines_a"][0], plain["lines_b"][0]) == lines
+    assert (plain["sectors_a"][0], plain["sectors_b"][0]) == sectors
