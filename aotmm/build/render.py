@@ -252,6 +252,7 @@ def source(target: Target, kernels: tuple[Kernel, ...]) -> str:
             orders=orders,
             classes=[(*key, orders.index(order), sliced) for key, (order, sliced) in sorted(_classes(kernels).items())],
             pointer_alignment=_pointer_alignment(kernels),
+            begins_early=int(any(kernel.family in WARP_SPECIALISED for kernel in kernels)),
             threads_multiply=int(_threads_multiply(kernels)),
             order=made.order,
             siblings=made.siblings,

@@ -334,7 +334,7 @@ def _plan_to(kernel: Kernel, plan: Plan) -> dict[str, object]:
         "role": kernel.role,
         "config_name": kernel.config_name,
         "config": asdict(kernel.config),
-        "launches": plan.launches,
+        "steps": plan.steps,
         "split": plan.split,
         "grid": plan.grid,
         "group_m": plan.group_m,

@@ -227,7 +227,7 @@ def selection_text(
                 [
                     ("chosen", chosen.kernel.name),
                     ("config", _config(chosen.kernel.config)),
-                    ("launches", _launches(best)),
+                    ("steps", _steps(best)),
                     ("grid", f"{best.grid} blocks" + ", which may start early" * best.pdl),
                     ("order", best.order),
                     ("sums", _sums(chosen.kernel, best.split)),
@@ -245,7 +245,7 @@ def selection_text(
                 name,
                 _microseconds(plan),
                 f"{plan.cost / max(best.cost, 1):.2f}",
-                _launches(plan),
+                _steps(plan),
                 plan.grid,
                 plan.workspace_bytes,
             )
@@ -253,7 +253,7 @@ def selection_text(
         ]
         shown = rows if everything else rows[: _BEST - 1]
         if shown:
-            header = ("fits as well", "us", "x chosen", "launches", "grid", "workspace bytes")
+            header = ("fits as well", "us", "x chosen", "steps", "grid", "workspace bytes")
             parts.append(table(header, shown))
         counts["fit too"] = len(rows) - len(shown)
     if everything and rejected:
@@ -345,9 +345,9 @@ def _where(folder: Path | str, owner: str) -> str:
     return f"{folder} (added by {owner})" if owner else str(folder)
 
 
-def _launches(plan: Plan) -> str:
-    launches = ", ".join(plan.launches).replace("partial", f"{plan.split} slices of K")
-    return launches + (f", in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else "")
+def _steps(plan: Plan) -> str:
+    steps = ", ".join(plan.steps).replace("partial", f"{plan.split} slices of K")
+    return steps + (f", in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else "")
 
 
 def _microseconds(plan: Plan) -> str:

@@ -54,6 +54,7 @@ typedef struct aotmm_tile {
 extern const aotmm_product aotmm_products[]; /* by kernel, as these: */
 extern const aotmm_tile aotmm_tiles[];
 extern const int64_t aotmm_pointer_alignment; /* a power of two: guards and times depend only on an address modulo it */
+extern const int32_t aotmm_begins_early; /* whether there are kernels whose steps along K may begin before the first element */
 extern const int32_t aotmm_threads_multiply; /* whether kernels of family fma are the fast ones for fp32 in full precision */
 extern const aotmm_tuning aotmm_built_tunings[]; /* at least 1 */
 extern const uint32_t aotmm_built_tuning_count;
@@ -127,8 +128,8 @@ uint32_t worth_along_m(const quantities *, int64_t element_bytes);
 int64_t rows_of_c(const quantities *, const aotmm_problem *);
 void set_layouts(copy_layout *, const quantities *, const aotmm_problem *, uint32_t copies);
 int64_t bytes_of_copies(const copy_layout *, uint32_t copies);
-int lies_along_k(const quantities *, int operand);
-void set_copies(quantities *moved, const quantities *, const aotmm_problem *, const copy_layout *, uint32_t copies, int64_t address);
+void set_copies(quantities *moved, const quantities *, const aotmm_problem *, const copy_layout *, uint32_t copies,
+                int64_t address);
 void set_copy(quantities *copy, const quantities *, const quantities *moved, int operand, const copy_layout *to);
 void set_other_copy(quantities *copy, const quantities *other);
 int64_t set_sums(quantities *, uint32_t kernel, int64_t split, int64_t address);

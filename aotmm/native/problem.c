@@ -121,25 +121,25 @@ static void free_strides(quantities *q, int size, const uint16_t *strides, int c
   }
 }
 
-/* Return whether the lines of an operand, A or B, lie along K. Those of a matrix that is contiguous both ways are rows. */
-int lies_along_k(const quantities *q, int i) { return contiguous(q, operands[i].col_stride) == (i == 0); }
-
-/* Return the bytes between the begin of a cache line and that of an operand whose lines lie along K and begin alike, else 0. */
+/* Return the bytes from the begin of a cache line to an operand that lies along K; 0 if its rows or columns do not all begin at
+   the same byte of a line. A matrix that is contiguous both ways lies in rows. */
 static int64_t within_line(const quantities *q, int i, int64_t element_bytes) {
   const operand_values *o = operands + i;
   const int along = i == 0 ? o->col_stride : o->row_stride, across = i == 0 ? o->row_stride : o->col_stride;
-  if (!lies_along_k(q, i) || !contiguous(q, along)) return 0;
-  if (rest_of(q->value[across], element_bytes, LINE_BYTES) | rest_of(q->value[o->batch_stride], element_bytes, LINE_BYTES)) return 0;
-  return q->value[o->pointer] & (LINE_BYTES - 1);
+  const uint64_t pitch = rest_of(q->value[across], element_bytes, LINE_BYTES);
+  const uint64_t gap = rest_of(q->value[o->batch_stride], element_bytes, LINE_BYTES);
+  const int along_k = contiguous(q, along) && contiguous(q, o->col_stride) == (i == 0);
+  return along_k && !(pitch | gap) ? q->value[o->pointer] & (LINE_BYTES - 1) : 0;
 }
 
-/* Set how far Hopper's kernels begin before K: launcher.h has the rule. */
+/* Set how far before the first element along K steps may begin: launcher.h has the rule. */
 static void set_shift(quantities *q, const aotmm_problem *p) {
   const int64_t element_bytes = bytes_of_dtype[p->dtype_a];
   const int64_t a = within_line(q, 0, element_bytes), b = within_line(q, 1, bytes_of_dtype[p->dtype_b]);
   const int64_t larger = q->value[AOTMM_PRODUCT_N] >= q->value[AOTMM_PRODUCT_M] ? b : a;
   const int64_t in_sectors = a % SECTOR_BYTES == 0 ? a : b % SECTOR_BYTES == 0 ? b : 0;
-  const int able = a && b && p->K >= AOTMM_SHIFTED_K && !p->batch_invariant && !p->grouped && !p->block_scale_a_ptr;
+  const int whole = p->batch_invariant || p->grouped || p->block_scale_a_ptr;
+  const int able = aotmm_begins_early && a && b && !((a | b) & (VECTOR_BYTES - 1)) && p->K >= AOTMM_SHIFTED_K && !whole;
   q->value[AOTMM_PRODUCT_K_SHIFT] = able ? ((a - b) % SECTOR_BYTES ? in_sectors : larger) / element_bytes : 0;
 }
 

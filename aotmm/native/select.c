@@ -48,7 +48,7 @@ static void add_placement(query *s, uint32_t copies) {
     set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
     int kernel = copy_for(p, &copy, i, s->device);
     if (kernel < 0) return;
-    const float each = copy_time(s, kernel, &copy, i == 1 && kernel == before, bytes_of_dtype[types[i]]);
+    const float each = copy_time(s, kernel, &copy, i == 1 && kernel == before && !s->cut, bytes_of_dtype[types[i]]);
     before = kernel;
     time += s->cut ? each / (float)panels_of_copy(s->cut, i) : each;
   }

@@ -80,13 +80,12 @@ INLINE float larger(float a, float b) { return a > b ? a : b; }
 
 INLINE float smaller(float a, float b) { return a < b ? a : b; }
 
-/* Return the part of an operand's lines, with what Hopper's kernels read before them, that begin within a unit of so many bytes. */
+/* Return the part of an operand's lines that begin within a unit of so many bytes, or k_shift elements before. */
 static float split_lines(const quantities *q, int operand, int64_t element_bytes, int64_t unit) {
   const operand_values *o = operands + operand;
   const int by_rows = contiguous(q, o->col_stride);
   const int64_t pitch = q->value[by_rows ? o->row_stride : o->col_stride];
-  const int64_t shift = lies_along_k(q, operand) ? q->value[AOTMM_PRODUCT_K_SHIFT] * element_bytes : 0;
-  const int64_t address = behind(q->value[o->pointer], -shift);
+  const int64_t address = behind(q->value[o->pointer], -q->value[AOTMM_PRODUCT_K_SHIFT] * element_bytes);
   const int64_t rest = (int64_t)(rest_of(pitch, element_bytes, (uint64_t)unit) |
                                  rest_of(q->value[o->batch_stride], element_bytes, (uint64_t)unit));
   if (rest == 0) return (address & (unit - 1)) != 0;

@@ -79,7 +79,7 @@ LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that mem
 # An operand that begins within a cache line may be copied, if it has at most so many bytes, so that it stays in the L2
 # cache, and the copy takes at most one in LINE_PART of the product's time. It is copied if one in LINE_GAIN is gained.
 LINE_COPY, LINE_PART, LINE_GAIN = 8 << 20, 8, 20
-SHIFTED_K = 1024  # the least K before which kernels may begin: they may have a step more
+SHIFTED_K = 1024  # the least K of products whose steps may begin early, which may cost a step
 
 
 class Device(Protocol):

@@ -227,7 +227,7 @@ class Plan:
     panel_n: int = 0
 
     @property
-    def launches(self) -> tuple[str, ...]:
+    def steps(self) -> tuple[str, ...]:
         """Return the steps of a panel, in order: "copy A", "copy B", "product" or "partial" and "reduce", "copy C".
 
         Copies of A and B by one kernel are one launch. A copy of A or B that the previous panel made is not made again.
@@ -392,7 +392,7 @@ def _described(plan: Plan | None) -> str:
     how = "measured" if plan.measured else "predicted"
     panels = f" in panels of {plan.panel_m} x {plan.panel_n}" if plan.panel_m else ""
     grid = f"grid of {plan.grid} blocks, {plan.order}"
-    return f"{' + '.join(plan.launches)}{panels}, {grid}, {plan.cost / 1000:.2f} us {how}"
+    return f"{' + '.join(plan.steps)}{panels}, {grid}, {plan.cost / 1000:.2f} us {how}"
 
 
 def _reason(kernel: Kernel, found: CEvaluation, problem: Problem) -> str | None:

@@ -159,7 +159,7 @@ def _of_group(candidates: _Candidates, group: Group, drawn: _Problems, timed: _P
     parts = []
     for rows, is_drawn in ((drawn, True), (timed, False)):
         shapes, timed_kernels = [shape for _, shape in rows], [*kernels.values(), candidates.reduce]
-        found = samples(timed_kernels, candidates.gpu, shapes, shifted=False)  # none of them began before K
+        found = samples(timed_kernels, candidates.gpu, shapes, shifted=False)  # none of them began early
         least = np.full((len(rows), len(kernels)), np.inf)
         ns = predicted(found, candidates.times) if is_drawn else found.ns
         np.minimum.at(least, (found.product, found.key), ns)

@@ -40,6 +40,7 @@ from aotmm.target import Target
 from aotmm.tune.cases import TUNABLE
 
 _SUM_BYTES = 4  # of an element of partial sums
+_ALIGNED = 16  # bytes; tensor maps begin at multiples
 _Array = NDArray[np.float64]
 Key = tuple[str, int, str]  # config, element_bytes, kind
 
@@ -78,7 +79,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes], *
     """Return the samples of `shapes` whose configs are among those of `kernels`.
 
     Args:
-        shifted: whether kernels may begin before K, as those of packs do.
+        shifted: whether steps of the kernels for Hopper may begin before the first element along K.
     """
     found: dict[Key, Kernel] = {}
     for kernel in kernels:
@@ -87,6 +88,7 @@ def samples(kernels: Sequence[Kernel], gpu: Gpu, shapes: Iterable[ShapeTimes], *
     keys = sorted(found)
     reduce = next((constants(kernel, *gpu) for kernel in kernels if kernel.role == "reduce"), None)
     table = {key: _row(found[key], gpu, number) for number, key in enumerate(keys)}
+    shifted = shifted and gpu.target.fast_accum  # no other arch has such kernels
     products, rows = [], []
     for number, shape in enumerate(shapes):
         described = _described(shape, shifted=shifted)
@@ -192,7 +194,7 @@ def _shift(a: tuple[int, int, int], b: tuple[int, int, int], shape: ShapeTimes) 
     ):
         return 0
     first, second = (each[0] % LINE_BYTES for each in (a, b))
-    if not (first and second):
+    if not (first and second) or (first | second) % _ALIGNED:
         return 0
     if (first - second) % SECTOR_BYTES == 0:
         return second if shape.N >= shape.M else first

@@ -382,7 +382,7 @@ def test_explain(packs: Path, arch: str) -> None:
     assert body["device"] == {"multiprocessors": device.multiprocessors, "shared_bytes": device.shared_bytes}
     measured = [each.device for each in table.shipped(arch) if each.device == device.device]
     assert (body["tuning"]["table"], body["tuning"]["measured"]) == (measured[0] if measured else None, bool(measured))
-    assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["launches"]) == (NN, 16 * 4, ["product"])
+    assert (body["chosen"]["kernel"], body["chosen"]["grid"], body["chosen"]["steps"]) == (NN, 16 * 4, ["product"])
     assert [row["kernel"] for row in body["fits"]] == [generic(arch), NN]
     assert body["fits"][0]["cost_ns"] > body["fits"][1]["cost_ns"]
     assert body["rejected"] == []
@@ -410,7 +410,7 @@ def test_explain_names_the_broken_guard(packs: Path, words: tuple[str | int, ...
 def test_explain_tells_copies(packs: Path) -> None:
     """A tile that needs aligned operands gets copies of others, for which the plan has a workspace."""
     (row,) = [row for row in explain(packs, 512, 256, 128, "--align", 8)["fits"] if row["kernel"] == NN]
-    assert row["launches"] == ["copy A", "copy B", "product", "copy C"]
+    assert row["steps"] == ["copy A", "copy B", "product", "copy C"]
     assert row["workspace_bytes"] == 2 * (512 * 128 + 128 * 256 + 512 * 256)
 
 

@@ -272,11 +272,11 @@ def test_explain_names_the_kernel_that_runs(lib: Library) -> None:
     found = lib.explain(a, b)
     kernel, plan = chosen(lib, a, b)
     assert kernel.layout == "nn"
-    assert str(found).startswith(f"{kernel.name}: {' + '.join(plan.launches)}, grid of {plan.grid} blocks, ")
+    assert str(found).startswith(f"{kernel.name}: {' + '.join(plan.steps)}, grid of {plan.grid} blocks, ")
     rejected = [verdict.rejected for verdict in found.evaluations if verdict.same_types and verdict.rejected]
     assert any("is not 1" in reason for reason in rejected)
     assert chosen(lib, a.repeat(8, 1, 1), b[None]) == chosen(lib, a.repeat(8, 1), b), "one b for all is more rows of a"
     with pytest.raises(TypeError, match=r"no kernels for this dtype: .* float64 on cuda"):
         lib.explain(a, b.double())
     kernel, plan = chosen(lib, a[:, 1:], b[1:])
-    assert "copy A" in plan.launches or not any(guard.value == "a_ptr" for guard in kernel.guards)
+    assert "copy A" in plan.steps or not any(guard.value == "a_ptr" for guard in kernel.guards)

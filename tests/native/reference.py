@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aotmm.kernels import WARP_SPECIALISED
 from aotmm.pack.schema import Kernel, occupancy
 from aotmm.pack.table import Model, Sample, Table
 from aotmm.pack.time_model import (
@@ -134,7 +135,7 @@ def with_shift(values: Values, p: Problem) -> Values:
         if by_rows == (number == A) and values[along] in (1, None) and not any(gap % LINE for gap in gaps):
             offsets.append(sized(values, OPERANDS[number].pointer) % LINE)
     shift = 0
-    if len(offsets) == len("AB") and all(offsets) and p.K >= SHIFTED_K:
+    if len(offsets) == len("AB") and all(offsets) and not any(each % 16 for each in offsets) and p.K >= SHIFTED_K:
         same = offsets[0] % SECTOR == offsets[1] % SECTOR
         larger = int(sized(values, "N") >= sized(values, "M"))
         shift = offsets[larger] if same else next((each for each in offsets if each % SECTOR == 0), 0)
@@ -572,6 +573,7 @@ class Reference:
         self.table: Table | None = None
         self.shapes: dict[tuple[object, ...], dict[str, Sample]] = {}
         self.order = "", 0, 0  # of the last question
+        self._begins_early = any(kernel.family in WARP_SPECIALISED for kernel in kernels)
         self._threads_multiply = any(kernel.family == "fma" for kernel in kernels) and not any(map(is_split, kernels))
 
     def on(self, device: CDevice) -> Reference:
@@ -691,7 +693,7 @@ class Reference:
     # ---- plans
     def ways(self, problem: Problem, device: CDevice, limit: int, cut: Panels) -> Iterator[Way]:
         """How the operands may lie, without copies first."""
-        values = quantities(problem) | {"c_span": cut.last_cols}
+        values = self._shifted(quantities(problem) | {"c_span": cut.last_cols})
         yield Way(0, 0, F32(0), values)
         if limit == 0 or problem.batch != 1 or 0 in (problem.M, problem.N, problem.K):
             return
@@ -709,6 +711,10 @@ class Reference:
             if chosen and (way := self._way(problem, device, limit, chosen, values, served)):
                 yield way
 
+    def _shifted(self, values: Values) -> Values:
+        """The same, for kernels that begin no step early if the pack has none that does."""
+        return values if self._begins_early else values | {"k_shift": 0}
+
     def _way(
         self, problem: Problem, device: CDevice, limit: int, chosen: tuple[int, ...], values: Values,
         served: tuple[int, ...] = (1, 1, 1),
@@ -716,7 +722,7 @@ class Reference:
         """The operands with copies of those that are chosen; None if they exceed the limit or there are no kernels."""
         widths = widths_of(problem)
         places = all_places(values, widths, chosen, threads_multiply=self._threads_multiply)
-        moved = with_shift(with_copies(values, places, SEEN_ADDRESS), problem)
+        moved = self._shifted(with_shift(with_copies(values, places, SEEN_ADDRESS), problem))
         copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
         kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
         size = sum(where.bytes for where in places.values())
@@ -726,7 +732,7 @@ class Reference:
         for kernel, (number, copied) in zip(kernels, copies, strict=True):
             c = self.constants[kernel or 0]
             elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
-            together = number == B and A in chosen and kernel == kernels[0]
+            together = number == B and A in chosen and kernel == kernels[0] and set(served) == {1}
             base = F32(0) if together else c.base_ns
             ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])
         return Way(sum(1 << number for number in chosen), size, ns, moved)
@@ -1225,8 +1231,7 @@ def split_lines(values: Values, number: int, dtype: str, unit: int = LINE) -> fl
     by_rows = values[operand.col_stride] in (1, None)
     pitch = (values[operand.row_stride if by_rows else operand.col_stride] or 0) * DTYPES[dtype].bytes
     address = sized(values, operand.pointer)
-    if by_rows == (number == A):
-        address -= sized(values, "k_shift") * DTYPES[dtype].bytes
+    address -= sized(values, "k_shift") * DTYPES[dtype].bytes
     least = math.gcd(pitch, (values[f"stride_{'abc'[number]}z"] or 0) * DTYPES[dtype].bytes, unit)
     if least == unit:
         return float(address % unit != 0)

@@ -299,7 +299,7 @@ def test_plans_are_those_of_the_reference(arch: str, tuned: str) -> None:
             assert same(problem, chosen, best, network=network), (where, chosen, best)
         if plan is not None:
             seen["plans"].update(
-                [*plan.launches, *(name for name in ("pdl", "measured", "panel_m") if getattr(plan, name))]
+                [*plan.steps, *(name for name in ("pdl", "measured", "panel_m") if getattr(plan, name))]
             )
         seen["layouts"][pack.kernels[plan.kernel].layout if plan else "none"] += 1
     assert set(seen["reasons"]) >= {"types", "guard", "shared", "blocks", "no product", "order", "fits"}, seen

@@ -147,11 +147,11 @@ def plans(request: pytest.FixtureRequest) -> Path:
 
 @own_process
 def test_every_launch_of_a_plan(plans: Path) -> None:
-    """Whichever load or launch of a plan of four fails, it is told, nothing after it is launched, and the next runs."""
+    """Whichever load or launch of a plan of three fails, it is told, nothing is launched after, and the next runs."""
     emulator = Emulator(plans, execute=False)
     problem = problem_of(70, 136, 520, a_ptr=(1 << 40) + 2, b_ptr=(2 << 40) + 2)
     plan = Plan(number_of(emulator, "partial"), 3, COPY_A | COPY_B, workspace_bytes=1 << 30)
-    images = 3  # both copies are of one kernel
+    images = launches = 3  # one launch copies A and B
 
     def fails(function: str, skip: int) -> None:
         emulator.driver.launches.clear()
@@ -162,11 +162,11 @@ def test_every_launch_of_a_plan(plans: Path) -> None:
     for loaded in range(images):
         fails(LOAD[emulator.arch], min(loaded, 1))  # each time one more is loaded before the one that is not
         assert emulator.driver.live_modules == loaded
-    for position in range(4):
+    for position in range(launches):
         fails(LAUNCH[emulator.arch], position)
         assert len(emulator.driver.launches) == position
         emulator.driver.launches.clear()
         emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
-        assert len(emulator.driver.launches) == 4
+        assert len(emulator.driver.launches) == launches
     assert emulator.driver.live_modules == images
     assert emulator.driver.misuse == []

@@ -38,7 +38,7 @@ def test_a_small_operand_off_a_line_is_copied() -> None:
     """
     mm, few = load_apart("sm90"), (200, 8192, 8192)
     copied = mm.select(layer(*few, 48), H200, LIMIT)
-    assert copied.launches[:2] in {("copy A", "product"), ("copy A", "partial")}
+    assert copied.steps[:2] in {("copy A", "product"), ("copy A", "partial")}
     assert copied.copies == COPY_A
     bytes_ = 2 * few[0] * few[2]
     for problem, limit in (
@@ -63,7 +63,9 @@ def test_as_by_the_reference() -> None:
     for _ in range(PROBLEMS):
         m, n, k = (8 * int(2 ** rng.uniform(low, high)) for low, high in ((3, 6), (7, 10), (8, 11)))
         off_a, off_b = (16 * int(number) for number in rng.integers(0, 8, 2))
-        problem = layer(m, n, k, off_a, off_b * int(rng.integers(2)))
+        few, whole, both = (bool(number) for number in rng.integers(2, size=3))
+        sizes = (m, n) if few else (n, m)
+        problem = layer(*sizes, k // 64 * 64 if whole else k, off_a, off_b if both else 0)
         limit = int(rng.choice((2**20, LIMIT), p=(0.1, 0.9)))
         best, chosen = reference.select(problem, H200, limit), mm.select(problem, H200, limit)
         assert best is not None

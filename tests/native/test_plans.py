@@ -143,12 +143,12 @@ def test_chosen_by_itself(pack: Path) -> None:
     deep, large = problem_of(512, 512, 65_536), problem_of(4096, 4096, 4096)
     assert mm.select(deep, device).split > 1
     assert mm.select(deep, device, 0).split == 1
-    assert mm.select(large, device).launches == ("product",)
+    assert mm.select(large, device).steps == ("product",)
     shifted = replace(large, a_ptr=large.a_ptr + 2)
-    assert mm.select(shifted, device).launches == ("copy A", "product")
-    assert mm.select(shifted, device, 0).launches == ("product",)
-    assert mm.select(replace(large, strides_c=(1, 4096)), device).launches[-1] in ("copy C", "reduce")
-    assert mm.select(replace(large, batch=2, a_ptr=large.a_ptr + 2), device).launches == ("product",)
+    assert mm.select(shifted, device).steps == ("copy A", "product")
+    assert mm.select(shifted, device, 0).steps == ("product",)
+    assert mm.select(replace(large, strides_c=(1, 4096)), device).steps[-1] in ("copy C", "reduce")
+    assert mm.select(replace(large, batch=2, a_ptr=large.a_ptr + 2), device).steps == ("product",)
     for problem in (deep, large, shifted):
         plan = mm.select(problem, device)
         for limit in (plan.workspace_bytes - 1, plan.workspace_bytes):
@@ -165,7 +165,7 @@ def test_loaded_before_it_runs(pack: Path) -> None:
     shifted, seen = replace(large, a_ptr=large.a_ptr + 2), 0
     for problem, launches in ((deep, 2), (large, 1), (shifted, 2)):
         plan = mm.select(problem, device)
-        assert len(plan.launches) == launches
+        assert len(plan.steps) == launches
         mm.load(plan, problem, 0)
         assert emulator.driver.launches == []
         loaded = emulator.driver.live_modules
@@ -958,5 +958,5 @@ def test_plans_as_values() -> None:
     plan = Plan(7, 4, COPY_A | COPY_B, 99, 16, pdl=True, measured=True, workspace_bytes=2**40, cost=123, **cut)
     assert Plan.from_c(plan.to_c()) == plan
     assert ctypes.sizeof(CPlan) == 64
-    assert plan.launches == ("copy A", "copy B", "partial", "reduce")
-    assert Plan(0, copies=COPY_C).launches == ("product", "copy C")
+    assert plan.steps == ("copy A", "copy B", "partial", "reduce")
+    assert Plan(0, copies=COPY_C).steps == ("product", "copy C")

@@ -81,7 +81,7 @@ def test_taken_where_it_saves_time() -> None:
     layout, plain = chosen(0.0, problem)
     assert (layout, plain.copies, plain.workspace_bytes) == ("nt", 0, 0)
     layout, turned = chosen(-0.1, problem)
-    assert (layout, turned.launches, turned.workspace_bytes) == ("tt", ("copy A", "product"), A_BYTES)
+    assert (layout, turned.steps, turned.workspace_bytes) == ("tt", ("copy A", "product"), A_BYTES)
     assert plain.cost * 0.9 < turned.cost < plain.cost
     for few in (problem_of(size=64), replace(problem, N=64)):  # the copy takes as long as the product, or longer
         assert chosen(-0.1, few)[1].copies == 0
@@ -118,7 +118,7 @@ def test_rows_that_are_no_whole_vectors() -> None:
     mm, device, problem = emulator.launcher, emulator.launcher.device(0), problem_of(M=SIZE - 3)
     tuned(emulator, -0.1)
     plan = mm.select(problem, device)
-    assert (plan.launches, plan.workspace_bytes) == (("copy A", "product", "copy C"), 2 * A_BYTES)
+    assert (plan.steps, plan.workspace_bytes) == (("copy A", "product", "copy C"), 2 * A_BYTES)
     odd_c = replace(problem, c_ptr=problem.c_ptr + 4, b_ptr=problem.b_ptr + 4)
     assert mm.select(odd_c, device).copies == COPY_A | COPY_B | COPY_C
     assert mm.select(problem, device, 2 * A_BYTES - 1).copies == 0
@@ -177,7 +177,7 @@ def test_the_workspace_may_be_too_small() -> None:
     tuned(emulator, -0.1)
     for limit in (0, A_BYTES // 4, A_BYTES - 1):
         plan = mm.select(problem, device, limit)
-        assert (plan.launches, plan.panel_m, plan.panel_n) == (("product",), 0, 0)
+        assert (plan.steps, plan.panel_m, plan.panel_n) == (("product",), 0, 0)
     assert mm.select(problem, device, A_BYTES).copies == COPY_A
 
 
@@ -280,7 +280,7 @@ def test_rows_that_are_no_whole_vectors_executed(rows: int, bias: str) -> None:
     outcome = emulator.run(replace(RAGGED, M=rows, bias=bias, activation="relu" if bias else "none"), number)
     assert outcome.complaints == ()
     assert outcome.plan is not None
-    assert outcome.plan.launches == ("copy A", "product", "copy C")
+    assert outcome.plan.steps == ("copy A", "product", "copy C")
     main = next(each for each in emulator.driver.launches if emulator.role(each.image) == "product")
     assert arguments(emulator.kernels[outcome.plan.kernel], main.params)["M"] == -(-rows // 4) * 4
 

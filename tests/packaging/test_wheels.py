@@ -69,7 +69,7 @@ problem = Problem(M, N, K, (K, 1), (N, 1), (N, 1), "fp32", "fp32", "fp32", **add
 plan = pack.launcher.plan(problem, 0, 0)
 pack.launcher.run(plan, problem, 0, 0)
 wanted = [sum(a[i * K + k] * b[k * N + j] for k in range(K)) for i in range(M) for j in range(N)]
-print(plan.launches, list(c) == wanted, str(pack.folder), pack.owner)
+print(plan.steps, list(c) == wanted, str(pack.folder), pack.owner)
 """
 # Imports the module of the stable ABI, whose symbols this Python has to have, all of them.
 STABLE_ABI = (

@@ -92,7 +92,7 @@ def _describe(case: Case, operands: Operands) -> str:
 def described(launcher: Launcher, plan: Plan) -> str:
     """Return the plan in words: its kernel, slices of K, copies, and the time that it was chosen for."""
     words = [launcher.kernels[plan.kernel].name, f"split {plan.split}" * (plan.split > 1)]
-    words += [*(x for x in plan.launches if x.startswith("copy")), "pdl" * plan.pdl]
+    words += [*(x for x in plan.steps if x.startswith("copy")), "pdl" * plan.pdl]
     words += [f"{plan.cost / 1000:.2f} us {'measured' if plan.measured else 'predicted'}"]
     return ", ".join(filter(None, words))
 
