@@ -130,7 +130,8 @@ _ROWS = (
     ),
     Target(
         name="sm90", gpus="H100, H200", status=EXECUTED,
-        executed_on="an H200, but for some grouped products; an H100, but for the last change in clusters and fp32",
+        executed_on="an H200, but for some grouped products; an H100, but for the last changes in clusters, fp32 and "
+        "steps along K",
         dtypes=_HOPPER, multiprocessors=132, tflops=989.5, bandwidth=4800.0, shared_bytes=232_448,
         device="NVIDIA H200", clock_mhz=1980, min_driver=12_000, fast_accum=True,
     ),

@@ -419,7 +419,7 @@ def test_explain_text(packs: Path) -> None:
     text = run("explain", "--arch", "sm90", "512", "256", "128", "--pack", packs).stdout
     assert "matmul M=512 N=256 K=128 fp16 x fp16 -> fp16, layout nn, activation none" in text
     assert f"chosen     {NN}\nconfig     BLOCK_M 32, BLOCK_N 64, BLOCK_K 64, " in text
-    assert "launches   product\ngrid       64 blocks\norder      tiles row by row\nsums       " in text
+    assert "steps      product\ngrid       64 blocks\norder      tiles row by row\nsums       " in text
     assert any(line.startswith(ANY) for line in text.splitlines())
     text = run("explain", "--arch", "sm90", "512", "256", "100", "--pack", packs).stdout
     assert "\n      1  K=100, which is stride_am too, is not divisible by 8" in text

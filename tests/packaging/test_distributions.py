@@ -177,7 +177,7 @@ def test_wheel_verifies(wheel: Path) -> None:
 
 
 def test_wheel_is_small(wheel: Path) -> None:
-    """The wheel with every pack stays below 17.25 MB, which bounds the default set (`aotmm.tune.choose`)."""
+    """The wheel with every pack stays below 17 MB, which bounds the default set (`aotmm.tune.choose`)."""
     assert wheel.stat().st_size < MAX_WHEEL_BYTES
 
 
