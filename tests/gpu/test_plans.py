@@ -367,10 +367,13 @@ def allow_tf32() -> Iterator[Callable[[], None]]:
     settings.fp32_precision = before
 
 
-@pytest.mark.parametrize(
+of_every_config = pytest.mark.parametrize(
     ("config_name", "dtype"),
     found("product", "fp16", "bf16", "fp32", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp32", "fp8e4"),
 )
+
+
+@of_every_config
 def test_operands_that_are_not_aligned(
     prefer: Callable[[str], Library],
     generator: torch.Generator,
@@ -405,10 +408,7 @@ def test_operands_that_are_not_aligned(
 WITHIN_LINES = [(16, 48), (48, 112), (112, 64), (80, 80), (96, 48), (0, 16)]
 
 
-@pytest.mark.parametrize(
-    ("config_name", "dtype"),
-    found("product", "fp16", "bf16", "fp32", "tf32", "fp8e4", "int8") + found("partial", "fp16", "fp32", "fp8e4"),
-)
+@of_every_config
 def test_operands_within_cache_lines(
     prefer: Callable[[str], Library],
     generator: torch.Generator,

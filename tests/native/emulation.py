@@ -481,9 +481,7 @@ class Emulator:
 
     def copies_both(self, launch: fake_driver.Launch) -> bool:
         """Whether a launch copies two matrices."""
-        digest = hashlib.sha256(launch.image).hexdigest()
-        kernel = next(each for each in self.kernels if each.image.sha256 == digest)
-        found = [each for each in kernel.parameters if each.value == "other_M"]
+        found = [each for each in self.kernel_of(launch.image).parameters if each.value == "other_M"]
         return any(any(launch.params[each.offset : each.offset + each.bytes]) for each in found)
 
     def run(self, product: Product, kernel: int | None = None, plan: Plan | None = None) -> Outcome:
@@ -539,10 +537,14 @@ class Emulator:
         self.driver.launches.clear()
         return int(workspace.ctypes.data) if plan.workspace_bytes else 0
 
+    def kernel_of(self, image: bytes) -> Kernel:
+        """The first kernel that has this image."""
+        digest = hashlib.sha256(image).hexdigest()
+        return next(kernel for kernel in self.kernels if kernel.image.sha256 == digest)
+
     def role(self, image: bytes) -> str:
         """The role of the kernel that has this image."""
-        digest = hashlib.sha256(image).hexdigest()
-        return next(kernel.role for kernel in self.kernels if kernel.image.sha256 == digest)
+        return self.kernel_of(image).role
 
     def selected(self, problem: Problem) -> Kernel:
         """The kernel that the launcher takes for `problem` on device 0 without a workspace."""

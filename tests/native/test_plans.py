@@ -304,7 +304,7 @@ def test_panels_share_copies(pack: Path) -> None:
 def test_one_launch_copies_both_operands(pack: Path) -> None:
     """Copies of A and B are one launch if one kernel makes them. C's is alone, and so is one of another kernel."""
     emulator = Emulator(pack, execute=False)
-    product, of_image = number_of(emulator, "product"), {kernel.image.sha256: kernel for kernel in emulator.kernels}
+    product = number_of(emulator, "product")
 
     def launched(copies: int, steps_a: int = 1) -> list[tuple[str, ...]]:
         emulator.driver.launches.clear()
@@ -316,7 +316,7 @@ def test_one_launch_copies_both_operands(pack: Path) -> None:
         plan = Plan(product, copies=copies, workspace_bytes=BIG)
         emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
         copies_ = [launch for launch in emulator.driver.launches if emulator.role(launch.image) == "copy"]
-        found = [arguments(of_image[_digest(launch.image)], launch.params) for launch in copies_]
+        found = [arguments(emulator.kernel_of(launch.image), launch.params) for launch in copies_]
         sources = [[values[name] for name in ("source_ptr", "other_source_ptr")] for values in found]
         return [tuple("WABC"[each >> 40 if each < 1 << 44 else 0] for each in row if each) for row in sources]
 
@@ -345,7 +345,7 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
     run(plan, problem, 0, STREAM, base)
     first, main, last = emulator.driver.launches
     assert {launch.stream for launch in emulator.driver.launches} == {STREAM}
-    copier = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(first.image))
+    copier = emulator.kernel_of(first.image)
     found = arguments(copier, first.params)
     of_a = {"source_ptr": problem.a_ptr, "dest_ptr": a, "M": 70, "N": 520, "stride_sm": 520, "stride_dm": 576}
     of_b = {"source_ptr": problem.b_ptr, "dest_ptr": b, "M": 520, "N": 136, "stride_sm": 136, "stride_dm": 192}
@@ -371,7 +371,7 @@ def test_workspace_is_used_as_planned(pack: Path) -> None:
     sums = {"workspace_ptr": c, "workspace_stride_m": 192, "workspace_stride_z": 128 * 192, "split": 3}
     assert sums.items() <= (found | sums).items()
     assert found["workspace_ptr"] == c
-    reducer = next(kernel for kernel in emulator.kernels if kernel.image.sha256 == _digest(last.image))
+    reducer = emulator.kernel_of(last.image)
     assert sums.items() <= arguments(reducer, last.params).items()
     assert emulator.driver.misuse == []
 
