@@ -95,8 +95,8 @@ GROUPED = {"none": "product", "M": "grouped_m", "K": "grouped_k"}
 # expected_rows is how many rows they have together by the caller's estimate, 0 for M: kernels are chosen by it.
 # global_scratch is the address of the memory that Triton's compiler needs. c_span is the number of elements of a row of
 # C that may be written: N, or the whole pitch of a C in the workspace. Tiles are computed in groups of group_m rows of
-# tiles of C. Hopper's kernels begin their steps k_shift elements before K, where TMA finds zeros, so that boxes of an
-# operand which begins within a cache line lie on lines.
+# tiles of C. Hopper's kernels begin their steps k_shift elements before the first along K, where TMA finds zeros, so
+# that boxes of an operand which begins within a cache line lie on lines.
 # Block scales are one factor for BLOCK_SCALE_K products along K of a row of A, and of block_columns columns of B: 1 or
 # BLOCK_SCALE_K. Both addresses are 0 without them.
 PRODUCT_QUANTITIES = (

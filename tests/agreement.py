@@ -327,12 +327,13 @@ def _reduce(kernel: Kernel) -> Launch:
 def _copy(kernel: Kernel) -> Launch:
     """Two matrices, which are the first rows of one and the last."""
     size, config = DTYPES[kernel.dtype_a].bytes, kernel.config
-    first, last, n = config.block_m + 3, 5, config.block_n + 5
+    word = max((guard.operand for guard in kernel.guards if guard.relation == "multiple_of"), default=1)
+    first, last, n = config.block_m + 3 * word, 5 * word, config.block_n + 5 * word
     m = first + last
     layout = "nt" if kernel.layout == "any" else kernel.layout
     bits = (_integers(m, n, 2**31, 65_599) * 40_503 & 2 ** (8 * size) - 1).astype(BITS[size])
-    source, (am, ak) = _stored(bits, pad=3, transposed=layout[0] == "t")
-    want, (cm, cn) = _stored(bits, pad=5, transposed=layout[1] == "t")
+    source, (am, ak) = _stored(bits, pad=3 * word, transposed=layout[0] == "t")
+    want, (cm, cn) = _stored(bits, pad=5 * word, transposed=layout[1] == "t")
     strides = {"stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn}
     values = {"M": first, "N": n, "other_M": last, "other_N": n, **strides}
     values |= {f"other_{name}": stride for name, stride in strides.items()}

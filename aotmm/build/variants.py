@@ -285,7 +285,8 @@ def _helpers(products: list[Variant], target: Target) -> Iterator[Variant]:
     }
     for row in table["config"]:
         numbers = {key: row[key] for key in NUMBERS if key in row}
-        for (dtype, output, epilogue), layout in itertools.product(wanted[row["family"]], row["layouts"]):
+        types = [types for types in wanted[row["family"]] if types[0] in row.get("dtypes", types)]
+        for (dtype, output, epilogue), layout in itertools.product(types, row["layouts"]):
             yield Variant(
                 target=target,
                 family=row["family"],

@@ -5,6 +5,10 @@ be unaligned, so no alignment is guarded: neighbouring threads take neighbouring
 loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
+Single bytes keep the memory from its speed. The `aligned` kernel, in layout "tn", moves words of four: a thread has
+4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole words, and
+M and N are multiples of four.
+
 M and N are the rows and columns of the destination. A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
 
 One launch may copy two matrices, those of both operands of a product: `other` is the second, of 0 x 0 if there is none.
@@ -27,6 +31,7 @@ _UNIT_STRIDES = {
     "nt": ("stride_sn", "stride_dm"),
     "tn": ("stride_sm", "stride_dn"),
 }
+_WORD = 4  # bytes
 _STRIDES = "stride_sm", "stride_sn", "stride_dm", "stride_dn"
 
 
@@ -50,9 +55,14 @@ def copy(
     other_stride_dn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    WORD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Set destination (M, N) to source (M, N), and likewise the other destination."""
+    """Set destination (M, N) to source (M, N), and likewise the other destination.
+
+    If WORD is 4, pointers are to words of four bytes, and elements are bytes. Numbers of rows and columns below are
+    then those of squares of WORD x WORD bytes.
+    """
     if PDL:
         gdc_launch_dependents()
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
@@ -64,11 +74,11 @@ def copy(
     stride_sm, stride_sn = tl.where(first, stride_sm, other_stride_sm), tl.where(first, stride_sn, other_stride_sn)
     stride_dm, stride_dn = tl.where(first, stride_dm, other_stride_dm), tl.where(first, stride_dn, other_stride_dn)
     tiles_n = tl.cdiv(N, BLOCK_N)
-    first_m = (number // tiles_n).to(tl.int64) * BLOCK_M
-    first_n = (number % tiles_n).to(tl.int64) * BLOCK_N
+    first_m = (number // tiles_n).to(tl.int64) * (BLOCK_M // WORD)
+    first_n = (number % tiles_n).to(tl.int64) * (BLOCK_N // WORD)
     # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
-    rows = tl.arange(0, BLOCK_M)[:, None]
-    cols = tl.arange(0, BLOCK_N)[None, :]
+    rows = tl.arange(0, BLOCK_M // WORD)[:, None]
+    cols = tl.arange(0, BLOCK_N // WORD)[None, :]
     source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
     dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
     if PDL:
@@ -76,33 +86,59 @@ def copy(
         # because the assembler would wait before it divides.
         if first_m + first_n >= 0:
             gdc_wait()
-    if (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
+    if WORD == 4:
+        inside = (rows < M // WORD - first_m) & (cols < N // WORD - first_n)
+        lines = stride_sn // WORD  # words from one to the next
+        even_ab, odd_ab = _zipped(tl.load(source_ptrs, mask=inside), tl.load(source_ptrs + lines, mask=inside))
+        even_cd, odd_cd = _zipped(
+            tl.load(source_ptrs + 2 * lines, mask=inside), tl.load(source_ptrs + 3 * lines, mask=inside)
+        )
+        lines = stride_dm // WORD
+        tl.store(dest_ptrs, even_ab & 0xFFFF | even_cd << 16, mask=inside)
+        tl.store(dest_ptrs + lines, odd_ab & 0xFFFF | odd_cd << 16, mask=inside)
+        tl.store(dest_ptrs + 2 * lines, even_ab >> 16 & 0xFFFF | even_cd & ~0xFFFF, mask=inside)
+        tl.store(dest_ptrs + 3 * lines, odd_ab >> 16 & 0xFFFF | odd_cd & ~0xFFFF, mask=inside)
+    elif (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
         tl.store(dest_ptrs, tl.load(source_ptrs))
     else:
         inside = (rows < M - first_m) & (cols < N - first_n)
         tl.store(dest_ptrs, tl.load(source_ptrs, mask=inside), mask=inside)
 
 
+@triton.jit
+def _zipped(a, b):
+    """Return the even bytes of two words in turns, those of `a` first, and the odd ones."""
+    even, odd = 0x00FF00FF, ~0x00FF00FF
+    return a & even | (b & even) << 8, a >> 8 & even | b & odd
+
+
 def specialise(variant: Variant) -> Specialisation:
     """Return the kernel that copies elements as wide as `variant.dtype_a`'s."""
     config, bytes_ = variant.config, DTYPES[variant.dtype_a].bytes
     unit = _UNIT_STRIDES.get(variant.layout, ())
+    word = _WORD if variant.aligned else 1
     prefixes = "", "other_"
     ones = {prefix + name: 1 for prefix in prefixes for name in unit}
     pdl = variant.target.pdl
-    constants: dict[str, Any] = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PDL": pdl}
+    constants: dict[str, Any] = {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "WORD": word,
+        "PDL": pdl,
+    }
     types = {
-        "source_ptr": f"*i{8 * bytes_}",
-        "dest_ptr": f"*i{8 * bytes_}",
+        "source_ptr": f"*i{8 * bytes_ * word}",
+        "dest_ptr": f"*i{8 * bytes_ * word}",
         **dict.fromkeys(("M", "N"), "i32" if unit else "i64"),
         **dict.fromkeys(_STRIDES, "i64"),
     }
-    types = {prefix + name: type_ for prefix in prefixes for name, type_ in types.items()}
+    types = {prefix + name: type_ for prefix in prefixes for name, type_ in types.items() if prefix + name not in ones}
     return Specialisation(
         copy,
-        {name: type_ for name, type_ in types.items() if name not in ones},
+        types,
         constants | ones,
-        vector_bytes=bytes_ if unit else 1,
+        multiples=dict.fromkeys(types, word) if word > 1 else {},
+        vector_bytes=bytes_ * word if unit else 1,
         quantities=COPY_QUANTITIES,
         pdl=pdl,
     )

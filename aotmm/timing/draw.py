@@ -2,7 +2,7 @@
 
 The sizes of a class are of one or several kinds, each as likely as the others:
 
-* layer: M is a number of tokens, any integer of the range; N and K are a layer's; the layout is nt.
+* layer: M is a number of tokens, any integer of the range; N and K are a layer's; the layout is nt if the class has it.
 * gradient: of a layer's weight: M and N are the layer's, K is a number of tokens, any integer of the range.
 * free: M, N and K are multiples of the class's step in the range. odd: the same, at least one of them odd.
 * square: M = N = K, a multiple of the step in the range.
@@ -35,7 +35,7 @@ FILE = Path(__file__).parent / "distribution.json"
 _MAX_BYTES = 1 << 20
 _Size = Annotated[int, range(1, 2**31)]
 _KINDS = ("layer", "gradient", "free", "odd", "square", "few_rows", "scores", "values", "long", "tall")
-_LAYOUT = {"layer": "nt", "scores": "nt", "values": "nn", "long": "nt"}  # of these kinds
+_LAYOUT = {"layer": "nt", "scores": "nt", "values": "nn", "long": "nt"}  # of these kinds, in classes that have it
 _HEADS, _FEW_ROWS = (64, 128), 16
 _THIN, _LONG_K, _TALL_M, _SHORT_K = 31, 500_000, 1_000_000, 128
 _MOST_ELEMENTS = 2**28  # of a batch, and of a long or tall product
@@ -132,7 +132,10 @@ def _case(each: Class, known: Distribution, numbers: random.Random) -> Case:
     while any(each.offsets) and not (offset_a or offset_b):
         offset_a, offset_b = numbers.choice(each.offsets), numbers.choice(each.offsets)
     kind = numbers.choice(each.sizes)
-    layout = "n" + layout[1] if kind == "few_rows" else _LAYOUT.get(kind, layout)
+    if kind == "few_rows":
+        layout = "n" + layout[1]
+    elif _LAYOUT.get(kind) in each.layouts:
+        layout = _LAYOUT[kind]
     shape = Shape(*_sizes(kind, each, known, numbers), layout)
     activation = "none" if each.bias else None  # behind a bias
     case = Case(shape, dtype, activation, fast_accum=each.fast_accum, offset_a=offset_a, offset_b=offset_b)

@@ -124,7 +124,7 @@ def candidates(
             enough = max(SPLITS[0], MOST_WAVES * at_once // tiles)
             # Of tiles that are too few for any split the two largest: selection may choose either.
             few = min([0, *able][-2:][0], LEAST_WAVES * at_once / tiles)
-            splits = [split for split in able if few <= split <= enough]
+            splits = [split for split in able if few <= split <= enough or split == plan.split]  # its own in any case
         for split in splits:
             workspace = plan.workspace_bytes + (split - plan.split) * slab
             for pdl in launches:

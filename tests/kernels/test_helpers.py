@@ -219,20 +219,22 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------- copies
 def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
-    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts anywhere.
+    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts wherever they may.
 
     The matrix is the first of a launch, or the other.
     """
     config, rng, complaints = kernel.config, np.random.default_rng(0), []
-    m, n = config.block_m + 3, config.block_n + 5
+    word = max((guard.operand for guard in kernel.guards if guard.relation == "multiple_of"), default=1)
+    m, n = config.block_m + 3 * word, config.block_n + 5 * word
+    anywhere = replace(PLAIN, padding=3 * word, offset=word)
     size = DTYPES[kernel.dtype_a].bytes
     orders = ("nn", "nt", "tn", "tt") if kernel.layout == "any" else (kernel.layout,)
     for order, (mine, none) in itertools.product(orders, (("", "other_"), ("other_", ""))):
         source = rng.integers(0, 2 ** (8 * size), (1, m, n), BITS[size])
         step = 2 if kernel.layout == "any" else 1
         operands = {
-            "source": place(source, ODD, transposed=order[0] == "t", step=step),
-            "copy": place(~source, replace(ODD, padding=5), transposed=order[1] == "t", step=step),
+            "source": place(source, anywhere, transposed=order[0] == "t", step=step),
+            "copy": place(~source, replace(anywhere, padding=5 * word), transposed=order[1] == "t", step=step),
         }
         strides = strides_of(operands["source"], "stride_sm", "stride_sn")
         strides |= strides_of(operands["copy"], "stride_dm", "stride_dn")

@@ -279,9 +279,11 @@ def test_selection_by_the_table_is_the_best(pack: Pack, fitted: tuple[Table, ses
         one = Case(sizes, dtype, None, shape.kind == "relaxed", shape.offset_a, shape.offset_b)
         plan = launcher.select(_problem(pack, one), H200)
         assert not (shape.drawn and plan.measured)
+        if shape.drawn or shape.kind != "plain":
+            continue  # precise sums may pay
         best = min(shape.best().values(), key=lambda sample: sample.ns)
-        if shape.drawn or shape.kind != "plain" or best.ns > min(sample.ns for sample in shape.times):
-            continue  # precise sums or copies may pay
+        if best.ns > min(sample.ns for sample in shape.times):
+            continue  # copies may pay
         assert plan.measured
         assert (launcher.kernels[plan.kernel].config_name, plan.split, plan.cost) == (
             best.config_name,

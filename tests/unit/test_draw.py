@@ -41,7 +41,7 @@ def test_problems_are_of_the_distribution(each: Class) -> None:
     else:
         assert min(case.batch for case in cases) == 2
         assert each.most_batch / 2 < max(case.batch for case in cases) <= each.most_batch
-        assert all(case.bytes <= 2 * 2**28 for case in cases)
+        assert all(case.bytes <= case.element_bytes * 2**28 for case in cases)
     for case in cases:
         M, N, K = case.shape.M, case.shape.N, case.shape.K
         kinds = {

@@ -30,8 +30,8 @@ def _scaled_mm(case: Case, _: Sequence[Operands]) -> Call:
 
     def call(operands: Operands) -> object:
         return torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
-            operands.a,
-            operands.b,
+            operands.a.contiguous(),  # it takes rows of A and columns of B alone: others are copied
+            operands.b.mT.contiguous().mT,
             scale_a=operands.epilogue.scale_a,
             scale_b=operands.epilogue.scale_b,
             out_dtype=output,
@@ -71,7 +71,12 @@ def _addmm(case: Case, _: Sequence[Operands]) -> Call:
 # (torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction): one more rounding.
 PROVIDERS = (
     Provider("torch", "torch.mm(out=), or torch.bmm: cuBLAS, or rocBLAS on AMD", _mm, roundings=2),
-    Provider("scaled_mm", "torch._scaled_mm, one scale per operand", _scaled_mm, roundings=2),
+    Provider(
+        "scaled_mm",
+        "torch._scaled_mm, one scale per operand, and copies where A or B does not lie along K",
+        _scaled_mm,
+        roundings=2,
+    ),
     Provider("int_mm", "torch._int_mm", _int_mm),
     Provider("unfused", "torch.mm, then one kernel that adds the bias and one that activates", _unfused, roundings=4),
     Provider("addmm", "torch.addmm, which fuses the bias where cuBLASLt can, then the activation", _addmm, roundings=3),

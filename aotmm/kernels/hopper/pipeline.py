@@ -84,9 +84,9 @@ class Tiling:
 class Work:
     """The work tiles of a launch: tiles of (rows, cols) of `batch` products, times slices of K.
 
-    `steps` is the number of steps along all of K, the first of which begins `k_shift` elements before K. `ends` is the
-    address of the ends of the groups of rows of C or of K, of which there are `batch`, or with `group_rows` of their
-    numbers of rows (`order`). Others read neither.
+    `steps` is the number of steps along all of K, the first of which begins `k_shift` elements before the first along
+    K. `ends` is the address of the ends of the groups of rows of C or of K, of which there are `batch`, or with
+    `group_rows` of their numbers of rows (`order`). Others read neither.
     `bias_rank` is that of what is added.
     """
 
@@ -211,7 +211,7 @@ class Work:
         if self.tiling.GROUPED_K:
             return end_of(matrix - 1, self.ends, self.batch, self.K)
         else:
-            return 0 - self.k_shift  # TMA fills what lies before K with zeros
+            return 0 - self.k_shift  # before the first element TMA finds zeros
 
     @gluon.jit
     def stages(self, unit):

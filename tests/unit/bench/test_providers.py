@@ -12,6 +12,7 @@ import torch
 
 from aotmm.bench import nvcc
 from aotmm.bench.providers import NAMES, NotRunError, cutlass, library, provider
+from aotmm.problem import LAYOUTS
 from aotmm.timing.check import truth
 from aotmm.timing.operands import Pool
 from aotmm.timing.problems import Case, Shape
@@ -47,6 +48,20 @@ def test_torch(name: str, case: Case) -> None:
     row.prepare(case, sets)(sets[0])
     right = truth(sets[0].a, sets[0].b, sets[0].out.dtype, sets[0].epilogue)
     assert right.error(sets[0].out, row.roundings) <= 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scaled_mm_gets_copies(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
+    """It takes rows of A and columns of B alone. Others are copied, within the call, so that this is timed too."""
+    given: list[torch.Tensor] = []
+    monkeypatch.setattr(torch, "_scaled_mm", lambda *operands, **_: given.extend(operands))
+    case = Case(Shape(48, 32, 64, layout), "fp8e4")
+    sets = Pool(torch.device("cpu")).operands(case, cache_bytes=1)
+    provider("scaled_mm").prepare(case, sets)(sets[0])
+    for operand, tensor in zip((sets[0].a, sets[0].b.mT), (given[0], given[1].mT), strict=True):
+        assert tensor.is_contiguous()
+        assert torch.equal(tensor.view(torch.int8), operand.view(torch.int8))
+        assert (tensor.data_ptr() == operand.data_ptr()) == operand.is_contiguous()
 
 
 def test_torch_mm_has_no_epilogue() -> None:

@@ -306,6 +306,8 @@ def test_copies(tmp_path: Path) -> None:
         for dtype in ("int8", "fp16", "int32")  # 1, 2 and 4 bytes
         for layout in ("nn", "nt", "tn", "any")
     }
+    by_words = [v for v in all_variants(written(tmp_path, text), target("gfx90a")) if v.family == "copy" and v.aligned]
+    assert [(v.dtype_a, v.layout) for v in by_words] == [("int8", "tn")]
     assert helpers(written(tmp_path, text + "aligned = false"), "gfx90a") == set()
 
 
