@@ -86,23 +86,30 @@ def copy(
         # because the assembler would wait before it divides.
         if first_m + first_n >= 0:
             gdc_wait()
-    if WORD == 4:
-        inside = (rows < M // WORD - first_m) & (cols < N // WORD - first_n)
-        lines = stride_sn // WORD  # words from one to the next
-        even_ab, odd_ab = _zipped(tl.load(source_ptrs, mask=inside), tl.load(source_ptrs + lines, mask=inside))
-        even_cd, odd_cd = _zipped(
-            tl.load(source_ptrs + 2 * lines, mask=inside), tl.load(source_ptrs + 3 * lines, mask=inside)
-        )
-        lines = stride_dm // WORD
-        tl.store(dest_ptrs, even_ab & 0xFFFF | even_cd << 16, mask=inside)
-        tl.store(dest_ptrs + lines, odd_ab & 0xFFFF | odd_cd << 16, mask=inside)
-        tl.store(dest_ptrs + 2 * lines, even_ab >> 16 & 0xFFFF | even_cd & ~0xFFFF, mask=inside)
-        tl.store(dest_ptrs + 3 * lines, odd_ab >> 16 & 0xFFFF | odd_cd & ~0xFFFF, mask=inside)
-    elif (first_m + BLOCK_M <= M) & (first_n + BLOCK_N <= N):  # masks cost as much as the memory
-        tl.store(dest_ptrs, tl.load(source_ptrs))
+    left_m, left_n = M // WORD - first_m, N // WORD - first_n
+    if (BLOCK_M // WORD <= left_m) & (BLOCK_N // WORD <= left_n):  # masks cost as much as the memory
+        _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, None, WORD)
     else:
-        inside = (rows < M - first_m) & (cols < N - first_n)
+        inside = (rows < left_m) & (cols < left_n)
+        _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, inside, WORD)
+
+
+@triton.jit
+def _move(source_ptrs, dest_ptrs, source_line, dest_line, inside, WORD: tl.constexpr):
+    """Copy elements, or turn squares of four words, whose lines are `source_line` and `dest_line` words apart."""
+    if WORD == 1:
         tl.store(dest_ptrs, tl.load(source_ptrs, mask=inside), mask=inside)
+    else:
+        a = tl.load(source_ptrs, mask=inside)
+        b = tl.load(source_ptrs + source_line, mask=inside)
+        c = tl.load(source_ptrs + 2 * source_line, mask=inside)
+        d = tl.load(source_ptrs + 3 * source_line, mask=inside)
+        even_ab, odd_ab = _zipped(a, b)
+        even_cd, odd_cd = _zipped(c, d)
+        tl.store(dest_ptrs, even_ab & 0xFFFF | even_cd << 16, mask=inside)
+        tl.store(dest_ptrs + dest_line, odd_ab & 0xFFFF | odd_cd << 16, mask=inside)
+        tl.store(dest_ptrs + 2 * dest_line, even_ab >> 16 & 0xFFFF | even_cd & ~0xFFFF, mask=inside)
+        tl.store(dest_ptrs + 3 * dest_line, odd_ab >> 16 & 0xFFFF | odd_cd & ~0xFFFF, mask=inside)
 
 
 @triton.jit
