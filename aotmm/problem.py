@@ -115,9 +115,12 @@ PRODUCT_QUANTITIES = (
 )  # fmt: skip
 BLOCK_SCALE_K = 128
 STATED_QUANTITIES = PRODUCT_QUANTITIES.index("slope")  # those before it are the caller's, the others are computed
-# A copy's: a source and a destination of M rows and N columns, in elements of equal size; the same of the other matrix,
-# of 0 x 0 if there is one alone.
-_OF_COPY = ("source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn")
+# A copy's: sources and destinations of M rows and N columns, `batch` of each, in elements of equal size; the same of
+# the other operand, of 0 x 0 if there is one alone.
+_OF_COPY = (
+    "source_ptr", "dest_ptr", "M", "N", "batch", "stride_sz", "stride_dz",
+    "stride_sm", "stride_sn", "stride_dm", "stride_dn",
+)  # fmt: skip
 COPY_QUANTITIES = (*_OF_COPY, *(f"other_{name}" for name in _OF_COPY), "zero")
 QUANTITIES = {  # by role
     "product": PRODUCT_QUANTITIES,

@@ -335,7 +335,7 @@ def _copy(kernel: Kernel) -> Launch:
     source, (am, ak) = _stored(bits, pad=3 * word, transposed=layout[0] == "t")
     want, (cm, cn) = _stored(bits, pad=5 * word, transposed=layout[1] == "t")
     strides = {"stride_sm": am, "stride_sn": ak, "stride_dm": cm, "stride_dn": cn}
-    values = {"M": first, "N": n, "other_M": last, "other_N": n, **strides}
+    values = {"M": first, "N": n, "batch": 1, "other_M": last, "other_N": n, "other_batch": 1, **strides}
     values |= {f"other_{name}": stride for name, stride in strides.items()}
     return Launch(
         {"source_ptr": source, "dest_ptr": _poison(want)},

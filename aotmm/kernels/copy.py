@@ -1,4 +1,4 @@
-"""Family `copy`: copy a matrix, bit by bit, between the caller's memory and the workspace.
+"""Family `copy`: copy matrices, bit by bit, between the caller's memory and the workspace.
 
 Other kernels need rows that are contiguous and 16-byte aligned; other operands and results are copied. Either side may
 be unaligned, so no alignment is guarded: neighbouring threads take neighbouring elements, 16 for each thread, and all
@@ -9,10 +9,11 @@ Single bytes keep the memory from its speed. The `aligned` kernel, in layout "tn
 4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole words, and
 M and N are multiples of four.
 
-M and N are the rows and columns of the destination. A launch has ceil(M / BLOCK_M) * ceil(N / BLOCK_N) programs.
+M and N are the rows and columns of each destination. A launch has batch * ceil(M / BLOCK_M) * ceil(N / BLOCK_N)
+programs.
 
-One launch may copy two matrices, those of both operands of a product: `other` is the second, of 0 x 0 if there is none.
-Its programs follow those of the first.
+One launch may copy both operands of a product: `other` is the second, of 0 x 0 if there is none. Its programs follow
+those of the first.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _UNIT_STRIDES = {
     "tn": ("stride_sm", "stride_dn"),
 }
 _WORD = 4  # bytes
-_STRIDES = "stride_sm", "stride_sn", "stride_dm", "stride_dn"
+_STRIDES = "stride_sz", "stride_dz", "stride_sm", "stride_sn", "stride_dm", "stride_dn"
 
 
 @triton.jit
@@ -41,6 +42,9 @@ def copy(
     dest_ptr,
     M,
     N,
+    batch,
+    stride_sz,
+    stride_dz,
     stride_sm,
     stride_sn,
     stride_dm,
@@ -49,6 +53,9 @@ def copy(
     other_dest_ptr,
     other_M,
     other_N,
+    other_batch,  # noqa: ARG001 - the grid has its programs
+    other_stride_sz,
+    other_stride_dz,
     other_stride_sm,
     other_stride_sn,
     other_stride_dm,
@@ -58,24 +65,28 @@ def copy(
     WORD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Set destination (M, N) to source (M, N), and likewise the other destination.
+    """Set destination (batch, M, N) to source (batch, M, N), and likewise the other destination.
 
     If WORD is 4, pointers are to words of four bytes, and elements are bytes. Numbers of rows and columns below are
     then those of squares of WORD x WORD bytes.
     """
     if PDL:
         gdc_launch_dependents()
-    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    tiles = batch * tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     first = tl.program_id(0) < tiles
     number = tl.where(first, tl.program_id(0), tl.program_id(0) - tiles)
     source_ptr = tl.where(first, source_ptr, other_source_ptr)
     dest_ptr = tl.where(first, dest_ptr, other_dest_ptr)
     M, N = tl.where(first, M, other_M), tl.where(first, N, other_N)
+    stride_sz, stride_dz = tl.where(first, stride_sz, other_stride_sz), tl.where(first, stride_dz, other_stride_dz)
     stride_sm, stride_sn = tl.where(first, stride_sm, other_stride_sm), tl.where(first, stride_sn, other_stride_sn)
     stride_dm, stride_dn = tl.where(first, stride_dm, other_stride_dm), tl.where(first, stride_dn, other_stride_dn)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    first_m = (number // tiles_n).to(tl.int64) * (BLOCK_M // WORD)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    row = number // tiles_n
+    first_m = (row % tiles_m).to(tl.int64) * (BLOCK_M // WORD)
     first_n = (number % tiles_n).to(tl.int64) * (BLOCK_N // WORD)
+    source_ptr += (row // tiles_m).to(tl.int64) * (stride_sz // WORD)
+    dest_ptr += (row // tiles_m).to(tl.int64) * (stride_dz // WORD)
     # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
     rows = tl.arange(0, BLOCK_M // WORD)[:, None]
     cols = tl.arange(0, BLOCK_N // WORD)[None, :]
@@ -87,7 +98,7 @@ def copy(
         if first_m + first_n >= 0:
             gdc_wait()
     left_m, left_n = M // WORD - first_m, N // WORD - first_n
-    if (BLOCK_M // WORD <= left_m) & (BLOCK_N // WORD <= left_n):  # masks cost as much as the memory
+    if (left_m >= BLOCK_M // WORD) & (left_n >= BLOCK_N // WORD):  # masks cost as much as the memory
         _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, None, WORD)
     else:
         inside = (rows < left_m) & (cols < left_n)
@@ -136,7 +147,7 @@ def specialise(variant: Variant) -> Specialisation:
     types = {
         "source_ptr": f"*i{8 * bytes_ * word}",
         "dest_ptr": f"*i{8 * bytes_ * word}",
-        **dict.fromkeys(("M", "N"), "i32" if unit else "i64"),
+        **dict.fromkeys(("M", "N", "batch"), "i32" if unit else "i64"),
         **dict.fromkeys(_STRIDES, "i64"),
     }
     types = {prefix + name: type_ for prefix in prefixes for name, type_ in types.items() if prefix + name not in ones}
@@ -144,7 +155,7 @@ def specialise(variant: Variant) -> Specialisation:
         copy,
         types,
         constants | ones,
-        multiples=dict.fromkeys(types, word) if word > 1 else {},
+        multiples={name: word for name in types if not name.endswith("batch")} if word > 1 else {},
         vector_bytes=bytes_ * word if unit else 1,
         quantities=COPY_QUANTITIES,
         pdl=pdl,

@@ -22,14 +22,19 @@ uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *device
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
+/* Return the tiles of a batch of matrices, of which three quantities are M, N and their number. */
+static int64_t tiles_of_batch(uint32_t kernel, const int64_t *value, int M, int N, int batch) {
+  return saturated(tiles_of(kernel, value[M], value[N]), value[batch]);
+}
+
 /* Return the blocks of a copy or a reduce; 0 if a grid cannot have so many. */
 uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *device) {
   const int64_t *value = q->value;
-  const int64_t tiles = aotmm_products[kernel].role == AOTMM_ROLE_COPY
-                            ? tiles_of(kernel, value[AOTMM_COPY_M], value[AOTMM_COPY_N]) +
-                                  tiles_of(kernel, value[AOTMM_COPY_OTHER_M], value[AOTMM_COPY_OTHER_N])
-                            : saturated(tiles_of(kernel, value[AOTMM_PRODUCT_M], value[AOTMM_PRODUCT_N]), value[AOTMM_PRODUCT_BATCH]);
-  return grid_of(kernel, tiles, device);
+  if (aotmm_products[kernel].role != AOTMM_ROLE_COPY)
+    return grid_of(kernel, tiles_of_batch(kernel, value, AOTMM_PRODUCT_M, AOTMM_PRODUCT_N, AOTMM_PRODUCT_BATCH), device);
+  const int64_t first = tiles_of_batch(kernel, value, AOTMM_COPY_M, AOTMM_COPY_N, AOTMM_COPY_BATCH);
+  const int64_t other = tiles_of_batch(kernel, value, AOTMM_COPY_OTHER_M, AOTMM_COPY_OTHER_N, AOTMM_COPY_OTHER_BATCH);
+  return first > MAX_GRID || other > MAX_GRID ? 0 : grid_of(kernel, first + other, device);
 }
 
 /* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */

@@ -82,7 +82,7 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
       plan->copies >> OPERANDS || (partial && plan->copies & AOTMM_COPY_C) ||
       (wanted.kernels && !keeps_order(wanted, kernel)) || (partial && wanted.slices && plan->split != wanted.slices) ||
       plan->group_m < 1 || plan->group_m > AOTMM_MAX_GROUP ||
-      ((p->batch != 1 || p->grouped) && (plan->copies || plan->panel_m || plan->panel_n)) || (plan->copies && p->K == 0))
+      ((p->batch != 1 || p->grouped) && (plan->panel_m || plan->panel_n)) || (plan->copies && (p->grouped || p->K == 0)))
     return unfit(plan, p, ordinal);
   if (plan->copies) {
     copy_layout layouts[OPERANDS];

@@ -185,6 +185,7 @@ int lies_well(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride) && aligned(q, operands[i].row_stride, element_bytes);
   int cols = contiguous(q, operands[i].row_stride) && aligned(q, operands[i].col_stride, element_bytes);
   if (q->value[operands[i].pointer] & (VECTOR_BYTES - 1)) return 0;
+  if (rest_of(q->value[operands[i].batch_stride], element_bytes, VECTOR_BYTES)) return 0;
   if (i == 2 && rest_of(q->value[AOTMM_PRODUCT_C_SPAN], element_bytes, VECTOR_BYTES)) return 0;
   return i == 0 ? rows || (cols && element_bytes > 1) : i == 1 ? cols || (rows && element_bytes > 1) : rows;
 }
@@ -210,6 +211,16 @@ uint32_t worth_along_m(const quantities *q, int64_t element_bytes) {
   return a_along_k && b_along_k ? AOTMM_COPY_A : 0;
 }
 
+/* Return how many matrices an operand has: one if all products of a batch share it. */
+static int64_t matrices_of(const quantities *q, int i) {
+  return q->value[operands[i].batch_stride] ? q->value[AOTMM_PRODUCT_BATCH] : 1;
+}
+
+/* Return the bytes of the matrices of a copy, which follow each other. */
+static int64_t bytes_of_copy(const quantities *q, int i, const copy_layout *layout, int64_t element_bytes) {
+  return region(saturated(saturated(saturated(layout->pitch, element_bytes), layout->lines), matrices_of(q, i)));
+}
+
 /* Return the layout of a copy: in the memory order of the operand if the fast kernels take that, but A along M if that is worth it. */
 static copy_layout layout_of_copy(const quantities *q, int i, int64_t element_bytes) {
   int rows = contiguous(q, operands[i].col_stride), cols = contiguous(q, operands[i].row_stride);
@@ -222,7 +233,7 @@ static copy_layout layout_of_copy(const quantities *q, int i, int64_t element_by
   if (bytes > max_workspace) bytes = max_workspace + 1; /* no overflow here; refused later */
   bytes = (bytes + LINE_BYTES - 1) & -(int64_t)LINE_BYTES;
   found.pitch = bytes / element_bytes;
-  found.bytes = region(saturated(bytes, found.lines));
+  found.bytes = bytes_of_copy(q, i, &found, element_bytes);
   return found;
 }
 
@@ -243,7 +254,7 @@ void set_layouts(copy_layout *layouts, const quantities *q, const aotmm_problem 
   if (!(copies & AOTMM_COPY_A && copies & AOTMM_COPY_C)) return;
   copy_layout *c = layouts + 2;
   c->lines = rows_of_c(q, p);
-  c->bytes = region(saturated(saturated(c->pitch, bytes_of_dtype[p->dtype_c]), c->lines));
+  c->bytes = bytes_of_copy(q, 2, c, bytes_of_dtype[p->dtype_c]);
 }
 
 int64_t bytes_of_copies(const copy_layout *layouts, uint32_t copies) {
@@ -266,6 +277,7 @@ void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, 
     moved->value[operands[i].pointer] = address;
     moved->value[lines] = q->free >> lines & 1 ? 0 : layouts[i].pitch;
     moved->value[along] = q->free >> along & 1 ? 0 : 1;
+    moved->value[operands[i].batch_stride] = matrices_of(q, i) > 1 ? layouts[i].lines * layouts[i].pitch : 0;
     set_extent(moved, i);
     if (i == 2) moved->value[AOTMM_PRODUCT_C_SPAN] = layouts[i].pitch;
     address = behind(address, layouts[i].bytes);
@@ -274,7 +286,7 @@ void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, 
 }
 
 /* Set the quantities of a copy. The operand is the source, but C is the destination; `moved` has the other side. The
-   copy's rows are the contiguous lines of the destination. */
+   copy's rows are the contiguous lines of its destinations. */
 void set_copy(quantities *copy, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
   const quantities *from = i == 2 ? moved : q, *into = i == 2 ? q : moved;
   int turned = i == 2 ? contiguous(q, AOTMM_PRODUCT_STRIDE_CM) && !contiguous(q, AOTMM_PRODUCT_STRIDE_CN) : to->transposed;
@@ -288,6 +300,9 @@ void set_copy(quantities *copy, const quantities *q, const quantities *moved, in
   value[AOTMM_COPY_DEST_PTR] = into->value[operands[i].pointer];
   value[AOTMM_COPY_M] = q->value[rows];
   value[AOTMM_COPY_N] = q->value[cols];
+  value[AOTMM_COPY_BATCH] = matrices_of(q, i);
+  value[AOTMM_COPY_STRIDE_SZ] = from->value[operands[i].batch_stride];
+  value[AOTMM_COPY_STRIDE_DZ] = into->value[operands[i].batch_stride];
   value[AOTMM_COPY_STRIDE_SM] = from->value[lines];
   value[AOTMM_COPY_STRIDE_SN] = from->value[along];
   value[AOTMM_COPY_STRIDE_DM] = into->value[lines];

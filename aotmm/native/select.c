@@ -102,7 +102,7 @@ static void start(query *s, const aotmm_problem *p, const panels *cut, const aot
   complete_placement(s);
   s->measured[0] = s->measured[1] = NULL;
   if (!cut && !p->grouped) find_measured(s, tuning);
-  if (s->limit == 0 || p->batch != 1 || p->grouped || p->M == 0 || p->N == 0 || p->K == 0) return;
+  if (s->limit == 0 || p->grouped || p->M == 0 || p->N == 0 || p->K == 0) return;
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
   uint32_t needed = 0;
   for (int i = 0; i < OPERANDS; i++)
@@ -608,12 +608,11 @@ static __attribute__((noinline, cold)) void consider_panels(const query *whole, 
   }
 }
 
-/* Return whether panels are to be tried: for copies that exceed the limit; with a given number of slices, if there is no plan
-   without them. */
+/* Return whether panels of one product are to be tried: for copies that exceed the limit; with a given number of slices, if
+   there is no plan without them. */
 static int needs_panels(const query *s, const aotmm_plan *best) {
-  if (s->problem->grouped) return 0;
-  return s->order.slices > 1 ? best->cost < 0 && s->limit && s->problem->batch == 1 && s->problem->M && s->problem->N
-                             : s->excluded != 0;
+  if (s->problem->grouped || s->problem->batch != 1) return 0;
+  return s->order.slices > 1 ? best->cost < 0 && s->limit && s->problem->M && s->problem->N : s->excluded != 0;
 }
 
 /* Return whether a copy on whole cache lines may pay: no operand is copied, or turned for its own sake, and there is a network. */

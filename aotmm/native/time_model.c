@@ -12,7 +12,8 @@
 
 float copy_time(const query *s, int kernel, const quantities *copy, int together, int element_bytes) {
   const aotmm_constants *c = constants_of(s, (uint32_t)kernel);
-  const float elements = (float)copy->value[AOTMM_COPY_M] * (float)copy->value[AOTMM_COPY_N];
+  const int64_t *value = copy->value;
+  const float elements = (float)value[AOTMM_COPY_BATCH] * (float)value[AOTMM_COPY_M] * (float)value[AOTMM_COPY_N];
   return (together ? 0 : c->base_ns) + elements * (float)(2 * element_bytes) * c->ns_per_byte;
 }
 

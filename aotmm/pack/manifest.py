@@ -22,7 +22,7 @@ from aotmm.target import STATUSES, TARGETS
 if TYPE_CHECKING:
     from aotmm.pack.schema import AnyKernel, Image, Kernel, OwnKernel
 
-FORMAT = 13
+FORMAT = 14
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"

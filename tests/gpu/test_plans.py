@@ -404,6 +404,31 @@ def test_operands_that_are_not_aligned(
     assert config_name in taken, taken
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp8e4", "int8"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_with_copies(
+    lib: Library, generator: torch.Generator, allow_tf32: Callable[[], None], layout: str, dtype: str
+) -> None:
+    """Matrices of a batch that lie anywhere, a B that all share, and results among others: all exact, by copies too."""
+    kind, output = torch_dtype(dtype), torch_dtype(DTYPES[dtype].output)
+    if dtype == "tf32":
+        allow_tf32()
+    copied = 0
+    for (m, n, k), shared, gap in itertools.product(((137, 203, 331), (256, 272, 528)), (False, True), (0, 3)):
+        a, b = integers(m, n, k, dtype, output, generator=generator, batch=(5,))
+        b = b[:1] if shared else b
+        x, y = lay_out(a, kind, layout[0], pad=gap, offset=gap), lay_out(b, kind, layout[1], pad=gap, offset=gap)
+        y = y.expand(5, k, n)
+        memory = torch.full((5, m + 2, n + gap), -7.0, device="cuda").to(output)
+        out = memory[:, 1 : m + 1, :n]
+        copied += bool(chosen(lib, x, y, out=out)[1].copies)
+        lib.matmul(x, y, out=out)
+        assert torch.equal(out, (a @ b).to(output)), (m, n, k, shared, gap)
+        out.fill_(-7)
+        assert (memory == -7).all(), (m, n, k, shared, gap)
+    assert copied
+
+
 # Bytes from a cache line to A and to B.
 WITHIN_LINES = [(16, 48), (48, 112), (112, 64), (80, 80), (96, 48), (0, 16)]
 

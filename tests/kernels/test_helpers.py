@@ -219,18 +219,18 @@ def reduced(arch: str, kernel: Kernel, image: bytes) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------- copies
 def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
-    """What is wrong with copies, whole tiles and ragged ones, from and to memory that starts wherever they may.
+    """What is wrong with copies of two matrices, in tiles whole and ragged, between places that start where they may.
 
-    The matrix is the first of a launch, or the other.
+    They are the first operand of a launch, or the other.
     """
     config, rng, complaints = kernel.config, np.random.default_rng(0), []
     word = max((guard.operand for guard in kernel.guards if guard.relation == "multiple_of"), default=1)
     m, n = config.block_m + 3 * word, config.block_n + 5 * word
-    anywhere = replace(PLAIN, padding=3 * word, offset=word)
+    anywhere = replace(PLAIN, padding=3 * word, offset=word, gap=7 * word)
     size = DTYPES[kernel.dtype_a].bytes
     orders = ("nn", "nt", "tn", "tt") if kernel.layout == "any" else (kernel.layout,)
     for order, (mine, none) in itertools.product(orders, (("", "other_"), ("other_", ""))):
-        source = rng.integers(0, 2 ** (8 * size), (1, m, n), BITS[size])
+        source = rng.integers(0, 2 ** (8 * size), (2, m, n), BITS[size])
         step = 2 if kernel.layout == "any" else 1
         operands = {
             "source": place(source, anywhere, transposed=order[0] == "t", step=step),
@@ -239,9 +239,10 @@ def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
         strides = strides_of(operands["source"], "stride_sm", "stride_sn")
         strides |= strides_of(operands["copy"], "stride_dm", "stride_dn")
         copied = {"source_ptr": operands["source"].address, "dest_ptr": operands["copy"].address, "M": m, "N": n}
+        copied |= {"batch": 2, "stride_sz": operands["source"].strides[0], "stride_dz": operands["copy"].strides[0]}
         values = {f"{mine}{name}": value for name, value in (copied | strides).items()}
         values |= {f"{none}{name}": stride for name, stride in strides.items()}
-        complaints += launched(arch, kernel, image, values, 4, operands, "copy")
+        complaints += launched(arch, kernel, image, values, 2 * 4, operands, "copy")
         complaints += differences(kernel, operands["copy"].view.copy(), source)
     return complaints
 

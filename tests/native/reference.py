@@ -245,7 +245,13 @@ def lies_well(values: Values, number: int, element_bytes: int) -> bool:
         return False
     turned = {A: cols and element_bytes > 1, B: cols, C: False}[number]
     straight = {A: rows, B: rows and element_bytes > 1, C: rows}[number]
-    return sized(values, operand.pointer) % 16 == 0 and (straight or turned)
+    begins = sized(values, operand.pointer), (values[operand.batch_stride] or 0) * element_bytes
+    return all(begin % 16 == 0 for begin in begins) and (straight or turned)
+
+
+def matrices(values: Values, number: int) -> int:
+    """How many matrices an operand has: one if the products of a batch share it."""
+    return sized(values, "batch") if values[OPERANDS[number].batch_stride] else 1
 
 
 def worth_along_m(values: Values, element_bytes: int, *, threads_multiply: bool) -> bool:
@@ -275,7 +281,8 @@ def place(values: Values, number: int, element_bytes: int, *, threads_multiply: 
     sizes = sized(values, operand.rows), sized(values, operand.cols)
     lines, length = sizes[::-1] if transposed else sizes
     pitch = ceil_div(length * element_bytes, 128) * 128 // element_bytes
-    return Place(transposed, lines, length, pitch, ceil_div(lines * pitch * element_bytes, 256) * 256)
+    size = matrices(values, number) * lines * pitch * element_bytes
+    return Place(transposed, lines, length, pitch, ceil_div(size, 256) * 256)
 
 
 def all_places(
@@ -286,7 +293,8 @@ def all_places(
     turned = A in found and worth_along_m(values, widths[A], threads_multiply=threads_multiply)
     if turned and C in found and widths[C] == 4 and not has_rows(values):
         lines = ceil_div(found[C].lines, 4) * 4
-        found[C] = replace(found[C], lines=lines, bytes=ceil_div(lines * found[C].pitch * 4, 256) * 256)
+        size = matrices(values, C) * lines * found[C].pitch * 4
+        found[C] = replace(found[C], lines=lines, bytes=ceil_div(size, 256) * 256)
     return found
 
 
@@ -302,6 +310,8 @@ def with_copies(values: Values, places: dict[int, Place], address: int) -> Value
         found[operand.pointer] = address
         found[lines] = None if values[lines] is None else where.pitch
         found[along] = None if values[along] is None else 1
+        if matrices(values, number) > 1:
+            found[operand.batch_stride] = where.lines * where.pitch
         if number == C:
             found["c_span"] = where.pitch
         address += where.bytes
@@ -319,11 +329,14 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
         sizes, strides = sizes[::-1], strides[::-1]
     sides = {"s": (source, "source_ptr"), "d": (target, "dest_ptr")}
     found: Values = {"M": sized(values, sizes[0]), "N": sized(values, sizes[1]), "zero": 0}
+    found["batch"] = matrices(values, number)
     for side, (of, pointer) in sides.items():
         found[pointer] = of[operand.pointer]
+        found[f"stride_{side}z"] = of[operand.batch_stride] or 0
         for name, size, stride in zip("mn", "MN", strides, strict=True):
             found[f"stride_{side}{name}"] = None if found[size] == 1 else of[stride] or 0
-    nothing: Values = {name: None if name.startswith("stride") else 0 for name in found}
+    nothing: Values = {name: None if name[:-1] in ("stride_s", "stride_d") else 0 for name in found}
+    nothing |= {"stride_sz": 0, "stride_dz": 0}
     return found | {f"other_{name}": value for name, value in nothing.items() if name != "zero"}
 
 
@@ -666,13 +679,14 @@ class Reference:
             kernel = self.kernels[number]
             return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
 
+        batch = sized(values, "batch")
         fitting = [
             number
             for number, kernel in self._helpers[role]
             if suits(kernel)
             and kernel.shared_bytes <= device.shared_bytes
             and keeps_guards(kernel, values)
-            and self.grid(kernel, tiles(kernel, sized(values, "M"), sized(values, "N")), device)
+            and self.grid(kernel, batch * tiles(kernel, sized(values, "M"), sized(values, "N")), device)
         ]
         return min(fitting, key=rank, default=None)
 
@@ -695,7 +709,7 @@ class Reference:
         """How the operands may lie, without copies first."""
         values = self._shifted(quantities(problem) | {"c_span": cut.last_cols})
         yield Way(0, 0, F32(0), values)
-        if limit == 0 or problem.batch != 1 or 0 in (problem.M, problem.N, problem.K):
+        if limit == 0 or 0 in (problem.M, problem.N, problem.K):
             return
         widths, needed = widths_of(problem), badly_lying(problem, values)
         served = cut.across, cut.down if cut.across == 1 else 1, 1
@@ -731,7 +745,7 @@ class Reference:
         ns = F32(0)
         for kernel, (number, copied) in zip(kernels, copies, strict=True):
             c = self.constants[kernel or 0]
-            elements = F32(sized(copied, "M")) * F32(sized(copied, "N"))
+            elements = F32(sized(copied, "batch")) * F32(sized(copied, "M")) * F32(sized(copied, "N"))
             together = number == B and A in chosen and kernel == kernels[0] and set(served) == {1}
             base = F32(0) if together else c.base_ns
             ns += (base + elements * F32(2 * widths[number]) * c.ns_per_byte) / F32(served[number])

@@ -148,7 +148,10 @@ def test_chosen_by_itself(pack: Path) -> None:
     assert mm.select(shifted, device).steps == ("copy A", "product")
     assert mm.select(shifted, device, 0).steps == ("product",)
     assert mm.select(replace(large, strides_c=(1, 4096)), device).steps[-1] in ("copy C", "reduce")
-    assert mm.select(replace(large, batch=2, a_ptr=large.a_ptr + 2), device).steps == ("product",)
+    apart = (4096 * 4096,) * 3
+    assert mm.select(replace(shifted, batch=2, batch_strides=apart), device).steps == ("copy A", "product")
+    between = replace(large, batch=2, batch_strides=(4096 * 4096 + 1, *apart[1:]))
+    assert mm.select(between, device).steps == ("copy A", "product"), "the second matrix is not aligned"
     for problem in (deep, large, shifted):
         plan = mm.select(problem, device)
         for limit in (plan.workspace_bytes - 1, plan.workspace_bytes):
@@ -328,6 +331,30 @@ def test_one_launch_copies_both_operands(pack: Path) -> None:
     assert emulator.driver.misuse == []
 
 
+BATCHES = {
+    "matrices apart": replace(DEEP, batch=3, gap=5, padding=3, offset=1),
+    "one B for all": replace(DEEP, batch=3, shared=True, gap=5, padding=3, offset=1, layout="nt"),
+    "scattered C": replace(DEEP, batch=2, step_c=2, bias="matrix", scales="rows"),
+}
+
+
+@pytest.mark.parametrize("role", ["product", "partial"])
+@pytest.mark.parametrize("product", BATCHES.values(), ids=BATCHES)
+@own_process
+def test_batches_with_copies(pack: Path, product: Product, role: str) -> None:
+    """Every matrix of an operand is copied, or the one that all products share, and every C that no kernel stores."""
+    emulator = Emulator(pack)
+    kernel = number_of(emulator, role, product.layout)
+    copies = COPY_A | COPY_B | (COPY_C if role == "product" else 0)
+    plan = Plan(kernel, 3 if role == "partial" else 1, copies=copies, workspace_bytes=BIG >> 4)
+    assert emulator.run(product, plan=plan).complaints == ()
+    copied = [launch for launch in emulator.driver.launches if emulator.role(launch.image) == "copy"]
+    values = [arguments(emulator.kernel_of(launch.image), launch.params) for launch in copied]
+    batches = [value[name] for value in values for name in ("batch", "other_batch") if value[name]]
+    of_b = 1 if product.shared else product.batch
+    assert batches == [product.batch, of_b, *([product.batch] if role == "product" else [])]
+
+
 @own_process
 def test_bytes_are_turned_by_words(many_kernels: Path) -> None:
     """Copies that turn a matrix of single bytes move words if all of it lies on words, else bytes; both are right."""
@@ -403,7 +430,9 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
     product, partial = number_of(emulator, "product"), number_of(emulator, "partial")
     need = 3 * 128 * 192 * 4
     good = [(Plan(product), problem), (Plan(partial, 3, workspace_bytes=need), problem)]
+    twice = replace(problem, batch=2, batch_strides=(70 * 520, 520 * 136, 70 * 136))
     good.append((Plan(partial, 3, workspace_bytes=2 * need), replace(problem, batch=2)))
+    good.append((Plan(product, copies=COPY_A, workspace_bytes=2 * 70 * 1152), twice))
     wrong = [
         (Plan(product, 2, workspace_bytes=BIG), problem),
         (Plan(partial, 1, workspace_bytes=BIG), problem),
@@ -416,7 +445,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
         (Plan(product, copies=8, workspace_bytes=BIG), problem),
         (Plan(product, copies=COPY_A), problem),
         (Plan(partial, 3, workspace_bytes=2 * need - 1), replace(problem, batch=2)),
-        (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, batch=2)),
+        (Plan(product, copies=COPY_A, workspace_bytes=2 * 70 * 1152 - 1), twice),
         (Plan(product, copies=COPY_A, workspace_bytes=BIG), replace(problem, K=0)),
         (Plan(number_of(emulator, "product", "nt")), problem),
         (Plan(product), replace(problem, a_ptr=problem.a_ptr + 2)),
@@ -449,7 +478,7 @@ def test_plans_that_do_not_fit(pack: Path) -> None:
     for plan, fitting in good:
         emulator.launcher.run(plan, fitting, 0, 0, 1 << 44)
         emulator.launcher.run(plan, replace(fitting, M=0), 0, 0)
-    assert len(emulator.driver.launches) == 5
+    assert len(emulator.driver.launches) == 7
     assert emulator.driver.misuse == []
 
 
