@@ -99,7 +99,6 @@ def not_offered() -> dict[str, Problem]:
         "tf32": problem_of(allow_tf32=True),
         "fp16": problem_of(dtype_a="fp16", dtype_b="fp16", dtype_c="fp16"),
         "bf16": problem_of(dtype_a="bf16", dtype_b="bf16", dtype_c="bf16"),
-        "a batch": problem_of(batch=2, batch_strides=(SIZE * SIZE,) * 3),
         "groups": problem_of(**groups),
         "one row": problem_of(M=1),
         "one column": problem_of(N=1),
