@@ -261,9 +261,6 @@ static result ask_clusters(const aotmm_kernel *kernel, void *function, int ordin
   return code;
 }
 
-/* Return whether blocks of early launches have to be spread: not those of persistent kernels, which fill a multiprocessor each. */
-static int spreads(const aotmm_kernel *kernel) { return kernel->pdl && !kernel->persistent && num_ctas(kernel) == 1; }
-
 /* Return the shared memory to ask for, so that the blocks of an early launch spread over all multiprocessors. They would all lie
    on those that the kernel before leaves first, as many as fit. With this much no more fit on one than its part. */
 static unsigned spreading_bytes(const aotmm_kernel *kernel, uint32_t blocks, int ordinal) {
@@ -299,7 +296,7 @@ int driver_load(const aotmm_kernel *kernel, int ordinal, aotmm_function *functio
   free(made); /* the driver has a copy */
   call = "cuLibraryLoadData";
   if (!code) call = "cuLibraryGetKernel", code = cu.cuLibraryGetKernel(&handle, library, kernel->symbol);
-  const int shared_bytes = spreads(kernel) ? devices[ordinal].facts.shared_bytes : (int)kernel->shared_bytes;
+  const int shared_bytes = kernel->pdl ? devices[ordinal].facts.shared_bytes : (int)kernel->shared_bytes; /* to spread blocks */
   if (!code && shared_bytes)
     call = "cuKernelSetAttribute", code = cu.cuKernelSetAttribute(FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes, handle,
                                                                   devices[ordinal].number);
@@ -331,7 +328,7 @@ int driver_launch(aotmm_function function, const aotmm_kernel *kernel, const uin
   if (kernel->persistent && most && grid[0] * grid[1] > most) config.grid[0] = most / grid[1];
   config.stream = stream;
   if (pdl) attributes[config.attribute_count++] = (launch_attribute){.id = LAUNCH_PDL, .value.number = {1}};
-  if (pdl && spreads(kernel)) config.shared_bytes = spreading_bytes(kernel, grid[0] * grid[1], ordinal);
+  if (pdl == SPREAD) config.shared_bytes = spreading_bytes(kernel, grid[0] * grid[1], ordinal);
   result code = cu.cuLaunchKernelEx(&config, function, parameters, NULL);
   return code ? failed(code, ordinal, "cuLaunchKernelEx", kernel->name) : AOTMM_OK;
 }

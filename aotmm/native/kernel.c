@@ -113,7 +113,7 @@ int launch(uint32_t number, const quantities *q, const uint32_t grid[3], int pdl
     if ((status = encode(kernel, parameter, q, ordinal, parameters[i]))) return status;
   }
   if ((status = function_of(number, ordinal, &function))) return status;
-  return driver_launch(function, kernel, grid, pdl && kernel->pdl, stream, parameters, ordinal);
+  return driver_launch(function, kernel, grid, kernel->pdl ? pdl : AFTER, stream, parameters, ordinal);
 }
 
 int load(uint32_t kernel, int ordinal) {

@@ -57,6 +57,9 @@ int uses_map(const aotmm_tensor_map *, const quantities *);
 
 /* ---- kernel.c */
 
+/* When a kernel with pdl starts: once the one before has ended, earlier, or earlier with its blocks spread over the GPU. */
+enum { AFTER, EARLY, SPREAD };
+
 int launch(uint32_t kernel, const quantities *, const uint32_t grid[3], int pdl, int ordinal, void *stream);
 /* Load a kernel for the current device, if it is not there yet. */
 int load(uint32_t kernel, int ordinal);

@@ -128,7 +128,7 @@ static int launch_tiles(uint32_t kernel, const quantities *q, uint32_t blocks, i
 
 static int launch_helper(const aotmm_plan *plan, int kernel, const quantities *q, const aotmm_device *device, int ordinal,
                          void *stream) {
-  return launch_tiles((uint32_t)kernel, q, helper_grid((uint32_t)kernel, q, device), (int)plan->pdl, ordinal, stream);
+  return launch_tiles((uint32_t)kernel, q, helper_grid((uint32_t)kernel, q, device), plan->pdl ? SPREAD : AFTER, ordinal, stream);
 }
 
 /* Launch the copies of A and B that `wanted` has, both at once if one kernel makes them. */
@@ -153,7 +153,7 @@ static int launch_all(const aotmm_plan *plan, const launches *all, const quantit
   for (int i = 0; i < 2 && copied; i++)
     if (plan->copies >> i & 1 && !memcmp(copied + i, all->copied + i, sizeof *copied)) wanted &= ~(1u << i);
   int status = launch_copies(plan, all, wanted, device, ordinal, stream);
-  if (status == AOTMM_OK) status = launch_tiles(plan->kernel, &all->q, all->grid, (int)plan->pdl, ordinal, stream);
+  if (status == AOTMM_OK) status = launch_tiles(plan->kernel, &all->q, all->grid, plan->pdl ? EARLY : AFTER, ordinal, stream);
   if (status == AOTMM_OK && all->reduce >= 0) status = launch_helper(plan, all->reduce, &all->q, device, ordinal, stream);
   if (status == AOTMM_OK && plan->copies & AOTMM_COPY_C)
     status = launch_helper(plan, all->copies[2], all->copied + 2, device, ordinal, stream);

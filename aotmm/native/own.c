@@ -166,7 +166,7 @@ static int launch_with_scratch(uint32_t kernel, quantities *q, int64_t *address,
     return aotmm_fail(AOTMM_DRIVER, 0, ordinal, "allocate", "no %llu B of scratch memory for kernel %s",
                       (unsigned long long)bytes, aotmm_kernels[kernel].name);
   *address = (int64_t)begin;
-  const int status = launch(kernel, q, blocks, 1, ordinal, stream);
+  const int status = launch(kernel, q, blocks, EARLY, ordinal, stream);
   now->release(taken);
   return status;
 }
@@ -204,7 +204,7 @@ static int launch_in(uint32_t kernel, const aotmm_own_function *function, quanti
   if ((status = driver_enter(ordinal, &saved))) return status;
   status = aotmm_kernels[kernel].global_scratch_bytes
                ? launch_with_scratch(kernel, q, q->value + function->value_count + 1, blocks, ordinal, stream)
-               : launch(kernel, q, blocks, 1, ordinal, stream);
+               : launch(kernel, q, blocks, EARLY, ordinal, stream);
   driver_leave(saved);
   return status;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
 import math
 import threading
 from dataclasses import replace
@@ -610,6 +611,33 @@ def test_programmatic_launches(pack: Path, tmp_path: Path) -> None:
     assert early(copied, short) == [False, True]
     assert not emulator.plan(short, partial).pdl
     assert emulator.driver.misuse == []
+
+
+@ON_CUDA
+@own_process
+def test_early_copies_and_reduces_spread(pack: Path, tmp_path: Path) -> None:
+    """They ask for so much shared memory that a multiprocessor has room for its part of the blocks, and no more.
+
+    Products, and launches that are not early, ask for what they use.
+    """
+    emulator = Emulator(changed_pack(pack, tmp_path, lambda kernel: replace(kernel, pdl=True)), execute=False)
+    device, reserved, parts = emulator.launcher.device(0), 1024, set()
+    plans = (number_of(emulator, "product"), 1), (number_of(emulator, "partial"), 2)
+    for rows, early, (number, split) in itertools.product((64, 8192, 2**20), (False, True), plans):
+        problem = problem_of(rows, 512, 520)
+        plan = Plan(number, split, COPY_A, pdl=early, workspace_bytes=2**33)
+        emulator.driver.launches.clear()
+        emulator.launcher.run(plan, problem, 0, 0, 1 << 44)
+        for launch in emulator.driver.launches:
+            kernel = emulator.kernel_of(launch.image)
+            room = (device.shared_bytes + reserved) // (launch.shared + reserved)
+            part = -(-launch.grid[0] // device.multiprocessors)
+            if early and kernel.role in ("copy", "reduce"):
+                assert room == part or (launch.shared == kernel.shared_bytes and room < part), (kernel.name, rows)
+                parts.add(part)
+            else:
+                assert launch.shared == kernel.shared_bytes
+    assert min(parts) == 1 < max(parts)
 
 
 def with_map(
