@@ -5,9 +5,9 @@ be unaligned, so no alignment is guarded: neighbouring threads take neighbouring
 loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
-Single bytes keep the memory from its speed. The `aligned` kernel, in layout "tn", moves words of four: a thread has
-4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole words, and
-M and N are multiples of four.
+Loads of single bytes do not reach the memory's speed. The `aligned` kernel, in layout "tn", moves words of four: a
+thread has 4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole
+words, and M and N are multiples of four.
 
 M and N are the rows and columns of each destination. A launch has batch * ceil(M / BLOCK_M) * ceil(N / BLOCK_N)
 programs.
@@ -67,8 +67,8 @@ def copy(
 ):
     """Set destination (batch, M, N) to source (batch, M, N), and likewise the other destination.
 
-    If WORD is 4, pointers are to words of four bytes, and elements are bytes. Numbers of rows and columns below are
-    then those of squares of WORD x WORD bytes.
+    If WORD is 4, pointers are to words of four bytes, and M, N, strides and blocks count bytes. What is first, left, a
+    row or a column below is then one of squares of WORD x WORD bytes.
     """
     if PDL:
         gdc_launch_dependents()

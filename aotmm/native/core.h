@@ -88,14 +88,14 @@ enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses a
 static const int64_t max_workspace = 1ll << 40;
 static const int32_t bytes_of_dtype[] = AOTMM_ELEMENT_BYTES;
 
-/* The quantities of one matrix of a product, in the order of AOTMM_COPY_*. */
+/* The quantities of one operand of a product. */
 typedef struct operand_values {
   uint16_t pointer, rows, cols, row_stride, col_stride, batch_stride, extent, reach;
 } operand_values;
 extern const operand_values operands[OPERANDS];
 
-/* A matrix in the workspace: `lines` lines of `length` contiguous elements, `pitch` elements apart. Lines are columns
-   if it is transposed, else rows. */
+/* The matrices of an operand in the workspace, `bytes` together: each has `lines` lines of `length` contiguous elements,
+   `pitch` elements apart. Lines are columns if it is transposed, else rows. */
 typedef struct copy_layout {
   int transposed;
   int64_t lines, length, pitch, bytes;

@@ -195,11 +195,18 @@ static int is_tf32(const quantities *q, int64_t element_bytes) {
   return element_bytes == bytes_of_dtype[AOTMM_FP32] && q->value[AOTMM_PRODUCT_ALLOW_TF32];
 }
 
+/* Return how many matrices an operand has: one if all products of a batch share it. */
+static int64_t matrices_of(const quantities *q, int i) {
+  return q->value[operands[i].batch_stride] ? q->value[AOTMM_PRODUCT_BATCH] : 1;
+}
+
 /* Of tf32 operands one has to lie along K for the fast kernels. Return the smaller one (AOTMM_COPY_A or AOTMM_COPY_B), to be
    copied so, if neither does, else 0. */
 uint32_t needed_along_k(const quantities *q, int64_t element_bytes) {
   if (!is_tf32(q, element_bytes) || contiguous(q, AOTMM_PRODUCT_STRIDE_AK) || contiguous(q, AOTMM_PRODUCT_STRIDE_BK)) return 0;
-  return q->value[AOTMM_PRODUCT_M] <= q->value[AOTMM_PRODUCT_N] ? AOTMM_COPY_A : AOTMM_COPY_B;
+  const int64_t rows = saturated(q->value[AOTMM_PRODUCT_M], matrices_of(q, 0));
+  const int64_t cols = saturated(q->value[AOTMM_PRODUCT_N], matrices_of(q, 1));
+  return rows <= cols ? AOTMM_COPY_A : AOTMM_COPY_B;
 }
 
 /* Return AOTMM_COPY_A if threads multiply fp32 matrices that both lie well along K, else 0. A copy of A along M may save time
@@ -209,11 +216,6 @@ uint32_t worth_along_m(const quantities *q, int64_t element_bytes) {
   const int a_along_k = !contiguous(q, AOTMM_PRODUCT_STRIDE_AM) && lies_well(q, 0, element_bytes);
   const int b_along_k = !contiguous(q, AOTMM_PRODUCT_STRIDE_BN) && contiguous(q, AOTMM_PRODUCT_STRIDE_BK);
   return a_along_k && b_along_k ? AOTMM_COPY_A : 0;
-}
-
-/* Return how many matrices an operand has: one if all products of a batch share it. */
-static int64_t matrices_of(const quantities *q, int i) {
-  return q->value[operands[i].batch_stride] ? q->value[AOTMM_PRODUCT_BATCH] : 1;
 }
 
 /* Return the bytes of the matrices of a copy, which follow each other. */
@@ -277,7 +279,7 @@ void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, 
     moved->value[operands[i].pointer] = address;
     moved->value[lines] = q->free >> lines & 1 ? 0 : layouts[i].pitch;
     moved->value[along] = q->free >> along & 1 ? 0 : 1;
-    moved->value[operands[i].batch_stride] = matrices_of(q, i) > 1 ? layouts[i].lines * layouts[i].pitch : 0;
+    moved->value[operands[i].batch_stride] = matrices_of(q, i) > 1 ? saturated(layouts[i].lines, layouts[i].pitch) : 0;
     set_extent(moved, i);
     if (i == 2) moved->value[AOTMM_PRODUCT_C_SPAN] = layouts[i].pitch;
     address = behind(address, layouts[i].bytes);

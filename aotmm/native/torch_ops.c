@@ -338,8 +338,8 @@ static tensor_t workspace_of(const aotmm_plan *plan, int32_t device, void **addr
 
 static int launch(const call *);
 
-/* Compute the members of a batch one by one, where no kernel of the order takes the operands as they lie: those of a
-   batch are not copied. */
+/* Compute the members of a batch one by one, where no plan for all of them keeps the order: their copies, or their sums of
+   slices, need more memory than there is, or than the limit. One member needs less, and may be computed in panels. */
 static int launch_members(const call *c) {
   const int64_t bytes_a = bytes_of_dtype[c->problem.dtype_a], bytes_b = bytes_of_dtype[c->problem.dtype_b];
   const int64_t bytes_c = bytes_of_dtype[c->problem.dtype_c];
@@ -374,9 +374,9 @@ static int launch(const call *c) {
     launcher = *next++;
     status = launcher->plan(p, c->device, AOTMM_WORKSPACE_LIMIT, &plan);
   } while (status == AOTMM_NO_KERNEL && *next);
-  if (status == AOTMM_NO_ORDER && p->batch > 1 && !p->grouped) return launch_members(c);
   if (status == AOTMM_OK && plan.workspace_bytes && !(workspace = workspace_of(&plan, c->device, &address)))
     status = launcher->plan(p, c->device, 0, &plan);
+  if (status == AOTMM_NO_ORDER && p->batch > 1 && !p->grouped) return launch_members(c);
   if (status == AOTMM_OK) status = launcher->run(&plan, p, c->device, stream, address);
   if (workspace) torch.aoti_torch_delete_tensor_object(workspace);
   if (status == AOTMM_OK) return 0;

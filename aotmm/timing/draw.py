@@ -6,7 +6,8 @@ The sizes of a class are of one or several kinds, each as likely as the others:
 * gradient: of a layer's weight: M and N are the layer's, K is a number of tokens, any integer of the range.
 * free: M, N and K are multiples of the class's step in the range. odd: the same, at least one of them odd.
 * square: M = N = K, a multiple of the step in the range.
-* scores, values: the two products of attention heads of 64 or 128 elements: K is that, in layout nt, or N is, in nn.
+* scores, values: the two products of attention heads of 64 or 128 elements: K is that, in layout nt, or N is, in nn, if
+  the class has that layout.
 * few_rows: M is 1 to 16, and rows of A are contiguous.
 * long: K is up to 500,000, and M or N is 1 to 31. tall: M is up to 1,000,000, and K up to 128.
 

@@ -354,7 +354,8 @@ def badly_lying(problem: Problem, values: Values) -> list[int]:
     ]
     across = values["stride_ak"] not in (1, None) and values["stride_bk"] not in (1, None)
     if across and not {A, B} & set(found) and is_tf32(values, DTYPES[problem.dtype_a].bytes):
-        found.insert(0, A if problem.M <= problem.N else B)
+        rows, cols = problem.M * matrices(values, A), problem.N * matrices(values, B)
+        found.insert(0, A if rows <= cols else B)
     return found
 
 

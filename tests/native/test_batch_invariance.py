@@ -123,7 +123,7 @@ def test_selection_stays_in_one_order(arch: str) -> None:
             limit = int(rng.choice(LIMITS))
             plan = chosen(mm, p, device_of(arch, rng), limit)
             if plan is None:
-                assert limit < WORKSPACE_LIMIT or batch > 1, p  # then the members of a batch are multiplied alone
+                assert limit < WORKSPACE_LIMIT or batch == 64, p  # then the members of a batch are multiplied alone
                 unserved += 1
                 continue
             kernel = mm.kernels[plan.kernel]

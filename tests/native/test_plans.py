@@ -360,15 +360,17 @@ def test_batches_with_copies(pack: Path, product: Product, role: str) -> None:
 def test_bytes_are_turned_by_words(many_kernels: Path) -> None:
     """Copies that turn a matrix of single bytes move words if all of it lies on words, else bytes; both are right."""
     emulator = Emulator(many_kernels)
-    for m, padding, offset, by_words in (
-        (256, 4, 0, True), (256, 4, 4, True), (256, 3, 0, False), (256, 4, 1, False), (254, 6, 0, False),
+    for m, batch, gap, padding, offset, by_words in (
+        (256, 1, 0, 4, 0, True), (256, 1, 0, 4, 4, True), (256, 2, 4, 4, 0, True),
+        (256, 1, 0, 3, 0, False), (256, 1, 0, 4, 1, False), (254, 1, 0, 6, 0, False), (256, 2, 1, 4, 0, False),
     ):  # fmt: skip
         emulator.driver.launches.clear()
-        outcome = emulator.run(Product(m, 256, 1024, "int8", "int32", "tn", padding=padding, offset=offset))
+        of_batch = {"batch": batch, "gap": gap, "padding": padding, "offset": offset}
+        outcome = emulator.run(Product(m, 256, 1024, "int8", "int32", "tn", **of_batch))
         assert outcome.complaints == ()
         kernels = [emulator.kernel_of(launch.image) for launch in emulator.driver.launches]
         words = [Guard("stride_sn", "multiple_of", 4) in kernel.guards for kernel in kernels if kernel.role == "copy"]
-        assert (words[0], all(words)) == (by_words, by_words), (m, padding, offset)  # of A, and of B too
+        assert (words[0], all(words)) == (by_words, by_words), (m, of_batch)  # of A, and of B too
 
 
 # ------------------------------------------------------------------------------------------------------- workspaces

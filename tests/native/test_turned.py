@@ -149,7 +149,7 @@ def test_a_copy_of_c_alone_has_its_rows() -> None:
 
 @own_process
 def test_not_offered_to_others() -> None:
-    """Other layouts, types, batches and groups have no plan that copies, whatever a table says."""
+    """Other layouts, types and groups have no plan that copies, whatever a table says."""
     emulator = Emulator(default_pack("sm80"), execute=False)
     mm, device = emulator.launcher, emulator.launcher.device(0)
     tuned(emulator, -3.0)
@@ -270,13 +270,13 @@ def test_executed(product: Product, role: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [61, 66, 67])
-@pytest.mark.parametrize("bias", ["", "vector"])
+@pytest.mark.parametrize("more", [{}, {"bias": "vector", "activation": "relu"}, {"batch": 3, "gap": 8, "shared": True}])
 @own_process
-def test_rows_that_are_no_whole_vectors_executed(rows: int, bias: str) -> None:
+def test_rows_that_are_no_whole_vectors_executed(rows: int, more: dict[str, Any]) -> None:
     """Products of any number of rows are right with A turned, and only C is written, though the kernel has more."""
     emulator = threads()
     number = number_of(emulator, "product", "tt")
-    outcome = emulator.run(replace(RAGGED, M=rows, bias=bias, activation="relu" if bias else "none"), number)
+    outcome = emulator.run(replace(RAGGED, M=rows, **more), number)
     assert outcome.complaints == ()
     assert outcome.plan is not None
     assert outcome.plan.steps == ("copy A", "product", "copy C")

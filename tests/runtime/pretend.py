@@ -26,7 +26,8 @@ class Gpu:
         sizes: (batch, M, N, K) of the last one.
         first: the first of them since this was None.
         workspace: bytes that its plans need.
-        refuse: "" or the status to answer with, "kernel" or "driver"; "batch": no kernel of the order takes a batch.
+        refuse: "" or the status to answer with, "kernel" or "driver"; "batch": no kernel of the order takes a batch;
+            "memory": none does without a workspace, for which there is no memory.
     """
 
     def __init__(self) -> None:
@@ -269,6 +270,9 @@ def _launcher(gpu: Gpu) -> ctypes.Structure:
             return refused(c.NO_KERNEL, b"no kernel fits")
         if gpu.refuse == "batch" and p.batch > 1:
             return refused(c.NO_ORDER, b"no kernel of that order fits")
+        if gpu.refuse == "memory" and p.batch > 1:
+            answer[0] = real.CPlan(workspace_bytes=2**60)
+            return c.OK if limit else refused(c.NO_ORDER, b"no kernel of that order fits without a workspace")
         answer[0] = real.CPlan(workspace_bytes=min(gpu.workspace, limit))
         return c.OK
 

@@ -503,15 +503,18 @@ with aotmm.override():
 
 
 def test_batches_without_a_kernel_of_the_order() -> None:
-    """Where no kernel that batch_invariant allows takes a batch, its members are multiplied one by one."""
+    """Where no kernel that batch_invariant allows takes a batch, its members are multiplied one by one.
+
+    So they are where one does, but there is no memory for its workspace.
+    """
     run(
         MAKE
         + """
-gpu.refuse = "batch"
+import itertools
 residual, out = torch.randn(3, 4, 6).half(), torch.empty(3, 4, 6).half()
 added = {"bias": residual}, batch + residual.double()
 into = {"bias": bias, "out": out}, batch + bias.double()
-for options, to in (({}, batch), added, into):
+for gpu.refuse, (options, to) in itertools.product(("batch", "memory"), (({}, batch), added, into)):
     before = gpu.runs
     assert close(lib.matmul(x, y, batch_invariant=True, **options), to)
     assert gpu.runs == before + 3
