@@ -11,9 +11,9 @@ extern const unsigned char aotmm_images[];
 enum { of_0_a_ptr, of_0_b_ptr, of_0_c_ptr, of_0_M, of_0_N, of_0_K, of_0_stride_am, of_0_stride_ak, of_0_stride_bk, of_0_stride_bn, of_0_stride_cm, of_0_stride_cn, of_0_batch, of_0_stride_az, of_0_stride_bz, of_0_stride_cz, of_0_bias_ptr, of_0_stride_bias_z, of_0_stride_bias_m, of_0_stride_bias_n, of_0_scale_a_ptr, of_0_scale_b_ptr, of_0_stride_scale_a, of_0_stride_scale_b, of_0_stride_scale_bz, of_0_activation, of_0_allow_tf32, of_0_fast_accum, of_0_batch_invariant, of_0_grouped, of_0_offsets_ptr, of_0_group_rows, of_0_expected_rows, of_0_block_scale_a_ptr, of_0_block_scale_b_ptr, of_0_stride_block_az, of_0_stride_block_am, of_0_stride_block_ak, of_0_stride_block_bz, of_0_stride_block_bk, of_0_stride_block_bn, of_0_block_columns, of_0_slope, of_0_a_extent, of_0_b_extent, of_0_c_extent, of_0_bias_rank, of_0_zero, of_0_workspace_ptr, of_0_workspace_stride_m, of_0_workspace_stride_z, of_0_split, of_0_global_scratch, of_0_c_span, of_0_group_m, of_0_a_reach, of_0_b_reach, of_0_c_reach, of_0_k_shift };
 static const char *const quantities_0[] = {"a_ptr", "b_ptr", "c_ptr", "M", "N", "K", "stride_am", "stride_ak", "stride_bk", "stride_bn", "stride_cm", "stride_cn", "batch", "stride_az", "stride_bz", "stride_cz", "bias_ptr", "stride_bias_z", "stride_bias_m", "stride_bias_n", "scale_a_ptr", "scale_b_ptr", "stride_scale_a", "stride_scale_b", "stride_scale_bz", "activation", "allow_tf32", "fast_accum", "batch_invariant", "grouped", "offsets_ptr", "group_rows", "expected_rows", "block_scale_a_ptr", "block_scale_b_ptr", "stride_block_az", "stride_block_am", "stride_block_ak", "stride_block_bz", "stride_block_bk", "stride_block_bn", "block_columns", "slope", "a_extent", "b_extent", "c_extent", "bias_rank", "zero", "workspace_ptr", "workspace_stride_m", "workspace_stride_z", "split", "global_scratch", "c_span", "group_m", "a_reach", "b_reach", "c_reach", "k_shift"};
 _Static_assert(59 <= AOTMM_MAX_QUANTITIES, "quantities");
-enum { of_1_source_ptr, of_1_dest_ptr, of_1_M, of_1_N, of_1_stride_sm, of_1_stride_sn, of_1_stride_dm, of_1_stride_dn, of_1_other_source_ptr, of_1_other_dest_ptr, of_1_other_M, of_1_other_N, of_1_other_stride_sm, of_1_other_stride_sn, of_1_other_stride_dm, of_1_other_stride_dn, of_1_zero };
-static const char *const quantities_1[] = {"source_ptr", "dest_ptr", "M", "N", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "other_source_ptr", "other_dest_ptr", "other_M", "other_N", "other_stride_sm", "other_stride_sn", "other_stride_dm", "other_stride_dn", "zero"};
-_Static_assert(17 <= AOTMM_MAX_QUANTITIES, "quantities");
+enum { of_1_source_ptr, of_1_dest_ptr, of_1_M, of_1_N, of_1_batch, of_1_stride_sz, of_1_stride_dz, of_1_stride_sm, of_1_stride_sn, of_1_stride_dm, of_1_stride_dn, of_1_other_source_ptr, of_1_other_dest_ptr, of_1_other_M, of_1_other_N, of_1_other_batch, of_1_other_stride_sz, of_1_other_stride_dz, of_1_other_stride_sm, of_1_other_stride_sn, of_1_other_stride_dm, of_1_other_stride_dn, of_1_zero };
+static const char *const quantities_1[] = {"source_ptr", "dest_ptr", "M", "N", "batch", "stride_sz", "stride_dz", "stride_sm", "stride_sn", "stride_dm", "stride_dn", "other_source_ptr", "other_dest_ptr", "other_M", "other_N", "other_batch", "other_stride_sz", "other_stride_dz", "other_stride_sm", "other_stride_sn", "other_stride_dm", "other_stride_dn", "zero"};
+_Static_assert(23 <= AOTMM_MAX_QUANTITIES, "quantities");
 
 static const aotmm_guard guards_0[] = {
     {of_0_a_ptr, AOTMM_MULTIPLE_OF, 16},
@@ -86,7 +86,7 @@ const aotmm_kernel aotmm_kernels[] = {
      .persistent = 1, .pdl = 1,
      .threads = 128, .cluster_m = 2, .cluster_n = 4, .shared_bytes = 49152,
      .global_scratch_bytes = 0,
-     .quantity_count = 17, .quantities = quantities_1,
+     .quantity_count = 23, .quantities = quantities_1,
      .parameter_count = 2, .parameters = parameters_1,
      .guard_count = 0, .guards = guards_1,
      .attribute_count = 1, .attributes = attributes_1,

@@ -1015,16 +1015,19 @@ def test_reduce_waits_first(layout: str) -> None:
     waits_first(made, [({"%M": m, "%N": n}, (0, batch * count - 1)) for m, n, batch, count in batches])
 
 
-@pytest.mark.parametrize("layout", ["nn", "nt", "any"])
-def test_copies_wait_first(layout: str) -> None:
-    """A copy of one or two matrices waits for what may write them. It finds its tile meanwhile."""
+@pytest.mark.parametrize(
+    ("dtype", "layout", "aligned"),
+    [("fp16", "nn", False), ("fp16", "nt", False), ("fp16", "any", False), ("int8", "tn", True)],
+)
+def test_copies_wait_first(dtype: str, layout: str, aligned: bool) -> None:  # noqa: FBT001
+    """A copy of one or two operands waits for what may write them. It finds its tile and its matrix meanwhile."""
     config = Config(64, 64, 1, 1, 8)
-    types = ("fp16",) * 3
-    made = Variant(SM90, "copy", *types, layout, False, "none", False, config, "tests", "copy")  # noqa: FBT003
+    made = Variant(SM90, "copy", *(dtype,) * 3, layout, aligned, "none", False, config, "tests", "copy")  # noqa: FBT003
     launched = []
-    for (m, n), (other_m, other_n) in itertools.product(SIZES, [(0, 0), *SIZES]):
-        first, other = (-(-rows // 64) * -(-cols // 64) for rows, cols in ((m, n), (other_m, other_n)))
-        sizes = {"%M": m, "%N": n, "%other_M": other_m, "%other_N": other_n}
+    for (m, n), (other_m, other_n), batch in itertools.product(SIZES, [(0, 0), *SIZES], (1, 3)):
+        tiles = (-(-rows // 64) * -(-cols // 64) for rows, cols in ((m, n), (other_m, other_n)))
+        first, other = (batch * count for count in tiles)
+        sizes = {"%M": m, "%N": n, "%other_M": other_m, "%other_N": other_n, "%batch": batch, "%other_batch": batch}
         launched.append((sizes, {0, first - 1, first + other - 1}))
     waits_first(made, launched)
 

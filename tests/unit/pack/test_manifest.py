@@ -370,7 +370,7 @@ def test_kernels_may_share_an_image() -> None:
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes, and the newest in CHANGELOG.md."""
     root = Path(__file__).parents[3]
-    assert FORMAT == 13
+    assert FORMAT == 14
     described = re.findall(r"^\| `format` \| (\d+)\. ", (root / "docs" / "format.md").read_text(), re.MULTILINE)
     assert described == [str(FORMAT)]
     stated = re.search(r"Pack format (\d+), C interface of the launcher (\d+)", (root / "CHANGELOG.md").read_text())
