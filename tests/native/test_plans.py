@@ -365,7 +365,7 @@ def test_bytes_are_turned_by_words(many_kernels: Path) -> None:
         (256, 1, 0, 3, 0, False), (256, 1, 0, 4, 1, False), (254, 1, 0, 6, 0, False), (256, 2, 1, 4, 0, False),
     ):  # fmt: skip
         emulator.driver.launches.clear()
-        of_batch = {"batch": batch, "gap": gap, "padding": padding, "offset": offset}
+        of_batch: dict[str, Any] = {"batch": batch, "gap": gap, "padding": padding, "offset": offset}
         outcome = emulator.run(Product(m, 256, 1024, "int8", "int32", "tn", **of_batch))
         assert outcome.complaints == ()
         kernels = [emulator.kernel_of(launch.image) for launch in emulator.driver.launches]
