@@ -266,7 +266,7 @@ static result ask_clusters(const aotmm_kernel *kernel, void *function, int ordin
 static unsigned spreading_bytes(const aotmm_kernel *kernel, uint32_t blocks, int ordinal) {
   enum { RESERVED = 1024 /* bytes of every block that the system takes: CUDA C++ Programming Guide, "Compute Capability 9.0" */ };
   const aotmm_device *facts = &devices[ordinal].facts;
-  const uint32_t multiprocessors = (uint32_t)facts->multiprocessors, part = (blocks + multiprocessors - 1) / multiprocessors;
+  const uint32_t part = (uint32_t)ceil_div(blocks, facts->multiprocessors);
   const uint32_t too_many = ((uint32_t)facts->shared_bytes + RESERVED) / (part + 1) + 1; /* for one block more than its part */
   return too_many > RESERVED + kernel->shared_bytes ? too_many - RESERVED : kernel->shared_bytes;
 }
