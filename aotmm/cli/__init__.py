@@ -6,6 +6,7 @@ Each command has a module; `report` has their tables. A command imports its depe
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -22,6 +23,15 @@ from aotmm.errors import AotmmError
 INTERRUPTED = 130  # the shells' code for SIGINT: 128 + 2
 
 
+def _drop_refused_output() -> None:
+    """Close stdout if it cannot write what it holds: Python would try again at exit, and set exit code 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
+
+
 class _Commands(click.Group):
     """Group that turns the library's errors into text and exit codes."""
 
@@ -31,6 +41,7 @@ class _Commands(click.Group):
             return super().main(*args, **extra)
         except OSError as error:
             click.echo(f"error: the system refused: {error}", err=True)
+            _drop_refused_output()
         except MemoryError:
             click.echo("error: out of memory", err=True)
         sys.exit(AotmmError.exit_code)

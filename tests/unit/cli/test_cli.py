@@ -946,8 +946,18 @@ def test_jobs_on_a_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [("--help",), ("list", "--targets"), ("list", "--targets", "--json")])
 def test_output_that_nobody_can_take(words: tuple[str, ...]) -> None:
-    """Where the output cannot be written the error is one line, and the exit code tells it."""
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*COMMAND, *words], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == AotmmError.exit_code
-    assert done.stderr == "error: the system refused: [Errno 28] No space left on device\n"
+    """Where the output cannot be written, buffered or not, the error is one line, and the exit code tells it."""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for environment in (buffered, buffered | {"PYTHONUNBUFFERED": "1"}):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [*COMMAND, *words],
+                cwd=ROOT,
+                env=environment,
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
+        assert done.returncode == AotmmError.exit_code
+        assert done.stderr == "error: the system refused: [Errno 28] No space left on device\n"
