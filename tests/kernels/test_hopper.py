@@ -776,6 +776,17 @@ def test_threads_store_c_of_any_rows(made: Variant) -> None:
     assert "tt.store" not in aligned
 
 
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("sliced", True), ("pingpong", True), ("pingpong-wide", False), ("cooperative-2-wide", False), ("swapped", False)],
+)
+def test_threads_store_whole_rows_in_vectors(name: str, whole: bool) -> None:  # noqa: FBT001
+    """Where one chunk has all columns of a tile there are stores of 16 bytes too, for C of aligned rows."""
+    ptx = compiled(variant(name, aligned=False)).ptx
+    assert ("st.global.v4.b32" in ptx) == whole
+    assert "st.global.b16" in ptx
+
+
 @every_variant
 def test_map_of_a_residual(made: Variant) -> None:
     """Where a matrix can be added it comes in boxes that fit a buffer of X; nothing is guarded of it."""

@@ -65,6 +65,13 @@ class Epilogue:
             return self.scale_b_ptr
 
     @gluon.jit
+    def in_vectors(self):
+        """Return whether rows of C begin at multiples of 16 bytes and have whole ones."""
+        BYTES: gl.constexpr = self.c_ptr.dtype.element_ty.primitive_bitwidth // 8
+        sizes = self.stride_cz | self.stride_cm | self.N
+        return (self.c_ptr.to(gl.int64) | sizes * BYTES) % BOX_ALIGNMENT == 0
+
+    @gluon.jit
     def boxed(self):
         """Return whether TMA can copy that matrix. If not, its tensor map is empty."""
         BYTES: gl.constexpr = self.bias_ptr.dtype.element_ty.primitive_bitwidth // 8
@@ -210,35 +217,48 @@ def store(chunk, matrix, m, n, limit, c_desc, c_smem, epilogue, tiling):
     """Round a chunk, and start its store to row m and column n of a matrix of C.
 
     Of grouped products, rows from `limit` on belong to others: a chunk that has some is stored by threads. So is every
-    chunk of C if its rows may lie anywhere.
+    chunk of C if its rows may lie anywhere. A chunk with all columns of its tile may be whole rows of C. Then a warp
+    stores several at once: sectors of memory in which one row ends and the next begins are written once. TMA writes
+    each row apart.
     """
+    t = tiling
+    VECTOR_LENGTH: gl.constexpr = BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth
+    WHOLE_ROWS: gl.constexpr = chunk.shape[1] == (t.ROWS if t.SWAPPED else t.COLUMNS)
     tma.store_wait(0)
     gl.barrier()  # one thread waited for the store before, or others may still read
     c_smem.store(chunk.to(c_desc.dtype))
     fence_async_shared()
     gl.barrier()  # one thread stores the writes of all
-    if tiling.ANY_C:
+    if t.ANY_C:
         c_ptr = epilogue.c_ptr + matrix.to(gl.int64) * epilogue.stride_cz
-        store_rows(c_smem, c_ptr, m, n, epilogue.M, epilogue, 1)
-    elif not tiling.GROUPED:
+        if WHOLE_ROWS and epilogue.in_vectors():
+            store_rows(c_smem, gl.multiple_of(c_ptr, BOX_ALIGNMENT), m, n, epilogue.M, epilogue, VECTOR_LENGTH)
+        else:
+            store_rows(c_smem, c_ptr, m, n, epilogue.M, epilogue, 1)
+    elif not t.GROUPED:
         tma.async_store(c_desc, [matrix, m, n], c_smem)
     elif m + chunk.shape[0] <= limit:
         tma.async_store(c_desc, [0, m, n], c_smem)
     else:
-        store_rows(c_smem, epilogue.c_ptr, m, n, limit, epilogue, BOX_ALIGNMENT * 8 // c_smem.dtype.primitive_bitwidth)
+        store_rows(c_smem, epilogue.c_ptr, m, n, limit, epilogue, VECTOR_LENGTH)
 
 
 @gluon.jit
 def store_rows(c_smem, c_ptr, m, n, limit, epilogue, VECTOR_LENGTH: gl.constexpr):
-    """Store the rows below `limit` of a chunk at row m and column n of the matrix at `c_ptr`, some elements at once."""
+    """Store the rows below `limit` of a chunk at row m and column n of the matrix at `c_ptr`.
+
+    VECTOR_LENGTH elements are stored at once. It divides the distance of rows and their length.
+    """
     ROWS: gl.constexpr = c_smem.shape[0]
     COLS: gl.constexpr = c_smem.shape[1]
     ACROSS: gl.constexpr = min(COLS // VECTOR_LENGTH, THREADS)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, VECTOR_LENGTH], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     rows = m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
     cols = n + gl.arange(0, COLS, layout=gl.SliceLayout(0, LAYOUT))
-    ptrs = c_ptr + rows.to(gl.int64)[:, None] * epilogue.stride_cm + cols[None, :]
-    gl.store(ptrs, c_smem.load(LAYOUT), mask=(rows < limit)[:, None] & (cols < epilogue.N)[None, :])
+    starts = rows.to(gl.int64) * (epilogue.stride_cm // VECTOR_LENGTH) * VECTOR_LENGTH
+    inside = cols // VECTOR_LENGTH < epilogue.N // VECTOR_LENGTH
+    mask = (rows < limit)[:, None] & inside[None, :]
+    gl.store(c_ptr + starts[:, None] + cols[None, :], c_smem.load(LAYOUT), mask=mask)
 
 
 @gluon.jit
