@@ -40,7 +40,7 @@ class Run(NamedTuple):
     split: int = 1
     layout: str = ""
     copies: int = 0
-    dense: bool = False  # rows of C follow each other, each of whole 16 bytes, though the kernel asks for neither
+    gap: int | None = None  # bytes between rows of C, each of whole 16 bytes, though the kernel asks for neither
 
 
 def runs_of(kernel: Kernel) -> list[Run]:
@@ -84,10 +84,10 @@ def runs_of(kernel: Kernel) -> list[Run]:
         odd = found[2]._replace(n=sizes[2][1] // any_n * any_n)
         found += [odd._replace(layout=order, copies=copies) for order in orders]
         found += [] if split else [odd._replace(copies=COPY_C)]
-        if not split and "c_span" not in step:
+        if not split and "c_ptr" not in step:
             vector = 16 // DTYPES[kernel.dtype_c].bytes
             widths = tile.block_n // tile.cluster_n - vector, 2 * tile.block_n + vector
-            found += [Run(found[2].m, n, found[2].k, dense=True) for n in widths]
+            found += [Run(found[2].m, n, found[2].k, gap=gap) for n, gap in zip(widths, (0, 48), strict=True)]
     return found
 
 
@@ -145,7 +145,8 @@ def result_of(
     free_a, free_b, free_c = ("abc"[i] not in aligned or bool(run.copies >> i & 1) for i in range(3))
     a_view = place(a, kernel.dtype_a, layout[0], free_a)
     b_view = place(b, kernel.dtype_b, layout[1], free_b)
-    pitch = run.n if run.dense else run.n + padding(run.n, free_c)
+    gap = padding(run.n, free_c) if run.gap is None else run.gap // DTYPES[kernel.dtype_c].bytes
+    pitch = run.n + gap
     c_memory = torch.full((*a.shape[:-2], run.m + 2, pitch), -7.0, device=a.device).to(torch_dtype(kernel.dtype_c))
     c = c_memory[..., 1 : run.m + 1, : run.n]
     bias, scale_a, scale_b = epilogue.bias, epilogue.scale_a, epilogue.scale_b
@@ -287,7 +288,7 @@ def test_batches(
                 kernel = replace(found, dtype_c="int32" if found.dtype_c == "int32" else "fp32", epilogue="none")
             output, name = torch_dtype(kernel.dtype_c), inputs_of(found)
             runs = [run for run in runs_of(found) if not run.copies and run.k]
-            for turn, run in enumerate((runs[1], runs[2])):
+            for turn, run in enumerate((runs[1], runs[2], *(run for run in runs if run.gap is not None))):
                 a, b = integers(*run[:3], name, output, generator=generator, batch=(MEMBERS,))
                 b = b[0] if shared else b
                 epilogue = Epilogue()

@@ -778,7 +778,14 @@ def test_threads_store_c_of_any_rows(made: Variant) -> None:
 
 @pytest.mark.parametrize(
     ("name", "whole"),
-    [("sliced", True), ("pingpong", True), ("pingpong-wide", False), ("cooperative-2-wide", False), ("swapped", False)],
+    [
+        ("sliced", True),
+        ("pingpong", True),
+        ("swapped-tall", True),
+        ("pingpong-wide", False),
+        ("cooperative-2-wide", False),
+        ("swapped", False),
+    ],
 )
 def test_threads_store_whole_rows_in_vectors(name: str, whole: bool) -> None:  # noqa: FBT001
     """Where one chunk has all columns of a tile there are stores of 16 bytes too, for C of aligned rows."""

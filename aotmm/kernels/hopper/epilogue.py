@@ -65,6 +65,11 @@ class Epilogue:
             return self.scale_b_ptr
 
     @gluon.jit
+    def matrix_of_c(self, matrix):
+        """Return the address of a matrix of C, if threads store it."""
+        return self.c_ptr + matrix.to(gl.int64) * self.stride_cz
+
+    @gluon.jit
     def in_vectors(self):
         """Return whether rows of C begin at multiples of 16 bytes and have whole ones."""
         BYTES: gl.constexpr = self.c_ptr.dtype.element_ty.primitive_bitwidth // 8
@@ -230,11 +235,11 @@ def store(chunk, matrix, m, n, limit, c_desc, c_smem, epilogue, tiling):
     fence_async_shared()
     gl.barrier()  # one thread stores the writes of all
     if t.ANY_C:
-        c_ptr = epilogue.c_ptr + matrix.to(gl.int64) * epilogue.stride_cz
         if WHOLE_ROWS and epilogue.in_vectors():
-            store_rows(c_smem, gl.multiple_of(c_ptr, BOX_ALIGNMENT), m, n, epilogue.M, epilogue, VECTOR_LENGTH)
+            c_ptr = gl.multiple_of(epilogue.matrix_of_c(matrix), BOX_ALIGNMENT)
+            store_rows(c_smem, c_ptr, m, n, epilogue.M, epilogue, VECTOR_LENGTH)
         else:
-            store_rows(c_smem, c_ptr, m, n, epilogue.M, epilogue, 1)
+            store_rows(c_smem, epilogue.matrix_of_c(matrix), m, n, epilogue.M, epilogue, 1)
     elif not t.GROUPED:
         tma.async_store(c_desc, [matrix, m, n], c_smem)
     elif m + chunk.shape[0] <= limit:

@@ -309,7 +309,7 @@ def _boxes(columns: int, y: dict[str, str], *, swapped: bool) -> tuple[int, int]
 def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1: int, *, swapped: bool) -> int:
     """Return the columns of one store: the most that fit in shared memory, at most a row without conflicts.
 
-    Threads store two such rows at once if these are all columns (`epilogue.store`).
+    If these are all columns of a tile, one store of threads has the columns of two such rows (`epilogue.store`).
 
     Every consumer has room of its own for `part` rows of them, beside the ring, whose stages have `rows` of X and
     `loaded` columns of Y, and the factors of the epilogue.
@@ -328,7 +328,7 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     if variant.block_scales:
         taken += config.num_stages * 4 * (rows + cols)
     width = min(cols, LINE_BYTES // c.bytes)
-    if not variant.aligned and not cols1 and cols * c.bytes == 2 * LINE_BYTES:
+    if not (variant.aligned or swapped or cols1) and cols * c.bytes == 2 * LINE_BYTES:
         width = cols
     while width > LEAST_WIDTH:
         tail = _least_power((cols + cols1) % width)
