@@ -166,7 +166,11 @@ def test_sensible_splits(pack: Pack) -> None:
     assert splits(_product(8192, 8192, 8184)) == set()
     assert splits(_product(32, 16, 1056)) == {3, 4, 6, 8, 12, 16}  # the two largest, for each block_k
     assert splits(_product(16, 64, 2**18), clustered=True) == {8, 12, 16, 24, 32, 48}
+    assert splits(_product(256, 256, 65536), clustered=True) == {2, 3, 4, 5, 6, 8, 12}
+    assert splits(_product(256, 256, 512), clustered=True) == {2, 3, 4}
     assert splits(_product(1024, 2048, 8184), clustered=True) == set()
+    assert splits(_product(8192, 8192, 8184), clustered=True) == set()
+    assert splits(_product(32, 16, 1056), clustered=True) == {6, 8}
 
 
 def test_workspaces_are_what_running_needs(pack: Pack) -> None:
