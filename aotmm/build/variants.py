@@ -18,7 +18,6 @@ from aotmm.kernels import (
     MOST_BLOCKS,
     MOST_COLUMNS,
     NUMBERS,
-    PLANE_BUFFERS,
     WARP,
     WARP_SPECIALISED,
     Family,
@@ -509,37 +508,49 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
         raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
     _check_layouts(entry, family, where)
-    if "fp32" in entry.dtypes and family.width:
-        _check_split(entry, family, where)
+    if family.warpgroups:
+        _check_planes(entry, family, where)
 
 
-def _check_split(entry: Entry, family: Family, where: str) -> None:
-    """Refuse an entry whose warpgroups cannot split fp32 (`kernels.hopper.mma.multiply_split`).
+def _check_planes(entry: Entry, family: Family, where: str) -> None:
+    """Refuse an entry whose warpgroups cannot write planes of Y to shared memory (`kernels.hopper.mma`).
 
-    Each warpgroup has 64 rows and two sums for each element of C, and splits as many lines of Y. Planes of Y are in
-    turns by the number of the stage.
+    They do so where they split fp32, and where they turn tf32 that lies across K on both sides. Each warpgroup writes
+    as many lines or columns of Y. With fp32 it has 64 rows, and two sums for each element of C.
 
     Raises:
         SpecError: with what it needs.
     """
+    split, turned = "fp32" in entry.dtypes, "tf32" in entry.dtypes and "tn" in entry.layouts
+    if not (split or turned):
+        return
     numbers = entry.numbers | {side: entry.numbers[side] // blocks for side, blocks in _blocks(entry.numbers).items()}
     slabs, step = numbers["num_warps"] // 4, LINE_BYTES // _FOUR
-    needs = {
-        "num_warps = 4 or 8": slabs <= _TWO,
-        f"{family.warpgroups} = 64 for each warpgroup": numbers[family.warpgroups] == 64 * slabs,
-        f"{family.width} = 16, 32, 64 or 128": numbers[family.width] in (16, 32, 64, 128),
-        f"block_k = {step} for each block": numbers["block_k"] == step,
-        "an even num_stages": numbers.get("num_stages", DEFAULT_STAGES["cuda"]) % PLANE_BUFFERS == 0,
-        "no groups of K": entry.role != "grouped_k",
-    }
+    rows, width = numbers[family.warpgroups], numbers[family.width]
+    needs = {"num_warps = 4 or 8": slabs <= _TWO}
+    if split:
+        needs |= {
+            f"{family.warpgroups} = 64 for each warpgroup": rows == 64 * slabs,
+            f"{family.width} = 16, 32, 64 or 128": width in (16, 32, 64, 128),
+            f"block_k = {step} for each block": numbers["block_k"] == step,
+            "no groups of K": entry.role != "grouped_k",
+        }
+    else:
+        needs |= {
+            f"{family.warpgroups} = 64 or 128 for each warpgroup": rows in (64 * slabs, 128 * slabs),
+            f"{family.width} = 16, 32, 64, 128 or 256": width in (16, 32, 64, 128, 256),
+            f"block_k = {step} or {2 * step}": numbers["block_k"] in (step, 2 * step),
+            "no clusters": set(_blocks(entry.numbers).values()) == {1},
+        }
     if lacking := [need for need, met in needs.items() if not met]:
-        raise SpecError(f"{where}: family {entry.family} splits fp32 into bf16; the entry needs {'; '.join(lacking)}")
+        what = "splits fp32 into bf16" if split else 'turns tf32 in layout "tn"'
+        raise SpecError(f"{where}: family {entry.family} {what}; the entry needs {'; '.join(lacking)}")
 
 
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
     """Refuse layouts in which wgmma does not read a type: one byte along K alone; tf32 too, but X from registers.
 
-    fp32 is split into numbers of 16 bits first.
+    There Y lies along K, or X and Y both lie across it. fp32 is split into numbers of 16 bits first.
 
     A stage of a group of K may end with rows of another group, which are cleared: it has rows in layout "tn" alone.
 
@@ -557,7 +568,7 @@ def _check_layouts(entry: Entry, family: Family, where: str) -> None:
         if size == 1 or (size == _FOUR and not family.warpgroups):
             along_k = ("nt",)
         elif size == _FOUR and dtype != "fp32":
-            along_k = ("nt", "tt") if family.width == "block_n" else ("nt", "nn")
+            along_k = ("nt", "tt", "tn") if family.width == "block_n" else ("nt", "nn", "tn")
         if not set(entry.layouts) <= set(along_k):
             able = ", ".join(f'"{layout}"' for layout in along_k)
             raise SpecError(f"{where}: family {entry.family} multiplies {dtype} in layouts = [{able}] alone")

@@ -28,7 +28,7 @@ WARPGROUP = 4  # warps that issue one wgmma together
 MOST_COLUMNS = 256
 LINE_BYTES = 128
 GROUP_LINES = 8  # of a period of the swizzle
-# Hopper's kernels multiply fp32 as the sum of so many bf16 numbers (`hopper.mma.multiply_split`). Those of Y are in
+# Hopper's kernels multiply fp32 as the sum of so many bf16 numbers (`hopper.mma.multiply_split`). Planes of Y are in
 # buffers of shared memory in turn, one of which is multiplied while the other is filled.
 PLANES, PLANE_BUFFERS = 3, 2
 # Of a cluster that every GPU with clusters can launch. Source: CUDA programming guide, "Thread Block Clusters".

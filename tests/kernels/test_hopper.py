@@ -82,7 +82,7 @@ EIGHT_BIT = (
 # X comes through registers if it does not lie along K, and then every step waits for its product.
 TF32 = (
     ("cooperative-2", "nt"), ("cooperative-2-wide", "tt"), ("swapped", "nn"), ("swapped-odd", "nt"), ("pingpong", "nt"),
-    ("clustered", "tt"),
+    ("clustered", "tt"), ("cooperative-2", "tn"), ("swapped", "tn"),
 )  # fmt: skip
 INT8 = ("cooperative-2", "cooperative-1-wide", "swapped", "swapped-twice", "swapped-whole")
 SPLITS = ("cooperative-1", "cooperative-2-wide", "swapped", "clustered")
@@ -358,7 +358,12 @@ def loaded(made: Variant, rows: int = 1 << 20, columns: int = 1 << 20) -> int:
 
 def in_registers(made: Variant) -> bool:
     """Whether X comes through registers: it has 32-bit elements and does not lie along K."""
-    return made.dtype_a == "tf32" and made.layout in ("tt", "nn")
+    return made.dtype_a == "tf32" and made.layout != "nt"
+
+
+def turned(made: Variant) -> bool:
+    """Whether consumers turn Y: it has 32-bit elements, and X and Y do not lie along K."""
+    return made.dtype_a == "tf32" and made.layout == "tn"
 
 
 def adds_matrices(made: Variant) -> bool:
@@ -619,13 +624,24 @@ def held_by_no_carry(lines: list[str], expected: int = 1) -> list[str]:
 
 
 def held_ahead(lines: list[str]) -> list[str]:
-    """What is wrong with the ring in a group of warps that waits for the stage after the one that it carries."""
+    """What is wrong with the ring in a group of warps that waits for the stage after the one that it carries.
+
+    One that turns Y also waits for the plane of the stage that it carries, and for the turn of the next one's.
+    """
     found = list(loops(lines))
     (loop,) = (each for each in found if passes_stages(each))
     around = next(other for other in found if other.first < loop.first < loop.last < other.last)
-    ((barrier, phase),) = re.findall(r"ttng\.wait_barrier (%\w+), (%\w+),", "\n".join(loop.body))
-    stage, following = indices(loop.body)[barrier], derived(loop.body, set(loop.carried))
+    waits = re.findall(r"ttng\.wait_barrier (%\w+), (%\w+),", "\n".join(loop.body))
+    awaited = [(indices(loop.body)[barrier], phase) for barrier, phase in waits]
+    now = [names for names in awaited if names[0] in loop.carried]
+    (stage, phase), *turns = [names for names in awaited if names[0] not in loop.carried]
+    following = derived(loop.body, set(loop.carried))
     wrong = [f"{name} does not follow what is carried" for name in (stage, phase) if name not in following]
+    wrong += [f"{phase} is not carried" for _, phase in now if phase not in loop.carried]
+    before = derived(loop.body, {stage, phase})
+    wrong += [f"{name} does not follow the next stage" for names in turns for name in names if name not in before]
+    if len(now) != len(turns):
+        wrong.append(f"waits for {len(now)} planes and {len(turns)} turns")
     wrong += [f"{name} is not carried on" for name in (stage, phase) if name not in loop.next]
     begun = derived(lines[around.first + 1 : loop.first], set(around.carried))
     firsts = [start for start, after in zip(loop.carried.values(), loop.next, strict=True) if after in (stage, phase)]
@@ -1087,7 +1103,8 @@ def test_stages_are_carried(made: Variant) -> None:
     for lines in multiplying:
         (loop,) = (found for found in loops(lines) if passes_stages(found))
         assert "ttng.warp_group_dot" in "\n".join(loop.body)
-        assert len(arrivals(loop.body)) == 1
+        # who turns Y says so, and that all of the plane is multiplied
+        assert len(arrivals(loop.body)) == (3 if turned(made) else 1)
         # the last stage of a tile is handed back after the loop, unless every step waits for its product, and boxes are
         after = lines[loop.last + 1 :]
         around = {each.results for each in loops(lines) if each.first < loop.first < loop.last < each.last}

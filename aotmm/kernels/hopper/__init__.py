@@ -21,6 +21,9 @@ them (multicast). A launch says how many blocks a cluster has along M and N; the
 kernels of `cooperative` and `swapped` each block of a cluster multiplies a slice of K (`slices`).
 
 Numbers of fp32 are split into three of bf16 first, and a stage is released when they are (`mma.multiply_split`).
+
+tf32 is multiplied along K alone. X comes through registers if it lies across K (`mma.multiply_registers`); if Y does so
+as well, it is turned in shared memory (`mma.multiply_turned`).
 """
 
 from __future__ import annotations

@@ -69,14 +69,14 @@ def cooperative(
     STAGES: gl.constexpr, X_K_MAJOR: gl.constexpr, Y_K_MAJOR: gl.constexpr, X_IN_REGISTERS: gl.constexpr,
     SWAPPED: gl.constexpr, GROUPED: gl.constexpr, GROUPED_K: gl.constexpr, PARTIAL: gl.constexpr, PRECISE: gl.constexpr,
     X_GROUP: gl.constexpr, Y_GROUP: gl.constexpr, SCALED: gl.constexpr, EPILOGUE: gl.constexpr, SLICES: gl.constexpr,
-    SERIAL: gl.constexpr, ANY_C: gl.constexpr, SPLIT: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
+    SERIAL: gl.constexpr, ANY_C: gl.constexpr, Y_PLANES: gl.constexpr, PRODUCER: gl.constexpr, CONSUMER: gl.constexpr,
 ):  # fmt: skip
     """Compute C (batch, M, N) = A (batch, M, K) @ B (batch, K, N) and the epilogue, or partial sums; K is not 0."""
     gdc_launch_dependents()  # the next kernel may start when blocks of this one have left; it waits for all of them
     t = Tiling(
         CLUSTERED, X_MAP, Y_MAP, Y1_MAP, PARTS, ROWS, COLUMNS, COLS, COLS1, WIDTH, TAIL, BOXES, BIAS, IN_TURNS, BLOCK_K,
         STAGES, X_K_MAJOR, Y_K_MAJOR, X_IN_REGISTERS, SWAPPED, GROUPED, GROUPED_K, PARTIAL, PRECISE, X_GROUP, Y_GROUP,
-        SCALED, EPILOGUE, SLICES, SERIAL, ANY_C, SPLIT,
+        SCALED, EPILOGUE, SLICES, SERIAL, ANY_C, Y_PLANES,
     )  # fmt: skip
     cluster = cluster_of(CLUSTERED, SLICES, SWAPPED)
     steps = gl.cdiv(K + k_shift, BLOCK_K)

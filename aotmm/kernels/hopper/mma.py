@@ -311,8 +311,9 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
     wraps = stage < IN_TURN
     before = gl.where(wraps, stage + t.STAGES, stage) - IN_TURN
     mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+    plane = OF_FP32 * turn_of(stage, phase, t)
     for i in gl.static_range(OF_FP32):
-        ring.planes.index(plane_of(stage) + i).slice(SLAB * LINES, LINES).store(planes[i])
+        ring.planes.index(plane + i).slice(SLAB * LINES, LINES).store(planes[i])
     fence_async_shared()
     # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
     mbarrier.arrive(ring.planes_full.index(stage), count=1)
@@ -321,9 +322,9 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
 
 
 @gluon.jit
-def plane_of(stage):
-    """Return the number of the first plane of a stage."""
-    return OF_FP32 * (stage & (IN_TURN - 1))
+def turn_of(stage, phase, tiling):
+    """Return the number of a stage's turn among IN_TURN: stages are counted on when the ring wraps."""
+    return (stage + phase * tiling.STAGES) & (IN_TURN - 1)
 
 
 @gluon.jit
@@ -340,9 +341,10 @@ def multiply_split(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, firs
     high, middle, low = split_stage(ring, cluster, t, SLAB, stage, phase, LAYOUT)
     for step in range(first, end):
         mbarrier.wait(ring.planes_full.index(stage), phase)
-        y_high = as_factor(ring.planes.index(plane_of(stage)), t.Y_K_MAJOR)
-        y_middle = as_factor(ring.planes.index(plane_of(stage) + 1), t.Y_K_MAJOR)
-        y_low = as_factor(ring.planes.index(plane_of(stage) + 2), t.Y_K_MAJOR)
+        plane = OF_FP32 * turn_of(stage, phase, t)
+        y_high = as_factor(ring.planes.index(plane), t.Y_K_MAJOR)
+        y_middle = as_factor(ring.planes.index(plane + 1), t.Y_K_MAJOR)
+        y_low = as_factor(ring.planes.index(plane + 2), t.Y_K_MAJOR)
         product = warpgroup_mma(high, y_high, acc, use_acc=False, is_async=True)
         product = warpgroup_mma_wait(0, deps=(product,))
         acc += product
@@ -368,6 +370,56 @@ def multiply_split(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, firs
         acc = gl.where(gl.abs(acc) < INFINITY, acc + product, acc)
         mbarrier.arrive(ring.planes_empty.index(stage), count=1)
         high, middle, low = later_high, later_middle, later_low
+        stage, phase = later, later_phase
+    return acc, stage, phase
+
+
+@gluon.jit
+def turn_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: gl.constexpr):
+    """Write Y of a stage to shared memory along K, and release the stage. Return slab SLAB of X.
+
+    Each consumer writes a part, when all have multiplied the plane of the last stage but one, which was there.
+    """
+    t = tiling
+    mbarrier.wait(ring.full.index(stage), phase)
+    x = as_factor(ring.x.index(stage * t.PARTS + SLAB), not t.X_K_MAJOR).load(LAYOUT)
+    y = ring.y.index(stage)
+    PART: gl.constexpr = y.shape[1] // t.PARTS
+    ACROSS: gl.constexpr = min(PART, THREADS)
+    VECTOR: gl.constexpr = VECTOR_UNIT // 4
+    OF_Y: gl.constexpr = gl.BlockedLayout([VECTOR, 1], [THREADS // ACROSS, ACROSS], [4, 1], [0, 1])
+    lines = y.slice(SLAB * PART, PART, dim=1).load(OF_Y)
+    wraps = stage < IN_TURN
+    before = gl.where(wraps, stage + t.STAGES, stage) - IN_TURN
+    mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+    ring.planes.index(turn_of(stage, phase, t)).slice(SLAB * PART, PART).store(lines.permute((1, 0)))
+    fence_async_shared()
+    # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
+    mbarrier.arrive(ring.planes_full.index(stage), count=1)
+    release(ring, cluster, stage, True)
+    return x
+
+
+@gluon.jit
+def multiply_turned(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc):
+    """Do `multiply` for 32-bit elements that lie across K: X in registers, Y turned. All products are done.
+
+    Y of a step is turned while that before is multiplied.
+    """
+    t = tiling
+    LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 1)
+    x = turn_stage(ring, cluster, t, SLAB, stage, phase, LAYOUT)
+    for step in range(first, end):
+        mbarrier.wait(ring.planes_full.index(stage), phase)
+        y = as_factor(ring.planes.index(turn_of(stage, phase, t)), True)
+        acc = warpgroup_mma(x, y, acc, use_acc=step > first, is_async=True)
+        later, later_phase = next_stage(stage, phase, t.STAGES)
+        later_x = x
+        if step + 1 < end:
+            later_x = turn_stage(ring, cluster, t, SLAB, later, later_phase, LAYOUT)
+        acc, x = warpgroup_mma_wait(0, deps=(acc, x))
+        mbarrier.arrive(ring.planes_empty.index(stage), count=1)
+        x = later_x
         stage, phase = later, later_phase
     return acc, stage, phase
 
@@ -403,11 +455,14 @@ def multiply(
     t = tiling
     PART: gl.constexpr = t.ROWS // t.PARTS
     COLS1: gl.constexpr = t.COLS1 if t.COLS1 > 0 else t.COLS  # of an unused accumulator, which vanishes
-    BITS: gl.constexpr = 16 if t.SPLIT else ring.x.dtype.primitive_bitwidth
+    BITS: gl.constexpr = 16 if t.Y_PLANES == OF_FP32 else ring.x.dtype.primitive_bitwidth
     SUMS: gl.constexpr = gl.int32 if ring.x.dtype == gl.int8 else gl.float32
     acc = gl.zeros([PART, t.COLS], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, t.COLS, 256 // BITS]))
     acc1 = gl.zeros([PART, COLS1], SUMS, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLS1, 256 // BITS]))
-    if t.SPLIT:
+    if t.Y_PLANES == 1:
+        acc, stage, phase = multiply_turned(ring, cluster, t, SLAB, stage, phase, first, end, acc)
+        return acc, acc1, stage, phase
+    elif t.Y_PLANES == OF_FP32:
         acc, stage, phase = multiply_split(ring, cluster, t, SLAB, stage, phase, first, end, acc)
         return acc, acc1, stage, phase
     elif t.X_GROUP > 0:

@@ -42,8 +42,9 @@ class Tiling:
     IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
     of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
     (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL slices
-    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere. If SPLIT, operands are fp32,
-    which consumers split (`mma.multiply_split`).
+    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere. Consumers multiply Y_PLANES
+    planes of Y that they write to shared memory: those of fp32 (`mma.multiply_split`), or one of tf32 that lies along K
+    (`mma.multiply_turned`).
     """
 
     CLUSTERED: gl.constexpr
@@ -77,7 +78,7 @@ class Tiling:
     SLICES: gl.constexpr
     SERIAL: gl.constexpr
     ANY_C: gl.constexpr
-    SPLIT: gl.constexpr
+    Y_PLANES: gl.constexpr
 
 
 @gluon.aggregate
@@ -247,6 +248,12 @@ def of_plane(width):
     return gl.NVMMASharedLayout(min(2 * width, LINE_BYTES), 16, rank=2)
 
 
+@gluon.constexpr_function
+def of_turned():
+    """Return the layout in shared memory of a plane of Y of 32-bit numbers, whose lines lie along K."""
+    return gl.NVMMASharedLayout(LINE_BYTES, 32, rank=2)
+
+
 @gluon.aggregate
 class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
@@ -255,7 +262,7 @@ class Ring:
     its step, if there are any. A consumer warpgroup releases a stage ONCE for each peer, in clusters without block
     scales, or once for each of its warps.
 
-    With fp32, consumers split the numbers of a stage, and release it then. Of Y they write planes to shared memory:
+    Where consumers write planes of Y to shared memory, they release a stage when they have done so and have loaded X:
     `planes_full` and `planes_empty` tell for each stage that all have written their parts, and have multiplied them.
     """
 
@@ -309,9 +316,13 @@ def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
         x_scales = scale_buffers(power_of_two(t.ROWS // t.X_GROUP), t.STAGES)
         y_scales = scale_buffers(t.COLS // t.Y_GROUP, t.STAGES)
         return Ring(x, y, y1, full, empty, x_scales, y_scales, 0, 0, 0, ONCE)
-    elif t.SPLIT:
+    elif t.Y_PLANES > 0:
         SHAPE: gl.constexpr = y_desc.block_type.shape[1:]
-        planes = gl.allocate_shared_memory(gl.bfloat16, [OF_FP32 * IN_TURN] + SHAPE, of_plane(SHAPE[1]))
+        if t.Y_PLANES == OF_FP32:
+            planes = gl.allocate_shared_memory(gl.bfloat16, [OF_FP32 * IN_TURN] + SHAPE, of_plane(SHAPE[1]))
+        else:
+            LINES: gl.constexpr = of_turned()
+            planes = gl.allocate_shared_memory(gl.float32, [IN_TURN, SHAPE[1], SHAPE[0]], LINES)
         made, used = barriers(t.STAGES, t.PARTS), barriers(t.STAGES, t.PARTS)
         return Ring(x, y, y1, full, empty, 0, 0, planes, made, used, ONCE)
     else:
@@ -395,11 +406,11 @@ def release(ring, cluster, stage, pred):
 
 @gluon.jit
 def pass_planes(ring, tiling, stage):
-    """Count a stage of an added matrix, which has no planes, as split and multiplied.
+    """Count a stage of an added matrix, which has no planes, as written and multiplied.
 
     So the barriers of planes keep the turns of the ring.
     """
-    if tiling.SPLIT:
+    if tiling.Y_PLANES > 0:
         mbarrier.arrive(ring.planes_full.index(stage), count=1)
         mbarrier.arrive(ring.planes_empty.index(stage), count=1)
 

@@ -40,7 +40,7 @@ MOST_TRANSPOSED = 2  # bytes of an element that a wgmma reads in any order from 
 BARRIER_BYTES = 512  # more than all barriers take
 # Every fence between threads' writes to shared memory and reads of TMA or wgmma there stands in the source. So does
 # every barrier between threads that share memory (add_membar), but for those of scales beside other factors, in
-# searches for groups, and in the arrivals of those that split fp32. No layout is left to the compiler, and the
+# searches for groups, and in the arrivals of those that write planes of Y. No layout is left to the compiler, and the
 # optimisations find nothing.
 UNNEEDED = (
     "add_proxy_fence_insertion", "add_infer_coalesced_encodings", "add_resolve_auto_encodings", "add_tma_lowering",
@@ -73,6 +73,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
     cols1 = columns - cols
     line = depth * DTYPES[variant.dtype_a].bytes
     split = variant.dtype_a == "fp32"
+    turned = variant.dtype_a == "tf32" and "K" not in (x["inner"], y["inner"])
     in_registers = split or (DTYPES[variant.dtype_a].bytes > MOST_TRANSPOSED and x["inner"] != "K")
     one = part in (64, 128) and columns <= MOST_COLUMNS and line == LINE_BYTES and not in_registers
     along_k = y["inner"] == "K"
@@ -129,7 +130,7 @@ def specialise(function: Any, variant: Variant, *, parts: int, swapped: bool = F
         "SLICES": config.cluster_k,
         "SERIAL": config.serial_k,
         "ANY_C": not variant.aligned,
-        "SPLIT": split,
+        "Y_PLANES": PLANES if split else int(turned),
         "PRODUCER": registers[1],
         "CONSUMER": registers[0],
     }
@@ -319,6 +320,8 @@ def _width(variant: Variant, rows: int, loaded: int, part: int, cols: int, cols1
     taken = config.num_stages * (rows + loaded) * config.block_k // config.cluster_k * element + BARRIER_BYTES
     if variant.dtype_a == "fp32":
         taken += PLANE_BUFFERS * PLANES * loaded * config.block_k // config.cluster_k * DTYPES["bf16"].bytes
+    elif variant.dtype_a == "tf32" and variant.layout == "tn":
+        taken += PLANE_BUFFERS * loaded * config.block_k * element
     taken += (config.cluster_k - 1) * 4 * part * (cols + cols1)
     wide = cols * (2 if cols1 else 1)
     if variant.dtype_a.startswith("fp8") or adds_matrix(variant.epilogue):

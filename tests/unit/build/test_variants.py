@@ -645,10 +645,6 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             "config 1: family cooperative splits fp32 into bf16; the entry needs block_k = 32 for each block",
         ),
         (
-            HEADER + WGMMA.replace('"fp16"', '"fp32"') + "num_stages = 3",
-            "config 1: family cooperative splits fp32 into bf16; the entry needs an even num_stages",
-        ),
-        (
             HEADER + WGMMA.replace('"fp16"', '"fp32"').replace("block_m = 64", "block_m = 128") + "num_stages = 4",
             "config 1: family cooperative splits fp32 into bf16; the entry needs block_m = 64 for each warpgroup",
         ),
@@ -677,11 +673,31 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + WGMMA.replace("fp16", "tf32"),
-            'config 1: family cooperative multiplies tf32 in layouts = ["nt", "tt"] alone',
+            'config 1: family cooperative multiplies tf32 in layouts = ["nt", "tt", "tn"] alone',
         ),
         (
             HEADER + WGMMA.replace("fp16", "tf32").replace("cooperative", "swapped") + 'layouts = ["tt"]',
-            'config 1: family swapped multiplies tf32 in layouts = ["nt", "nn"] alone',
+            'config 1: family swapped multiplies tf32 in layouts = ["nt", "nn", "tn"] alone',
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "tf32").replace("block_n = 64", "block_n = 192") + 'layouts = ["tn"]',
+            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs block_n = 16, 32, 64, 128 or 256',
+        ),
+        (
+            HEADER + WGMMA.replace("fp16", "tf32").replace("= 32", "= 128") + 'layouts = ["nt", "tn"]',
+            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs block_k = 32 or 64',
+        ),
+        (
+            HEADER
+            + WGMMA.replace("fp16", "tf32").replace("cooperative", "swapped").replace("block_n = 64", "block_n = 192")
+            + 'layouts = ["tn"]',
+            "the entry needs block_n = 64 or 128 for each warpgroup",
+        ),
+        (
+            HEADER
+            + WGMMA.replace("fp16", "tf32").replace("block_m = 64", "block_m = 128")
+            + 'cluster_m = 2\nlayouts = ["tn"]',
+            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs no clusters',
         ),
         (
             HEADER
