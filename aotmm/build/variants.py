@@ -508,7 +508,7 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         able = ", ".join(f'"{epilogue}"' for epilogue in family.epilogues)
         raise SpecError(f"{where}: family {name} has fewer epilogues; the entry needs epilogues = [{able}]")
     _check_layouts(entry, family, where)
-    if family.warpgroups:
+    if family.warpgroups and family.width:
         _check_planes(entry, family, where)
 
 
@@ -535,7 +535,7 @@ def _check_planes(entry: Entry, family: Family, where: str) -> None:
             f"block_k = {step} for each block": numbers["block_k"] == step,
             "no groups of K": entry.role != "grouped_k",
         }
-    else:
+    if turned:
         needs |= {
             f"{family.warpgroups} = 64 or 128 for each warpgroup": rows in (64 * slabs, 128 * slabs),
             f"{family.width} = 16, 32, 64, 128 or 256": width in (16, 32, 64, 128, 256),

@@ -200,8 +200,8 @@ static int64_t matrices_of(const quantities *q, int i) {
   return q->value[operands[i].batch_stride] ? q->value[AOTMM_PRODUCT_BATCH] : 1;
 }
 
-/* Of tf32 operands one has to lie along K for the fast kernels. Return the smaller one (AOTMM_COPY_A or AOTMM_COPY_B), to be
-   copied so, if neither does, else 0. */
+/* Of tf32 operands one has to lie along K for the fastest kernels of large products. Return the smaller one (AOTMM_COPY_A or
+   AOTMM_COPY_B), to be copied so, if neither does, else 0. */
 uint32_t needed_along_k(const quantities *q, int64_t element_bytes) {
   if (!is_tf32(q, element_bytes) || contiguous(q, AOTMM_PRODUCT_STRIDE_AK) || contiguous(q, AOTMM_PRODUCT_STRIDE_BK)) return 0;
   const int64_t rows = saturated(q->value[AOTMM_PRODUCT_M], matrices_of(q, 0));

@@ -23,8 +23,8 @@ import pytest
 from aotmm.build import compile, products  # noqa: A004 (the step of that name)
 from aotmm.build.compile import compile_variant
 from aotmm.build.products import I32_LIMIT
-from aotmm.kernels import LINE_BYTES, Specialisation, Variant
-from aotmm.kernels.hopper import pipeline
+from aotmm.kernels import LINE_BYTES, PLANE_BUFFERS, Specialisation, Variant
+from aotmm.kernels.hopper import mma, pipeline
 from aotmm.kernels.hopper.specialisation import REGISTERS
 from aotmm.pack.schema import Config, Kernel, TensorMap
 from aotmm.problem import DTYPES
@@ -139,6 +139,7 @@ PARTIALS = [
     *(variant(name, role="partial", dtype_c="fp32") for name in (*SPLITS, "swapped-odd")),
     variant("swapped-odd", "tt", role="partial", dtype_c="fp32"),
     variant("swapped", "nn", "tf32", role="partial"),
+    variant("swapped", "tn", "tf32", role="partial"),
     variant("swapped", "nt", "int8", role="partial"),
 ]
 FINISHED = [
@@ -151,6 +152,8 @@ FINISHED = [
     variant("serial", epilogue="bias"),
     variant("cooperative-1", "nt", "fp8e4", epilogue="bias"),
     variant("cooperative-2", "nt", "tf32", epilogue="bias"),
+    variant("cooperative-2", "tn", "tf32", epilogue="bias"),
+    variant("swapped", "tn", "tf32", epilogue="full"),
     variant("cooperative-2", epilogue="bias_relu"),
     variant("cooperative-2", epilogue="full"),
     variant("pingpong", epilogue="full"),
@@ -623,10 +626,11 @@ def held_by_no_carry(lines: list[str], expected: int = 1) -> list[str]:
     return [what for i in range(expected) for what in wrong_with(inner[i], inner[:i], found, lines)]
 
 
-def held_ahead(lines: list[str]) -> list[str]:
+def held_ahead(lines: list[str], planes: int = 0) -> list[str]:
     """What is wrong with the ring in a group of warps that waits for the stage after the one that it carries.
 
-    One that turns Y also waits for the plane of the stage that it carries, and for the turn of the next one's.
+    One that turns Y also waits for the plane of the stage that it carries, and for the turn of the next one's: `planes`
+    is 1.
     """
     found = list(loops(lines))
     (loop,) = (each for each in found if passes_stages(each))
@@ -640,7 +644,7 @@ def held_ahead(lines: list[str]) -> list[str]:
     wrong += [f"{phase} is not carried" for _, phase in now if phase not in loop.carried]
     before = derived(loop.body, {stage, phase})
     wrong += [f"{name} does not follow the next stage" for names in turns for name in names if name not in before]
-    if len(now) != len(turns):
+    if (len(now), len(turns)) != (planes, planes):
         wrong.append(f"waits for {len(now)} planes and {len(turns)} turns")
     wrong += [f"{name} is not carried on" for name in (stage, phase) if name not in loop.next]
     begun = derived(lines[around.first + 1 : loop.first], set(around.carried))
@@ -1086,7 +1090,7 @@ def test_stages_are_carried(made: Variant) -> None:
     working = partitions(compiled(made).ttgir)
     assert len(working) == consumers(made) + 1
     *multiplying, producing = working
-    check = held_ahead if in_registers(made) else held_by_no_carry
+    check = functools.partial(held_ahead, planes=int(turned(made))) if in_registers(made) else held_by_no_carry
     assert [check(lines) for lines in multiplying] == [[]] * len(multiplying)
     assert LOADED.search("\n".join(producing))
     for lines in ways(made).values():
@@ -1110,7 +1114,35 @@ def test_stages_are_carried(made: Variant) -> None:
         around = {each.results for each in loops(lines) if each.first < loop.first < loop.last < each.last}
         index, following = indices(after), derived(after, {loop.results, *around})
         late = [name for name in arrivals(after) if index.get(name) in following]
-        assert len(late) == (0 if precise or in_registers(made) else 1) + boxes(made)
+        assert len(late) == (0 if precise or in_registers(made) else 1) + boxes(made) * (3 if turned(made) else 1)
+
+
+class Number(int):
+    """A number whose comparisons are numbers, too, as in the kernels."""
+
+    def __lt__(self, other: int) -> Number:  # type: ignore[override]
+        return Number(int(self) < int(other))
+
+    def to(self, _kind: object) -> Number:
+        """Return it as a number of that kind."""
+        return self
+
+
+@pytest.mark.parametrize("stages", range(2, 17))
+def test_planes_take_turns(stages: int) -> None:
+    """Buffers of planes alternate from stage to stage, whatever their number, and wait for the last stage but one."""
+    waits: list[tuple[int, int]] = []
+    empty = SimpleNamespace(index=int)
+    language = SimpleNamespace(where=lambda wraps, yes, no: yes if wraps else no, int32=int)
+    barrier = SimpleNamespace(wait=lambda stage, phase: waits.append((stage, int(phase))))
+    tiling = SimpleNamespace(STAGES=stages)
+    with patch.multiple(mma, gl=language, mbarrier=barrier, IN_TURN=PLANE_BUFFERS):
+        for number in range(4 * stages):
+            stage, phase = Number(number % stages), number // stages & 1
+            assert mma.turn_of.fn(stage, phase, tiling) == number % PLANE_BUFFERS
+            mma.await_turn.fn(SimpleNamespace(planes_empty=empty), tiling, stage, phase)
+    before = [number - PLANE_BUFFERS for number in range(4 * stages)]
+    assert waits == [(number % stages, number // stages & 1) for number in before]
 
 
 @every_variant

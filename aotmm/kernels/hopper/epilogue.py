@@ -312,7 +312,7 @@ def store_slab(
 def store_in_parts(sums, matrix, row, col, limit, c_desc, c_smem, factors, epilogue, tiling):
     """Do `store_slab` with an activation as a loop over quarters: code for all columns exceeds the instruction cache.
 
-    Registers cannot be indexed, so the quarters change places. For alternatives see docs/performance.md.
+    Registers cannot be indexed, so the quarters change places. For alternatives see docs/experiments/activations.md.
     """
     WIDTH: gl.constexpr = sums.shape[1] // 4
     left, right = halves(sums)

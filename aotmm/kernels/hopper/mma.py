@@ -293,6 +293,20 @@ def split(values):
 
 
 @gluon.jit
+def turn_of(stage, phase, tiling):
+    """Return the number of a stage's turn among IN_TURN: stages are counted on when the ring wraps."""
+    return (stage + phase * tiling.STAGES) & (IN_TURN - 1)
+
+
+@gluon.jit
+def await_turn(ring, tiling, stage, phase):
+    """Wait until all have multiplied the planes of the last stage but one, in whose place those of `stage` come."""
+    wraps = stage < IN_TURN
+    before = gl.where(wraps, stage + tiling.STAGES, stage) - IN_TURN
+    mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+
+
+@gluon.jit
 def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: gl.constexpr):
     """Split the numbers of a stage and release it. Return the planes of slab SLAB of X.
 
@@ -308,9 +322,7 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
     ACROSS: gl.constexpr = min(y.shape[1] // VECTOR, THREADS)
     OF_Y: gl.constexpr = gl.BlockedLayout([1, VECTOR], [THREADS // ACROSS, ACROSS], [4, 1], [1, 0])
     planes = split(y.slice(SLAB * LINES, LINES).load(OF_Y))
-    wraps = stage < IN_TURN
-    before = gl.where(wraps, stage + t.STAGES, stage) - IN_TURN
-    mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+    await_turn(ring, t, stage, phase)
     plane = OF_FP32 * turn_of(stage, phase, t)
     for i in gl.static_range(OF_FP32):
         ring.planes.index(plane + i).slice(SLAB * LINES, LINES).store(planes[i])
@@ -319,12 +331,6 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
     mbarrier.arrive(ring.planes_full.index(stage), count=1)
     release(ring, cluster, stage, True)
     return x
-
-
-@gluon.jit
-def turn_of(stage, phase, tiling):
-    """Return the number of a stage's turn among IN_TURN: stages are counted on when the ring wraps."""
-    return (stage + phase * tiling.STAGES) & (IN_TURN - 1)
 
 
 @gluon.jit
@@ -389,9 +395,7 @@ def turn_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: 
     VECTOR: gl.constexpr = VECTOR_UNIT // 4
     OF_Y: gl.constexpr = gl.BlockedLayout([VECTOR, 1], [THREADS // ACROSS, ACROSS], [4, 1], [0, 1])
     lines = y.slice(SLAB * PART, PART, dim=1).load(OF_Y)
-    wraps = stage < IN_TURN
-    before = gl.where(wraps, stage + t.STAGES, stage) - IN_TURN
-    mbarrier.wait(ring.planes_empty.index(before), phase ^ wraps.to(gl.int32))
+    await_turn(ring, t, stage, phase)
     ring.planes.index(turn_of(stage, phase, t)).slice(SLAB * PART, PART).store(lines.permute((1, 0)))
     fence_async_shared()
     # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
