@@ -491,7 +491,7 @@ def _check_family(entry: Entry, family: Family, where: str) -> None:
         archs = ", ".join(f'"{arch}"' for arch in family.archs)
         raise SpecError(f"{where}: family {name} is for {archs} alone; the entry needs archs = [{archs}]")
     if family.dtypes != INPUTS and not (entry.dtypes and set(entry.dtypes) <= set(family.dtypes)):
-        raise SpecError(f"{where}: family {name} needs dtypes, of these alone: {', '.join(family.dtypes)}")
+        raise SpecError(f"{where}: family {name} needs dtypes in the entry, of these alone: {', '.join(family.dtypes)}")
     if not (family.any_rows or entry.aligned):
         able = " and ".join(name for name, other in FAMILIES.items() if "A" in other.any_rows)
         raise SpecError(f"{where}: family {name} reads and writes 16-byte rows; aligned = false is for {able}")
@@ -543,8 +543,9 @@ def _check_planes(entry: Entry, family: Family, where: str) -> None:
             "no clusters": set(_blocks(entry.numbers).values()) == {1},
         }
     if lacking := [need for need, met in needs.items() if not met]:
-        what = "splits fp32 into bf16" if split else 'turns tf32 in layout "tn"'
-        raise SpecError(f"{where}: family {entry.family} {what}; the entry needs {'; '.join(lacking)}")
+        what = "splits fp32 into bf16" if split else 'turns tf32 in layout "tn" in shared memory'
+        has = ", ".join(f"{key} = {number}" for key, number in entry.numbers.items())
+        raise SpecError(f"{where}: family {entry.family} {what}; the entry needs {'; '.join(lacking)}; it has {has}")
 
 
 def _check_layouts(entry: Entry, family: Family, where: str) -> None:
@@ -663,6 +664,7 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
         raise SpecError(
             f"{where}: {family.warpgroups} = {numbers[family.warpgroups]} is not a multiple of {64 * warpgroups}, "
             f"64 for each of the {warpgroups} warpgroups of num_warps = {numbers['num_warps']}"
+            + "".join(f" with {name} = {numbers[name]}" for name in _CLUSTER.values() if numbers.get(name, 1) > 1)
         )
     return numbers
 

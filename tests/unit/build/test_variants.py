@@ -651,11 +651,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (
             HEADER
             + WGMMA.replace('"fp16"', '"fp32"').replace("cooperative", "pingpong").replace("warps = 4", "warps = 8"),
-            "family pingpong needs dtypes, of these alone: fp16, bf16, tf32, fp8e5",
+            "family pingpong needs dtypes in the entry, of these alone: fp16, bf16, tf32, fp8e5",
         ),
         (
             HEADER + TILE + 'family = "cooperative"\narchs = ["sm90"]',
-            "config 1: family cooperative needs dtypes, of these alone: fp16, bf16, tf32, fp8e5",
+            "config 1: family cooperative needs dtypes in the entry, of these alone: fp16, bf16, tf32, fp8e5",
         ),
         (
             HEADER + WGMMA.replace("fp16", "fp8e4"),
@@ -681,11 +681,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         ),
         (
             HEADER + WGMMA.replace("fp16", "tf32").replace("block_n = 64", "block_n = 192") + 'layouts = ["tn"]',
-            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs block_n = 16, 32, 64, 128 or 256',
+            'family cooperative turns tf32 in layout "tn" in shared memory; the entry needs block_n = 16, 32, 64, 128',
         ),
         (
             HEADER + WGMMA.replace("fp16", "tf32").replace("= 32", "= 128") + 'layouts = ["nt", "tn"]',
-            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs block_k = 32 or 64',
+            "the entry needs block_k = 32 or 64; it has block_m = 64, block_n = 64, block_k = 128, num_warps = 4",
         ),
         (
             HEADER
@@ -697,7 +697,7 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             HEADER
             + WGMMA.replace("fp16", "tf32").replace("block_m = 64", "block_m = 128")
             + 'cluster_m = 2\nlayouts = ["tn"]',
-            'config 1: family cooperative turns tf32 in layout "tn"; the entry needs no clusters',
+            'config 1: family cooperative turns tf32 in layout "tn" in shared memory; the entry needs no clusters',
         ),
         (
             HEADER
@@ -714,14 +714,17 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
             HEADER + MULTISTAGE.replace("= 64\n", "= 256\n"),
             "each thread has 512 sums; in family multistage it has 16 to 128",
         ),
-        (HEADER + MULTISTAGE.replace("fp16", "fp8e5"), "family multistage needs dtypes, of these alone: fp16, bf16"),
+        (
+            HEADER + MULTISTAGE.replace("fp16", "fp8e5"),
+            "family multistage needs dtypes in the entry, of these alone: fp16, bf16",
+        ),
         (
             HEADER + MULTISTAGE + "aligned = false",
             "family multistage reads and writes 16-byte rows; aligned = false is for tile and fma",
         ),
         (
             HEADER + WGMMA.replace("block_m = 64", "block_m = 128").replace("= 4", "= 8") + "cluster_m = 2",
-            "block_m = 128 is not a multiple of 256, 64 for each of the 4 warpgroups",
+            "64 for each of the 4 warpgroups of num_warps = 8 with cluster_m = 2",
         ),
         (HEADER + WGMMA.replace("block_n = 64", "block_n = 120"), "config 1: block_n = 120; allowed: 16, 32, 48, 64"),
         (HEADER + WGMMA.replace("= 4", "= 16"), "config 1: num_warps = 16; allowed: 4, 8, 12"),
