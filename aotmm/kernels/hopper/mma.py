@@ -307,6 +307,17 @@ def await_turn(ring, tiling, stage, phase):
 
 
 @gluon.jit
+def pass_turn(ring, cluster, stage):
+    """Tell that planes of a stage are written, and release the stage, of which all has been read.
+
+    Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
+    """
+    fence_async_shared()
+    mbarrier.arrive(ring.planes_full.index(stage), count=1)
+    release(ring, cluster, stage, True)
+
+
+@gluon.jit
 def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: gl.constexpr):
     """Split the numbers of a stage and release it. Return the planes of slab SLAB of X.
 
@@ -326,10 +337,7 @@ def split_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT:
     plane = OF_FP32 * turn_of(stage, phase, t)
     for i in gl.static_range(OF_FP32):
         ring.planes.index(plane + i).slice(SLAB * LINES, LINES).store(planes[i])
-    fence_async_shared()
-    # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
-    mbarrier.arrive(ring.planes_full.index(stage), count=1)
-    release(ring, cluster, stage, True)
+    pass_turn(ring, cluster, stage)
     return x
 
 
@@ -397,10 +405,7 @@ def turn_stage(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, LAYOUT: 
     lines = y.slice(SLAB * PART, PART, dim=1).load(OF_Y)
     await_turn(ring, t, stage, phase)
     ring.planes.index(turn_of(stage, phase, t)).slice(SLAB * PART, PART).store(lines.permute((1, 0)))
-    fence_async_shared()
-    # Triton's arrival begins with a barrier of the warpgroup: all threads have written, and have read the stage.
-    mbarrier.arrive(ring.planes_full.index(stage), count=1)
-    release(ring, cluster, stage, True)
+    pass_turn(ring, cluster, stage)
     return x
 
 
