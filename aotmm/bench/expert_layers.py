@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import aotmm
-from aotmm.bench.models import Workload, measured, need_transformers
+from aotmm.bench.models import Workload, measured, need
 from aotmm.errors import SpecError
 
 _EXAMPLE = Path(aotmm.__file__).parents[1] / "examples" / "experts.py"
@@ -30,7 +30,7 @@ def measure() -> dict[str, dict[str, float]]:
     Raises:
         SpecError: transformers is not installed or too old, or this is no checkout, which alone has the example.
     """
-    need_transformers("expert_layers")
+    need("expert_layers", "transformers")
     if not _EXAMPLE.is_file():
         raise SpecError(f"expert_layers measures the example of a checkout; there is no {_EXAMPLE}")
     runpy.run_path(str(_EXAMPLE))  # makes its function the backend "aotmm" of transformers' experts

@@ -47,7 +47,7 @@ def collect(ordinal: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or torch.version.hip,
-        **{name: _version(name) for name in ("triton", "nvidia-cutlass", "nvidia-cublas", "transformers")},
+        **{name: _version(name) for name in ("triton", "nvidia-cutlass", "nvidia-cublas", "transformers", "timm")},
     }
 
 

@@ -22,7 +22,7 @@ _WINDOW_S = 0.08  # of steps that are timed together
 _NOISE = 1.01  # our time over torch's that still counts as equal
 _PAST = 512  # tokens before those that a decoder adds
 _GPU = "cuda"
-_TRANSFORMERS = 5  # the oldest
+_OLDEST = {"transformers": 5, "timm": 1}  # of the extra `models`
 
 
 class Workload(NamedTuple):
@@ -43,25 +43,27 @@ def measure() -> dict[str, dict[str, float]]:
     Memory is the most that a step takes beside what was there.
 
     Raises:
-        SpecError: the package transformers is not installed or too old.
+        SpecError: the package transformers or timm is not installed or too old.
     """
-    need_transformers("models")
+    need("models", *_OLDEST)
     found = {name: measured(make, _NOISE) for name, make in _WORKLOADS.items()}
     ratios = [row[RATIO] for row in found.values()]
     return found | {"geometric mean": {RATIO: statistics.geometric_mean(ratios), LIMIT: 1 / 1.05}}
 
 
-def need_transformers(subject: str) -> None:
-    """Raise SpecError, which names the measurement `subject`, if transformers is not installed or older than 5."""
-    try:
-        found = version("transformers")
-    except PackageNotFoundError:
-        found = ""
-    if int(found.partition(".")[0] or 0) < _TRANSFORMERS:
-        here = f"found {found}" if found else "it is not installed"
-        raise SpecError(
-            f'{subject} needs transformers {_TRANSFORMERS}, of the models extra ({here}): pip install "aotmm[models]"'
-        )
+def need(subject: str, *packages: str) -> None:
+    """Raise SpecError, which names the measurement `subject`, if one of its packages is not installed or too old."""
+    for package in packages:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            found = ""
+        if int(found.partition(".")[0] or 0) < _OLDEST[package]:
+            here = f"found {found}" if found else "it is not installed"
+            raise SpecError(
+                f"{subject} needs {package} {_OLDEST[package]}, of the models extra ({here}): "
+                'pip install "aotmm[models]"'
+            )
 
 
 def measured(make: Callable[[], Workload], limit: float) -> dict[str, float]:
@@ -204,15 +206,15 @@ def _bert(*, compiled: bool) -> Workload:
 
 
 def _vit(*, compiled: bool) -> Workload:
-    from transformers import ViTConfig, ViTModel
+    import timm
 
     pixels = torch.randn(32, 3, 224, 224)
 
     def forward(model: Any) -> torch.Tensor:
-        states: torch.Tensor = model(pixels.to(next(model.parameters()).dtype)).last_hidden_state
-        return states
+        logits: torch.Tensor = model(pixels.to(next(model.parameters()).dtype))
+        return logits
 
-    return _inferring(ViTModel(ViTConfig()), forward, dtype=torch.float16, compiled=compiled)
+    return _inferring(timm.create_model("vit_base_patch16_224"), forward, dtype=torch.float16, compiled=compiled)
 
 
 def _mixtral() -> Workload:
@@ -268,16 +270,13 @@ def _gpt2() -> Workload:
 
 
 def _vit_large() -> Workload:
-    from transformers import ViTConfig, ViTForImageClassification
+    import timm
 
-    config = ViTConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, num_labels=1000
-    )
     pixels, labels = torch.randn(16, 3, 224, 224), torch.randint(1000, (16,))
     return _training(
-        ViTForImageClassification(config),
-        lambda model: model(pixels, labels=labels).loss,
-        lambda model: model.vit.embeddings.patch_embeddings.projection.weight,
+        timm.create_model("vit_large_patch16_224"),
+        lambda model: nn.functional.cross_entropy(model(pixels), labels),
+        lambda model: model.patch_embed.proj.weight,
         torch.bfloat16,
     )
 

@@ -1,4 +1,4 @@
-"""CPU time per asynchronous call on 16 x 16 fp16 tensors, ours and torch's in turn in one run."""
+"""CPU time per asynchronous call on 16 x 16 tensors (32 x 16 of one byte), ours and torch's in turn in one run."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def measure() -> dict[str, dict[str, float]]:
 def _methods() -> dict[str, Method]:
     """Return every method, after one right product of each."""
     lib = aotmm.load()
-    a, b = (torch.randn(16, 16, device="cuda").half() for _ in range(2))
+    a, b = (torch.randint(-3, 4, (16, 16), device="cuda").half() for _ in range(2))  # every type here holds them
     out, weight = torch.empty_like(a), b.clone().requires_grad_()
     op = torch.ops.aotmm.mm
 
@@ -86,10 +86,13 @@ def _methods() -> dict[str, Method]:
         for given, suffix in ((b, ""), (weight, ", gradient")):
             methods[name + suffix] = Method(partial(call, given))
             methods[f"{name}{suffix}, override"] = Method(partial(call, given), name + suffix, at_most, aotmm.override)
+    for name, product in _of_bytes(a, b).items():
+        methods[name] = Method(product)
+        methods[f"{name}, override"] = Method(product, name, 1.0, aotmm.override)
     right = truth(a, b, a.dtype)
     for name, method in methods.items():
         with method.context():
-            right.confirm(method.call().detach().view(-1, *a.shape)[0], name)
+            right.confirm(method.call().detach().view(-1, *a.shape)[0].to(a.dtype), name)
     return methods
 
 
@@ -116,4 +119,16 @@ def _overridden(a: torch.Tensor, b: torch.Tensor) -> dict[str, tuple[Callable[[t
         "torch.baddbmm": (lambda weight: torch.baddbmm(bias, batch, weight.expand(2, -1, -1)), 1.0),
         "linear with bias": (lambda weight: linear(a, weight.T, bias), 1.0),
         "nn.Linear": (lambda weight: layers[weight.requires_grad](a), 1.0),
+    }
+
+
+def _of_bytes(a: torch.Tensor, b: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return products of int8 and fp8 that hold a, twice below itself, and b in columns, as torch asks for."""
+    int8, fp8 = (
+        (torch.cat((a, a)).to(dtype), b.T.to(dtype).contiguous().T) for dtype in (torch.int8, torch.float8_e4m3fn)
+    )
+    one = torch.ones((), device="cuda")
+    return {
+        "torch._int_mm": lambda: torch._int_mm(*int8),  # noqa: SLF001 - no public name
+        "torch._scaled_mm": lambda: torch._scaled_mm(*fp8, one, one, out_dtype=a.dtype),  # noqa: SLF001 - likewise
     }

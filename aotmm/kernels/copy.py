@@ -5,12 +5,15 @@ be unaligned, so no alignment is guarded: neighbouring threads take neighbouring
 loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
+Tiles of one row (BLOCK_M = 1, layout "nn") go over the ends of rows: such a matrix is one line of M * N elements, less
+than 2^31, so that no thread is idle where rows are short or end within a tile.
+
 Loads of single bytes do not reach the memory's speed. The `aligned` kernel, in layout "tn", moves words of four: a
 thread has 4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole
 words, and M and N are multiples of four.
 
 M and N are the rows and columns of each destination. A launch has batch * ceil(M / BLOCK_M) * ceil(N / BLOCK_N)
-programs.
+programs; of tiles of one row batch * ceil(M * N / BLOCK_N).
 
 One launch may copy both operands of a product: `other` is the second, of 0 x 0 if there is none. Its programs follow
 those of the first.
@@ -72,7 +75,7 @@ def copy(
     """
     if PDL:
         gdc_launch_dependents()
-    tiles = batch * tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    tiles = batch * _tiles(M, N, BLOCK_M, BLOCK_N)
     first = tl.program_id(0) < tiles
     number = tl.where(first, tl.program_id(0), tl.program_id(0) - tiles)
     source_ptr = tl.where(first, source_ptr, other_source_ptr)
@@ -81,28 +84,72 @@ def copy(
     stride_sz, stride_dz = tl.where(first, stride_sz, other_stride_sz), tl.where(first, stride_dz, other_stride_dz)
     stride_sm, stride_sn = tl.where(first, stride_sm, other_stride_sm), tl.where(first, stride_sn, other_stride_sn)
     stride_dm, stride_dn = tl.where(first, stride_dm, other_stride_dm), tl.where(first, stride_dn, other_stride_dn)
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    row = number // tiles_n
-    first_m = (row % tiles_m).to(tl.int64) * (BLOCK_M // WORD)
-    first_n = (number % tiles_n).to(tl.int64) * (BLOCK_N // WORD)
-    source_ptr += (row // tiles_m).to(tl.int64) * (stride_sz // WORD)
-    dest_ptr += (row // tiles_m).to(tl.int64) * (stride_dz // WORD)
-    # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
-    rows = tl.arange(0, BLOCK_M // WORD)[:, None]
-    cols = tl.arange(0, BLOCK_N // WORD)[None, :]
-    source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
-    dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
-    if PDL:
-        # The previous kernel may write the source, or read the destination. The condition always holds. It is there
-        # because the assembler would wait before it divides.
-        if first_m + first_n >= 0:
-            gdc_wait()
-    left_m, left_n = M // WORD - first_m, N // WORD - first_n
-    if (left_m >= BLOCK_M // WORD) & (left_n >= BLOCK_N // WORD):  # masks cost as much as the memory
-        _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, None, WORD)
+    tiles = _tiles(M, N, BLOCK_M, BLOCK_N)
+    source_ptr += (number // tiles).to(tl.int64) * (stride_sz // WORD)
+    dest_ptr += (number // tiles).to(tl.int64) * (stride_dz // WORD)
+    number %= tiles
+    if BLOCK_M == 1:
+        begin = number * BLOCK_N
+        first_m = (begin // N).to(tl.int64)
+        first_n = begin % N
+        rows = _rows_below(first_n, N, BLOCK_N)
+        places = first_n + tl.arange(0, BLOCK_N)
+        left = M * N - begin
+        source_ptrs = source_ptr + first_m * stride_sm + rows * (stride_sm - N) + places
+        dest_ptr += first_m * stride_dm
+        _wait(first_m + first_n, PDL)
+        if left >= BLOCK_N:  # masks cost as much as the memory
+            values = tl.load(source_ptrs)
+            tl.store(dest_ptr + rows * (stride_dm - N) + places, values)
+        else:
+            inside = tl.arange(0, BLOCK_N) < left
+            values = tl.load(source_ptrs, mask=inside)
+            tl.store(dest_ptr + rows * (stride_dm - N) + places, values, mask=inside)
     else:
-        inside = (rows < left_m) & (cols < left_n)
-        _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, inside, WORD)
+        tiles_n = tl.cdiv(N, BLOCK_N)
+        first_m = (number // tiles_n).to(tl.int64) * (BLOCK_M // WORD)
+        first_n = (number % tiles_n).to(tl.int64) * (BLOCK_N // WORD)
+        # Numbers within the tile, so that the addresses of a thread's elements are one register and constants.
+        rows = tl.arange(0, BLOCK_M // WORD)[:, None]
+        cols = tl.arange(0, BLOCK_N // WORD)[None, :]
+        source_ptrs = source_ptr + first_m * stride_sm + first_n * stride_sn + rows * stride_sm + cols * stride_sn
+        dest_ptrs = dest_ptr + first_m * stride_dm + first_n * stride_dn + rows * stride_dm + cols * stride_dn
+        _wait(first_m + first_n, PDL)
+        left_m, left_n = M // WORD - first_m, N // WORD - first_n
+        if (left_m >= BLOCK_M // WORD) & (left_n >= BLOCK_N // WORD):  # masks cost as much as the memory
+            _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, None, WORD)
+        else:
+            inside = (rows < left_m) & (cols < left_n)
+            _move(source_ptrs, dest_ptrs, stride_sn // WORD, stride_dm // WORD, inside, WORD)
+
+
+@triton.jit
+def _wait(place, PDL: tl.constexpr):
+    """Wait for the previous kernel, which may write the source or read the destination, after `place` is computed."""
+    if PDL:
+        # The condition always holds. It is there because the assembler would wait before it divides.
+        if place >= 0:
+            gdc_wait()
+
+
+@triton.jit
+def _tiles(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the tiles of a matrix."""
+    if BLOCK_M == 1:
+        return tl.cdiv(M * N, BLOCK_N)
+    else:
+        return tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+
+
+@triton.jit
+def _rows_below(first, N, BLOCK: tl.constexpr):
+    """Return how many rows below that of column `first` elements lie that follow it, one after another."""
+    places = first + tl.arange(0, BLOCK)
+    if N >= BLOCK:
+        rows = (places >= N).to(tl.int32)
+    else:  # `places` is less than 2 * BLOCK: the quotient's error is less than the half by which it is not whole
+        rows = ((places.to(tl.float32) + 0.5) * (1.0 / N.to(tl.float32))).to(tl.int32)
+    return rows
 
 
 @triton.jit

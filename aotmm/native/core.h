@@ -83,6 +83,10 @@ extern const aotmm_group aotmm_copies[5];                  /* by bytes of an ele
 /* ---- problem.c */
 
 enum { OPERANDS = 3 };
+enum { MOST_JOINED = 1 << 30 /* rows of matrices that are copied as one matrix, and elements of rows that are copied as one row */ };
+/* Elements of a copy's threads beyond the ends of rows, and their part of the others, up to which tiles need not go over these
+   ends: such tiles take a quarter longer. */
+enum { MOST_IDLE = 1 << 19, IDLE_PART = 4 };
 enum { SECTOR_BYTES = 32, LINE_BYTES = 128 /* lines in the workspace start at multiples of it */ };
 enum { PANEL = 128 /* panels begin at multiples of it, so that their addresses are aligned alike, up to 128 bytes */ };
 static const int64_t max_workspace = 1ll << 40;
@@ -158,7 +162,7 @@ int32_t epilogue(const aotmm_problem *);
 uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *);
 uint32_t helper_grid(uint32_t kernel, const quantities *, const aotmm_device *);
 int64_t scratch_of(const aotmm_kernel *, uint32_t grid);
-int copy_for(const aotmm_problem *, const quantities *copy, int operand, const aotmm_device *);
+int copies_for(const aotmm_problem *, const quantities *copied, uint32_t copies, const aotmm_device *, int *kernels);
 int reduce_for(const aotmm_problem *, const quantities *, const aotmm_device *);
 
 /* ---- order.c */

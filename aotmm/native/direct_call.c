@@ -157,6 +157,33 @@ static PyObject *matmul(PyObject *module, PyObject *const *arguments, Py_ssize_t
   return given(result);
 }
 
+/* scaled(library, a, b, scale_a, scale_b, bias, fast_accum, batch_invariant, number of the result's dtype) -> the product; bias may
+   be None. torch's dispatcher has done what belongs to autograd and modes. Return NotImplemented unless tensors are plain. */
+static PyObject *scaled(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+  (void)module;
+  if (count != 9) {
+    PyErr_SetString(PyExc_RuntimeError, "scaled takes 9 arguments");
+    return NULL;
+  }
+  const int biased = arguments[5] != &_Py_NoneStruct;
+  view bias, scale_a, scale_b;
+  request r = {.bias = biased ? &bias : NULL, .scale_a = &scale_a, .scale_b = &scale_b, .library = PyLong_AsLong(arguments[0]),
+               .out_dtype = PyLong_AsLong(arguments[8]), .fast_accum = arguments[6] != &_Py_FalseStruct,
+               .batch_invariant = arguments[7] != &_Py_FalseStruct};
+  view *const views[] = {&r.a, &r.b, &scale_a, &scale_b, &bias};
+  int mine = 1;
+  for (int i = 0; i < 4 + biased && mine == 1; i++) mine = plain(arguments[1 + i], 0, NULL, views[i]);
+  if (mine < 0) return NULL;
+  if (!mine) return new_reference(&_Py_NotImplementedStruct);
+  tensor_t result = NULL;
+  void *thread = PyEval_SaveThread();
+  const int failed = multiply(&r, &result);
+  PyEval_RestoreThread(thread);
+  if (!failed) return given(result);
+  PyErr_SetString(PyExc_RuntimeError, last_error()->error.text);
+  return NULL;
+}
+
 /* (set of keys, bias, a, b, and by name beta, alpha, out) -> bias + a @ b. torch leaves out a beta or alpha of 1. `self` is
    (dimensions of a and b, the functions that compute other forms and what is left to torch). torch's dispatcher has done
    what belongs to autograd and modes. */
@@ -261,6 +288,7 @@ static PyObject *trust(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 }
 
 static PyMethodDef methods[] = {{"matmul", {matmul}, METH_FASTCALL, NULL},
+                                {"scaled", {scaled}, METH_FASTCALL, NULL},
                                 {"adder", {adder}, METH_FASTCALL, NULL},
                                 {"connect", {connect}, METH_FASTCALL, NULL},
                                 {"key_set", {read_keys}, METH_FASTCALL, NULL},

@@ -22,9 +22,12 @@ uint32_t grid_of(uint32_t kernel, int64_t work_tiles, const aotmm_device *device
   return blocks * k->threads > driver_max_threads ? 0 : (uint32_t)blocks;
 }
 
-/* Return the tiles of a batch of matrices, of which three quantities are M, N and their number. */
+/* Return the tiles of a batch of matrices, of which three quantities are M, N and their number. Those of one row go over the ends
+   of rows; of matrices too large for that there are too many. */
 static int64_t tiles_of_batch(uint32_t kernel, const int64_t *value, int M, int N, int batch) {
-  return saturated(tiles_of(kernel, value[M], value[N]), value[batch]);
+  if (aotmm_products[kernel].block_m != 1) return saturated(tiles_of(kernel, value[M], value[N]), value[batch]);
+  const int64_t elements = saturated(value[M], value[N]);
+  return elements > MOST_JOINED ? INT64_MAX : saturated(tiles_of(kernel, 1, elements), value[batch]);
 }
 
 /* Return the blocks of a copy or a reduce; 0 if a grid cannot have so many. */
@@ -35,6 +38,12 @@ uint32_t helper_grid(uint32_t kernel, const quantities *q, const aotmm_device *d
   const int64_t first = tiles_of_batch(kernel, value, AOTMM_COPY_M, AOTMM_COPY_N, AOTMM_COPY_BATCH);
   const int64_t other = tiles_of_batch(kernel, value, AOTMM_COPY_OTHER_M, AOTMM_COPY_OTHER_N, AOTMM_COPY_OTHER_BATCH);
   return first > MAX_GRID || other > MAX_GRID ? 0 : grid_of(kernel, first + other, device);
+}
+
+/* Return the elements that the threads of a copy have, those beyond the ends of rows too. */
+static int64_t elements_of_copy(int kernel, const quantities *copy, const aotmm_device *device) {
+  const aotmm_product *k = aotmm_products + kernel;
+  return (int64_t)helper_grid((uint32_t)kernel, copy, device) * k->block_m * k->block_n;
 }
 
 /* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */
@@ -55,9 +64,41 @@ int32_t epilogue(const aotmm_problem *p) {
   return bias > least[p->activation] ? bias : least[p->activation];
 }
 
-int copy_for(const aotmm_problem *p, const quantities *copy, int i, const aotmm_device *device) {
+/* Return the copy of a group whose tiles go over the ends of rows, if there is one that fits, or -1. */
+static int over_rows_for(aotmm_group group, const quantities *copy, const aotmm_device *device) {
+  for (int i = 0; i < group.count; i++) {
+    const uint32_t number = aotmm_order[group.first + i];
+    if (aotmm_products[number].block_m == 1 && guards_hold(number, copy) && helper_grid(number, copy, device)) return (int)number;
+  }
+  return -1;
+}
+
+/* Choose kernels for the copies of some operands, for which tiles go over the ends of rows if others left many threads idle. Return
+   0, or 1 if there is none for an operand. */
+static int choose_copies(const aotmm_problem *p, const quantities *copied, uint32_t copies, const aotmm_device *device, int *kernels) {
   const int32_t types[OPERANDS] = {p->dtype_a, p->dtype_b, p->dtype_c};
-  return helper_for(aotmm_copies[bytes_of_dtype[types[i]]], 0, copy, device);
+  int over[OPERANDS];
+  int64_t least = 0, idle = 0;
+  for (int i = 0; i < OPERANDS; i++) {
+    if (!(copies >> i & 1)) continue;
+    const aotmm_group group = aotmm_copies[bytes_of_dtype[types[i]]];
+    kernels[i] = helper_for(group, 0, copied + i, device);
+    if (kernels[i] < 0) return 1;
+    over[i] = over_rows_for(group, copied + i, device);
+    if (over[i] < 0) continue;
+    const int64_t elements = elements_of_copy(over[i], copied + i, device);
+    least += elements;
+    idle += elements_of_copy(kernels[i], copied + i, device) - elements;
+  }
+  for (int i = 0; i < OPERANDS && idle > MOST_IDLE && idle > least / IDLE_PART; i++)
+    if (copies >> i & 1 && over[i] >= 0) kernels[i] = over[i];
+  return 0;
+}
+
+/* Choose the kernels that copy operands: A and B together, since one launch may copy both. Return 0, or 1 if one has none. */
+int copies_for(const aotmm_problem *p, const quantities *copied, uint32_t copies, const aotmm_device *device, int *kernels) {
+  return choose_copies(p, copied, copies & (AOTMM_COPY_A | AOTMM_COPY_B), device, kernels) ||
+         choose_copies(p, copied, copies & AOTMM_COPY_C, device, kernels);
 }
 
 int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *device) {

@@ -90,12 +90,9 @@ static int resolve(const aotmm_plan *plan, const aotmm_problem *p, int64_t row, 
     used = bytes_of_copies(layouts, plan->copies);
     quantities moved;
     set_copies(&moved, &all->q, p, layouts, plan->copies, workspace);
-    for (int i = 0; i < OPERANDS; i++) {
-      all->copies[i] = -1;
-      if (!(plan->copies >> i & 1)) continue;
-      set_copy(all->copied + i, &all->q, &moved, i, layouts + i);
-      if ((all->copies[i] = copy_for(p, all->copied + i, i, device)) < 0) return unfit(plan, p, ordinal);
-    }
+    for (int i = 0; i < OPERANDS; i++)
+      if (plan->copies >> i & 1) set_copy(all->copied + i, &all->q, &moved, i, layouts + i);
+    if (copies_for(p, all->copied, plan->copies, device, all->copies)) return unfit(plan, p, ordinal);
     all->q = moved;
   }
   address = behind(workspace, used);

@@ -64,8 +64,11 @@ static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each 
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
 /* Products since the outermost override began, by their fate: that of runtime/override.py's FATES. */
-enum { OURS, OTHER_TYPE, FULL_PRECISION /* and torch does not refuse it, but for its bias */, NO_PACK, DECLINED, FATES };
+enum { OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED, COPIED, FATES };
 static uint64_t counts[FATES];
+
+/* Return whether a product of this fate is left to torch for its speed. torch does not refuse it, but for its bias. */
+static int is_faster_by_torch(int fate) { return fate == FULL_PRECISION || fate == COPIED; }
 
 /* Count a product, and return its fate. */
 EXPORT int aotmm_torch_count(int fate) {
@@ -75,14 +78,30 @@ EXPORT int aotmm_torch_count(int fate) {
 
 EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
 
-enum { VECTOR = 4 /* elements of fp32 in 16 bytes */, LEAST_K = 32, LEAST = 8, LEAST_IN_BATCH = 32 /* rows, and columns */ };
+enum { VECTOR_BYTES = 16, LEAST_K = 32, LEAST = 8, LEAST_IN_BATCH = 32 /* rows, and columns */ };
 
-/* Return whether rows of an fp32 matrix are whole vectors, as tensor maps need them, or columns unless it is `by_rows_alone`. */
+/* A batch that is copied: its bytes from which memory and not the L2 cache has it, and the multiply-adds for each byte up to which
+   moving it takes longest. */
+enum { IN_MEMORY = 32 << 20, FEW_FOR_EACH_BYTE = 64 };
+
+static int64_t bytes_of_element(const view *v) { return v->dtype == AOTMM_FP32 ? 4 : 2; }
+
+/* Return whether rows of a matrix are whole vectors, as tensor maps need them, or columns unless it is `by_rows_alone`. */
 static int has_whole_vectors(const view *v, int by_rows_alone) {
-  const int64_t *strides = v->strides + v->dim - 2;
-  const int by_rows = strides[1] == 1 && strides[0] > 0 && strides[0] % VECTOR == 0;
-  const int by_columns = strides[0] == 1 && strides[1] > 0 && strides[1] % VECTOR == 0;
-  return v->address % 16 == 0 && (by_rows || (by_columns && !by_rows_alone)) && (v->dim == 2 || v->strides[0] % VECTOR == 0);
+  const int64_t *strides = v->strides + v->dim - 2, vector = VECTOR_BYTES / bytes_of_element(v);
+  const int by_rows = strides[1] == 1 && strides[0] > 0 && strides[0] % vector == 0;
+  const int by_columns = strides[0] == 1 && strides[1] > 0 && strides[1] % vector == 0;
+  return v->address % VECTOR_BYTES == 0 && (by_rows || (by_columns && !by_rows_alone)) &&
+         (v->dim == 2 || v->strides[0] % vector == 0);
+}
+
+/* Return whether a batch of 16 bits or tf32 has to be copied, and that takes longer than torch's product (docs/torch.md). */
+static int is_mostly_copied(const request *r) {
+  const int64_t batch = r->a.sizes[0], M = r->a.sizes[1], N = r->b.sizes[2], K = r->a.sizes[2];
+  const int64_t elements = saturated(batch, saturated(M, K) + saturated(K, N) + saturated(M, N));
+  const int64_t bytes = saturated(elements, bytes_of_element(&r->a));
+  return (!has_whole_vectors(&r->a, 0) || !has_whole_vectors(&r->b, 0)) && bytes > IN_MEMORY &&
+         saturated(saturated(batch, M), saturated(N, K)) / FEW_FOR_EACH_BYTE < bytes;
 }
 
 static void set_unsupported(int device) {
@@ -94,7 +113,7 @@ static void set_unsupported(int device) {
 static int is_fast(const request *r, int dim) {
   const int64_t M = r->a.sizes[dim - 2], N = r->b.sizes[dim - 1], K = r->a.sizes[dim - 1], least = dim == 2 ? LEAST : LEAST_IN_BATCH;
   const view *out = r->out, *bias = r->bias;
-  if (M < least || N < least || K < LEAST_K || N % VECTOR || !has_whole_vectors(&r->a, 0) || !has_whole_vectors(&r->b, 0) ||
+  if (M < least || N < least || K < LEAST_K || N % (VECTOR_BYTES / 4) || !has_whole_vectors(&r->a, 0) || !has_whole_vectors(&r->b, 0) ||
       (out && (out->dim != dim || !has_whole_vectors(out, 1))) || (bias && bias->dim > 1 && bias->sizes[bias->dim - 2] > 1))
     return 0;
   const int split = aotmm_torch_splits_fp32(r->library, r->a.device);
@@ -118,6 +137,7 @@ static int fate_of(const request *r, int kind) {
   if (elements >= TOO_MANY) return DECLINED;
   const int lacking = a->device < 32 && unsupported >> a->device & 1;
   if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && (lacking || !is_fast(r, dim))) return FULL_PRECISION;
+  if (kind == BMM && !r->batch_invariant && is_mostly_copied(r)) return COPIED;
   return lacking ? NO_PACK : OURS;
 }
 
@@ -181,18 +201,18 @@ static int torchs_sum(const tensor_t operands[3], const request *r, int kind, te
   return 1;
 }
 
-/* Compute bias + a @ b of so many dimensions: into `out` if there is one, if it is ours; fp32 that is torch's without one. Return
+/* Compute bias + a @ b of so many dimensions: into `out` if there is one, if it is ours; what torch is faster at without one. Return
    whether it did, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
 EXPORT int aotmm_torch_add_product(const tensor_t operands[3], const view *bias, const view *a, const view *b,
                                    const view *out, int dim, tensor_t *result, const char **wrong) {
   request r = {.a = *a, .b = *b, .out = out, .bias = bias};
   const int kind = dim == 2 ? MM : BMM, fate = computed(&r, kind, result, wrong);
-  return fate == OURS || (fate == FULL_PRECISION && !out && !torchs_sum(operands, &r, kind, result));
+  return fate == OURS || (is_faster_by_torch(fate) && !out && !torchs_sum(operands, &r, kind, result));
 }
 
 /* Compute the product by torch's own kernel. Return 0, or 1 if it failed, or would log a failure. */
 static int torchs(tensor_t a, tensor_t b, tensor_t out, int kind, int fate, tensor_t *result) {
-  if ((!silent && (fate != FULL_PRECISION || out)) || (!out && empty_result(a, b, kind, result))) return 1;
+  if ((!silent && (!is_faster_by_torch(fate) || out)) || (!out && empty_result(a, b, kind, result))) return 1;
   int failed = own.kinds[kind].into(*result, a, b);
   if (failed && !out) {
     torch.aoti_torch_delete_tensor_object(*result);

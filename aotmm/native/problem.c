@@ -287,6 +287,21 @@ void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, 
   set_shift(moved, p);
 }
 
+/* Make one matrix of those that a copy moves, if their rows follow each other on both sides. */
+static void join_matrices(int64_t *value) {
+  const int64_t M = value[AOTMM_COPY_M], rows = saturated(M, value[AOTMM_COPY_BATCH]);
+  if (value[AOTMM_COPY_BATCH] < 2 || rows > MOST_JOINED) return;
+  if (M == 1) {
+    value[AOTMM_COPY_STRIDE_SM] = value[AOTMM_COPY_STRIDE_SZ];
+    value[AOTMM_COPY_STRIDE_DM] = value[AOTMM_COPY_STRIDE_DZ];
+  } else if (value[AOTMM_COPY_STRIDE_SZ] != saturated(M, value[AOTMM_COPY_STRIDE_SM]) ||
+             value[AOTMM_COPY_STRIDE_DZ] != saturated(M, value[AOTMM_COPY_STRIDE_DM])) {
+    return;
+  }
+  value[AOTMM_COPY_M] = rows;
+  value[AOTMM_COPY_BATCH] = 1;
+}
+
 /* Set the quantities of a copy. The operand is the source, but C is the destination; `moved` has the other side. The
    copy's rows are the contiguous lines of its destinations. */
 void set_copy(quantities *copy, const quantities *q, const quantities *moved, int i, const copy_layout *to) {
@@ -309,6 +324,7 @@ void set_copy(quantities *copy, const quantities *q, const quantities *moved, in
   value[AOTMM_COPY_STRIDE_SN] = from->value[along];
   value[AOTMM_COPY_STRIDE_DM] = into->value[lines];
   value[AOTMM_COPY_STRIDE_DN] = into->value[along];
+  join_matrices(value);
   free_strides(copy, AOTMM_COPY_M, (const uint16_t[]){AOTMM_COPY_STRIDE_SM, AOTMM_COPY_STRIDE_DM}, 2);
   free_strides(copy, AOTMM_COPY_N, (const uint16_t[]){AOTMM_COPY_STRIDE_SN, AOTMM_COPY_STRIDE_DN}, 2);
 }

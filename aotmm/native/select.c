@@ -39,17 +39,16 @@ static void add_placement(query *s, uint32_t copies) {
     s->excluded = copies;
     return;
   }
-  quantities *moved = &s->placements[s->count].q;
-  int before = -1;
+  quantities *moved = &s->placements[s->count].q, copied[OPERANDS];
+  int kernels[OPERANDS];
   set_copies(moved, &s->placements[0].q, p, layouts, copies, AOTMM_WORKSPACE_ALIGNMENT);
+  for (int i = 0; i < OPERANDS; i++)
+    if (copies >> i & 1) set_copy(copied + i, &s->placements[0].q, moved, i, layouts + i);
+  if (copies_for(p, copied, copies, s->device, kernels)) return;
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
-    quantities copy;
-    set_copy(&copy, &s->placements[0].q, moved, i, layouts + i);
-    int kernel = copy_for(p, &copy, i, s->device);
-    if (kernel < 0) return;
-    const float each = copy_time(s, kernel, &copy, i == 1 && kernel == before && !s->cut, bytes_of_dtype[types[i]]);
-    before = kernel;
+    const int together = i == 1 && copies & AOTMM_COPY_A && kernels[0] == kernels[1] && !s->cut;
+    const float each = copy_time(s, kernels[i], copied + i, together, bytes_of_dtype[types[i]]);
     time += s->cut ? each / (float)panels_of_copy(s->cut, i) : each;
   }
   s->placements[s->count].copies = copies;

@@ -1,4 +1,4 @@
-"""Products without a step of Python: `lib.matmul` past torch's dispatcher, and the override's addmm and baddbmm."""
+"""Products past torch's dispatcher or without Python: `lib.matmul`, the override's addmm, baddbmm, _scaled_mm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Matmul = Callable[..., Any]
 """matmul(library, a, b, out, bias, activation, batch_invariant): return the product; None if only its gradient is
 missing, so that `autograd.record` must compute it; or NotImplemented if the op must."""
+Scaled = Callable[..., Any]
+"""scaled(library, a, b, scale_a, scale_b, bias, fast_accum, batch_invariant, output): return the product, in the dtype
+of `ops.output_code`, for a kernel below autograd; or NotImplemented if the op must."""
 Adder = Callable[[int, Callable[..., Any], Callable[..., Any]], Callable[..., Any]]
 """adder(dim, other_forms, torchs): return a kernel of aten::addmm (2) or baddbmm (3), and of its out form. It calls
 `other_forms` if there is more than plain tensors, and `torchs` for products that are left to torch."""
@@ -24,6 +27,7 @@ class DirectCall(NamedTuple):
     """The functions of native/direct_call.c."""
 
     matmul: Matmul
+    scaled: Scaled
     adder: Adder
 
 
@@ -58,7 +62,7 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
     if lacking is not None or inference is None or not isinstance(getattr(forward_ad, "_current_level", None), int):
         return DECLINED
     module.trust(*inference)
-    return DirectCall(module.matmul, module.adder)
+    return DirectCall(module.matmul, module.scaled, module.adder)
 
 
 def place_of_tensor() -> int | None:
@@ -82,7 +86,7 @@ def _in_python(_dim: int, other_forms: Callable[..., Any], _torchs: Callable[...
     return other_forms
 
 
-DECLINED = DirectCall(_declined, _in_python)
+DECLINED = DirectCall(_declined, _declined, _in_python)
 
 
 def inference_keys(key_set: Callable[[], tuple[int, int]]) -> tuple[int, int] | None:

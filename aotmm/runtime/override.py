@@ -21,15 +21,17 @@ _MOST_NARROW_ROWS = 64
 _HALVES = (torch.float16, torch.bfloat16)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # The fates of products, in the order of native/override.c.
-OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED = range(5)
+OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED, COPIED = range(6)
 _REASONS = {
     OTHER_TYPE: "of other types",
     FULL_PRECISION: "of fp32 in full precision",
     NO_PACK: "on a GPU without a pack",
     DECLINED: "of other forms (factors, scales, shapes, devices)",
+    COPIED: "of batches that would be copied",
 }
 # The ops that override.c cannot register, because alpha and beta are Scalars: dimensions by name.
 _WITH_SCALARS = {"addmm": 2, "addmm.out": 2, "baddbmm": 3, "baddbmm.out": 3}
+_PRODUCT = {2: torch.mm, 3: torch.bmm}  # by dimensions
 _SCALED = ("_scaled_mm", "_scaled_mm.out")
 _GROUPED = "_grouped_mm"
 _SCALED_GROUPED = ("_scaled_grouped_mm", "_scaled_grouped_mm_v2")  # the second is not in every torch
@@ -190,9 +192,11 @@ def _add_product(
         and (out is None or (out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])))
     )
     fate = OURS if fits else DECLINED
-    if a.dtype is torch.float32:
-        fate = fate if tf32 or invariant else FULL_PRECISION  # override.c has what is ours (docs/torch.md)
-    elif a.dtype not in _HALVES:
+    if a.dtype is torch.float32 and not (tf32 or invariant):
+        if fits and beta == 0:  # a product, which override.c knows
+            return _PRODUCT[dim](a, b) if out is None else _PRODUCT[dim](a, b, out=out)
+        fate = FULL_PRECISION  # override.c has what is ours (docs/torch.md)
+    elif a.dtype not in (*_HALVES, torch.float32):
         fate = OTHER_TYPE
     options: tuple[Any, ...] = (bias if beta and plain else None,)
     if tf32 or library or invariant:  # else the op fills in its defaults faster than Python passes them
@@ -312,7 +316,7 @@ def _scaled_product(
         scales: those of a and b; None for such as only torch knows.
     """
     result = out_dtype if out is None or out_dtype is not None else out.dtype
-    fate, options = DECLINED, (bias, *(scales or (None, None)), 0, LEAKY_SLOPE, False, *flags, library)
+    fate, op, options = DECLINED, None, (bias, *(scales or (None, None)), 0, LEAKY_SLOPE, False, *flags, library)
     if a.dtype not in _FP8 or b.dtype not in _FP8:
         fate = OTHER_TYPE
     elif (
@@ -324,9 +328,26 @@ def _scaled_product(
         and (bias is None or (bias.dtype is result and bias.shape == (b.shape[1],)))
         and (out is None or out.dtype is result)
     ):
-        fate = OURS
+        fate, op = OURS, partial(_by_scales, registered)
         options += () if out is not None else (ops.output_code(result),)
-    return _computed(registered, library, fate, (a, b, *options), out)
+    return _computed(registered, library, fate, (a, b, *options), out, op)
+
+
+def _by_scales(
+    registered: ops.Ops,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    *rest: Any,
+) -> torch.Tensor:
+    """Compute the op's product of fp8 without torch's dispatcher, whose way takes longer than all of torch's call."""
+    *_, fast_accum, invariant, library, output = rest
+    found = registered.direct.scaled(library, a, b, scale_a, scale_b, bias, fast_accum, invariant, output)
+    if found is NotImplemented:
+        found = torch.ops.aotmm.mm.default(a, b, bias, scale_a, scale_b, *rest)
+    return found  # type: ignore[no-any-return]
 
 
 def _grouped(
@@ -461,10 +482,12 @@ def _rows_scaled(
 def _has_known_scales(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> bool:
     if not scale_a.dtype is scale_b.dtype is torch.float32:
         return False
+    if scale_a.numel() == scale_b.numel() == 1:
+        return True
     (M, K), N = a.shape, b.shape[1]
     shapes = tuple(scale_a.shape), tuple(scale_b.shape)
     blocks = _blocks(K)
-    return scale_a.numel() == scale_b.numel() == 1 or shapes in (
+    return shapes in (
         ((M, 1), (1, N)),
         ((M, blocks), (blocks, _blocks(N))),
         ((M, blocks), (blocks, N)),

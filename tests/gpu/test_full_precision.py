@@ -24,8 +24,8 @@ def ieee() -> Iterator[None]:
 
 
 def ordered(x: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same matrix, with rows ("n") or columns ("t") one after another in memory."""
-    return x if layout == "n" else x.T.contiguous().T
+    """The same matrix or batch, with rows ("n") or columns ("t") one after another in memory."""
+    return x if layout == "n" else x.mT.contiguous().mT
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])

@@ -29,6 +29,8 @@ FOLDERS = [data_folder("artifacts"), *map(Path, filter(None, os.environ.get("AOT
 LIMIT_S = 60  # of each kernel; the driver may have to compile it first
 SPLITS = (2, 3, 4, 6, 8, 12, 16, 128)
 WORKSPACE_BYTES = 1 << 30
+# Of a number of tf32: fp32 holds the product exactly, and tf32's nearest number is the one before. A cut gives another.
+BELOW = 1 - 2.0**-13
 
 
 class Run(NamedTuple):
@@ -128,7 +130,8 @@ def result_of(
 ) -> torch.Tensor:
     """C of kernel `number` for float64 values a, b, in operands that keep its guards; checks what lies around C.
 
-    a may be a batch, and then b one of as many or the B of all.
+    a may be a batch, and then b one of as many or the B of all. A kernel of tf32 gets numbers that it has to round to
+    those values.
     """
     guarded = [guard.value.removeprefix("stride_") for guard in kernel.guards if guard.relation == "multiple_of"]
     aligned = {value[0] for value in guarded}  # "a" of am, az and a_ptr
@@ -140,6 +143,7 @@ def result_of(
 
     def place(values: torch.Tensor, dtype: str, order: str, free: bool) -> torch.Tensor:  # noqa: FBT001
         pad = padding(values.shape[-1 if order == "n" else -2], free)
+        values = values * BELOW if dtype == "tf32" else values
         return lay_out(values, torch_dtype(dtype), order, pad=pad, offset=int(free))
 
     free_a, free_b, free_c = ("abc"[i] not in aligned or bool(run.copies >> i & 1) for i in range(3))
@@ -277,7 +281,10 @@ def test_batches(
     generator: torch.Generator,
     limit: Callable[[int], None],
 ) -> None:
-    """Each kernel gives bit-exact products of a batch, with each member's bias, and stores nothing between."""
+    """Each kernel gives bit-exact products of a batch, with a bias of each or of all, and stores nothing between.
+
+    Errors of random numbers are within both bounds.
+    """
     with torch.cuda.device(0):
         for number, found in enumerate(pack.launcher.kernels):
             if found.config_name != config_name or not writes_products(found):
@@ -292,13 +299,23 @@ def test_batches(
                 a, b = integers(*run[:3], name, output, generator=generator, batch=(MEMBERS,))
                 b = b[0] if shared else b
                 epilogue = Epilogue()
-                if adds_matrices(kernel):
-                    shape = (MEMBERS, run.m, run.n)
-                    bias = torch.randint(-64, 65, shape, generator=generator, device=a.device)
-                    epilogue = Epilogue("relu", 0.0, lay_out(bias.double(), output, "n", pad=8 * turn))
+                if kernel.epilogue != "none":
+                    shape = (MEMBERS, run.m, run.n) if adds_matrices(kernel) and turn != 1 else (run.n,)
+                    bias = torch.randint(-64, 65, shape, generator=generator, device=a.device).double()
+                    bias = bias.to(output) if len(shape) == 1 else lay_out(bias, output, "n", pad=8 * turn)
+                    epilogue = Epilogue("relu" if adds_matrices(kernel) else "none", 0.0, bias)
                 c = result_of(pack, number, kernel, run, a, b, epilogue, turn)
                 exact = judge(c, a, b, name, epilogue, exact=True)
                 assert exact.mismatches == 0, f"{kernel.name} {run}: {exact}"
+                a, b = (
+                    torch.stack([random(rows, columns, dtype, generator=generator) for _ in range(MEMBERS)])
+                    for rows, columns, dtype in ((run.m, run.k, kernel.dtype_a), (run.k, run.n, kernel.dtype_b))
+                )
+                b = b[0] if shared else b
+                c = result_of(pack, number, kernel, run, a, b, epilogue, turn + 1)
+                noisy = judge(c, a, b, name, epilogue, exact=output is torch.int32, fast=kernel.fast_accum)
+                assert noisy.det <= 1, f"{kernel.name} {run}: {noisy}"
+                assert noisy.prob < 1, f"{kernel.name} {run}: {noisy}"
 
 
 # How a residual may lie in memory: order, elements between its rows (columns), elements before it.

@@ -225,11 +225,13 @@ def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
     """
     config, rng, complaints = kernel.config, np.random.default_rng(0), []
     word = max((guard.operand for guard in kernel.guards if guard.relation == "multiple_of"), default=1)
-    m, n = config.block_m + 3 * word, config.block_n + 5 * word
+    sizes = [(config.block_m + 3 * word, config.block_n + 5 * word)]
+    if config.block_m == 1:  # tiles go over the ends of rows: of long ones, short ones, and columns
+        sizes += [(70, 43), (config.block_n + 3, 1), (1, config.block_n + 3), (5, config.block_n)]
     anywhere = replace(PLAIN, padding=3 * word, offset=word, gap=7 * word)
     size = DTYPES[kernel.dtype_a].bytes
     orders = ("nn", "nt", "tn", "tt") if kernel.layout == "any" else (kernel.layout,)
-    for order, (mine, none) in itertools.product(orders, (("", "other_"), ("other_", ""))):
+    for (m, n), order, (mine, none) in itertools.product(sizes, orders, (("", "other_"), ("other_", ""))):
         source = rng.integers(0, 2 ** (8 * size), (2, m, n), BITS[size])
         step = 2 if kernel.layout == "any" else 1
         operands = {
@@ -242,7 +244,9 @@ def copied(arch: str, kernel: Kernel, image: bytes) -> list[str]:
         copied |= {"batch": 2, "stride_sz": operands["source"].strides[0], "stride_dz": operands["copy"].strides[0]}
         values = {f"{mine}{name}": value for name, value in (copied | strides).items()}
         values |= {f"{none}{name}": stride for name, stride in strides.items()}
-        complaints += launched(arch, kernel, image, values, 2 * 4, operands, "copy")
+        down, across = (1, m * n) if config.block_m == 1 else (m, n)
+        programs = 2 * tiles(down, config.block_m) * tiles(across, config.block_n)
+        complaints += launched(arch, kernel, image, values, programs, operands, "copy")
         complaints += differences(kernel, operands["copy"].view.copy(), source)
     return complaints
 

@@ -550,6 +550,8 @@ def evaluated(lines: tuple[str, ...] | list[str], name: str, given: Callable[[st
             return int(first)
         if operation in ("extsi", "extui"):
             return value(first)
+        if operation == "trunci":  # to 32 bits, the only ones
+            return (value(first) + (1 << 31)) % (1 << 32) - (1 << 31)
         if operation == "select":
             return value(others[0] if value(first) else others[1])
         kind, pair = (first, others) if operation == "cmpi" else (operation, [first, *others])
@@ -1059,11 +1061,13 @@ def test_reduce_waits_first(layout: str) -> None:
 )
 def test_copies_wait_first(dtype: str, layout: str, aligned: bool) -> None:  # noqa: FBT001
     """A copy of one or two operands waits for what may write them. It finds its tile and its matrix meanwhile."""
-    config = Config(64, 64, 1, 1, 8)
+    over_rows = layout == "nn"
+    config = Config(1, 2048, 1, 1, 4) if over_rows else Config(64, 64, 1, 1, 8)
     made = Variant(SM90, "copy", *(dtype,) * 3, layout, aligned, "none", False, config, "tests", "copy")  # noqa: FBT003
     launched = []
     for (m, n), (other_m, other_n), batch in itertools.product(SIZES, [(0, 0), *SIZES], (1, 3)):
-        tiles = (-(-rows // 64) * -(-cols // 64) for rows, cols in ((m, n), (other_m, other_n)))
+        both = (m, n), (other_m, other_n)
+        tiles = (-(-rows * cols // 2048) if over_rows else -(-rows // 64) * -(-cols // 64) for rows, cols in both)
         first, other = (batch * count for count in tiles)
         sizes = {"%M": m, "%N": n, "%other_M": other_m, "%other_N": other_n, "%batch": batch, "%other_batch": batch}
         launched.append((sizes, {0, first - 1, first + other - 1}))

@@ -40,6 +40,8 @@ from aotmm.runtime.tuning import CDevice
 from aotmm.target import HIDDEN_FACTS, HiddenFacts, Target
 
 MAX_GRID = 2**31 - 1
+MOST_JOINED = 1 << 30  # rows of matrices that are copied as one matrix, and elements of rows that are copied as one row
+MOST_IDLE, IDLE_PART = 1 << 19, 4  # elements of threads beyond the ends of rows, and their part of all
 MAX_WORKSPACE = 2**40
 PDL_NS = 50_000
 FULL_PDL_NS = 12_000  # of a launch that leaves no room for the next one
@@ -215,7 +217,9 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def tiles(kernel: Kernel, rows: int, cols: int) -> int:
-    """Tiles of a matrix."""
+    """Tiles of a matrix. Those of one row go over the ends of rows."""
+    if kernel.config.block_m == 1:
+        return ceil_div(rows * cols, kernel.config.block_n)
     return ceil_div(rows, kernel.config.block_m) * ceil_div(cols, kernel.config.block_n)
 
 
@@ -335,9 +339,24 @@ def copy_values(values: Values, moved: Values, number: int, where: Place) -> Val
         found[f"stride_{side}z"] = of[operand.batch_stride] or 0
         for name, size, stride in zip("mn", "MN", strides, strict=True):
             found[f"stride_{side}{name}"] = None if found[size] == 1 else of[stride] or 0
+    found = joined(found)
     nothing: Values = {name: None if name[:-1] in ("stride_s", "stride_d") else 0 for name in found}
     nothing |= {"stride_sz": 0, "stride_dz": 0}
     return found | {f"other_{name}": value for name, value in nothing.items() if name != "zero"}
+
+
+def joined(copy: Values) -> Values:
+    """A copy of matrices whose rows follow each other on both sides, as one of a single matrix."""
+    batch, rows = sized(copy, "batch"), sized(copy, "M")
+    if batch == 1 or batch * rows > MOST_JOINED:
+        return copy
+    if rows == 1:
+        found = copy | {f"stride_{side}m": copy[f"stride_{side}z"] for side in "sd"}
+    elif all(copy[f"stride_{side}z"] == rows * sized(copy, f"stride_{side}m") for side in "sd"):
+        found = dict(copy)
+    else:
+        return copy
+    return found | {"M": batch * rows, "batch": 1}
 
 
 def widths_of(problem: Problem) -> list[int]:
@@ -687,13 +706,37 @@ class Reference:
             if suits(kernel)
             and kernel.shared_bytes <= device.shared_bytes
             and keeps_guards(kernel, values)
+            and not (kernel.config.block_m == 1 and sized(values, "M") * sized(values, "N") > MOST_JOINED)
             and self.grid(kernel, batch * tiles(kernel, sized(values, "M"), sized(values, "N")), device)
         ]
         return min(fitting, key=rank, default=None)
 
-    def copier(self, element_bytes: int, values: Values, device: CDevice) -> int | None:
-        """The copy kernel for elements of that many bytes."""
-        return self.helper("copy", lambda kernel: DTYPES[kernel.dtype_a].bytes == element_bytes, values, device)
+    def copiers(self, problem: Problem, copies: dict[int, Values], device: CDevice) -> dict[int, int | None]:
+        """The copy kernels of operands: over the ends of rows if threads of others had too few elements of A and B."""
+
+        def fitting(number: int, *, over: bool) -> int | None:
+            def suits(kernel: Kernel) -> bool:
+                width = widths_of(problem)[number]
+                return DTYPES[kernel.dtype_a].bytes == width and (kernel.config.block_m == 1) is over
+
+            return self.helper("copy", suits, copies[number], device)
+
+        def elements(kernel: int, number: int) -> int:
+            values, config = copies[number], self.kernels[kernel].config
+            count = tiles(self.kernels[kernel], sized(values, "M"), sized(values, "N"))
+            return sized(values, "batch") * count * config.block_m * config.block_n
+
+        usual = {number: fitting(number, over=False) for number in copies}
+        over = {number: found for number in copies if (found := fitting(number, over=True)) is not None}
+        for numbers in ((A, B), (C,)):
+            chosen = [number for number in numbers if number in over]
+            if any(usual[number] is None for number in chosen):
+                continue
+            least = sum(elements(over[number], number) for number in chosen)
+            idle = sum(elements(usual[number] or 0, number) for number in chosen) - least
+            if idle > MOST_IDLE and idle > least // IDLE_PART:
+                usual |= {number: over[number] for number in chosen}
+        return usual
 
     def reducer(self, problem: Problem, values: Values, device: CDevice) -> int | None:
         """The reduce kernel for a problem."""
@@ -739,7 +782,7 @@ class Reference:
         places = all_places(values, widths, chosen, threads_multiply=self._threads_multiply)
         moved = self._shifted(with_shift(with_copies(values, places, SEEN_ADDRESS), problem))
         copies = [(number, copy_values(values, moved, number, places[number])) for number in chosen]
-        kernels = [self.copier(widths[number], copied, device) for number, copied in copies]
+        kernels = list(self.copiers(problem, dict(copies), device).values())
         size = sum(where.bytes for where in places.values())
         if size > limit or None in kernels:
             return None

@@ -343,7 +343,10 @@ BATCHES = {
 @pytest.mark.parametrize("product", BATCHES.values(), ids=BATCHES)
 @own_process
 def test_batches_with_copies(pack: Path, product: Product, role: str) -> None:
-    """Every matrix of an operand is copied, or the one that all products share, and every C that no kernel stores."""
+    """Every matrix of an operand is copied, or the one that all products share, and every C that no kernel stores.
+
+    Matrices that follow each other are copied as one.
+    """
     emulator = Emulator(pack)
     kernel = number_of(emulator, role, product.layout)
     copies = COPY_A | COPY_B | (COPY_C if role == "product" else 0)
@@ -351,9 +354,18 @@ def test_batches_with_copies(pack: Path, product: Product, role: str) -> None:
     assert emulator.run(product, plan=plan).complaints == ()
     copied = [launch for launch in emulator.driver.launches if emulator.role(launch.image) == "copy"]
     values = [arguments(emulator.kernel_of(launch.image), launch.params) for launch in copied]
-    batches = [value[name] for value in values for name in ("batch", "other_batch") if value[name]]
-    of_b = 1 if product.shared else product.batch
-    assert batches == [product.batch, of_b, *([product.batch] if role == "product" else [])]
+    batches = [
+        (value[f"{which}batch"], value[f"{which}M"])
+        for value in values
+        for which in ("", "other_")
+        if value[f"{which}batch"]
+    ]
+    count, rows_of_b = product.batch, product.K if product.layout == "nn" else product.N
+    if product.gap:
+        want = [(count, product.M), (1 if product.shared else count, rows_of_b), (count, product.M)]
+    else:
+        want = [(1, count * product.M), (1, count * rows_of_b), (1, count * product.M)]
+    assert batches == (want if role == "product" else want[:2])
 
 
 @own_process

@@ -225,6 +225,60 @@ with aotmm.override():
     )
 
 
+def test_batches_that_would_be_copied() -> None:
+    """Batches larger than the L2 cache, of rows that tensor maps cannot read and few sums a byte, are torch's."""
+    run(
+        MAKE
+        + """
+torch.backends.cuda.matmul.allow_tf32 = True
+def product(batch, m, k, n, dtype): return torch.randn(batch, m, k).to(dtype), torch.randn(batch, k, n).to(dtype)
+for dtype, batch in ((torch.half, 64), (torch.float, 32)):
+    odd = product(batch, 512, 515, 8, dtype)
+    bias = torch.ones(8).to(dtype)
+    with aotmm.override() as override:
+        assert launched(lambda: torch.bmm(*odd)) == 0
+        assert launched(lambda: torch.baddbmm(bias, *odd)) == 0
+        assert repr(override) == "<aotmm.override: 0 products by aotmm, 2 by torch: 2 of batches that would be copied>"
+        assert close(torch.bmm(*odd), odd[0].double() @ odd[1].double())
+        assert close(torch.baddbmm(bias, *odd), odd[0].double() @ odd[1].double() + 1)
+        assert launched(lambda: torch.bmm(*product(batch, 512, 520, 8, dtype))) == 1  # whole vectors
+        assert launched(lambda: torch.bmm(*product(batch // 2, 512, 515, 8, dtype))) == 1  # of the L2 cache
+        assert launched(lambda: torch.mm(odd[0].view(-1, 515), odd[1][0])) == 1  # no batch
+        assert launched(lambda: torch.bmm(*(x.to(torch.half)[:3] for x in product(3, 2048, 2047, 2048, dtype)))) == 1
+"""
+    )
+
+
+def test_scaled_products_pass_the_dispatcher_by() -> None:
+    """_scaled_mm is computed without the op if tensors are plain, and by it if not; faults are the same."""
+    run(
+        MAKE
+        + SCALED
+        + """
+from aotmm.runtime import ops
+class Mine(torch.Tensor): pass
+direct, half, shift = ops.registered().direct.scaled, ops.output_code(torch.half), torch.randn(48).half()
+def scaled(p, q, bias=None): return direct(0, p, q, one, two, bias, False, False, half)
+assert close(scaled(p, q), exact) and scaled(p, q).dtype is torch.half
+assert close(scaled(p, q, shift), exact + shift.double())
+assert scaled(p.as_subclass(Mine), q) is NotImplemented
+try: scaled(p, q[:60])
+except RuntimeError as error: assert "K" in str(error) or "60" in str(error), error
+else: raise AssertionError
+seen = []
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        seen.append(str(op))
+        return op(*args, **(kwargs or {}))
+with aotmm.override() as override, Seen():
+    product = torch._scaled_mm(p, q, one, two, out_dtype=torch.half)
+assert seen == ["aten._scaled_mm.default"], seen
+assert close(product, exact)
+assert repr(override).startswith("<aotmm.override: 1 products by aotmm")
+"""
+    )
+
+
 LINES = """
 import sys
 from aotmm.runtime import override as module

@@ -48,7 +48,8 @@ ROOMS = {
     "aotmm.tune.fit": {"aotmm.pack", "aotmm.tune.models", "numpy", "torch"},
     "aotmm.tune.models": HALL | {"aotmm.tune.cases", "numpy"},
     "aotmm.bench.build_scaling": BUILD | {"distributed"},
-    "aotmm.bench": RUNTIME | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers"},
+    "aotmm.bench": RUNTIME
+    | {"aotmm.timing", "aotmm.bench", "triton", "matplotlib", "jinja2", "tomli", "transformers", "timm"},
     "aotmm.bench.ampere": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},
     "aotmm.bench.blocks": RUNTIME | {"aotmm.timing", "aotmm.bench", "deep_gemm"},
     "aotmm.bench.grouped": RUNTIME | {"aotmm.timing", "aotmm.bench", "aotmm.tune"},

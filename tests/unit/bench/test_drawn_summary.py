@@ -31,11 +31,17 @@ WANTED = {
     "fp8, fast sums": (1.02, 0.92, 0.80),
     "fp8 in layouts nn, tn and tt": (1.05, 0.95, 0.85),
     "batches": (1.02, 0.92, 0.75),
+    "batches of odd sizes": (1.0, 0.88, 0.7),
     "tf32": (1.0, 0.88, 0.7),
     "batches in tf32": (1.0, 0.88, 0.7),
+    "tf32, one by one and in batches": (1.0, 0.88, 0.7),
+    "odd sizes in tf32": (1.0, 0.88, 0.7),
     "int8": (1.02, 0.92, 0.8),
     "thin": (1.0, 0.88, 0.7),
     "fp32": (1.0, 0.92, 0.8),
+    "batches in fp32": (1.0, 0.92, 0.8),
+    "int8 in layouts nn, tn and tt": (1.02, 0.92, 0.8),
+    "thin in layouts nn, tn and tt, long K": (1.0, 0.88, 0.7),
 }
 
 

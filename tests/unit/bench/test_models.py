@@ -27,6 +27,19 @@ def test_says_that_transformers_is_missing(subject: ModuleType, monkeypatch: pyt
             subject.measure()
 
 
+def test_says_that_timm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models need timm beside transformers; the error names it."""
+
+    def found(name: str) -> str:
+        if name == "timm":
+            raise PackageNotFoundError
+        return "5.17.0"
+
+    monkeypatch.setattr(models, "version", found)
+    with pytest.raises(SpecError, match=r"^models needs timm 1, of the models extra \(it is not installed\)"):
+        models.measure()
+
+
 def test_says_that_the_example_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Expert layers are measured by the checkout's example; without it the error names the file."""
     monkeypatch.setattr(models, "version", lambda _name: "5.17.0")

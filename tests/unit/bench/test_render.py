@@ -93,7 +93,7 @@ def test_random_problems(tmp_path: Path) -> None:
     assert not re.search(r"https?://|//[a-z]|<script", re.sub(r"base64,[^\"]*", "", page))
     assert "failed: &lt;no&gt; | way" in page
     assert "<tr><th>seed</th><td>1; 2</td></tr>" in page
-    assert page.count('class="met"') + page.count('class="missed"') == 21 * 3
+    assert page.count('class="met"') + page.count('class="missed"') == 27 * 3
 
 
 def test_random_problems_without_a_baseline(tmp_path: Path) -> None:

@@ -131,3 +131,17 @@ def test_overhead() -> None:
     found = "0.90 of torch's time, at most 0.80", "missed"
     assert overhead(others) == [("model, BERT", *found), ("expert layer, Mixtral, 64 tokens", *found)]
     assert overhead(Results({})) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "memory", "found"), [(1.1, 1.02, "met"), (1.11, 1.0, "missed"), (1.0, 1.03, "missed")]
+)
+def test_models_have_limits_of_error_and_memory(error: float, memory: float, found: str) -> None:
+    """A model as fast as asked misses its target by 11 % more error than torch's, or 3 % more memory."""
+    row = {"of torch's": 0.9, "at most": 1.01, "error": error, "memory": memory}
+    ((name, text, met),) = overhead(Results({}, other={"models": {"BERT": row}}))
+    assert (name, met) == ("model, BERT", found)
+    assert text == (
+        f"0.90 of torch's time, at most 1.01; {error:.2f} of torch's error, at most 1.10; "
+        f"{memory:.2f} of torch's memory, at most 1.02"
+    )
