@@ -82,7 +82,7 @@ def torch_missing(command: str) -> SpecError:
     return SpecError(f"{command} needs torch; install a build of it for this machine's GPUs: {GET_TORCH}")
 
 
-def build_extra_missing(what: str) -> CompileError:
+def build_extra_missing(what: str) -> SpecError:
     """Return the error for a build without `what`, a library of the build extra, with how to install all."""
     import importlib.metadata  # these only here: `import aotmm` should be quick
     import re
@@ -91,10 +91,10 @@ def build_extra_missing(what: str) -> CompileError:
     try:
         required = importlib.metadata.requires("aotmm") or []
     except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
-        return CompileError(f"aotmm build needs {what}; in a checkout, make artifacts installs all that a build needs")
+        return SpecError(f"aotmm build needs {what}; in a checkout, make artifacts installs all that a build needs")
     lines = [line for line in required if re.search(r"extra == .build.$", line)]
     wanted = shlex.join(line.partition(";")[0].strip() for line in lines if "python_version" not in line)
-    return CompileError(
+    return SpecError(
         f"aotmm build needs {what}; in an environment without torch, whose CUDA builds pin another Triton: "
         f"pip install {wanted}"
     )

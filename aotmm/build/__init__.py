@@ -158,6 +158,12 @@ def _products(configs: str, dtypes: tuple[str, ...], rows: Sequence[Target]) -> 
                 f"config set {configs!r} has no kernel for {row.name}, which is {row.backend} and has "
                 f"{', '.join(row.dtypes)}"
             )
+    every = [variant for of_arch in work.values() for variant in of_arch]
+    if all(variant.layout == "any" for variant in every) and any("any" not in each.layouts for each in chosen.entries):
+        raise SpecError(
+            f"config set {configs!r}: no entry is for {' or '.join(work)} and a type that is built "
+            f"({', '.join(dtypes or chosen.dtypes)}); only the generic kernels, which are slow, would be built"
+        )
     return _Content(
         name=chosen.name,
         sources=dict.fromkeys(work, products.kernel_sources()),

@@ -53,7 +53,7 @@ def toolchain() -> tuple[str, Path]:
     """Return the version of the installed Triton and the folder of its package; Triton itself is not imported.
 
     Raises:
-        CompileError: Triton is not installed.
+        SpecError: Triton is not installed.
     """
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
@@ -65,7 +65,7 @@ def assembler(target: Target) -> str:
     """Return the name and version of the assembler, which turns the compiler's text into an image.
 
     Raises:
-        CompileError: it does not run.
+        CompileError: it does not run. SpecError: Triton is not installed.
     """
     version, folder = toolchain()
     if target.backend == "hip":
@@ -321,7 +321,7 @@ def prepare() -> None:
 
 
 def load() -> None:
-    """Import Triton, which each child of a compiling process would do anew. Raises CompileError as `toolchain`."""
+    """Import Triton, which each child of a compiling process would do anew. Raises SpecError as `toolchain`."""
     prepare()
     import triton.compiler
     import triton.experimental.gluon  # noqa: F401

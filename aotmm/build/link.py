@@ -45,7 +45,7 @@ def compiler(machine: str = "") -> tuple[tuple[str, ...], str]:
     CC is used unchanged; if it links for another machine, `link_launcher` refuses the result.
 
     Raises:
-        CompileError: there is none.
+        CompileError: CC is none. SpecError: there is none.
     """
     if os.environ.get("CC"):
         try:

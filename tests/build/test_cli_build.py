@@ -59,7 +59,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A config set of one tile; with the generic kernel and four copies, every arch gets six kernels."""
+    """A config set of one tile; with the generic kernel and five copies, every arch gets seven kernels."""
     return write_set(tmp_path_factory.mktemp("configs"), tile(32, 64, 64, 2, 4))
 
 
@@ -91,13 +91,13 @@ def test_build_again(packs: Path, configs: Path) -> None:
         packs,
     ]
     done = subprocess.run([*command, "--jobs=2"], cwd=ROOT, capture_output=True, text=True, check=False)
-    begin = [f"{arch}: 6 kernels on 2 processes" for arch in ("sm80", "sm90")]
-    end = [f"{arch}: 100 % (6 of 6 kernels)" for arch in ("sm80", "sm90")]
+    begin = [f"{arch}: 7 kernels on 2 processes" for arch in ("sm80", "sm90")]
+    end = [f"{arch}: 100 % (7 of 7 kernels)" for arch in ("sm80", "sm90")]
     assert (done.returncode, done.stderr.splitlines()) == (0, [*begin, *end])
     header, *rows = [line.split() for line in done.stdout.splitlines()]
     assert header == ["arch", "kernels", "bytes", "seconds", "compiled", "reused", "dropped", "pack"]
     for arch, row in zip(("sm80", "sm90"), rows, strict=True):
-        assert (row[:2], row[4:8]) == ([arch, "6"], ["0", "6", "0", str(packs / arch)])
+        assert (row[:2], row[4:8]) == ([arch, "7"], ["0", "7", "0", str(packs / arch)])
         assert row[8:] == ["(as", "it", "was)"]
     assert content(packs / "sm80") == before
 
@@ -114,7 +114,7 @@ def test_build_says_what_it_drops(packs: Path, tmp_path: Path) -> None:
     assert last.split()[:3] == ["sm80", name, "needs"]
     assert "sm80 has 166912 B" in last
     (row,) = json.loads(run(*words, "--json").stdout)
-    assert (row["kernels"], row["compiled"], row["linked"]) == (5, 0, False)
+    assert (row["kernels"], row["compiled"], row["linked"]) == (6, 0, False)
     assert row["dropped"][0]["kernel"] == name
     assert row["folder"] == str(tmp_path / "out" / "sm80")
 
@@ -129,7 +129,7 @@ def test_build_shows_progress_on_a_terminal(packs: Path, configs: Path) -> None:
     os.close(master)
     assert done.returncode == 0
     assert "sm80" in shown
-    assert "6/6" in shown
+    assert "7/7" in shown
     assert f"on {os.cpu_count()} process" in shown
     assert [row["arch"] for row in json.loads(done.stdout)] == ["sm80"]
 
@@ -149,6 +149,18 @@ def test_build_of_what_does_not_exist(tmp_path: Path, words: tuple[str, ...], te
     assert result.exit_code == SpecError.exit_code
     assert text in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_build_of_nothing_but_generic_kernels(tmp_path: Path) -> None:
+    """A config set without an entry for any arch and type that are asked for is an error, and nothing is built."""
+    path = tmp_path / "mine.toml"
+    tile = "block_m = 64\nblock_n = 64\nblock_k = 32\nnum_stages = 2\nnum_warps = 4\n"
+    path.write_text(f'dtypes = ["fp16"]\nsource = "a test"\n[[config]]\nfamily = "tile"\narchs = ["sm90"]\n{tile}')
+    out = tmp_path / "packs"
+    result = run("build", "--arch", "sm80", "--arch", "gfx90a", "--configs", path, "--out", out)
+    assert result.exit_code == SpecError.exit_code
+    assert f"{path}': no entry is for sm80 or gfx90a and a type that is built (fp16)" in result.stderr
+    assert not out.exists()
 
 
 def test_build_for_another_processor(packs: Path, configs: Path, tmp_path: Path) -> None:
@@ -260,7 +272,7 @@ def test_list_of_a_build(packs: Path) -> None:
             generic(pack["arch"]),
             NN,
         ]
-        assert [kernel["role"] for kernel in pack["kernels"]].count("copy") == 4
+        assert [kernel["role"] for kernel in pack["kernels"]].count("copy") == 5
 
 
 def test_inspect_of_a_build(packs: Path) -> None:
@@ -277,7 +289,7 @@ def test_verify_a_build(packs: Path) -> None:
     result = run("verify", packs, "--json")
     assert result.exit_code == 0, result.stderr
     assert [(row["arch"], row["kernels"], row["violations"]) for row in json.loads(result.stdout)] == [
-        (arch, 6, []) for arch in sorted(TARGETS)
+        (arch, 7, []) for arch in sorted(TARGETS)
     ]
 
 
@@ -286,8 +298,8 @@ def test_verify_by_rebuilding(packs: Path, configs: Path, tmp_path: Path) -> Non
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", configs)
     assert result.exit_code == 0, result.stderr
     assert "intact, built again bit for bit" in result.stdout
-    assert result.stderr.startswith(f"gfx90a: 6 kernels on {os.cpu_count()} process")
-    assert result.stderr.splitlines()[-1] == "gfx90a: 100 % (6 of 6 kernels)"
+    assert result.stderr.startswith(f"gfx90a: 7 kernels on {os.cpu_count()} process")
+    assert result.stderr.splitlines()[-1] == "gfx90a: 100 % (7 of 7 kernels)"
     (tmp_path / "ours").mkdir()
     other = write_set(tmp_path / "ours", tile(64, 64, 64, 2, 4))
     result = run("verify", packs / "gfx90a", "--rebuild", "--configs", other)
@@ -315,8 +327,8 @@ def test_verify_of_what_other_distributions_add(packs: Path, tmp_path: Path, mon
     result = run("verify", "--json")
     assert result.exit_code == 0, result.stderr
     assert [(row["place"], row["owner"], row["arch"], row["kernels"]) for row in json.loads(result.stdout)] == [
-        (str(site / "acme/packs/sm90"), "acme-kernels 1.0", "sm90", 6),
-        (str(packs / "sm80"), "", "sm80", 6),
+        (str(site / "acme/packs/sm90"), "acme-kernels 1.0", "sm90", 7),
+        (str(packs / "sm80"), "", "sm80", 7),
     ]
     assert f"{site}/acme/packs/sm90 (added by acme-kernels 1.0)  sm90" in run("verify").stdout
 
@@ -532,12 +544,12 @@ def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
     result = run("doctor", "--pack", tmp_path / "packs", "--json")
     body = json.loads(result.stdout)
     assert [(pack["arch"], pack["kernels"], pack["error"]) for pack in body["packs"]] == [
-        (arch, 6, None) for arch in sorted(TARGETS)
+        (arch, 7, None) for arch in sorted(TARGETS)
     ]
     assert result.exit_code == body["exit_code"] == 0
     text = run("doctor", "--pack", tmp_path / "packs").stdout
     for row in TARGETS.values():
-        assert f"{row.name}: 6 kernels" in text
+        assert f"{row.name}: 7 kernels" in text
         assert f"kernels that aotmm ships for it were run on {row.executed_on}" in text
     assert text.count("times: ") == len(TARGETS)
     library = tmp_path / "packs" / "sm80" / "libaotmm_sm80.so"
@@ -545,7 +557,7 @@ def test_doctor_of_a_build(packs: Path, tmp_path: Path) -> None:
     result = run("doctor", "--pack", tmp_path / "packs")
     assert result.exit_code == ArtifactError.exit_code
     assert "libaotmm_sm80.so was altered" in result.stdout
-    assert "sm90: 6 kernels" in result.stdout
+    assert "sm90: 7 kernels" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.config_sets import config_set, tile
 from tests.dask_cluster import Dask, dask
 
 CONFIGS = config_set(tile(64, 64, 32, 2, 4), dtypes=["fp16"], layouts=["nn", "tt"], epilogues=["none", "bias_relu"])
-KERNELS = 9  # two layouts with two epilogues each, the generic one, and four copies
+KERNELS = 10  # two layouts with two epilogues each, the generic one, and five copies
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from aotmm.build import parameters, products
 from aotmm.build.compile import Compiled, compile_variant, key
 from aotmm.build.products import I32_LIMIT, kernel_sources
 from aotmm.build.variants import config_set, variants
-from aotmm.errors import CompileError
+from aotmm.errors import CompileError, SpecError
 from aotmm.kernels import Descriptor, Specialisation, Variant, module_of
 from aotmm.pack.manifest import room
 from aotmm.pack.schema import Config, Parameter, TensorMap
@@ -594,7 +594,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Triton the error says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     advice = installed(monkeypatch)
-    with pytest.raises(CompileError) as caught:
+    with pytest.raises(SpecError) as caught:
         compiling.toolchain()
     assert str(caught.value) == f"aotmm build needs Triton{advice}"
 

@@ -14,7 +14,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from aotmm.build import build, link, render
-from aotmm.errors import CompileError
+from aotmm.errors import CompileError, SpecError
 from aotmm.pack.verify import verify
 from aotmm.runtime.pack import open_pack
 from aotmm.target import HOSTS, host, target
@@ -193,6 +193,6 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     advice = installed(monkeypatch)
-    with pytest.raises(CompileError) as caught:
+    with pytest.raises(SpecError) as caught:
         link.compiler()
     assert str(caught.value) == f"aotmm build needs a C compiler (ziglang, or set CC){advice}"

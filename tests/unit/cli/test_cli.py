@@ -377,7 +377,7 @@ def test_build_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     advice = installed(monkeypatch)
     result = run("build", "--arch", "sm80")
-    assert result.exit_code == CompileError.exit_code
+    assert result.exit_code == SpecError.exit_code
     assert result.stderr == f"error: aotmm build needs jinja2{advice}\n"
 
 
