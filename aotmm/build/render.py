@@ -515,8 +515,7 @@ class _Groups:
 def _groups(kernels: tuple[Kernel, ...]) -> _Groups:
     def helper_rank(number: int) -> tuple[object, ...]:
         kernel = kernels[number]
-        over_rows = kernel.role == "copy" and kernel.config.block_m == 1  # fit.c looks for these afterwards
-        return over_rows, EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
+        return EPILOGUES.index(kernel.epilogue), -kernel.vector_bytes, -len(kernel.guards), number
 
     types, widths = "AOTMM_DTYPE_COUNT", max(row.bytes for row in DTYPES.values()) + 1
     made = _Groups([], [], [], [])

@@ -5,8 +5,8 @@ be unaligned, so no alignment is guarded: neighbouring threads take neighbouring
 loads are issued before the first store. Layouts are the memory order of the source and of the destination: "nn" copies
 rows to rows, "tn" and "nt" transpose the matrix in shared memory, "any" has any strides.
 
-Tiles of one row (BLOCK_M = 1, layout "nn") go over the ends of rows: such a matrix is one line of M * N elements, less
-than 2^31, so that no thread is idle where rows are short or end within a tile.
+Tiles of one row (BLOCK_M = 1, layout "nn") go over the ends of rows: such a matrix is one line of M * N elements, at
+most 2^30, so that no thread is idle where rows are short or end within a tile.
 
 Loads of single bytes do not reach the memory's speed. The `aligned` kernel, in layout "tn", moves words of four: a
 thread has 4 x 4 bytes of the matrix in four words, and turns them in registers. Both sides and their rows lie on whole
@@ -147,7 +147,7 @@ def _rows_below(first, N, BLOCK: tl.constexpr):
     places = first + tl.arange(0, BLOCK)
     if N >= BLOCK:
         rows = (places >= N).to(tl.int32)
-    else:  # `places` is less than 2 * BLOCK: the quotient's error is less than the half by which it is not whole
+    else:  # `places` is less than 2 * BLOCK: the error is less than 0.5 / N, the distance from a whole number
         rows = ((places.to(tl.float32) + 0.5) * (1.0 / N.to(tl.float32))).to(tl.int32)
     return rows
 

@@ -1,8 +1,9 @@
-/* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded; and the
- * kernels of aten::addmm and aten::baddbmm for aotmm.override(), which torch calls with Python's arguments.
+/* _direct_call.abi3.so: `lib.matmul` without torch's dispatcher, for plain GPU tensors where nothing is recorded; and for
+ * aotmm.override() the kernels of aten::addmm and aten::baddbmm, which torch calls with Python's arguments, and the product of
+ * that of aten::_scaled_mm.
  *
  * aotmm_torch_view reads tensors, aotmm_torch_multiply multiplies, libtorch_python wraps results. If a mode, a
- * transform or autograd is involved, it returns NotImplemented, and the op serves the call. This file needs no torch
+ * transform or autograd is involved, `matmul` returns NotImplemented, and the op serves the call. This file needs no torch
  * header. Sources: torch/csrc/stable/c/shim.h; c10/core/impl/LocalDispatchKeySet.h. */
 #include <dlfcn.h>
 #include <string.h>

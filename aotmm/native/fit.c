@@ -46,11 +46,11 @@ static int64_t elements_of_copy(int kernel, const quantities *copy, const aotmm_
   return (int64_t)helper_grid((uint32_t)kernel, copy, device) * k->block_m * k->block_n;
 }
 
-/* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. */
-static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device) {
+/* Return the first kernel of a group that has the epilogue and whose guards hold, or -1. Its tiles go `over_rows` or not. */
+static int helper_for(aotmm_group group, int32_t epilogue, const quantities *q, const aotmm_device *device, int over_rows) {
   for (int i = 0; i < group.count; i++) {
     uint32_t number = aotmm_order[group.first + i];
-    if (aotmm_products[number].epilogue >= epilogue &&
+    if (aotmm_products[number].epilogue >= epilogue && (aotmm_products[number].block_m == 1) == over_rows &&
         aotmm_kernels[number].shared_bytes <= (uint32_t)device->shared_bytes && guards_hold(number, q) && helper_grid(number, q, device))
       return (int)number;
   }
@@ -64,15 +64,6 @@ int32_t epilogue(const aotmm_problem *p) {
   return bias > least[p->activation] ? bias : least[p->activation];
 }
 
-/* Return the copy of a group whose tiles go over the ends of rows, if there is one that fits, or -1. */
-static int over_rows_for(aotmm_group group, const quantities *copy, const aotmm_device *device) {
-  for (int i = 0; i < group.count; i++) {
-    const uint32_t number = aotmm_order[group.first + i];
-    if (aotmm_products[number].block_m == 1 && guards_hold(number, copy) && helper_grid(number, copy, device)) return (int)number;
-  }
-  return -1;
-}
-
 /* Choose kernels for the copies of some operands, for which tiles go over the ends of rows if others left many threads idle. Return
    0, or 1 if there is none for an operand. */
 static int choose_copies(const aotmm_problem *p, const quantities *copied, uint32_t copies, const aotmm_device *device, int *kernels) {
@@ -82,9 +73,9 @@ static int choose_copies(const aotmm_problem *p, const quantities *copied, uint3
   for (int i = 0; i < OPERANDS; i++) {
     if (!(copies >> i & 1)) continue;
     const aotmm_group group = aotmm_copies[bytes_of_dtype[types[i]]];
-    kernels[i] = helper_for(group, 0, copied + i, device);
+    kernels[i] = helper_for(group, 0, copied + i, device, 0);
     if (kernels[i] < 0) return 1;
-    over[i] = over_rows_for(group, copied + i, device);
+    over[i] = helper_for(group, 0, copied + i, device, 1);
     if (over[i] < 0) continue;
     const int64_t elements = elements_of_copy(over[i], copied + i, device);
     least += elements;
@@ -102,7 +93,7 @@ int copies_for(const aotmm_problem *p, const quantities *copied, uint32_t copies
 }
 
 int reduce_for(const aotmm_problem *p, const quantities *q, const aotmm_device *device) {
-  return helper_for(aotmm_reduces[p->dtype_c], epilogue(p), q, device);
+  return helper_for(aotmm_reduces[p->dtype_c], epilogue(p), q, device, 0);
 }
 
 int same_types(uint32_t kernel, const aotmm_problem *p) {

@@ -7,7 +7,7 @@
 typedef struct launches {
   quantities q; /* of the main kernel and the reduce */
   uint32_t grid;
-  int reduce, copies[OPERANDS]; /* kernels, -1 for none */
+  int reduce, copies[OPERANDS]; /* kernels: -1 for no reduce; of operands that are copied */
   quantities copied[OPERANDS];  /* of the copies */
 } launches;
 

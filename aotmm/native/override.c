@@ -63,7 +63,7 @@ static int batch_invariant;
 static uint32_t unsupported; /* GPUs for which there is no pack, a bit for each */
 static void *registration; /* torch's handle, NULL where nothing is registered */
 
-/* Products since the outermost override began, by their fate: that of runtime/override.py's FATES. */
+/* Products since the outermost override began, by their fate: that of the numbers in runtime/override.py. */
 enum { OURS, OTHER_TYPE, FULL_PRECISION, NO_PACK, DECLINED, COPIED, FATES };
 static uint64_t counts[FATES];
 
@@ -80,28 +80,35 @@ EXPORT const uint64_t *aotmm_torch_counts(void) { return counts; }
 
 enum { VECTOR_BYTES = 16, LEAST_K = 32, LEAST = 8, LEAST_IN_BATCH = 32 /* rows, and columns */ };
 
-/* A batch that is copied: its bytes from which memory and not the L2 cache has it, and the multiply-adds for each byte up to which
-   moving it takes longest. */
+/* Bytes of a batch that are copied, from which memory and not the L2 cache has them, and the multiply-adds for each up to which the
+   copies take longest. */
 enum { IN_MEMORY = 32 << 20, FEW_FOR_EACH_BYTE = 64 };
 
 static int64_t bytes_of_element(const view *v) { return v->dtype == AOTMM_FP32 ? 4 : 2; }
 
 /* Return whether rows of a matrix are whole vectors, as tensor maps need them, or columns unless it is `by_rows_alone`. */
 static int has_whole_vectors(const view *v, int by_rows_alone) {
-  const int64_t *strides = v->strides + v->dim - 2, vector = VECTOR_BYTES / bytes_of_element(v);
-  const int by_rows = strides[1] == 1 && strides[0] > 0 && strides[0] % vector == 0;
-  const int by_columns = strides[0] == 1 && strides[1] > 0 && strides[1] % vector == 0;
+  const int64_t *sizes = v->sizes + v->dim - 2, *strides = v->strides + v->dim - 2, vector = VECTOR_BYTES / bytes_of_element(v);
+  const int whole[] = {sizes[0] == 1 || (strides[0] > 0 && strides[0] % vector == 0),
+                       sizes[1] == 1 || (strides[1] > 0 && strides[1] % vector == 0)};
+  const int by_rows = (strides[1] == 1 || sizes[1] == 1) && whole[0], by_columns = (strides[0] == 1 || sizes[0] == 1) && whole[1];
   return v->address % VECTOR_BYTES == 0 && (by_rows || (by_columns && !by_rows_alone)) &&
-         (v->dim == 2 || v->strides[0] % vector == 0);
+         (v->dim == 2 || v->sizes[0] == 1 || v->strides[0] % vector == 0);
 }
 
-/* Return whether a batch of 16 bits or tf32 has to be copied, and that takes longer than torch's product (docs/torch.md). */
+/* Return the bytes of an operand of a batch that a plan for tensor maps copies. */
+static int64_t copied_bytes(const view *v) {
+  const int64_t matrices = v->strides[0] ? v->sizes[0] : 1;
+  return has_whole_vectors(v, 0) ? 0 : saturated(saturated(matrices, v->sizes[1]), v->sizes[2]) * bytes_of_element(v);
+}
+
+/* Return whether copies take most of the time of a batch of 16 bits or tf32, which torch multiplies as it lies (docs/torch.md). Of
+   tf32 the result is copied, too. */
 static int is_mostly_copied(const request *r) {
-  const int64_t batch = r->a.sizes[0], M = r->a.sizes[1], N = r->b.sizes[2], K = r->a.sizes[2];
-  const int64_t elements = saturated(batch, saturated(M, K) + saturated(K, N) + saturated(M, N));
-  const int64_t bytes = saturated(elements, bytes_of_element(&r->a));
-  return (!has_whole_vectors(&r->a, 0) || !has_whole_vectors(&r->b, 0)) && bytes > IN_MEMORY &&
-         saturated(saturated(batch, M), saturated(N, K)) / FEW_FOR_EACH_BYTE < bytes;
+  const int64_t sums = saturated(r->a.sizes[0], saturated(r->a.sizes[1], r->b.sizes[2]));
+  const int of_result = r->a.dtype == AOTMM_FP32 && r->b.sizes[2] % (VECTOR_BYTES / 4);
+  const int64_t bytes = copied_bytes(&r->a) + copied_bytes(&r->b) + (of_result ? 4 * sums : 0);
+  return bytes > IN_MEMORY && saturated(sums, r->a.sizes[2]) / FEW_FOR_EACH_BYTE < bytes;
 }
 
 static void set_unsupported(int device) {
@@ -137,8 +144,8 @@ static int fate_of(const request *r, int kind) {
   if (elements >= TOO_MANY) return DECLINED;
   const int lacking = a->device < 32 && unsupported >> a->device & 1;
   if (a->dtype == AOTMM_FP32 && !r->allow_tf32 && !r->batch_invariant && (lacking || !is_fast(r, dim))) return FULL_PRECISION;
-  if (kind == BMM && !r->batch_invariant && is_mostly_copied(r)) return COPIED;
-  return lacking ? NO_PACK : OURS;
+  if (lacking) return NO_PACK;
+  return kind == BMM && !r->batch_invariant && is_mostly_copied(r) ? COPIED : OURS;
 }
 
 /* Return the product's fate. If it is not ours, `*wrong` is the driver's failure, or NULL: then torch computes it. */
@@ -201,8 +208,8 @@ static int torchs_sum(const tensor_t operands[3], const request *r, int kind, te
   return 1;
 }
 
-/* Compute bias + a @ b of so many dimensions: into `out` if there is one, if it is ours; what torch is faster at without one. Return
-   whether it did, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
+/* Compute bias + a @ b of so many dimensions, into `out` if there is one: by our kernels, or without `out` by torch's, if those are
+   faster. Return whether it did, and `*wrong` as above. `operands` has the tensors of the views bias, a and b. */
 EXPORT int aotmm_torch_add_product(const tensor_t operands[3], const view *bias, const view *a, const view *b,
                                    const view *out, int dim, tensor_t *result, const char **wrong) {
   request r = {.a = *a, .b = *b, .out = out, .bias = bias};

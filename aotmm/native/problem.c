@@ -291,15 +291,16 @@ void set_copies(quantities *moved, const quantities *q, const aotmm_problem *p, 
 static void join_matrices(int64_t *value) {
   const int64_t M = value[AOTMM_COPY_M], rows = saturated(M, value[AOTMM_COPY_BATCH]);
   if (value[AOTMM_COPY_BATCH] < 2 || rows > MOST_JOINED) return;
-  if (M == 1) {
+  if (M == 1 && value[AOTMM_COPY_STRIDE_SN] == 1 && value[AOTMM_COPY_STRIDE_DN] == 1) {
     value[AOTMM_COPY_STRIDE_SM] = value[AOTMM_COPY_STRIDE_SZ];
     value[AOTMM_COPY_STRIDE_DM] = value[AOTMM_COPY_STRIDE_DZ];
-  } else if (value[AOTMM_COPY_STRIDE_SZ] != saturated(M, value[AOTMM_COPY_STRIDE_SM]) ||
+  } else if (M == 1 || value[AOTMM_COPY_STRIDE_SZ] != saturated(M, value[AOTMM_COPY_STRIDE_SM]) ||
              value[AOTMM_COPY_STRIDE_DZ] != saturated(M, value[AOTMM_COPY_STRIDE_DM])) {
     return;
   }
   value[AOTMM_COPY_M] = rows;
   value[AOTMM_COPY_BATCH] = 1;
+  value[AOTMM_COPY_STRIDE_SZ] = value[AOTMM_COPY_STRIDE_DZ] = 0;
 }
 
 /* Set the quantities of a copy. The operand is the source, but C is the destination; `moved` has the other side. The

@@ -184,19 +184,22 @@ def _add_product(
     beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
     plain = alpha == 1 and beta in (0, 1)
+    shape = (*a.shape[:-1], b.shape[-1])
     fits = (
         (plain or invariant)
         and a.dtype is b.dtype is bias.dtype
+        and a.device == bias.device
         and a.dim() == b.dim() == dim >= bias.dim()
+        and all(size in (1, whole) for size, whole in zip(reversed(bias.shape), reversed(shape), strict=False))
         and (dim == 2 or a.shape[0] == b.shape[0])  # noqa: PLR2004 - matrices
-        and (out is None or (out.dtype is a.dtype and out.shape == (*a.shape[:-1], b.shape[-1])))
+        and (out is None or (out.dtype is a.dtype and out.shape == shape))
     )
+    if fits and beta == 0 and not invariant:  # a product alone, which override.c knows
+        return _PRODUCT[dim](a, b) if out is None else _PRODUCT[dim](a, b, out=out)
     fate = OURS if fits else DECLINED
-    if a.dtype is torch.float32 and not (tf32 or invariant):
-        if fits and beta == 0:  # a product, which override.c knows
-            return _PRODUCT[dim](a, b) if out is None else _PRODUCT[dim](a, b, out=out)
-        fate = FULL_PRECISION  # override.c has what is ours (docs/torch.md)
-    elif a.dtype not in (*_HALVES, torch.float32):
+    if a.dtype is torch.float32:
+        fate = fate if tf32 or invariant else FULL_PRECISION  # override.c has what is ours (docs/torch.md)
+    elif a.dtype not in _HALVES:
         fate = OTHER_TYPE
     options: tuple[Any, ...] = (bias if beta and plain else None,)
     if tf32 or library or invariant:  # else the op fills in its defaults faster than Python passes them

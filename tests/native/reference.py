@@ -350,13 +350,13 @@ def joined(copy: Values) -> Values:
     batch, rows = sized(copy, "batch"), sized(copy, "M")
     if batch == 1 or batch * rows > MOST_JOINED:
         return copy
-    if rows == 1:
+    if rows == 1 and copy["stride_sn"] == copy["stride_dn"] == 1:
         found = copy | {f"stride_{side}m": copy[f"stride_{side}z"] for side in "sd"}
-    elif all(copy[f"stride_{side}z"] == rows * sized(copy, f"stride_{side}m") for side in "sd"):
+    elif rows > 1 and all(copy[f"stride_{side}z"] == rows * sized(copy, f"stride_{side}m") for side in "sd"):
         found = dict(copy)
     else:
         return copy
-    return found | {"M": batch * rows, "batch": 1}
+    return found | {"M": batch * rows, "batch": 1, "stride_sz": 0, "stride_dz": 0}
 
 
 def widths_of(problem: Problem) -> list[int]:
