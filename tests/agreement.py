@@ -216,6 +216,8 @@ def _into_c(kernel: Kernel, x: Array, memory: dict[str, Array], values: dict[str
 
 
 def _tiles(kernel: Kernel, m: int, n: int) -> int:
+    if kernel.config.block_m == 1:  # of a copy, over the ends of rows
+        m, n = 1, m * n
     return -(-m // kernel.config.block_m) * -(-n // kernel.config.block_n)
 
 
