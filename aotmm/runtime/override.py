@@ -184,7 +184,7 @@ def _add_product(
     beta, alpha, out = rest.get("beta", 1), rest.get("alpha", 1), rest.get("out")
     tf32 = a.dtype is torch.float32 and ops.tf32_allowed()
     plain = alpha == 1 and beta in (0, 1)
-    shape = (*a.shape[:-1], b.shape[-1])
+    shape = (*a.shape[:-1], *b.shape[-1:])  # torch reports tensors without dimensions
     fits = (
         (plain or invariant)
         and a.dtype is b.dtype is bias.dtype

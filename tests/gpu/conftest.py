@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -46,6 +47,15 @@ def limit(terminal: int, request: pytest.FixtureRequest) -> Iterator[Callable[[i
     end_after(getattr(request.module, "LIMIT_S", LIMIT_S))
     yield end_after
     faulthandler.cancel_dump_traceback_later()
+
+
+@contextmanager
+def fp32_precision(name: str) -> Iterator[None]:
+    """torch's products of fp32 in that precision, and the setting as it was afterwards."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = name
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aotmm.runtime.library import Library
+from tests.gpu.conftest import fp32_precision
 
 LIMIT_S = 120
 MOST = 2.0  # of torch's error
@@ -16,11 +17,9 @@ SHAPES = [(128, 128, 64), (4096, 64, 128), (300, 520, 1600), (64, 4096, 4096), (
 
 @pytest.fixture(autouse=True)
 def ieee() -> Iterator[None]:
-    """torch's products of fp32 in fp32, and the setting as it was afterwards."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    """torch's products of fp32 in fp32."""
+    with fp32_precision("ieee"):
+        yield
 
 
 def ordered(x: torch.Tensor, layout: str) -> torch.Tensor:

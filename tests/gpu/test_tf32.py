@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from aotmm.runtime.library import Library
+from tests.gpu.conftest import fp32_precision
 from tests.gpu.test_full_precision import ordered
 
 MOST = 1.1  # of torch's error; operands that are cut have 2.7 times of it
@@ -16,11 +17,9 @@ SHAPES = [(128, 128, 64), (300, 520, 1600), (16, 4096, 4096), (1000, 3080, 800),
 
 @pytest.fixture(autouse=True)
 def tf32() -> Iterator[None]:
-    """torch's products of fp32 in tf32, and the setting as it was afterwards."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    """torch's products of fp32 in tf32."""
+    with fp32_precision("tf32"):
+        yield
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
