@@ -219,7 +219,7 @@ with aotmm.override():
     try: torch.addmm(torch.zeros(7), a, b, beta=0)
     except RuntimeError: pass
     else: raise AssertionError("a bias that does not fit")
-    try: torch.addmm(bias, a, b[0, 0])
+    try: torch.addmm(bias, a, b[0, 0], beta=0)
     except RuntimeError: pass
     else: raise AssertionError("no matrix")
     assert launched(lambda: torch.mm(a, b, out=torch.empty(8, 12))) == {ours}
