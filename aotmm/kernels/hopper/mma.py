@@ -252,6 +252,17 @@ def multiply_scaled(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, fir
 
 
 @gluon.jit
+def in_other_registers(x, zero):
+    """Return 32-bit `x` in registers of its own, written after what came before; `zero` is a 0 that compilers do not know.
+
+    An assignment would not do: the assembler joins its sides. Loads then write what a product in flight reads, as far
+    as it sees, so it waits after every wgmma (ptxas, C7513).
+    """
+    zeros = gl.full(x.shape, zero, gl.int32, x.type.layout)
+    return gl.inline_asm_elementwise("xor.b32 $0, $1, $2;", "=r,r,r", [x, zeros], dtype=x.dtype, is_pure=False, pack=1)
+
+
+@gluon.jit
 def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, first, end, acc, acc1):
     """Do `multiply` with X in registers: 32-bit elements that do not lie along K there. All products are done.
 
@@ -275,7 +286,7 @@ def multiply_registers(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, 
         else:
             acc, x = warpgroup_mma_wait(0, deps=(acc, x))
         release(ring, cluster, stage, True)
-        x = later_x
+        x = in_other_registers(later_x, end >> 31)
         stage, phase = later, later_phase
     return acc, acc1, stage, phase
 
