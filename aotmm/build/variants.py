@@ -84,6 +84,7 @@ _NOT_HOPPERS = ("none", "bias_relu", "full")  # only in Hopper's families a bias
 _NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
     "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k"), epilogues=_NOT_HOPPERS),
+    "short": Family(dtypes=("fp16", "bf16"), roles=("product",), any_rows="", epilogues=_NOT_HOPPERS),
     "fma": Family(
         _FMA,
         _NVIDIA,

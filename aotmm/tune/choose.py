@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_IMAGES = 315  # of a tile and a layout: `make artifacts` may take 9 minutes, the wheel have 17 MB
+MOST_IMAGES = 311  # of a tile and a layout: `make artifacts` may take 9 minutes, the wheel have 17 MB
 _SHARED = 0.25  # cost of a pair that shares the image of another; else it is 1
 _FARTHEST = 3.0  # greater losses count as this
 _LARGE = 2.0  # weight of the square of a gain's logarithm: a few large losses are worse than many small ones

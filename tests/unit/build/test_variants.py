@@ -632,11 +632,11 @@ def test_generic_kernels_do_what_any_entry_does(tmp_path: Path) -> None:
         (HEADER + TILE + 'backend = "rocm"', "config 1: backend = 'rocm'; allowed: cuda, hip"),
         (
             HEADER + TILE + 'family = "wave"',
-            "config 1: family = 'wave'; allowed: tile, fma, multistage, cooperative",
+            "config 1: family = 'wave'; allowed: tile, short, fma, multistage, cooperative",
         ),
         (
             HEADER + TILE + 'family = "copy"',
-            "config 1: family = 'copy'; allowed: tile, fma, multistage, cooperative",
+            "config 1: family = 'copy'; allowed: tile, short, fma, multistage, cooperative",
         ),
         (HEADER + TILE + 'archs = ["sm75"]', f"config 1: archs = 'sm75'; allowed: {', '.join(TARGETS)}"),
         (HEADER + TILE + 'family = "swapped"', 'family swapped is for "sm90" alone; the entry needs archs = ["sm90"]'),
