@@ -54,12 +54,14 @@ def runs_of(kernel: Kernel) -> list[Run]:
     """
     step = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "multiple_of"}
     least = {guard.value: guard.operand for guard in kernel.guards if guard.relation == "at_least"}
+    below = [(guard.value, guard.operand) for guard in kernel.guards if guard.relation == "below"]
     tile, split = kernel.config, kernel.role == "partial"
     any_n = step.get("N", 1)  # of the product, where C in the workspace has longer rows
     step["N"] = max(any_n, step.get("c_span", 1))
 
     def fit(value: str, size: int) -> int:
         multiple = step.get(value, 1)
+        size = min([size, *(limit - 1 for name, limit in below if name == value)])
         return max(multiple, -(-least.get(value, 0) // multiple) * multiple, size // multiple * multiple)
 
     sizes = [

@@ -69,5 +69,5 @@ def test_a_longer_k_is_refused() -> None:
     assert len(kernels) == len(LAYOUTS) * 2 * 2
     for kernel in kernels:
         guards = [guard for guard in kernel.guards if guard.value == "K" and guard.relation == "below"]
-        assert [guard.operand for guard in guards] == [kernel.config.block_k + 1], kernel.name
+        assert min(guard.operand for guard in guards) == kernel.config.block_k + 1, kernel.name
         assert re.fullmatch(r"short_\w+_none|short_\w+_full", kernel.name)

@@ -253,7 +253,7 @@ def multiply_scaled(ring, cluster, tiling, SLAB: gl.constexpr, stage, phase, fir
 
 @gluon.jit
 def in_other_registers(x, zero):
-    """Return 32-bit `x` in registers of its own, written after what came before; `zero` is a 0 that compilers do not know.
+    """Return 32-bit `x` in registers of its own, written after what came before; `zero` is 0, unknown to compilers.
 
     An assignment would not do: the assembler joins its sides. Loads then write what a product in flight reads, as far
     as it sees, so it waits after every wgmma (ptxas, C7513).
