@@ -84,7 +84,13 @@ _NOT_HOPPERS = ("none", "bias_relu", "full")  # only in Hopper's families a bias
 _NVIDIA = tuple(name for name, row in TARGETS.items() if row.backend == "cuda")
 FAMILIES = {
     "tile": Family(roles=("product", "partial", "grouped_m", "grouped_k"), epilogues=_NOT_HOPPERS),
-    "short": Family(dtypes=("fp16", "bf16"), roles=("product",), any_rows="", epilogues=_NOT_HOPPERS),
+    "short": Family(
+        NUMBERS | {"num_stages": (1,)},
+        dtypes=("fp16", "bf16"),
+        roles=("product",),
+        any_rows="",
+        epilogues=_NOT_HOPPERS,
+    ),
     "fma": Family(
         _FMA,
         _NVIDIA,
@@ -651,6 +657,8 @@ def _numbers(row: dict[str, Any], family: Family, where: str) -> dict[str, int]:
         if key not in row:
             raise SpecError(f"{where}: {key} is missing")
     numbers = {key: row[key] for key in NUMBERS if key in row}
+    if len(family.numbers["num_stages"]) == 1:
+        numbers.setdefault("num_stages", family.numbers["num_stages"][0])
     blocks = _blocks(numbers)
     for key in sorted(numbers, key=_CLUSTER.__contains__):  # the tile last: it depends on clusters
         allowed = [number * blocks.get(key, 1) for number in family.numbers[key]]

@@ -59,9 +59,9 @@ _FP32_PLAIN, _FMA_READS = 3.0, 3.5
 _SPLIT = 7.4
 # Blocks that keep a multiprocessor busy: of `fma`, likewise; and of `tile` on NVIDIA GPUs without wgmma, whose warps
 # wait for each other in every step. Fitted to 47 problems on 104 multiprocessors of an H100, a proxy for an A100
-# (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in. `multistage` has
-# the constants of `tile`: none were fitted to it, and what it gains is not in them.
-_BUSY = {"fma": 3.5, "tile": 1.5, "multistage": 1.5}
+# (docs/experiments/ampere.md), as the time of a step beside its products and what an element takes in. `multistage`
+# and `short` have the constants of `tile`: none were fitted to them, and what they gain is not in these.
+_BUSY = {"fma": 3.5, "tile": 1.5, "multistage": 1.5, "short": 1.5}
 _STEP_NS, _STEP_MHZ = 40.0, 1980  # at this clock
 _MMA_TAKE_MACS = 32.0  # as _TAKE_MACS: a multiprocessor takes in 64 bytes per cycle, and multiplies half as fast
 _REGISTERS_BESIDE = 96  # of a thread, and one for each sum: about what the compiler takes
@@ -205,7 +205,7 @@ def constants(kernel: Kernel, target: Target, device: Device | None = None) -> C
 
 def _by_mma(kernel: Kernel, target: Target) -> bool:
     """Return whether it multiplies by mma.sync, or is of plain Triton, for NVIDIA GPUs without wgmma."""
-    return kernel.family in ("tile", "multistage") and target.backend == "cuda" and not target.fast_accum
+    return kernel.family in ("tile", "multistage", "short") and target.backend == "cuda" and not target.fast_accum
 
 
 def beside(kernel: Kernel, target: Target) -> int:

@@ -1250,7 +1250,7 @@ def sharing(kernel: Kernel, target: Target) -> int:
 
 def keeping_busy(kernel: Kernel, target: Target) -> float:
     """Tiles on a multiprocessor that take no longer than one alone."""
-    if kernel.family in ("tile", "multistage"):
+    if kernel.family in ("tile", "multistage", "short"):
         return 1.5 if target.backend == "cuda" and not target.fast_accum else 1
     return 3.5 if kernel.family == "fma" else 1
 

@@ -86,13 +86,15 @@ def test_blocks_of_tile_share_a_multiprocessor_without_wgmma() -> None:
     assert (busy(made, a100), busy(made, H200), busy(made, target("gfx90a"))) == (1.5, 1, 1)
 
 
-def test_multistage_is_estimated_as_tile() -> None:
-    """A kernel of `multistage` has the constants of `tile` for the same tile; its ring has a stage more in memory."""
+def test_multistage_and_short_are_estimated_as_tile() -> None:
+    """They have the constants of `tile` for the same tile; the ring of `multistage` has a stage more in memory."""
     large = Config(128, 256, 64, 3, 8)
     for row in (target("sm80"), H200):
         tile, own = (replace(TILE, family=family, config=large) for family in ("tile", "multistage"))
         assert constants(own, row) == constants(tile, row)
         assert (beside(own, row), busy(own, row)) == (beside(tile, row), busy(tile, row))
+        short = replace(TILE, family="short", config=replace(large, num_stages=2))
+        assert (constants(short, row), busy(short, row)) == (constants(tile, row), busy(tile, row))
     small = replace(TILE, family="multistage", config=Config(64, 64, 64, 4, 4))
     assert [beside(each, target("sm80")) for each in (small, replace(small, family="tile"))] == [2, 3]
 
