@@ -39,7 +39,7 @@ def test_losses_are_within_their_bounds(chosen: Chosen) -> None:
     assert sweeps.quantile <= default_set.SWEEPS.quantile
     random = [row for row in chosen.losses if row is not sweeps]
     total = sum(row.problems * math.log(row.mean) for row in random) / sum(row.problems for row in random)
-    assert math.exp(total) <= 1.006  # the number of images binds before `RANDOM` does
+    assert math.exp(total) <= 1.0065  # the number of images binds before `RANDOM` does
     assert {"layers", "multiples", "squares", "gradients", "fp8", "fp8_fast", "measured"} <= means.keys()
     assert max(row.mean for row in random if row.problems > 100) < 1.02
     assert sum(row.problems for row in chosen.losses) > 4000
