@@ -58,8 +58,10 @@ def connect(ours: ctypes.CDLL, torch_library: Callable[[str], ctypes.CDLL | None
         )
     except (ImportError, AttributeError):
         return DECLINED
+    if lacking is not None:  # then the module is not connected, and may not be called
+        return DECLINED
     inference = inference_keys(module.key_set)
-    if lacking is not None or inference is None or not isinstance(getattr(forward_ad, "_current_level", None), int):
+    if inference is None or not isinstance(getattr(forward_ad, "_current_level", None), int):
         return DECLINED
     module.trust(*inference)
     return DirectCall(module.matmul, module.scaled, module.adder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import importlib
 from collections.abc import Callable
 
@@ -296,3 +297,19 @@ def test_what_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.delattr(torch._C, "_len_torch_function_stack")
     assert direct_call.connect(ops.registered()._native, ops.torch_library) is direct_call.DECLINED
+
+
+def test_what_is_not_connected_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of another build is left alone: it read the dispatcher's state by a library that it did not have."""
+
+    class Stranger:
+        @staticmethod
+        def connect(*_: object) -> str:
+            return "a libaotmm_torch.so of the same build"
+
+        @staticmethod
+        def key_set() -> tuple[int, int]:
+            pytest.fail("called")
+
+    monkeypatch.setattr(importlib, "import_module", lambda _: Stranger)
+    assert direct_call.connect(ctypes.CDLL(None), lambda _: ctypes.CDLL(None)) is direct_call.DECLINED
