@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_wait
 from aotmm.kernels import LINE_BYTES, VECTOR_BYTES
 from aotmm.kernels.epilogue import MATRIX, VECTOR, activate, adds_matrix, linear
 from aotmm.kernels.hopper.cluster import THREADS
-from aotmm.kernels.hopper.pipeline import bias_box, next_stage, pass_planes, release
+from aotmm.kernels.hopper.pipeline import bias_box, bias_boxes, next_stage, pass_planes, release
 
 BOX_ALIGNMENT = gl.constexpr(VECTOR_BYTES)  # of a matrix that TMA copies, and of its rows
 SWIZZLED_BYTES = gl.constexpr(LINE_BYTES)
@@ -49,7 +49,8 @@ class Epilogue:
         if not adds_matrix(t.EPILOGUE):
             return 0
         else:
-            return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + t.BIAS - 1) // t.BIAS, 0)
+            COLUMNS: gl.constexpr = bias_boxes(t) * t.BIAS
+            return gl.where(self.bias_rank == MATRIX, (t.COLUMNS + COLUMNS - 1) // COLUMNS, 0)
 
     @gluon.jit
     def bias_of(self, matrix):
@@ -362,8 +363,11 @@ def add_matrix(
     LAYOUT: gl.constexpr = sums.type.layout
     if OFFSET < t.COLUMNS:
         if SIZE == t.BIAS:
-            mbarrier.wait(ring.full.index(stage), phase)
-            box = bias_box(ring, bias_desc, stage * t.PARTS + SLAB)
+            BOXES: gl.constexpr = bias_boxes(t)
+            INDEX: gl.constexpr = OFFSET // SIZE % BOXES
+            if INDEX == 0:
+                mbarrier.wait(ring.full.index(stage), phase)
+            box = bias_box(ring, bias_desc, stage, SLAB, INDEX, t)
             if not epilogue.boxed():
                 fill(box, matrix, col if t.SWAPPED else row, row if t.SWAPPED else col, epilogue)
             gl.barrier()  # all of the box is there
@@ -372,11 +376,12 @@ def add_matrix(
                 chunk = scaled(chunk, part_of(factors, OFFSET, chunk.shape[0], chunk.shape[1], t))
             chunk += box.load(chunk.type.layout).to(gl.float32)
             sums = chunk.permute((1, 0)) if t.SWAPPED else chunk
-            fence_async_shared()  # else TMA could overwrite it during reads
-            gl.barrier()  # all warps have read it: one arrival may release it for all
-            release(ring, cluster, stage, True)
-            pass_planes(ring, t, stage)
-            stage, phase = next_stage(stage, phase, t.STAGES)
+            if INDEX == BOXES - 1:
+                fence_async_shared()  # else TMA could overwrite it during reads
+                gl.barrier()  # all warps have read it: one arrival may release it for all
+                release(ring, cluster, stage, True)
+                pass_planes(ring, t, stage)
+                stage, phase = next_stage(stage, phase, t.STAGES)
         else:
             HALF: gl.constexpr = SIZE // 2
             left, right = halves(sums)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -37,14 +39,14 @@ class Tiling:
     clusters (CLUSTERED). X_MAP, Y_MAP and Y1_MAP are then the names of their tensor maps in PTX. X has PARTS slabs of
     ROWS // PARTS rows, one for each consumer that works on a tile. A slab's sums are COLS wide, of which those past
     COLUMNS are not computed (`mma`), or COLS and COLS1 side by side. A stage of Y fills BOXES of the boxes that the
-    compiler knows: along K by one transfer, else by one for each. A matrix that is added comes through the ring too,
-    BIAS columns of each slab in a stage. Results are stored WIDTH columns at a time, the last ones TAIL at a time;
-    IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each matrix
-    of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP columns
-    (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL slices
-    one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere. Consumers multiply Y_PLANES
-    planes of Y that they write to shared memory: those of fp32 (`mma.multiply_split`), or one of tf32 that lies along K
-    (`mma.multiply_turned`).
+    compiler knows: along K by one transfer, else by one for each. A matrix that is added comes through the ring too, in
+    boxes of BIAS columns of each slab (`bias_boxes`). Results are stored WIDTH columns at a time, the last ones TAIL at
+    a time; IN_TURNS by a loop. If GROUPED, rows of C are in groups, each with a matrix B of its own; if GROUPED_K, each
+    matrix of C sums a group of K. With block scales (X_GROUP is not 0) X_GROUP rows of a slab have one, and Y_GROUP
+    columns (`scales`). Each of SLICES blocks of a cluster multiplies a slice of K (`slices`). A block multiplies SERIAL
+    slices one after another, and adds their sums (`mma`). If ANY_C, rows of C may lie anywhere. Consumers multiply
+    Y_PLANES planes of Y that they write to shared memory: those of fp32 (`mma.multiply_split`), or one of tf32 that
+    lies along K (`mma.multiply_turned`).
     """
 
     CLUSTERED: gl.constexpr
@@ -258,7 +260,7 @@ def of_turned():
 class Ring:
     """STAGES buffers of boxes of X and Y in shared memory; `full` and `empty` tell each stage's turn.
 
-    Boxes of a matrix that is added have stages of their own, in the buffers of X. A stage also has the block scales of
+    Boxes of a matrix that is added have stages of their own (`bias_box`). A stage also has the block scales of
     its step, if there are any. A consumer warpgroup releases a stage ONCE for each peer, in clusters without block
     scales, or once for each of its warps.
 
@@ -329,10 +331,27 @@ def make_ring(x_desc, y_desc, y1_desc, cluster, tiling):
         return Ring(x, y, y1, full, empty, 0, 0, 0, 0, 0, ONCE)
 
 
+@gluon.constexpr_function
+def bias_boxes(tiling: Any) -> int:
+    """Return the boxes of each slab, of a matrix that is added, that a stage has: more than one if Y has room for them.
+
+    The fewer stages, the sooner producers may load the last box: each waits until a step of K has left its stage.
+    """
+    whole = tiling.BOXES == 1 and tiling.COLS1 == 0
+    return max(tiling.COLS // tiling.ROWS, 1) if whole else 1
+
+
 @gluon.jit
-def bias_box(ring, bias_desc, index):
-    """Return a buffer of X, which has room for a box of a matrix that is added."""
-    return ring.x.index(index).reinterpret(bias_desc.dtype, bias_desc.block_type.shape[1:], of_matrix(bias_desc.layout))
+def bias_box(ring, bias_desc, stage, SLAB: gl.constexpr, INDEX: gl.constexpr, tiling):
+    """Return the place of a slab's box number INDEX in a stage of a matrix that is added: the buffer of X, or of Y."""
+    t = tiling
+    BOXES: gl.constexpr = bias_boxes(t)
+    BOX: gl.constexpr = bias_desc.block_type.shape[1:]
+    if BOXES > 1:
+        boxes = ring.y.index(stage).reinterpret(bias_desc.dtype, [BOXES * t.PARTS] + BOX, of_matrix(bias_desc.layout))
+        return boxes.index(INDEX * t.PARTS + SLAB)
+    else:
+        return ring.x.index(stage * t.PARTS + SLAB).reinterpret(bias_desc.dtype, BOX, of_matrix(bias_desc.layout))
 
 
 @gluon.jit
@@ -421,7 +440,8 @@ def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase, X:
     t = work.tiling
     c = work.cluster
     PART: gl.constexpr = t.ROWS // t.PARTS
-    count = gl.where(epilogue.boxed(), t.PARTS * bias_desc.nbytes_per_cta, 0) if X else gl.to_tensor(0)
+    BOXES: gl.constexpr = bias_boxes(t)
+    count = gl.where(epilogue.boxed(), BOXES * t.PARTS * bias_desc.nbytes_per_cta, 0) if X else gl.to_tensor(0)
     member = of_batch(z, epilogue.stride_bias_z)
     for i in range(epilogue.stages(t)):
         bar = ring.full.index(stage)
@@ -430,9 +450,11 @@ def produce_boxes(bias_desc, ring, work, epilogue, z, row, col, stage, phase, X:
         if X:
             arrive_elsewhere(bar, c)
         if epilogue.boxed():
-            for j in gl.static_range(t.PARTS):
-                box = bias_box(ring, bias_desc, stage * t.PARTS + j)
-                load(bias_desc, member, row + j * PART, col + i * t.BIAS, bar, box, c, t, not t.SWAPPED, PART)
+            for b in gl.static_range(BOXES):
+                for j in gl.static_range(t.PARTS):
+                    box = bias_box(ring, bias_desc, stage, j, b, t)
+                    n = col + (i * BOXES + b) * t.BIAS
+                    load(bias_desc, member, row + j * PART, n, bar, box, c, t, not t.SWAPPED, PART)
         arrive_for_scales(bar, t)
         stage, phase = next_stage(stage, phase, t.STAGES)
     return stage, phase
