@@ -76,11 +76,11 @@ def test_rows_and_samples_are_written_in_order() -> None:
 def test_the_file_has_a_line_per_row() -> None:
     """One line per model and shape; samples name their config by number."""
     lines = table.write(TABLE).decode().splitlines()
-    assert '"config_names": ["ws_a", "ws_a_split"],' in lines
+    assert '"config_names": ["ws_a","ws_a_split"],' in lines
     assert (
-        ' {"element_bytes": 2, "layout": "nn", "kind": "plain", "M": 256, "N": 512, "K": 1024, '
-        '"offset_a": 0, "offset_b": 0, "batch": 1, "drawn": false, "held_out": false, '
-        '"times": [[0, 1, 0, 0, 1000], [0, 1, 0, 3, 800], [0, 1, 1, 0, 900], [1, 4, 0, 0, 700]]},'
+        ' {"element_bytes":2,"layout":"nn","kind":"plain","M":256,"N":512,"K":1024,'
+        '"offset_a":0,"offset_b":0,"batch":1,"drawn":false,"held_out":false,'
+        '"times":{"config":[0,0,0,1],"split":[1,1,1,4],"pdl":[0,0,1,0],"copies":[0,3,0,0],"ns":[1000,800,900,700]}},'
     ) in lines
 
 
@@ -143,7 +143,7 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_change(("format",), 1), "format 1, this version of aotmm reads 11"),
+        (_change(("format",), 1), "format 1, this version of aotmm reads 12"),
         (_change(("more",), 1), r"unknown keys \['more'\]"),
         (lambda body: body.pop("seed"), r"missing keys \['seed'\]"),
         (_change(("arch",), "sm70"), "arch: expected one of sm80, .*, found 'sm70'"),
@@ -199,13 +199,23 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["shapes"][1].update(offset_a=0, offset_b=0), "shapes: .* 256, 512, 1024, 0, 0.* 2 times"),
         (_change(("shapes", 0, "M"), 2**53), "M: expected an integer from 1 to 9007199254740991, found"),
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', 'plain', 256, 512, 1024.* is there 2 times"),
-        (_change(("shapes", 0, "times", 0), [0, 1, 0, 0]), r"times\[0\]: expected a list of 5, found \[0, 1, 0, 0\]"),
-        (_change(("shapes", 0, "times", 0, 0), 2), r"shapes\[0\]: times: config 2 is unknown, config_names has 2"),
-        (_change(("shapes", 0, "times", 0, 1), 0), r"times\[0\]: split: expected an integer from 1 to .*, found 0"),
-        (_change(("shapes", 0, "times", 0, 2), value=True), r"times\[0\]: pdl: expected an integer .* 1, found True"),
-        (_change(("shapes", 0, "times", 0, 3), 8), r"times\[0\]: copies: expected an integer from 0 to 7, found 8"),
-        (_change(("shapes", 0, "times", 0, 4), 1.5), r"times\[0\]: ns: expected an integer from 1 to .*, found 1.5"),
-        (_change(("shapes", 0, "times", 0), [0, 1, 1, 0, 5]), r"times: \(0, 1, 1, 0\) is there 2 times"),
+        (
+            lambda body: body["shapes"][0]["times"]["ns"].pop(),
+            "times: columns of different lengths: 4, 4, 4, 4, 3",
+        ),
+        (lambda body: body["shapes"][0]["times"].pop("ns"), r"times: unknown keys \[\], missing keys \['ns'\]"),
+        (
+            _change(("shapes", 0, "times", "config", 0), 2),
+            "times: config 2 is unknown, config_names has 2",
+        ),
+        (
+            _change(("shapes", 0, "times", "split", 0), 0),
+            r"split\[0\]: expected an integer from 1 to .*, found 0",
+        ),
+        (_change(("shapes", 0, "times", "pdl", 0), value=True), r"pdl\[0\]: expected an integer .* 1, found True"),
+        (_change(("shapes", 0, "times", "copies", 0), 8), r"copies\[0\]: expected an integer from 0 to 7, found 8"),
+        (_change(("shapes", 0, "times", "ns", 0), 1.5), r"ns\[0\]: expected an integer from 1 to .*, found 1.5"),
+        (_change(("shapes", 0, "times", "pdl", 0), 1), r"times: \(0, 1, 1, 0\) is there 2 times"),
     ],
 )
 def test_a_wrong_file_is_refused_where_it_is_wrong(change: Callable[[dict[str, Any]], None], message: str) -> None:
