@@ -201,20 +201,26 @@ def _change(path: tuple[str | int, ...], value: object) -> Callable[[dict[str, A
         (lambda body: body["shapes"].append(body["shapes"][0]), "'nn', 'plain', 256, 512, 1024.* is there 2 times"),
         (
             lambda body: body["shapes"][0]["times"]["ns"].pop(),
-            "times: columns of different lengths: 4, 4, 4, 4, 3",
+            r"shapes\[0\]: times: columns of different lengths: 4, 4, 4, 4, 3",
         ),
         (lambda body: body["shapes"][0]["times"].pop("ns"), r"times: unknown keys \[\], missing keys \['ns'\]"),
         (
             _change(("shapes", 0, "times", "config", 0), 2),
-            "times: config 2 is unknown, config_names has 2",
+            r"shapes\[0\]: times: config 2 is unknown, config_names has 2",
         ),
         (
             _change(("shapes", 0, "times", "split", 0), 0),
-            r"split\[0\]: expected an integer from 1 to .*, found 0",
+            r"times: split\[0\]: expected an integer from 1 to .*, found 0",
         ),
-        (_change(("shapes", 0, "times", "pdl", 0), value=True), r"pdl\[0\]: expected an integer .* 1, found True"),
-        (_change(("shapes", 0, "times", "copies", 0), 8), r"copies\[0\]: expected an integer from 0 to 7, found 8"),
-        (_change(("shapes", 0, "times", "ns", 0), 1.5), r"ns\[0\]: expected an integer from 1 to .*, found 1.5"),
+        (
+            _change(("shapes", 0, "times", "pdl", 0), value=True),
+            r"times: pdl\[0\]: expected an integer .* 1, found True",
+        ),
+        (
+            _change(("shapes", 0, "times", "copies", 0), 8),
+            r"times: copies\[0\]: expected an integer from 0 to 7, found 8",
+        ),
+        (_change(("shapes", 0, "times", "ns", 0), 1.5), r"times: ns\[0\]: expected an integer from 1 to .*, found 1.5"),
         (_change(("shapes", 0, "times", "pdl", 0), 1), r"times: \(0, 1, 1, 0\) is there 2 times"),
     ],
 )
