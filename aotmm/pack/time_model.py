@@ -73,7 +73,7 @@ SPLIT_A, SPLIT_B = 0.9, 1.2  # what loads of A and of B take longer if all their
 LEAST_STEPS, MOST_WAVES = 2, 2  # along K, of a slice of it; of work tiles that are slices
 # Plans of least time by the formula that the network sees, so many at once. It sees no more of them if its best takes
 # less than this part of the formula's time for the next one (docs/experiments/selection.md).
-SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, 0.8
+SHORTLIST, AT_ONCE, LEAST_CORRECTION = 14, 2, 0.85
 LONG_STEPS = 16  # likewise, if there are more than USUAL_SPLIT slices: a reduce has to be short against them
 LINE_BYTES, SECTOR_BYTES = 128, 32  # of caches, and the part of a line that memory moves
 # An operand that begins within a cache line may be copied, if it has at most so many bytes, so that it stays in the L2

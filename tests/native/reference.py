@@ -53,7 +53,7 @@ SUM_BYTES = F32(5.6)  # in bytes of memory, of an element of partial sums
 LINE, SECTOR = 128, 32  # bytes of a cache line, and of its parts
 TALL = 64  # rows of a tile, above which half of them have to be of C
 # Plans by the formula that the network sees, so many at once, and what stops it.
-SHORTLIST, AT_ONCE, LEAST_CORRECTION = 16, 4, F32(0.8)
+SHORTLIST, AT_ONCE, LEAST_CORRECTION = 14, 2, F32(0.85)
 # Of a copy of an operand that begins within a cache line: its most bytes, and parts of the time, taken and gained.
 LINE_COPY, LINE_PART, LINE_GAIN = 8 << 20, 8, 20
 SHIFTED_K = 1024  # the least K before which steps may begin
