@@ -102,7 +102,7 @@ EXPORT int aotmm_torch_view(tensor_t handle, int writable, view *v) {
 }
 
 static int as_matrix(const view *v, matrix *m) {
-  if (v->device < 0) return fail(KIND_TYPE, "aotmm multiplies CUDA and ROCm tensors");
+  if (v->device < 0) return fail(KIND_TYPE, "aotmm multiplies CUDA and ROCm tensors, so move these to a GPU (tensor.cuda())");
   int32_t dim = v->dim;
   if (dim != 2 && dim != 3) return fail(KIND_VALUE, "aotmm::mm multiplies tensors of 2 or 3 dimensions");
   if (v->dtype < 0) return fail(KIND_TYPE, "aotmm has no kernels for this dtype");
