@@ -58,12 +58,20 @@ def check_format(body: object, wanted: int, where: str, what: str, remedy: str) 
 def decode(wanted: type[_T], body: object, where: str) -> _T:
     """Return the JSON values `body` as type `wanted`; `where` names their file in errors.
 
+    An object of the type that belongs in its place is taken as it is.
+
     Raises:
         ArtifactError: all unknown and missing keys, and all values of another type or beyond its limits.
     """
     problems: list[str] = []
-    found: _T = _decoder(typing.cast("typing.Any", wanted))(body, where, problems)
+    found = decode_part(wanted, body, where, problems)
     refuse(problems)
+    return typing.cast("_T", found)
+
+
+def decode_part(wanted: type[_T], body: object, where: str, problems: list[str]) -> _T | None:
+    """Return what `decode` does, or add what is wrong to `problems`; then the result is of no use."""
+    found: _T | None = _decoder(typing.cast("typing.Any", wanted))(body, where, problems)
     return found
 
 
@@ -120,14 +128,16 @@ def _hints(wanted: typing.Any) -> Iterable[tuple[str, typing.Any]]:
 
 
 def _object(wanted: typing.Any, fields: dict[str, _Decoder]) -> _Decoder:
-    def build(value: dict[str, object], where: str, problems: list[str]) -> object:
+    def build(value: typing.Any, where: str, problems: list[str]) -> object:
+        if isinstance(value, wanted):
+            return value
         if value.keys() != fields.keys():
             unknown, missing = sorted(value.keys() - fields.keys()), sorted(fields.keys() - value.keys())
             problems.append(f"{where}: unknown keys {_shown(unknown)}, missing keys {missing}")
         found = {key: fields[key](value[key], f"{where}: {key}", problems) for key in fields if key in value}
         return None if problems else wanted(**found)
 
-    return _checked("an object", lambda value: isinstance(value, dict), build)
+    return _checked("an object", lambda value: isinstance(value, (dict, wanted)), build)
 
 
 def _list(item: _Decoder, lengths: range) -> _Decoder:

@@ -11,18 +11,19 @@ import hashlib
 import itertools
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from aotmm.errors import ArtifactError
-from aotmm.pack.decode import Sha256, check_format, decode, parse_json, refuse
+from aotmm.pack.decode import MAX_ITEMS, Sha256, check_format, decode, decode_part, parse_json, refuse
 from aotmm.problem import MAX_QUANTITIES, QUANTITIES
 from aotmm.target import STATUSES, TARGETS
 
 if TYPE_CHECKING:
     from aotmm.pack.schema import AnyKernel, Image, Kernel, OwnKernel
 
-FORMAT = 14
+FORMAT = 15
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
@@ -31,6 +32,7 @@ MAX_MANIFEST_BYTES = 48 << 20
 MAX_FILE_BYTES = 512 << 20
 IMAGE_ALIGNMENT = 64  # of an image in the block of all, in bytes
 _NO_DIGEST = "0" * 64
+_PARTS = "parameters", "guards"  # of kernels, most of which others have too
 _PLAIN_PATH = r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*"
 
 
@@ -115,13 +117,57 @@ def write(manifest: Manifest) -> dict[str, bytes]:
     `digest` is the sha256 of manifest.json with zeros in its place.
     """
     # A line for each: indented, the list would be larger by a quarter, most of it spaces.
-    kernels = ("[\n" + ",\n".join(_json(kernel_to(kernel)) for kernel in manifest.every) + "\n]\n").encode()
+    kernels = ("[\n" + ",\n".join(map(_json, _each_part_once(manifest.every))) + "\n]\n").encode()
     entry = file(KERNELS_NAME, kernels)
     body = dataclasses.asdict(dataclasses.replace(manifest, kernels_file=entry, digest=_NO_DIGEST, kernels=(), own=()))
     del body["kernels"], body["own"]
     blank = (_json(body, indent=1) + "\n").encode()
     head = blank.replace(_stated(_NO_DIGEST), _stated(hashlib.sha256(blank).hexdigest()))
     return {KERNELS_NAME: kernels, FILE_NAME: head}
+
+
+def _each_part_once(kernels: "Iterable[AnyKernel]") -> "Iterator[dict[str, Any]]":
+    """Yield the entries of kernels.json. A parameter or guard that came before is its number among all such."""
+    numbers: dict[str, dict[str, int]] = {name: {} for name in _PARTS}
+    for kernel in kernels:
+        entry = kernel_to(kernel)
+        for name, known in numbers.items():
+            entry[name] = [_once(part, known) for part in entry[name]]
+        yield entry
+
+
+def _once(part: object, known: dict[str, int]) -> object:
+    """Return `part`, or its number if it is known; then it is."""
+    text, number = _json(part), len(known)
+    found = known.setdefault(text, number)
+    return part if found == number else found
+
+
+def _take_parts(body: object, where: str) -> None:
+    """Replace the parameters and guards of all entries, and the numbers of earlier ones, by what they are.
+
+    Raises:
+        ArtifactError: as `decode`, or a number that no earlier one has.
+    """
+    from aotmm.pack.schema import Guard, Parameter
+
+    problems: list[str] = []
+    for name, wanted in zip(_PARTS, (Parameter, Guard), strict=True):
+        known: list[Parameter | Guard | None] = []
+        for number, entry in enumerate(body if isinstance(body, list) else ()):
+            parts = entry.get(name) if isinstance(entry, dict) else None
+            if not isinstance(parts, list) or len(parts) > MAX_ITEMS:
+                continue  # `decode` says what is wrong with it
+            for i, part in enumerate(parts):
+                place = f"{where}[{number}]: {name}[{i}]"
+                if type(part) is not int:
+                    known.append(decode_part(wanted, part, place, problems))
+                    parts[i] = known[-1]
+                elif 0 <= part < len(known):
+                    parts[i] = known[part]
+                else:
+                    problems.append(f"{place}: {part}, and {len(known)} {name} are before")
+    refuse(problems)
 
 
 def read_head(data: bytes, where: str) -> Head:
@@ -151,6 +197,7 @@ def read_kernels(head: Head, data: bytes, where: str) -> Manifest:
     from aotmm.pack.schema import Kernel, OwnKernel  # not to open a pack: defining these types takes milliseconds
 
     body = parse_json(data, where, "manifest", MAX_MANIFEST_BYTES)
+    _take_parts(body, where)
     fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(Head)}
     if head.functions:
         manifest = Manifest(**fields, own=decode(tuple[OwnKernel, ...], body, where))
@@ -252,9 +299,10 @@ def mismatch(file: File, size: int, sha256: str) -> str | None:
     )
 
 
-def kernel_to(kernel: "AnyKernel") -> object:
+def kernel_to(kernel: "AnyKernel") -> dict[str, Any]:
     """Return one kernel as plain JSON values."""
-    return json.loads(json.dumps(dataclasses.asdict(kernel)))
+    entry: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(kernel)))
+    return entry
 
 
 def kernel_from(body: object, where: str) -> "AnyKernel":

@@ -6,6 +6,7 @@ Most changes are those of somebody who knows the format and puts all digests rig
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 import json
 import os
@@ -70,8 +71,13 @@ def change_head(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 
 
 def change_kernels(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
-    """Changes kernels.json, and what manifest.json says of it."""
+    """Changes kernels.json, and what manifest.json says of it. Parts that came before are no numbers meanwhile."""
     body = json.loads((folder / KERNELS_NAME).read_bytes())
+    for name in ("parameters", "guards"):
+        known: list[object] = []
+        for kernel in body:
+            known += [part for part in kernel[name] if not isinstance(part, int)]
+            kernel[name] = [copy.deepcopy(known[part]) if isinstance(part, int) else part for part in kernel[name]]
     change(body)
     data = _text(body)
     (folder / KERNELS_NAME).write_bytes(data)
@@ -473,6 +479,12 @@ ATTACKS = (
             ("spill_bytes", 8),
             ("threads", 32),
         )
+    ),
+    Attack(
+        "a parameter that no kernel before has",
+        _kernels(lambda body: body[0]["parameters"].insert(0, 99)),
+        "parameters[0]: 99, and 0 parameters are before",
+        loading=False,
     ),
     Attack(
         "a manifest with a parameter less",

@@ -159,14 +159,14 @@ def test_names_of_configs() -> None:
         (b'{"format": 1.0}', "pack format 1.0, this version"),
         (b'{"format": 1e2}', "pack format 100.0, this version"),
         (b'{"format": ' + b"1" * 5000 + b"}", "not a manifest: "),
-        (b"{}", "pack format None, this version of aotmm reads 14"),
-        (b'{"format": 15}', "pack format 15, this version of aotmm reads 14; install the aotmm that wrote the pack"),
+        (b"{}", "pack format None, this version of aotmm reads 15"),
+        (b'{"format": 16}', "pack format 16, this version of aotmm reads 15; install the aotmm that wrote the pack"),
         (b'{"format": "1"}', "pack format '1', this version"),
         (b'{"format": [1]}', "pack format [1], this version"),
-        (b'{"format": 14}', "unknown keys [], missing keys ['arch', 'digest'"),
-        (b'{"format": 14, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
-        (b'{"format": 14, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
-        (b'{"format": 14, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
+        (b'{"format": 15}', "unknown keys [], missing keys ['arch', 'digest'"),
+        (b'{"format": 15, "digest": 3}', "digest: expected a text like [0-9a-f]{64}, found 3"),
+        (b'{"format": 15, "digest": ""}', "digest: expected a text like [0-9a-f]{64}, found ''"),
+        (b'{"format": 15, "digest": "' + b"\\ud800" * 64 + b'"}', "digest: expected a text like [0-9a-f]{64}, found"),
         (
             b" " * (MAX_MANIFEST_BYTES + 1),
             f"{MAX_MANIFEST_BYTES + 1} bytes, a manifest has at most {MAX_MANIFEST_BYTES}",
@@ -367,10 +367,25 @@ def test_kernels_may_share_an_image() -> None:
         assert words in refused(data[FILE_NAME], data[KERNELS_NAME])
 
 
+def test_a_part_is_written_once() -> None:
+    """A parameter or guard that came before is its number. One that none has is refused, and so is another value."""
+    first, second = json.loads(KERNELS)
+    for name in ("parameters", "guards"):
+        assert first[name] == kernel_to(PACK.kernels[0])[name]
+        assert second[name] == list(range(len(first[name])))
+        for wrong, words in (
+            (len(first[name]), f"[1]: {name}[0]: {len(first[name])}, and {len(first[name])} {name} are before"),
+            (-1, f"[1]: {name}[0]: -1, and {len(first[name])} {name} are before"),
+            (True, f"[1]: {name}[0]: expected an object, found True"),
+        ):
+            altered = second | {name: [wrong, *second[name][1:]]}
+            assert words in refused(HEAD, json.dumps([first, altered]).encode())
+
+
 def test_format_number() -> None:
     """The format version is the one that docs/format.md describes, and the newest in CHANGELOG.md."""
     root = Path(__file__).parents[3]
-    assert FORMAT == 14
+    assert FORMAT == 15
     described = re.findall(r"^\| `format` \| (\d+)\. ", (root / "docs" / "format.md").read_text(), re.MULTILINE)
     assert described == [str(FORMAT)]
     stated = re.search(r"Pack format (\d+), C interface of the launcher (\d+)", (root / "CHANGELOG.md").read_text())
