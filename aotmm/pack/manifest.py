@@ -27,7 +27,7 @@ FORMAT = 15
 _MAX_SHOWN = 40  # characters of a wrong name
 FILE_NAME = "manifest.json"
 KERNELS_NAME = "kernels.json"
-# Room for as many kernels as the default packs have, at 7 KiB of list and 95 KiB of library per kernel.
+# Room for several times the kernels of the default packs, at 3 KiB of list and 95 KiB of library for each.
 MAX_MANIFEST_BYTES = 48 << 20
 MAX_FILE_BYTES = 512 << 20
 IMAGE_ALIGNMENT = 64  # of an image in the block of all, in bytes
