@@ -159,14 +159,13 @@ def _take_parts(body: object, where: str) -> None:
             if not isinstance(parts, list) or len(parts) > MAX_ITEMS:
                 continue  # `decode` says what is wrong with it
             for i, part in enumerate(parts):
-                place = f"{where}[{number}]: {name}[{i}]"
                 if type(part) is not int:
-                    known.append(decode_part(wanted, part, place, problems))
+                    known.append(decode_part(wanted, part, f"{where}[{number}]: {name}[{i}]", problems))
                     parts[i] = known[-1]
                 elif 0 <= part < len(known):
                     parts[i] = known[part]
                 else:
-                    problems.append(f"{place}: {part}, and {len(known)} {name} are before")
+                    problems.append(f"{where}[{number}]: {name}[{i}]: {part}, and {len(known)} {name} are before")
     refuse(problems)
 
 

@@ -141,9 +141,13 @@ def predicted(found: Samples, table: Table) -> _Array:
     if table.network is None:
         raise ArtifactError(f"the table of {table.device} has no network; fit one: aotmm tune --refit --out FILE")
     times = corrected(found, table.network, table.models_of(found.keys))
+    return np.where(without_model(found, table), formula(found.parts), times)
+
+
+def without_model(found: Samples, table: Table) -> NDArray[np.bool_]:
+    """Return which samples (n,) are of types that `table` has no model of: their times are those of the formula."""
     modelled = {model.types for model in table.models}
-    of_formula = np.array([key[1:] not in modelled for key in found.keys], dtype=bool)[found.key]
-    return np.where(of_formula, formula(found.parts), times)
+    return np.array([key[1:] not in modelled for key in found.keys], dtype=bool)[found.key]
 
 
 def corrected(found: Samples, network: Network, of_keys: Sequence[Model]) -> _Array:

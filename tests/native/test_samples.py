@@ -16,7 +16,7 @@ from aotmm.problem import BLOCK_SCALE_K, DTYPES, LAYOUTS, SPLITS
 from aotmm.runtime.launcher import Plan, Problem
 from aotmm.runtime.tuning import CDevice, measured_device
 from aotmm.target import Target, target
-from aotmm.tune.models import Gpu, formula, inputs, predicted, samples
+from aotmm.tune.models import Gpu, formula, inputs, predicted, samples, without_model
 from tests.native.reference import AT_ONCE, LEAST_CORRECTION, LONG_STEPS, USUAL_SPLIT, ceil_div, concurrent, tiles
 from tests.native.test_core import ROUNDED, load_apart, tuning_for
 from tests.samples import SHIPPED
@@ -101,10 +101,8 @@ def test_samples_have_the_launchers_times(arch: str, network: bool) -> None:  # 
         timed.append(replace(shape, times=tuple(sample for _, _, among in able for sample in among)))
     found = samples(mm.kernels, Gpu(row, table), timed)
     of_every = predicted(found, table) if network else formula(found.parts)
-    modelled = {model.types for model in table.models}
-    by_data_sheet = np.array([key[1:] not in modelled for key in found.keys], dtype=bool)[found.key]
     scaled = inputs(found, np.array([model.factors for model in table.models_of(found.keys)]))[1]
-    scaled = np.where(by_data_sheet, formula(found.parts), scaled)
+    scaled = np.where(without_model(found, table), formula(found.parts), scaled)
     ends = np.cumsum([len(among) for *_, among in cases])
     assert len(of_every) == ends[-1]
     seen = collections.Counter[str]()
